@@ -53,12 +53,9 @@ def test_values_of_every_type_of_text_and_bytes(values: pa.Array) -> None:
     assert bytes_of(converted(value=values).value) == BYTES
 
 
-def test_bytes_of_a_fixed_size_and_a_column_of_nulls() -> None:
+def test_bytes_of_a_fixed_size_and_a_column_of_nulls_and_keys_and_topics_of_views() -> None:
     assert bytes_of(converted(value=pa.array([b"ab", None], pa.binary(2))).value) == [b"ab", None]
     assert bytes_of(converted(value=pa.nulls(2)).value) == [None, None]
-
-
-def test_keys_and_topics_of_views() -> None:
     topics, keys = pa.array(["x", "y"], pa.string_view()), pa.array(["k", None], pa.string_view())
     rows = converted(value=pa.array(["v", "w"]), topic=topics, key=keys)
     assert rows.topics == ("x", "y")
@@ -66,34 +63,28 @@ def test_keys_and_topics_of_views() -> None:
     assert rows.key.to_pylist() == [b"k", None]
 
 
-@pytest.mark.parametrize(
-    "kind", [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()]
-)
-def test_partitions_of_every_integer_type(kind: pa.DataType) -> None:
-    partitions = pa.array([9, 0, None, 7], kind).slice(1)
-    rows = converted(value=pa.array(["a", "b", "c"]), partition=partitions)
-    assert rows.partition is not None
-    assert rows.partition.tolist() == [0, -1, 7]
+def test_partitions_of_every_integer_type() -> None:
+    """Catches: 2^32 + 1 becomes partition 1; one beyond 32 bits stays one that does not exist."""
+    for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"):
+        kind = pa.type_for_alias(name)
+        partitions = pa.array([9, 0, None, 7], kind).slice(1)
+        rows = converted(value=pa.array(["a", "b", "c"]), partition=partitions)
+        assert rows.partition is not None
+        assert rows.partition.tolist() == [0, -1, 7], kind
+    for kind in (pa.int64(), pa.uint32(), pa.uint64()):
+        rows = converted(value=pa.array(["a"]), partition=pa.array([2**32 - 1], kind))
+        assert rows.partition is not None
+        assert rows.partition.tolist() == [2**31 - 1], kind
 
 
-@pytest.mark.parametrize("kind", [pa.int64(), pa.uint32(), pa.uint64()])
-def test_a_partition_beyond_32_bits_stays_one_that_does_not_exist(kind: pa.DataType) -> None:
-    """Catches: 2^32 + 1 becomes partition 1."""
-    rows = converted(value=pa.array(["a"]), partition=pa.array([2**32 - 1], kind))
-    assert rows.partition is not None
-    assert rows.partition.tolist() == [2**31 - 1]
-
-
-@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
-def test_timestamps_of_every_unit(unit: str) -> None:
+def test_timestamps_of_every_unit() -> None:
+    """Nanoseconds are floored."""
     instants = [datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC), None]
-    timestamps = pa.array([None, *instants], pa.timestamp(unit, "Europe/Berlin")).slice(1)
-    rows = converted(value=pa.array(["a", "b"]), timestamp=timestamps)
-    assert rows.timestamps_ms is not None
-    assert rows.timestamps_ms.tolist() == [1_767_323_045_000, NOW_MS]
-
-
-def test_nanoseconds_are_floored() -> None:
+    for unit in ("s", "ms", "us", "ns"):
+        timestamps = pa.array([None, *instants], pa.timestamp(unit, "Europe/Berlin")).slice(1)
+        rows = converted(value=pa.array(["a", "b"]), timestamp=timestamps)
+        assert rows.timestamps_ms is not None
+        assert rows.timestamps_ms.tolist() == [1_767_323_045_000, NOW_MS], unit
     timestamps = pa.array([1_999_999, 2_000_000], pa.timestamp("ns", "UTC"))
     rows = converted(value=pa.array(["a", "b"]), timestamp=timestamps)
     assert rows.timestamps_ms is not None
@@ -104,9 +95,13 @@ def headers_of(column: pa.Array) -> list[Any]:
     rows = converted(value=pa.nulls(len(column), pa.string()), headers=column)
     assert rows.headers is not None
     return [
-        None if entries is None else [(entry["key"], entry["value"]) for entry in entries]
-        for entries in rows.headers.to_pylist()
+        None if row is None else [(_text(entry["key"]), entry["value"]) for entry in row]
+        for row in rows.headers.to_pylist()
     ]
+
+
+def _text(key: str | bytes) -> str:
+    return key.decode() if isinstance(key, bytes) else key
 
 
 def header_type(key: pa.DataType, value: pa.DataType) -> pa.DataType:
@@ -126,19 +121,12 @@ def header_type(key: pa.DataType, value: pa.DataType) -> pa.DataType:
 )
 def test_headers_of_every_type(kind: pa.DataType) -> None:
     given = [[("first", b"1")], None, [], [("a", None), ("b", b"2")], [("last", b"3")]]
-    entries: list[Any] = (
-        given
-        if pa.types.is_map(kind)
-        else [None if row is None else [{"key": key, "value": value} for key, value in row] for row in given]
-    )
+    entries: list[Any] = list(given)
+    if not pa.types.is_map(kind):
+        entries = [row and [{"key": key, "value": value} for key, value in row] for row in given]
     column = pa.array(entries, kind)
-    assert [None if row is None else [(_text(k), v) for k, v in row] for row in headers_of(column)] == given
-    sliced = headers_of(column.slice(1, 3))
-    assert [None if row is None else [(_text(k), v) for k, v in row] for row in sliced] == given[1:4]
-
-
-def _text(key: str | bytes) -> str:
-    return key.decode() if isinstance(key, bytes) else key
+    assert headers_of(column) == given
+    assert headers_of(column.slice(1, 3)) == given[1:4]
 
 
 def test_a_null_header_is_still_refused() -> None:
@@ -164,34 +152,27 @@ def test_columns_that_need_no_conversion_are_not_copied() -> None:
     assert only.column(0).buffers()[2].address == values.buffers()[2].address
 
 
-@pytest.mark.parametrize(
-    ("fields", "topic", "words"),
-    [
-        ([("value", pa.string())], None, "topic option required when no 'topic' attribute is present"),
-        ([("Value", pa.string())], "t", "'value' not found .found 'Value', and names are case-sensitive"),
-        ([("a", pa.string()), ("b", pa.int8())], "t", "'value' not found among the columns a, b"),
-        ([("value", pa.int64())], "t", "unsupported type int64. value must be text or binary"),
-        ([("value", pa.struct([("a", pa.int8())]))], "t", "to_json"),
+def test_what_cannot_be_written_is_refused_with_what_to_do() -> None:
+    value = ("value", pa.string())
+    mistakes: list[tuple[list[tuple[str, pa.DataType]], str]] = [
+        ([("Value", pa.string())], "'value' not found .found 'Value', and names are case-sensitive"),
+        ([("a", pa.string()), ("b", pa.int8())], "'value' not found among the columns a, b"),
+        ([("value", pa.int64())], "unsupported type int64. value must be text or binary"),
+        ([("value", pa.struct([("a", pa.int8())]))], "to_json"),
         (
-            [("value", pa.string()), ("timestamp", pa.timestamp("us"))],
-            "t",
+            [value, ("timestamp", pa.timestamp("us"))],
             "timestamp must be a timestamp with a time zone. One without a zone names no instant",
         ),
-        ([("value", pa.string()), ("timestamp", pa.date32())], "t", "unsupported type date32"),
-        ([("value", pa.string()), ("partition", pa.float64())], "t", "partition must be an integer"),
-        (
-            [("value", pa.string()), ("headers", pa.list_(pa.string()))],
-            "t",
-            "headers must be a list of structs",
-        ),
-        ([("value", pa.string()), ("value", pa.string())], "t", "two columns 'value'"),
-    ],
-)
-def test_what_cannot_be_written_is_refused_with_what_to_do(
-    fields: list[tuple[str, pa.DataType]], topic: str | None, words: str
-) -> None:
-    with pytest.raises(SchemaError, match=words):
-        ArrowColumns.of(pa.schema(fields), topic)
+        ([value, ("timestamp", pa.date32())], "unsupported type date32"),
+        ([value, ("partition", pa.float64())], "partition must be an integer"),
+        ([value, ("headers", pa.list_(pa.string()))], "headers must be a list of structs"),
+        ([value, value], "two columns 'value'"),
+    ]
+    for fields, words in mistakes:
+        with pytest.raises(SchemaError, match=words):
+            ArrowColumns.of(pa.schema(fields), "t")
+    with pytest.raises(SchemaError, match="topic option required when no 'topic' attribute is present"):
+        ArrowColumns.of(pa.schema([value]), None)
 
 
 def test_columns_that_look_as_if_they_were_meant_are_told() -> None:

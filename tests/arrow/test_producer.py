@@ -57,6 +57,9 @@ def options(cluster: FakeCluster, extra: dict[str, str] | None = None, **changes
     return {**task_options(cluster, **changes), "log.summary": "false", **(extra or {})}
 
 
+TOLERANT = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": DEAD_LETTERS}
+
+
 def producer(cluster: FakeCluster, extra: dict[str, str] | None = None, **changes: object) -> ArrowProducer:
     return kafka_sink.producer(options(cluster, extra, **changes))
 
@@ -72,17 +75,22 @@ def test_a_write_returns_rows_and_offsets(cluster: FakeCluster) -> None:
     assert result.offsets == {TopicPartition(TOPIC, 0): ((0, 6),), TopicPartition(TOPIC, 1): ((0, 2),)}
     assert written(cluster) == [0, 1, 2, 3, 4, 8, 9]
     assert written(cluster, 1) == [5, 6, 7]
-
-
-def test_a_write_without_rows(cluster: FakeCluster) -> None:
     assert kafka_sink.write_arrow(rows(0, 0), options(cluster)).rows == 0
     assert kafka_sink.write_arrow([], options(cluster)).rows == 0
 
 
-def test_columns_are_checked_before_any_broker_is_asked(cluster: FakeCluster) -> None:
+def test_columns_are_checked_before_any_broker_is_asked_and_leave_the_write_as_it_was(
+    cluster: FakeCluster,
+) -> None:
     with pytest.raises(SchemaError, match="'value' not found"):
         kafka_sink.write_arrow(pa.table({"a": [1]}), options(cluster))
     assert cluster.received(METADATA) == []
+    with producer(cluster) as writing:
+        writing.send(rows(0, 3))
+        with pytest.raises(SchemaError):
+            writing.send(pa.table({"a": [1]}))
+        writing.send(rows(3, 3))
+    assert written(cluster) == [0, 1, 2, 3, 4, 5]
 
 
 def test_batches_of_other_columns_follow_each_other_in_order(cluster: FakeCluster) -> None:
@@ -120,21 +128,17 @@ def test_flush_waits_for_acknowledgements_and_rows_linger_again_behind_it(cluste
     assert writing.result.rows == writing.acknowledged == 5
 
 
-def test_threads_share_a_producer(cluster: FakeCluster) -> None:
+def test_threads_share_a_producer_and_their_calls_are_independent(cluster: FakeCluster) -> None:
     with producer(cluster, linger_ms=5) as writing, ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda number: writing.send(rows(number * 10, 10)), range(100)))
+        given = options(cluster)
+        calls = pool.map(lambda n: kafka_sink.write_arrow(rows(n * 100, 100, partition=1), given), range(8))
+        assert [result.rows for result in calls] == [100] * 8
     found = written(cluster)
     assert sorted(found) == list(range(1000))
     # A batch stays together.
     assert all(found[at : at + 10] == list(range(found[at], found[at] + 10)) for at in range(0, 1000, 10))
-
-
-def test_calls_in_threads_are_independent(cluster: FakeCluster) -> None:
-    given = options(cluster)
-    with ThreadPoolExecutor(4) as pool:
-        results = list(pool.map(lambda n: kafka_sink.write_arrow(rows(n * 100, 100), given), range(8)))
-    assert [result.rows for result in results] == [100] * 8
-    assert sorted(written(cluster)) == list(range(800))
+    assert sorted(written(cluster, 1)) == list(range(800))
 
 
 def test_send_waits_for_memory_and_says_which_option_bounds_that(cluster: FakeCluster) -> None:
@@ -170,15 +174,6 @@ def test_a_row_that_is_refused_fails_the_write_and_all_further_calls(
     assert sender_threads() == []
 
 
-def test_columns_that_cannot_be_written_leave_the_write_as_it_was(cluster: FakeCluster) -> None:
-    with producer(cluster) as writing:
-        writing.send(rows(0, 3))
-        with pytest.raises(SchemaError):
-            writing.send(pa.table({"a": [1]}))
-        writing.send(rows(3, 3))
-    assert written(cluster) == [0, 1, 2, 3, 4, 5]
-
-
 def test_a_delivery_that_fails_is_told_to_a_program_that_sends_no_more(cluster: FakeCluster) -> None:
     failed = pytest.raises(DeliveryError, match=r"AUTHORIZATION.*\[1 rows acknowledged, 1 failed")
     with failed, producer(cluster) as writing:
@@ -192,39 +187,34 @@ def test_a_delivery_that_fails_is_told_to_a_program_that_sends_no_more(cluster: 
 def test_an_exception_of_the_program_ends_the_write_at_once(
     cluster: FakeCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def work(writing: ArrowProducer) -> None:
-        writing.send(rows(0, 3))
-        writing.flush()
-        writing.send(rows(3, 4))
+    """Be it in the block or in an iterator."""
+
+    def source() -> Iterator[pa.RecordBatch]:
+        yield rows(3, 4)
         raise KeyError
 
     waits: dict[str, Any] = {"linger_ms": DAY_MS, "delivery_timeout_ms": 2 * DAY_MS}
-    with pytest.raises(KeyError), producer(cluster, **waits) as writing:
-        work(writing)
+    failed = pytest.raises(KeyError)
+    with failed, producer(cluster, **waits) as writing:
+        writing.send(rows(0, 3))
+        writing.flush()
+        for batch in source():
+            writing.send(batch)
     assert written(cluster) == [0, 1, 2]
     assert (
         "the write has failed (KeyError). Sending has stopped: of 7 rows 3 are acknowledged, 0 were sent and "
         "have no response, 0 are skipped, and 4 are dropped"
     ) in caplog.text
+    with pytest.raises(KeyError):
+        kafka_sink.write_arrow(source(), options(cluster))
     assert sender_threads() == []
     until(lambda: not attendants(), "its thread has ended")
     assert not LIVE_PRODUCERS
 
 
-def test_what_an_iterator_raises_ends_the_write(cluster: FakeCluster) -> None:
-    def source() -> Iterator[pa.RecordBatch]:
-        yield rows(0, 2)
-        raise OSError("the file is gone")
-
-    with pytest.raises(OSError, match="the file is gone"):
-        kafka_sink.write_arrow(source(), options(cluster))
-    assert sender_threads() == []
-
-
 def test_dead_letters_are_written_while_the_program_sends_nothing(cluster: FakeCluster) -> None:
     """Catches: dead letters wait for the next batch, longer than kafka.delivery.timeout.ms."""
-    tolerant = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": DEAD_LETTERS}
-    with producer(cluster, tolerant) as writing:
+    with producer(cluster, TOLERANT) as writing:
         writing.send(rows(0, 1))
         writing.flush()
         # Refused alone, so it is the row that is too large.
@@ -240,9 +230,8 @@ def test_dead_letters_are_written_while_the_program_sends_nothing(cluster: FakeC
 
 
 def test_a_row_that_is_refused_becomes_a_dead_letter(cluster: FakeCluster) -> None:
-    tolerant = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": DEAD_LETTERS}
     data = pa.table({"value": ["<0>", "<1>", "<2>"], "partition": [0, -1, 0]})
-    result = kafka_sink.write_arrow(data, options(cluster, tolerant))
+    result = kafka_sink.write_arrow(data, options(cluster, TOLERANT))
     assert (result.rows, result.skipped, result.dead_letters) == (2, 1, 1)
     assert TopicPartition(DEAD_LETTERS, 0) in result.offsets
     assert result.skip_reasons == {"InvalidRowError": 1}
@@ -281,22 +270,17 @@ def test_a_rate_limit_holds_for_the_write_and_needs_no_coordinator(
     assert "coordinator" not in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
+def test_options_are_checked_at_once_and_may_be_numbers_and_booleans() -> None:
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({"topic": ["t"]}, "Option 'topic' must be a text, a number, True or False, not list"),
         ({"kafka.acks": "some"}, r"Option 'kafka\.acks'"),
         ({"kafka.lingers.ms": 7}, "Unknown option 'kafka.lingers.ms'"),
-    ],
-)
-def test_options_are_checked_at_once(given: dict[Any, Any], words: str) -> None:
-    with pytest.raises(ConfigurationError, match=words):
-        kafka_sink.producer({"kafka.bootstrap.servers": "h:1", **given})
-
-
-def test_options_may_be_numbers_and_booleans() -> None:
-    given = {"kafka.bootstrap.servers": "h:1", "kafka.linger.ms": 7, "topic.create": True, "topic": "t"}
-    found = kafka_sink.producer(given).options
+    ]
+    for given, words in wrong:
+        with pytest.raises(ConfigurationError, match=words):
+            kafka_sink.producer({"kafka.bootstrap.servers": "h:1", **given})
+    numbers = {"kafka.bootstrap.servers": "h:1", "kafka.linger.ms": 7, "topic.create": True, "topic": "t"}
+    found = kafka_sink.producer(numbers).options
     assert (found.linger_ms, found.topic_create) == (7, True)
 
 

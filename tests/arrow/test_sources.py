@@ -60,12 +60,6 @@ def test_an_iterator_is_read_as_its_batches_are_taken() -> None:
     assert read == [0]
 
 
-@pytest.mark.parametrize("data", [None, 7, "text", b"bytes", {"value": ["a"]}, [{"value": "a"}], ["a"]])
-def test_what_is_no_arrow_data_is_refused(data: Any) -> None:
-    with pytest.raises(SchemaError, match="is no Arrow data"):
-        list(record_batches(data)[1])
-
-
 def test_a_lazy_frame_is_told_to_collect() -> None:
     class LazyFrame:
         def collect(self) -> None: ...
@@ -76,6 +70,7 @@ def test_a_lazy_frame_is_told_to_collect() -> None:
         record_batches(LazyFrame())
 
 
-def test_a_column_is_no_table() -> None:
-    with pytest.raises(SchemaError, match="is no Arrow data"):
-        record_batches(TABLE.column(0))
+def test_what_is_no_arrow_data_is_refused() -> None:
+    for data in (None, 7, "text", b"bytes", {"value": ["a"]}, [{"value": "a"}], ["a"], TABLE.column(0)):
+        with pytest.raises(SchemaError, match="is no Arrow data"):
+            list(record_batches(data)[1])

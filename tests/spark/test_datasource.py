@@ -29,90 +29,65 @@ from tests.support.ports import refusing_port
 
 pytestmark = pytest.mark.usefixtures("bare_logging")
 VALUE: dict[str, DataType] = {"value": StringType()}
-# Columns beside the value, or instead of it, options, and what the line says.
+COLUMNS: dict[str, tuple[dict[str, DataType], str]] = {
+    "no value": ({"data": StringType()}, r"among the columns data: rename one to 'value'"),
+    "Value": ({"Value": StringType()}, r"withColumnRenamed\('Value', 'value'\)"),
+    "value as number": ({"value": LongType()}, r"col\('value'\)\.cast\('string'\)"),
+    "value as struct": ({"value": StructType()}, r"to_json\('value'\)"),
+    "key as number": ({**VALUE, "key": IntegerType()}, r"col\('key'\)\.cast\('string'\)"),
+    "partition as long": ({**VALUE, "partition": LongType()}, r"col\('partition'\)\.cast\('int'\)"),
+    "timestamp as number": ({**VALUE, "timestamp": LongType()}, r"timestamp_millis\('timestamp'\)"),
+    "timestamp without zone": ({**VALUE, "timestamp": TimestampNTZType()}, r"cast\('timestamp'\)"),
+    "headers as map": ({**VALUE, "headers": MapType(StringType(), StringType())}, r"transform\(map_entries"),
+    "headers as texts": ({**VALUE, "headers": ArrayType(StringType())}, r"headers must be"),
+}
+OPTIONS = {
+    "topic=": r"'topic' is empty",
+    "topic=my topic": r"ASCII letters, digits",
+    "kafka.acsk=all": r"Did you mean 'kafka\.acks'\?",
+    "delivery.guarante=exactly-once": r"mean 'delivery\.guarantee'\?",
+    "errors.tolerence=all": r"mean 'errors\.tolerance'\?",
+    "max.rows.per.secnd=5": r"mean 'max\.rows\.per\.second'\?",
+    "kafka.topic=t": r"'topic', without the prefix 'kafka\.'",
+    "security.protocol=SSL": r"write 'kafka\.security\.protocol'",
+    "acks=all": r"write 'kafka\.acks'",
+    "batch.size=1MiB": r"write 'kafka\.batch\.size'",
+    "compression.type=lz4": r"write 'kafka\.compression\.type'",
+    "kafka.linger.ms=soon": r"'kafka\.linger\.ms' is not a whole number",
+    "kafka.linger.ms=1MiB": r"unit of ms, s, min, h, d",
+    "kafka.batch.size=1MB": r"KiB, MiB, GiB \(did you mean 1MiB\?\)",
+    "kafka.batch.size=-5": r"out of bounds \(allowed: ",
+    "kafka.compression.type=lzma": r"is not one of none, gzip",
+    "kafka.enable.idempotence=yes": r"must be true or false",
+    "kafka.bootstrap.servers=broker": r"is not host:port",
+    "kafka.bootstrap.servers=u:p@h:1": r"credentials do not belong",
+    "kafka.bootstrap.servers=http://h:1": r"http:// in front of its address",
+    "kafka.bootstrap.servers=h:1;i:2": r"has a ';' between its addresses",
+    "kafka.bootstrap.servers=SSL://h:1": r"kafka\.security\.protocol is",
+    "kafka.value.serializer=x": r"bytes of the value column are sent",
+    "kafka.partitioner.class=x.Y": r"compute the partition in a column 'partition'",
+    "kafka.transactional.id=x": r"delivery\.guarantee=exactly-once",
+    "topic.partitions=4": r"no effect without topic\.create=true",
+    "topic.config.retention.ms=4": r"no effect without topic\.create=true",
+    "kafka.sasl.password=x": r"kafka\.security\.protocol",
+    "delivery.report.path=hdfs:///x": r"only files on the driver's host",
+    "delivery.report.path=/nowhere/x": r"No such file or directory",
+}
 MISTAKES: dict[str, tuple[dict[str, DataType], dict[str, str], str]] = {
-    "no value": ({"data": StringType()}, {}, r"among the columns data: rename one to 'value'"),
-    "Value": ({"Value": StringType()}, {}, r"withColumnRenamed\('Value', 'value'\)"),
-    "value as number": ({"value": LongType()}, {}, r"col\('value'\)\.cast\('string'\)"),
-    "value as struct": ({"value": StructType()}, {}, r"to_json\('value'\)"),
-    "key as number": ({**VALUE, "key": IntegerType()}, {}, r"col\('key'\)\.cast\('string'\)"),
-    "partition as long": ({**VALUE, "partition": LongType()}, {}, r"col\('partition'\)\.cast\('int'\)"),
-    "timestamp as number": ({**VALUE, "timestamp": LongType()}, {}, r"timestamp_millis\('timestamp'\)"),
-    "timestamp without zone": ({**VALUE, "timestamp": TimestampNTZType()}, {}, r"cast\('timestamp'\)"),
-    "headers as map": (
-        {**VALUE, "headers": MapType(StringType(), StringType())},
-        {},
-        r"transform\(map_entries\(headers\)",
-    ),
-    "headers as texts": ({**VALUE, "headers": ArrayType(StringType())}, {}, r"headers must be"),
-    "no topic": (VALUE, {"topic": ""}, r"'topic' is empty"),
-    "topic with a blank": (VALUE, {"topic": "my topic"}, r"ASCII letters, digits"),
-    "misspelt option of Kafka": (VALUE, {"kafka.acsk": "all"}, r"Did you mean 'kafka\.acks'\?"),
-    "misspelt guarantee": (VALUE, {"delivery.guarante": "exactly-once"}, r"mean 'delivery\.guarantee'\?"),
-    "misspelt tolerance": (VALUE, {"errors.tolerence": "all"}, r"mean 'errors\.tolerance'\?"),
-    "misspelt rate": (VALUE, {"max.rows.per.secnd": "5"}, r"mean 'max\.rows\.per\.second'\?"),
-    "option of ours under kafka.": (VALUE, {"kafka.topic": "t"}, r"'topic', without the prefix 'kafka\.'"),
-    "security without its prefix": (
-        VALUE,
-        {"security.protocol": "SSL"},
-        r"write 'kafka\.security\.protocol'",
-    ),
-    "acks without its prefix": (VALUE, {"acks": "all"}, r"write 'kafka\.acks'"),
-    "batch size without its prefix": (VALUE, {"batch.size": "1MiB"}, r"write 'kafka\.batch\.size'"),
-    "codec without its prefix": (VALUE, {"compression.type": "lz4"}, r"write 'kafka\.compression\.type'"),
-    "number in words": (VALUE, {"kafka.linger.ms": "soon"}, r"'kafka\.linger\.ms' is not a whole number"),
-    "unit of another kind": (VALUE, {"kafka.linger.ms": "1MiB"}, r"unit of ms, s, min, h, d"),
-    "ambiguous unit": (
-        VALUE,
-        {"kafka.batch.size": "1MB"},
-        r"KiB, MiB, GiB \(did you mean 1MiB\?\)",
-    ),
-    "out of bounds": (VALUE, {"kafka.batch.size": "-5"}, r"out of bounds \(allowed: "),
-    "unknown codec": (VALUE, {"kafka.compression.type": "lzma"}, r"is not one of none, gzip"),
-    "neither true nor false": (VALUE, {"kafka.enable.idempotence": "yes"}, r"must be true or false"),
-    "address without port": (VALUE, {"kafka.bootstrap.servers": "broker"}, r"is not host:port"),
-    "password in the address": (VALUE, {"kafka.bootstrap.servers": "u:p@h:1"}, r"credentials do not belong"),
-    "unknown scheme": (VALUE, {"kafka.bootstrap.servers": "http://h:1"}, r"http:// in front of its address"),
-    "semicolons": (VALUE, {"kafka.bootstrap.servers": "h:1;i:2"}, r"has a ';' between its addresses"),
-    "scheme that contradicts": (
-        VALUE,
-        {"kafka.bootstrap.servers": "SSL://h:1"},
-        r"kafka\.security\.protocol is",
-    ),
-    "serializer": (VALUE, {"kafka.value.serializer": "x"}, r"bytes of the value column are sent"),
-    "partitioner": (
-        VALUE,
-        {"kafka.partitioner.class": "x.Y"},
-        r"compute the partition in a column 'partition'",
-    ),
-    "transactional.id": (VALUE, {"kafka.transactional.id": "x"}, r"delivery\.guarantee=exactly-once"),
-    "topic.partitions alone": (VALUE, {"topic.partitions": "4"}, r"no effect without topic\.create=true"),
-    "topic.config alone": (
-        VALUE,
-        {"topic.config.retention.ms": "4"},
-        r"no effect without topic\.create=true",
-    ),
-    "password without login": (VALUE, {"kafka.sasl.password": "x"}, r"kafka\.security\.protocol"),
-    "a report on another host": (
-        VALUE,
-        {"delivery.report.path": "hdfs:///x"},
-        r"only files on the driver's host",
-    ),
-    "a report at no path": (VALUE, {"delivery.report.path": "/nowhere/x"}, r"No such file or directory"),
+    **{name: (columns, {}, pattern) for name, (columns, pattern) in COLUMNS.items()},
+    **{one: (VALUE, dict([one.split("=", 1)]), pattern) for one, pattern in OPTIONS.items()},
 }
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_the_last_line_of_the_log_says_what_to_do(mistake: str, capsys: pytest.CaptureFixture[str]) -> None:
-    columns, options, pattern = MISTAKES[mistake]
-    schema = StructType([StructField(name, kind) for name, kind in columns.items()])
-    given = {"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "t", "kafka.max.block.ms": "100", **options}
-    with pytest.raises(KafkaSinkError) as caught:
-        KafkaChunkedDataSource(given).writer(schema, False)
-    lines = capsys.readouterr().err.splitlines()
-    assert re.search(rf"^\S+ \S+ ERROR kafka_sink: kafka-chunked: .*{pattern}", lines[-1])
-    assert lines[-1].endswith(str(caught.value))
-    assert len(lines) == 1, "lines before it"
+def test_the_last_line_of_the_log_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    for mistake, (columns, options, pattern) in MISTAKES.items():
+        schema = StructType([StructField(name, kind) for name, kind in columns.items()])
+        given = {"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "t", "kafka.max.block.ms": "100"}
+        with pytest.raises(KafkaSinkError) as caught:
+            KafkaChunkedDataSource(given | options).writer(schema, False)
+        (line,) = capsys.readouterr().err.splitlines()
+        assert re.search(rf"^\S+ \S+ ERROR kafka_sink: kafka-chunked: .*{pattern}", line), mistake
+        assert line.endswith(str(caught.value)), mistake
 
 
 def test_a_stream_is_named_by_its_checkpoint_and_overwriting_is_refused(

@@ -7,7 +7,6 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,7 @@ import pyarrow as pa
 import pytest
 
 from kafka_sink.errors import ExecutorDisconnectedError
-from kafka_sink.spark import executor_connection
-from kafka_sink.spark.executor_connection import acknowledged, executor_socket, watched
+from kafka_sink.spark.executor_connection import Watcher, acknowledged, executor_socket, watched
 from kafka_sink.spark.reading import checked_batches, rows_of_spark
 from tests.support.forked import in_a_fork
 
@@ -77,18 +75,6 @@ def test_a_hang_up_is_noticed_at_once_also_behind_unread_rows(
     assert [type(cause) for cause in causes] == [ExecutorDisconnectedError]
 
 
-def test_a_slow_or_silent_executor_has_not_hung_up(pair: Pair) -> None:
-    jvm, worker = pair
-    causes: list[Exception] = []
-    with watched(worker.fileno(), causes.append) as check:
-        check()
-        jvm.sendall(b"rows")
-        check()
-        assert worker.recv(4) == b"rows"
-        check()
-    assert causes == []
-
-
 def test_the_watch_ends_with_the_task_and_leaves_nothing_open(pair: Pair) -> None:
     jvm, worker = pair
     with watched(worker.fileno(), lambda _: None):
@@ -122,18 +108,20 @@ def test_after_the_task_the_watch_does_not_keep_the_connection_open(pair: Pair) 
     assert jvm.recv(1) == b""
 
 
-def test_tasks_share_a_thread(pair: Pair) -> None:
+def test_tasks_share_a_thread_and_a_slow_or_silent_executor_has_not_hung_up(pair: Pair) -> None:
     """Catches: on busy processors each task waited milliseconds for its thread to start and to end."""
     jvm, worker = pair
-    with watched(worker.fileno(), lambda _: None):
+    causes: list[Exception] = []
+    with watched(worker.fileno(), causes.append):
         before = watches()
     for _ in range(3):
-        with watched(worker.fileno(), lambda _: None):
+        with watched(worker.fileno(), causes.append) as check:
             assert watches() == before
-    noticed = threading.Event()
-    with watched(worker.fileno(), lambda _: noticed.set()):
-        jvm.close()
-        assert noticed.wait(PATIENCE_S)
+            jvm.sendall(b"rows")
+            check()
+            assert worker.recv(4) == b"rows"
+            check()
+    assert causes == []
 
 
 def test_a_watch_that_cannot_end_its_task_serves_the_next_one(caplog: pytest.LogCaptureFixture) -> None:
@@ -158,17 +146,16 @@ def test_a_watch_that_cannot_start_is_started_by_the_next_task(
 ) -> None:
     """Catches: a process at its limit of threads once noticed no hang-up any more, and kept descriptors."""
     jvm, worker = pair
-    monkeypatch.setattr(executor_connection, "WATCHER", executor_connection.Watcher())
+    watcher, noticed = Watcher(), threading.Event()
     before = set(os.listdir("/dev/fd"))
-    noticed = threading.Event()
     with monkeypatch.context() as limited:
         limited.setattr(threading.Thread, "start", lambda _: raises(RuntimeError("can't start new thread")))
-        with pytest.raises(RuntimeError), watched(worker.fileno(), lambda _: noticed.set()):
-            pytest.fail("without a watch, a killed task would go on")
+        with pytest.raises(RuntimeError):
+            watcher.add(worker.fileno(), lambda _: noticed.set())
     assert set(os.listdir("/dev/fd")) <= before
-    with watched(worker.fileno(), lambda _: noticed.set()):
-        jvm.close()
-        assert noticed.wait(PATIENCE_S)
+    watcher.add(worker.fileno(), lambda _: noticed.set())
+    jvm.close()
+    assert noticed.wait(PATIENCE_S)
 
 
 def raises(error: Exception) -> None:
@@ -180,25 +167,35 @@ def test_a_forked_process_watches_with_a_thread_of_its_own(pair: Pair, *, is_bus
     """Catches: no watch, the parent's as well, its pipe left open, or a wait for ever for a lock held at the
     fork."""
     jvm, worker = pair
-    with watched(worker.fileno(), lambda _: None):
-        """The parent's thread runs."""
-    pipe = executor_connection.WATCHER._wakeup
-    assert pipe is not None
+    watcher, of_parent = Watcher(), list[Exception]()
+    closed = [descriptor for descriptor in range(256) if not is_open(descriptor)]
+    number = watcher.add(worker.fileno(), of_parent.append)
+    pipe = list(filter(is_open, closed))
+    assert len(pipe) == 2
+    begins, ends = threading.Event(), threading.Event()
+
+    def is_held(_: Exception) -> None:
+        begins.set()
+        assert ends.wait(PATIENCE_S)
 
     def watches_anew() -> bool:
         noticed = threading.Event()
         kept = [end for end in pipe if is_open(end)]
         half_close(jvm)
-        with watched(worker.fileno(), lambda _: noticed.set()):
-            return noticed.wait(PATIENCE_S) and not kept
+        watcher.add(os.dup(worker.fileno()), lambda _: noticed.set())
+        return noticed.wait(PATIENCE_S) and not kept and not of_parent
 
-    def watches_nothing() -> bool:
-        return not executor_connection.WATCHER._watched
-
-    with watched(worker.fileno(), lambda _: None):
-        assert in_a_fork(watches_nothing)
-    with executor_connection.WATCHER._lock if is_busy else nullcontext():
+    other_jvm, other_worker = socket.socketpair()
+    with other_jvm, other_worker:
+        watcher.add(other_worker.fileno(), is_held)
+        if is_busy:
+            other_jvm.close()
+            # It is called with the lock held.
+            assert begins.wait(PATIENCE_S)
         assert in_a_fork(watches_anew)
+        ends.set()
+        other_jvm.close()
+        watcher.remove(number)
 
 
 def test_without_a_socket_nothing_is_watched() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -19,8 +19,7 @@ from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.spark import executor_connection
 from kafka_sink.spark.datasource import BatchWriter, StreamWriter
 from kafka_sink.spark.write import PlannedWrite, TaskCommitted, job_name
-from kafka_sink.task import producer_cache
-from tests.support.table_sink import FakeProducer, batch
+from tests.support.table_sink import batch
 
 PLAN = ColumnPlan(value=1, topic="t")
 
@@ -28,22 +27,11 @@ PLAN = ColumnPlan(value=1, topic="t")
 OPTIONS = parse({"kafka.bootstrap.servers": "h:1", "topic": "t"}).options
 
 
-class WholeProducer(FakeProducer):
-    """Has all that a task uses of a producer."""
-
-    activity = None
-
-    def abort(self, cause: Exception) -> None:
-        raise cause
-
-    def finish(self) -> TaskResult:
-        return TaskResult(records=len(self.values))
-
-
 pytestmark = pytest.mark.usefixtures("bare_logging")
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_QUICKACK"), reason="an option of Linux")
+@pytest.mark.usefixtures("producers")
 def test_a_task_acknowledges_its_rows_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches: each task ended 40 ms late, because nothing called what acknowledges rows."""
     option = socket.IPPROTO_TCP, socket.TCP_QUICKACK
@@ -54,7 +42,6 @@ def test_a_task_acknowledges_its_rows_at_once(monkeypatch: pytest.MonkeyPatch) -
         server.accept()[0] as worker,
     ):
         monkeypatch.setattr(executor_connection, "executor_socket", worker.fileno)
-        monkeypatch.setattr(producer_cache, "task_producer", lambda *_, **__: nullcontext(WholeProducer()))
         worker.setsockopt(*option, 0)
 
         def batches() -> Iterator[pa.RecordBatch]:
@@ -144,21 +131,25 @@ def test_abort_says_why_the_commit_before_it_failed(capsys: pytest.CaptureFixtur
     ],
 )
 def test_tasks_find_the_coordinator_of_any_driver_host(
-    of_driver: str, of_location: str, expected: str, in_task: Callable[[object], None]
+    of_driver: str,
+    of_location: str,
+    expected: str,
+    in_task: Callable[[object], None],
+    producers: list[dict[str, Any]],
 ) -> None:
     """Catches: brackets, which Spark writes around IPv6 addresses and sockets do not take."""
 
     class Context:
+        taskAttemptId = partitionId = attemptNumber = stageId = staticmethod(lambda: 0)  # noqa: N815 - Spark's names
+
         @staticmethod
         def getLocalProperty(name: str) -> str | None:
             return {"spark.driver.host": of_driver}.get(name)
 
     in_task(Context())
-    options = parse({"kafka.bootstrap.servers": "h:1", "topic": "t"}).options
     planned = PlannedCoordinator(CoordinatorLocation(7, b"f", "n", b"t", "group", of_location))
-    found = PlannedWrite(options, ColumnPlan.of([("value", "string")], "t"), planned)._coordinator()
-    assert found is not None
-    assert found.host == expected
+    PlannedWrite(OPTIONS, ColumnPlan.of([("value", "string")], "t"), planned).write(iter([]))
+    assert producers[0]["coordinator"].host == expected
 
 
 def test_spark_says_what_a_query_is_called() -> None:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from kafka_sink.coordinator import writes
 from kafka_sink.coordinator.address import CoordinatorAddress, CoordinatorLocation, PlannedCoordinator
 from kafka_sink.coordinator.live.application import ApplicationMetrics, ReportService
 from kafka_sink.coordinator.server import Services
@@ -22,20 +21,19 @@ from kafka_sink.model import EndedTransactions, TaskResult
 from kafka_sink.reports import write_report
 from kafka_sink.reports.delivery_report import EndedWrite
 from kafka_sink.reports.write_report import write_ended
-from kafka_sink.spark.write import PlannedWrite, TaskCommitted
+from kafka_sink.spark.write import TaskCommitted
 from kafka_sink.spark_application import SparkApplication, planning_for
 from kafka_sink.transactions.batch import BatchOutcome
 from tests.support.coordinator_harness import Serving, serving
 from tests.support.planned_writes import committed, lines, planned
 
+pytestmark = pytest.mark.usefixtures("bare_logging")
 LOCATION = CoordinatorLocation(1, b"fingerprint", "name", b"token")
 
 
 def test_the_json_summary_is_one_object_that_joins_with_a_querys_progress(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    for handler in list(logging.getLogger().handlers):
-        logging.getLogger().removeHandler(handler)
     write = planned(log_summary_format="json")
     write.commit([committed((0, 9), query="q-1"), committed((10, 14), query="q-1")], 7)
     (line,) = capfd.readouterr().err.splitlines()
@@ -54,13 +52,9 @@ def test_the_json_summary_is_one_object_that_joins_with_a_querys_progress(
     ],
 )
 def test_advice_is_given_once_for_a_query(
-    others: list[TaskResult],
-    advice: str,
-    capfd: pytest.CaptureFixture[str],
+    others: list[TaskResult], advice: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Catches: a foreachBatch after groupBy with 200 tasks for 2 rows, and nothing that says so."""
-    for handler in list(logging.getLogger().handlers):
-        logging.getLogger().removeHandler(handler)
     tasks = [committed((0, 1), query="q-1"), *(TaskCommitted(one, query="q-1") for one in others)]
     planned().commit(tasks, 1)
     planned().commit(tasks, 2)
@@ -78,12 +72,7 @@ def test_the_json_summary_has_the_numbers_and_ages_of_transactions(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     """Catches: counts without ages, which do not say for how long readers were held up."""
-    for handler in list(logging.getLogger().handlers):
-        logging.getLogger().removeHandler(handler)
-    ended = {
-        "committed": EndedTransactions(2, 1_240),
-        "recovered": EndedTransactions(1, 34_000),
-    }
+    ended = {"committed": EndedTransactions(2, 1_240), "recovered": EndedTransactions(1, 34_000)}
     write = EndedWrite("w", "committed", "q-1", 7, 2, [], ended)
     write_report.report(planned(log_summary_format="json").options, PlannedCoordinator(), write)
     (line,) = capfd.readouterr().err.splitlines()
@@ -96,7 +85,7 @@ def test_the_json_summary_has_the_numbers_and_ages_of_transactions(
 
 
 def test_a_micro_batch_has_one_name_in_all_its_reports(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, in_task: Callable[[object], None], producers: list[dict[str, Any]]
 ) -> None:
     class Context:
         taskAttemptId = partitionId = attemptNumber = stageId = staticmethod(lambda: 3)  # noqa: N815 - Spark's names
@@ -108,22 +97,18 @@ def test_a_micro_batch_has_one_name_in_all_its_reports(
     path = tmp_path / "report.jsonl"
     location = replace(LOCATION, has_view=True)
     write = replace(planned(PlannedCoordinator(location), delivery_report_path=str(path)), is_streaming=True)
-    with monkeypatch.context() as in_task:
-        in_task.setattr("kafka_sink.spark.write.TaskContext.get", Context)
-        identity = write._task()
-        in_task.setattr(PlannedWrite, "_send", lambda *_, **__: TaskResult())
-        of_task = write.write(iter([]))
+    in_task(Context())
+    of_task = write.write(iter([]))
+    in_task(None)
     write.abort([None], 7)
     write.commit([of_task], 7)
     planned_again = replace(write, name="other")
     planned_again.commit([of_task], 7)
-    assert [line["write"] for line in lines(path)] == [identity.write] * 3 == ["0123/7"] * 3
+    assert [line["write"] for line in lines(path)] == [producers[0]["task"].write] * 3 == ["0123/7"] * 3
     assert [line["queryId"] for line in lines(path)] == [None, "q-1", "q-1"]
 
 
 def test_a_failed_write_has_a_json_line_too(capfd: pytest.CaptureFixture[str]) -> None:
-    for handler in list(logging.getLogger().handlers):
-        logging.getLogger().removeHandler(handler)
     planned(log_summary_format="json").abort([committed((0, 9)), None])
     (line,) = capfd.readouterr().err.splitlines()
     found = json.loads(line)
@@ -133,8 +118,6 @@ def test_a_failed_write_has_a_json_line_too(capfd: pytest.CaptureFixture[str]) -
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_a_skip_is_told_whatever_the_log_is_like(form: str, capfd: pytest.CaptureFixture[str]) -> None:
     """Catches: rows that were skipped, and one line at INFO about it, or none with log.summary=false."""
-    for handler in list(logging.getLogger().handlers):
-        logging.getLogger().removeHandler(handler)
     note = str(BatchOutcome(skipped=1234, compared=True))
     ended = EndedWrite("w", "skipped", "q", 7, 2, [TaskResult()], note=note)
     options = planned(log_summary="false", log_summary_format=form).options
@@ -161,14 +144,12 @@ def test_the_live_view_shows_the_metrics_of_the_summary_once_save_returns() -> N
     assert (job["counters"]["records"], job["query"], job["batch"]) == (10, "q", 3)
 
 
-def test_save_waits_for_a_coordinator_that_is_busy_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_save_waits_for_a_coordinator_that_is_busy_for_a_moment() -> None:
     """Catches: the job would be shown as running, for ten minutes."""
     metrics = ApplicationMetrics()
-    # Until attempts have been notified, which comes first.
-    monkeypatch.setattr(writes, "_DRIVER_TIMEOUT_MS", 50.0)
     with viewed(metrics) as (coordinator, served):
         assert served.loop is not None
-        served.loop.call_soon_threadsafe(time.sleep, 0.7)
+        served.loop.call_soon_threadsafe(time.sleep, 0.8)
         planned(coordinator, log_summary="false").commit([committed((0, 9))])
         (job,) = metrics.snapshot(0.0)["jobs"]
     assert (job["state"], job["counters"]["records"]) == ("committed", 10)
