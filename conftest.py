@@ -213,7 +213,9 @@ def old_broker() -> Iterator[LocalBroker]:
 @pytest.fixture(scope="session")
 def cluster3() -> Iterator[LocalBroker]:
     """Three real brokers for the whole run; a test that stops or freezes one brings it back."""
-    with LocalBroker(brokers=3, properties=SETTINGS) as running:
+    # A broker that was killed may register again when its session is over, by default after 9 s.
+    sessions = {"broker.session.timeout.ms": 5000, "broker.heartbeat.interval.ms": 1000}
+    with LocalBroker(brokers=3, properties=SETTINGS | sessions) as running:
         yield running
 
 

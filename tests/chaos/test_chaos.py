@@ -105,18 +105,15 @@ def broken(report: RoundReport) -> set[Invariant]:
     return set(report.violations.counts)
 
 
-@pytest.mark.parametrize("idempotent", [True, False])
-def test_without_idempotence_a_swallowed_response_doubles_rows(
-    cluster3: LocalBroker, idempotent: bool
+def test_without_idempotence_a_swallowed_response_doubles_rows_and_does_nothing_else(
+    cluster3: LocalBroker,
 ) -> None:
-    report = run_round(
-        cluster3, _SWALLOWED, f"proof-{idempotent}", {"enable.idempotence": str(idempotent).lower()}
-    )
+    report = run_round(cluster3, _SWALLOWED, "proof", {"enable.idempotence": "false"})
     assert report.retries > 0
-    if idempotent:
-        assert broken(report) == set()
-    else:
-        assert Invariant.ONCE in broken(report)
+    # Of a row that is there twice, fewer offsets are reported than there are.
+    found = broken(report)
+    assert Invariant.ONCE in found
+    assert found <= {Invariant.ONCE, Invariant.REPORTED}
 
 
 def _insert_last(self: Partition, batch: ProducerBatch) -> None:
@@ -131,19 +128,22 @@ def _call_it_written(
     self._succeed([(batch, -1, -1)], broker, now_ms)
 
 
-@pytest.mark.parametrize("bug", ["none", "retries go last", "failures count as written"])
-def test_injected_bugs_are_caught(cluster3: LocalBroker, monkeypatch: pytest.MonkeyPatch, bug: str) -> None:
-    if bug == "retries go last":
-        monkeypatch.setattr(Partition, "insert", _insert_last)
-    elif bug == "failures count as written":
-        monkeypatch.setattr(ResponseHandler, "_apply", _call_it_written)
-    topic = f"bug-{bug.replace(' ', '-')}"
-    found = broken(run_round(cluster3, _LOST_IN_FLIGHT, topic, {"enable.idempotence": "false"}))
-    # Responses were lost as well as requests: duplicates, and so fewer offsets reported than there are.
-    found -= {Invariant.ONCE, Invariant.REPORTED}
-    if bug == "none":
-        assert found == set()
-    elif bug == "retries go last":
-        assert Invariant.ORDERED in found
-    else:
-        assert Invariant.PRESENT in found
+@pytest.mark.parametrize(
+    ("owner", "method", "bug", "found"),
+    [
+        (Partition, "insert", _insert_last, Invariant.ORDERED),
+        (ResponseHandler, "_apply", _call_it_written, Invariant.PRESENT),
+    ],
+    ids=["retries go last", "failures count as written"],
+)
+def test_injected_bugs_are_caught(
+    cluster3: LocalBroker,
+    monkeypatch: pytest.MonkeyPatch,
+    owner: type,
+    method: str,
+    bug: object,
+    found: Invariant,
+) -> None:
+    monkeypatch.setattr(owner, method, bug)
+    report = run_round(cluster3, _LOST_IN_FLIGHT, f"bug-{found.name}", {"enable.idempotence": "false"})
+    assert found in broken(report)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 
-import pytest
-
 from kafka_sink.breaker.mutes import Target
 from kafka_sink.coordinator.schema import Message
 from kafka_sink.errors import BrokerRefusedError
@@ -126,12 +124,11 @@ def test_the_scripted_run_with_a_coordinator() -> None:
     assert world.sent_to_frozen < 4 * TASKS
 
 
-@pytest.mark.parametrize("comes_back", [False, True])
-def test_losing_it_at_any_message_costs_only_efficiency(comes_back: bool) -> None:
+def test_losing_it_at_any_message_costs_only_efficiency() -> None:
     """No task fails, waits for ever, or goes on sending to a broker that it knows to be frozen."""
     whole = World(0, comes_back=False)
     whole.finish()
     for killed_at in range(1, whole.messages + 1):
-        world = World(killed_at, comes_back=comes_back)
+        world = World(killed_at, comes_back=killed_at % 2 == 0)
         assert world.finish() == [{1}] * TASKS, f"killed at message {killed_at}"
         assert world.sent_to_frozen < 8 * TASKS

@@ -21,9 +21,9 @@ from tests.support.waiting import repeat_until
 
 ROWS = 500
 PARTITIONS = 6
-WARM_S = 2.0
+WARM_S = 1.0
 WARM_BATCHES = 20
-FROZEN_S = 5.0
+FROZEN_S = 3.0
 
 
 def keyless(number: int) -> pa.RecordBatch:

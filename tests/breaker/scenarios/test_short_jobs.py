@@ -19,7 +19,7 @@ from kafka_sink.task.producer_cache import PRODUCERS, task_producer
 from local_kafka import LocalBroker
 from tests.support.fake_broker import FakeCluster
 from tests.support.producer_ids import ask_for_producer_id
-from tests.support.scripted_cluster import TOPIC, mutes, written
+from tests.support.scripted_cluster import TOPIC, written
 from tests.support.topics import moved_in, numbers_in
 from tests.support.waiting import until
 
@@ -83,46 +83,19 @@ def test_rows_with_keys_and_partitions_stay_where_they_belong() -> None:
     with FakeCluster({TOPIC: PARTITIONS}, brokers=3) as cluster:
         raw = options(cluster.bootstrap_servers, TOPIC, **SHORT)
         cluster.freeze(FROZEN)
-        for key, partition in ((b"k", None), (None, FROZEN)):
-            keys = [key] * PARTITIONS if partition else [b"%d" % n for n in range(50)]
-            table = pa.table(
-                {
-                    "key": pa.array(keys, pa.binary()),
-                    "value": pa.array([b"<1>"] * len(keys), pa.binary()),
-                    "partition": pa.array([partition] * len(keys), pa.int32()),
-                }
-            )
-            with new_worker(raw, plan) as producer:
-                producer.send(table)
-                until(lambda: producer.accumulator.incomplete <= 2, "the others are written")
-                with pytest.raises(DeliveryError, match="has muted broker"):
-                    producer.finish()
-                assert producer_moved(producer) == 0
-
-
-def producer_moved(producer: Producer) -> float:
-    return producer.metrics()["record-moved-total"]
-
-
-def test_a_batch_that_was_sent_stays() -> None:
-    """Whether the frozen broker has it is unknown. It goes nowhere else, and the task fails."""
-    with FakeCluster({TOPIC: 3}, brokers=3) as cluster:
-        raw = options(cluster.bootstrap_servers, TOPIC, **SHORT)
-        plan = ColumnPlan.of([("value", "binary")], TOPIC)
+        table = pa.table(
+            {
+                "key": pa.array([b"%d" % number for number in range(50)] + [None] * 6, pa.binary()),
+                "value": pa.array([b"<1>"] * 56, pa.binary()),
+                "partition": pa.array([None] * 50 + [FROZEN] * 6, pa.int32()),
+            }
+        )
         with new_worker(raw, plan) as producer:
-            values = [b"<%d>" % number + b"x" * 200 for number in range(ROWS)]
-            table = pa.table({"value": pa.array(values, pa.binary())})
             producer.send(table)
-            until(lambda: producer.acknowledged == producer.rows, "connected to all")
-            cluster.freeze(FROZEN)
-            producer.send(table)
-            until(lambda: mutes(producer), "the mute")
-            with pytest.raises(DeliveryError, match="not acknowledged within"):
+            until(lambda: producer.accumulator.incomplete <= 2, "the others are written")
+            with pytest.raises(DeliveryError, match="has muted broker"):
                 producer.finish()
-        cluster.thaw(FROZEN)
-        until(lambda: len(written(cluster, FROZEN)) > 0, "it goes on with what it had received")
-        found = [number for partition in range(3) for number in written(cluster, partition)]
-        assert all(found.count(number) <= 2 for number in range(ROWS)), "twice sent, once each time"
+            assert producer.metrics()["record-moved-total"] == 0
 
 
 @pytest.mark.timeout(240)
@@ -139,8 +112,8 @@ def test_short_jobs_outlive_a_stopped_process(cluster3: LocalBroker) -> None:
     cluster3.freeze(FROZEN)
     try:
         frozen = time.monotonic()
-        # Until the cluster gives it up, after the broker's session of 9 s, and some time beyond.
-        while time.monotonic() < frozen + 15.0 or jobs < 8:
+        # Until the cluster gives it up, after the broker's session of 5 s, and some time beyond.
+        while time.monotonic() < frozen + 9.0 or jobs < 8:
             moved += write(raw, jobs * ROWS).metrics["record-moved-total"]
             jobs += 1
     finally:
