@@ -31,6 +31,7 @@ from tests.support.fake_replies import (
 )
 from tests.support.proxy import ProxyCluster
 from tests.support.scripted_cluster import TOPIC, rows, send, sender_threads, written
+from tests.support.waiting import until
 
 APIS = {"produce": PRODUCE, "metadata": METADATA, "versions": API_VERSIONS, "id": INIT_PRODUCER_ID}
 HOSTILE: dict[str, Reply] = {
@@ -200,8 +201,11 @@ def test_with_any_response_no_row_is_doubled_or_reported_and_missing(
 
 
 def test_brokers_that_offer_to_receive_metrics_and_drop_those_who_ask_cost_nothing() -> None:
-    offered = {71: (0, 0), 72: (0, 0)}
-    with FakeCluster({TOPIC: 1}, versions=offered) as cluster, _bounded():
-        assert send(cluster, rows(0, 100)).records == 100
+    subscriptions = 71
+    with FakeCluster({TOPIC: 1}, versions={subscriptions: (0, 0), 72: (0, 0)}) as cluster, _bounded():
+        assert send(cluster, rows(0, 100), enable_metrics_push="false").records == 100
+        assert not cluster.received(subscriptions)
         assert send(cluster, rows(100, 100)).records == 100
-        assert_once_in_order(cluster, 200)
+        until(lambda: cluster.received(subscriptions), "a question")
+        assert send(cluster, rows(200, 100)).records == 100
+        assert_once_in_order(cluster, 300)

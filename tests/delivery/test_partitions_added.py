@@ -6,12 +6,13 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import Any
 
 import pytest
 from kafka.admin import KafkaAdminClient
 
+from kafka_sink.clock import monotonic_ms
 from kafka_sink.cluster import metadata as cluster_metadata
-from kafka_sink.cluster.topic_state import MetadataSnapshot
 from kafka_sink.coordinator.address import PlannedCoordinator
 from kafka_sink.coordinator.breaker_service import BreakerService
 from kafka_sink.coordinator.metadata import MetadataService
@@ -25,7 +26,7 @@ from kafka_sink.task.producer_cache import task_producer
 from local_kafka import LocalBroker
 from tests.support.coordinator_harness import serving
 from tests.support.fake_broker import METADATA, FakeCluster
-from tests.support.scripted_cluster import TOPIC, rows, send, task, written
+from tests.support.scripted_cluster import TOPIC, rows, send, task, task_options, written
 from tests.support.waiting import until
 
 
@@ -91,7 +92,13 @@ def test_all_tasks_learn_of_a_partition_that_one_task_missed(monkeypatch: pytest
     with FakeCluster({TOPIC: 2}) as cluster:
         raw = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "topic": TOPIC, "kafka.linger.ms": "0"}
         plan = ColumnPlan.of([("value", "binary"), ("partition", "int")], TOPIC)
-        services: Services = {MetadataService: MetadataService, BreakerService: BreakerService}
+        made: list[MetadataService] = []
+
+        def metadata_service(*arguments: Any) -> MetadataService:
+            made.append(MetadataService(*arguments))
+            return made[-1]
+
+        services: Services = {MetadataService: metadata_service, BreakerService: BreakerService}
         with serving(services=services) as found:
 
             def writing(client_id: str) -> AbstractContextManager[Producer]:
@@ -106,8 +113,7 @@ def test_all_tasks_learn_of_a_partition_that_one_task_missed(monkeypatch: pytest
                     producer.finish()
                 seen = earlier.cluster
                 until(lambda: len(seen.topic(TOPIC).partitions) == 3, "its fetch, or the coordinator's push")  # type: ignore[union-attr]
-                instances = found.server._instances  # type: ignore[union-attr]
-                shared = next(one.service for key, one in instances.items() if key[0] is MetadataService)
+                (shared,) = made
                 until(lambda: len(shared.view.topic(TOPIC).partitions) == 3, "a second one's")  # type: ignore[union-attr]
                 with writing("run again") as producer:
                     producer.send(rows(10, 5, partition=2))
@@ -135,26 +141,28 @@ def test_rows_for_a_partition_that_a_recreated_topic_lacks_fail_after_max_block_
         assert send(cluster, rows(5, 5, partition=1)).records == 5
 
 
-class Attempt:
-    """A task's context, as far as hints are concerned."""
+class Context:
+    """A Spark task, as far as its hints are concerned."""
+
+    taskAttemptId = partitionId = stageId = staticmethod(lambda: 3)  # noqa: N815 - Spark's names
+    getLocalProperty = staticmethod(lambda _: None)  # noqa: N815
 
     def __init__(self, number: int) -> None:
-        self.number = number
-
-    def attemptNumber(self) -> int:
-        return self.number
+        self.attemptNumber = lambda: number
 
 
-def test_an_attempt_after_the_first_takes_no_hints_of_planning(
-    in_task: Callable[[object], None],
-) -> None:
-    raw = {"kafka.bootstrap.servers": "127.0.0.1:1", "topic": TOPIC}
-    plan = ColumnPlan.of([("value", "binary")], TOPIC)
-    write = PlannedWrite(parse(raw).options, plan, PlannedCoordinator(snapshot=MetadataSnapshot()))
-    in_task(Attempt(0))
-    assert write._snapshot() is not None
-    in_task(Attempt(1))
-    assert write._snapshot() is None
+def test_an_attempt_after_the_first_takes_no_hints_of_planning(in_task: Callable[[object], None]) -> None:
+    with FakeCluster({TOPIC: 2}) as cluster:
+        with task(cluster, client_id="planning") as producer:
+            producer.send(rows(0, 1))
+            producer.finish()
+            hints = PlannedCoordinator(snapshot=producer.cluster.snapshot(monotonic_ms()))
+        for number in (0, 1):
+            options = parse(task_options(cluster, client_id=f"attempt-{number}")).options
+            plan = ColumnPlan.of([("value", "binary"), ("partition", "int")], TOPIC)
+            in_task(Context(number))
+            PlannedWrite(options, plan, hints).write(iter([rows(1, 1)]))
+            assert bool(lookups(cluster, f"attempt-{number}")) == (number > 0)
 
 
 # -- on a real broker ---------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import base64
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -22,7 +23,7 @@ from kafka_sink.task.producer import Producer
 from kafka_sink.task.producer_cache import task_producer
 from local_kafka import LocalBroker
 from tests.support.telemetry import Pushed, read
-from tests.support.waiting import until
+from tests.support.waiting import repeat_until, until
 
 SOURCE = Path(__file__).parent.parent / "support" / "TelemetryReceiver.java"
 TOPIC = "telemetry"
@@ -104,27 +105,29 @@ def receiver(broker: LocalBroker, tmp_path_factory: pytest.TempPathFactory) -> I
         yield found
 
 
-def producer_of(raw: dict[str, str]) -> Producer:
+@contextmanager
+def producing(raw: dict[str, str]) -> Iterator[Producer]:
     producer = Producer(parse(raw).options)
-    producer.plan = ColumnPlan.of([("value", "binary")], TOPIC).narrowed()
-    producer.begin()
-    return producer
+    try:
+        producer.plan = ColumnPlan.of([("value", "binary")], TOPIC).narrowed()
+        producer.begin()
+        yield producer
+    finally:
+        producer.close()
 
 
 def test_pushes_are_the_producers_own_figures(receiver: Receiver) -> None:
     """Sums over all pushes, and the extremes, against what the task counted."""
-    producer = producer_of(receiver.options("own", client_rack="zone-a", linger_ms="20"))
-    try:
-        for _ in range(20):
+    with producing(receiver.options("own", client_rack="zone-a", linger_ms="20")) as producer:
+
+        def write() -> None:
             producer.send(BATCH)
             producer.flush()
-            time.sleep(0.02)
+
+        repeat_until(lambda: len(receiver.pushes("own")) >= 3, write, "pushes", pause_s=0.02)
         producer.finish()
         metrics = producer.metrics()
         nodes = producer.sender.broker_metrics(0.0)
-        until(lambda: len(receiver.pushes("own")) >= 3, "pushes")
-    finally:
-        producer.close()
     until(lambda: receiver.pushes("own")[-1].terminating, "the last push")
     pushes = receiver.pushes("own")
     assert len({push.instance_id for push in pushes}) == 1
@@ -146,20 +149,15 @@ def test_pushes_are_the_producers_own_figures(receiver: Receiver) -> None:
         assert following.metrics.start_s == pytest.approx(push.metrics.end_s)
 
 
-@pytest.mark.parametrize("codec", ["zstd", "lz4", "gzip", "snappy", "none"])
-def test_the_broker_unpacks_each_codec(
-    receiver: Receiver, codec: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(telemetry, "_CODECS", {CompressionType[codec.upper()]})
-    client = f"codec-{codec}"
-    producer = producer_of(receiver.options(client))
-    try:
-        producer.send(BATCH)
-        producer.finish()
-        # The first push may come before the first batch.
-        until(lambda: receiver.values(client).keys() >= REQUIRED, "all required metrics")
-    finally:
-        producer.close()
+def test_the_broker_unpacks_each_codec(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    for codec in CompressionType:
+        monkeypatch.setattr(telemetry, "_CODECS", {codec})
+        client = f"codec-{codec.name}"
+        with producing(receiver.options(client)) as producer:
+            producer.send(BATCH)
+            producer.finish()
+            # The first push may come before the first batch.
+            until(lambda client=client: receiver.values(client).keys() >= REQUIRED, f"metrics of {client}")
 
 
 def test_names_kinds_and_labels_are_those_of_javas_client(receiver: Receiver) -> None:
@@ -173,43 +171,29 @@ def test_names_kinds_and_labels_are_those_of_javas_client(receiver: Receiver) ->
         return bool(receiver.values("java"))
 
     until(java_has_pushed, "pushes of Java's client")
-    producer = producer_of(receiver.options("beside", client_rack="zone-a"))
-    try:
+    with producing(receiver.options("beside", client_rack="zone-a")) as producer:
         producer.send(BATCH)
         producer.finish()
         until(lambda: receiver.values("beside").keys() >= REQUIRED, "all required metrics")
-    finally:
-        producer.close()
     assert receiver.values("beside").keys() <= receiver.values("java").keys()
     ours, javas = receiver.pushes("beside")[-1].metrics, receiver.pushes("java")[-1].metrics
     assert ours.sums.items() <= javas.sums.items()
     assert ours.resource == javas.resource
 
 
-def test_switched_off_nothing_is_pushed(receiver: Receiver) -> None:
-    producer = producer_of(receiver.options("off", enable_metrics_push="false"))
-    producer.send(BATCH)
-    producer.finish()
-    producer.close()
-    assert not receiver.pushes("off")
-
-
 def test_a_receiver_that_hangs_holds_up_no_task(receiver: Receiver) -> None:
-    hang = receiver.file.with_name(f"{receiver.file.name}.hang")
-    producer = producer_of(receiver.options("hung"))
+    hang, hung = (receiver.file.with_name(receiver.file.name + end) for end in (".hang", ".hung"))
     hang.touch()
     try:
-        producer.send(BATCH)
-        producer.flush()
-        mine = producer.sender._telemetry
-        assert mine is not None
-        until(lambda: mine._subscription is not None and mine._due_ms == float("inf"), "a push that hangs")
-        started = time.monotonic()
-        for _ in range(5):
+        with producing(receiver.options("hung")) as producer:
             producer.send(BATCH)
             producer.flush()
-        assert producer.finish().records == 6000
-        producer.close()
+            until(lambda: hung.exists() and hung.read_text() == "hung", "a push that hangs")
+            started = time.monotonic()
+            for _ in range(5):
+                producer.send(BATCH)
+                producer.flush()
+            assert producer.finish().records == 6000
         # A broker handles the requests of a connection one after the other, and a request may take 30 s.
         assert time.monotonic() - started < 10
     finally:

@@ -141,19 +141,6 @@ def test_there_is_no_last_push_to_a_broker_that_throttles(cluster: FakeCluster, 
     assert client.counts == (1, 0)
 
 
-def test_a_subscription_that_changes_is_taken_at_once(cluster: FakeCluster, client: Client) -> None:
-    cluster.script(PUSH, error(UNKNOWN_SUBSCRIPTION_ID))
-    client.subscribe()
-    cluster.want_metrics(Wanted(subscription_id=8, interval_ms=500, instance_id=bytes(16)))
-    client.after(INTERVAL)
-    client.settle(GET_SUBSCRIPTIONS, 2)
-    assert client.after(499) == 1
-    client.after(1)
-    client.settle(PUSH, 2)
-    pushes = [(one.body.instance_id, one.body.subscription_id) for one in cluster.received(PUSH)]
-    assert pushes == [(Wanted().instance_id, 7), (Wanted().instance_id, 8)]
-
-
 def test_a_broker_that_knows_no_subscription_that_it_gave_is_asked_once_an_interval(
     cluster: FakeCluster, client: Client
 ) -> None:
@@ -199,31 +186,6 @@ def test_a_broker_that_dies_of_a_push_gets_no_other_for_long(
     client.driver.clock.now += 1_000
     client.connect()
     assert client.after(0) == AGAIN - 1_000
-    assert client.counts == (1, 1)
-
-
-def test_a_broker_that_dies_between_the_two_requests_is_replaced(
-    cluster: FakeCluster, client: Client
-) -> None:
-    client.subscribe()
-    client.connect(-2)
-    cluster.stop(0)
-    client.until(lambda: not client.driver.connection(-1).is_ready, "closed")
-    client.after(INTERVAL)
-    client.settle(PUSH, 1)
-    assert [one.node_id for one in cluster.received(PUSH)] == [1]
-
-
-def test_where_the_only_broker_dies_between_the_two_requests_the_push_follows_when_it_is_back(
-    cluster: FakeCluster, client: Client
-) -> None:
-    client.subscribe()
-    cluster.disconnect(0)
-    client.until(lambda: not client.driver.connection(-1).is_ready, "closed")
-    assert client.after(INTERVAL) == INTERVAL
-    client.connect()
-    client.after(0)
-    client.settle(PUSH, 1)
     assert client.counts == (1, 1)
 
 

@@ -12,7 +12,7 @@ import org.apache.kafka.server.telemetry.ClientTelemetryReceiver;
 
 /**
  * Appends what clients push to the file named by {@code telemetry.file}, a line for each push. Hangs while a file with
- * ".hang" behind that name is there.
+ * ".hang" behind that name is there, and then makes one with ".hung".
  */
 @SuppressWarnings("removal")
 public class TelemetryReceiver implements MetricsReporter, ClientTelemetry {
@@ -30,8 +30,10 @@ public class TelemetryReceiver implements MetricsReporter, ClientTelemetry {
             String line = String.join(" ", context.clientId(), payload.clientInstanceId().toString(),
                 String.valueOf(payload.isTerminating()), Base64.getEncoder().encodeToString(bytes)) + "\n";
             try {
-                while (Files.exists(Path.of(file + ".hang")))
+                while (Files.exists(Path.of(file + ".hang"))) {
+                    Files.writeString(Path.of(file + ".hung"), context.clientId());
                     Thread.sleep(10);
+                }
                 Files.writeString(file, line, StandardOpenOption.CREATE, StandardOpenOption.APPEND);
             } catch (java.io.IOException | InterruptedException e) {
                 throw new IllegalStateException(e);
