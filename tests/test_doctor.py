@@ -42,6 +42,18 @@ def python_that_prints(folder: Path, line: str) -> str:
     return str(file)
 
 
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """An environment in which all is well, whose workers' Python and Java answer at once."""
+    folder = tmp_path_factory.mktemp("here")
+    (folder / "bin").mkdir()
+    java = folder / "bin" / "java"
+    java.write_text("#!/bin/sh\necho 'openjdk version \"17.0.2\" 2022' >&2\n")
+    java.chmod(0o755)
+    answer = json.dumps([sys.version_info[:2], metadata.version("pyspark"), []])
+    return {**HERE, "JAVA_HOME": str(folder), "PYSPARK_PYTHON": python_that_prints(folder, answer)}
+
+
 def test_nothing_to_mend_here() -> None:
     assert problems(HERE) == ""
     notes = [one.text for one in found(HERE) if one.level is Level.NOTE]
@@ -82,7 +94,7 @@ def test_the_spark_of_spark_home_is_found(tmp_path: Path) -> None:
     assert doctor.spark_version({}, lambda name: None, []) is None
 
 
-def test_the_workers_python_is_checked(tmp_path: Path) -> None:
+def test_the_workers_python_is_checked(here: dict[str, str], tmp_path: Path) -> None:
     version = list(sys.version_info[:2])
     pyspark = metadata.version("pyspark")
     for answer, text in (
@@ -93,33 +105,35 @@ def test_the_workers_python_is_checked(tmp_path: Path) -> None:
         ([version, "4.0.0", []], "has PySpark 4.0.0, and the driver"),
     ):
         python = python_that_prints(tmp_path, json.dumps(answer))
-        assert text in problems({**HERE, "PYSPARK_PYTHON": python})
-    assert "does not run" in problems({**HERE, "PYSPARK_PYTHON": python_that_prints(tmp_path, "no JSON")})
-    broken = problems({**HERE, "PYSPARK_PYTHON": "/bin/false"})
+        assert text in problems({**here, "PYSPARK_PYTHON": python})
+    assert "does not run" in problems({**here, "PYSPARK_PYTHON": python_that_prints(tmp_path, "no JSON")})
+    broken = problems({**here, "PYSPARK_PYTHON": "/bin/false"})
     assert broken.endswith(
         f"/bin/false, does not run: it ended with code 1. Set PYSPARK_PYTHON to {sys.executable}"
     )
-    without_python = {**HERE, "PATH": str(tmp_path / "empty"), "JAVA_HOME": HERE.get("JAVA_HOME", "")}
+    without_python = {**here, "PATH": str(tmp_path / "empty"), "JAVA_HOME": here.get("JAVA_HOME", "")}
     del without_python["PYSPARK_PYTHON"]
     assert "there is no python3 on PATH" in problems(without_python)
     assert not any("PYSPARK_PYTHON is not set" in one.text for one in found(without_python)), "said once"
-    assert "does not exist" in problems({**HERE, "PYSPARK_PYTHON": "/nowhere/python"})
+    assert "does not exist" in problems({**here, "PYSPARK_PYTHON": "/nowhere/python"})
 
 
-def test_a_python_of_the_driver_with_which_spark_cannot_find_the_sink_is_named(tmp_path: Path) -> None:
+def test_a_python_of_the_driver_with_which_spark_cannot_find_the_sink_is_named(
+    here: dict[str, str], tmp_path: Path
+) -> None:
     """Catches: PYSPARK_DRIVER_PYTHON=jupyter, with which Spark finds no installed data source."""
     notebook = tmp_path / "jupyter"
     notebook.write_text('#!/bin/sh\necho "jupyter: error: unrecognized arguments: -c" >&2\nexit 2\n')
     notebook.chmod(0o755)
-    named = problems({**HERE, "PYSPARK_DRIVER_PYTHON": str(notebook)})
+    named = problems({**here, "PYSPARK_DRIVER_PYTHON": str(notebook)})
     assert "jupyter: error: unrecognized arguments" in named
     assert "DATA_SOURCE_NOT_FOUND" in named
     assert "os.environ.pop('PYSPARK_DRIVER_PYTHON', None)" in named
-    assert "there is no such program" in problems({**HERE, "PYSPARK_DRIVER_PYTHON": "/nowhere/jupyter"})
+    assert "there is no such program" in problems({**here, "PYSPARK_DRIVER_PYTHON": "/nowhere/jupyter"})
     lacking = python_that_prints(tmp_path, json.dumps([[3, 12], None, ["kafka_sink", "lz4"]]))
-    assert "it lacks kafka_sink, lz4" in problems({**HERE, "PYSPARK_DRIVER_PYTHON": lacking})
+    assert "it lacks kafka_sink, lz4" in problems({**here, "PYSPARK_DRIVER_PYTHON": lacking})
 
-    complete = {**HERE, "PYSPARK_DRIVER_PYTHON": python_that_prints(tmp_path, '[[3, 12], "4.3.0", []]')}
+    complete = {**here, "PYSPARK_DRIVER_PYTHON": python_that_prints(tmp_path, '[[3, 12], "4.3.0", []]')}
     assert problems(complete) == ""
     assert any("on executors, too" in one.text for one in found(complete))
     assert not any("DRIVER" in one.text for one in found({**HERE, "PYSPARK_DRIVER_PYTHON": sys.executable}))
@@ -144,75 +158,81 @@ def test_the_doctor_imports_nothing_that_another_user_planted(
     assert not evidence.exists()
 
 
-def test_a_relative_path_of_the_workers_python_is_relative_to_where_the_job_starts(in_tmp_path: Path) -> None:
+def test_a_relative_path_of_the_workers_python_is_relative_to_where_the_job_starts(
+    here: dict[str, str], in_tmp_path: Path
+) -> None:
     """Catches: the program of that name in the folder that the doctor starts it in."""
     python_that_prints(in_tmp_path, json.dumps([[3, 9], None, []]))
-    assert "PYTHON_VERSION_MISMATCH" in problems({**HERE, "PYSPARK_PYTHON": "./python"})
+    assert "PYTHON_VERSION_MISMATCH" in problems({**here, "PYSPARK_PYTHON": "./python"})
 
 
-def test_a_folder_that_anybody_may_write_to_and_python_imports_from_is_named(in_tmp_path: Path) -> None:
+def test_a_folder_that_anybody_may_write_to_and_python_imports_from_is_named(
+    here: dict[str, str], in_tmp_path: Path
+) -> None:
     """Spark's workers are started by ``-m``, which puts the driver's folder first."""
     in_tmp_path.chmod(0o777)
-    notes = [one.text for one in found(HERE) if one.level is Level.NOTE]
+    notes = [one.text for one in found(here) if one.level is Level.NOTE]
     assert any(f"imports from {in_tmp_path}" in note and "folder of your own" in note for note in notes)
     in_tmp_path.chmod(0o755)
-    assert not any("imports from" in one.text for one in found(HERE))
+    assert not any("imports from" in one.text for one in found(here))
 
 
-def test_an_unset_pyspark_python_is_noted() -> None:
-    environ = {name: value for name, value in HERE.items() if name != "PYSPARK_PYTHON"}
+def test_an_unset_pyspark_python_is_noted(here: dict[str, str]) -> None:
+    environ = {name: value for name, value in here.items() if name != "PYSPARK_PYTHON"}
     assert any("PYSPARK_PYTHON is not set" in one.text for one in found(environ))
 
 
-def test_java_is_checked(tmp_path: Path) -> None:
-    assert "there is no Java" in problems({**HERE, "JAVA_HOME": "", "PATH": str(tmp_path)})
+def test_java_is_checked(here: dict[str, str], tmp_path: Path) -> None:
+    assert "there is no Java" in problems({**here, "JAVA_HOME": "", "PATH": str(tmp_path)})
     (tmp_path / "bin").mkdir()
     java = tmp_path / "bin" / "java"
     java.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\" 2019' >&2\n")
     java.chmod(0o755)
-    assert "Java 11.0.2" in problems({**HERE, "JAVA_HOME": str(tmp_path)})
+    assert "Java 11.0.2" in problems({**here, "JAVA_HOME": str(tmp_path)})
     java.unlink()
-    assert "does not start" in problems({**HERE, "JAVA_HOME": str(tmp_path)})
+    assert "does not start" in problems({**here, "JAVA_HOME": str(tmp_path)})
 
 
-def test_a_folder_that_cannot_be_written_is_named() -> None:
-    assert "cannot write to /proc" in problems({**HERE, "SPARK_LOCAL_DIRS": "/proc"})
+def test_a_folder_that_cannot_be_written_is_named(here: dict[str, str]) -> None:
+    assert "cannot write to /proc" in problems({**here, "SPARK_LOCAL_DIRS": "/proc"})
 
 
-def test_options_brokers_and_topics_are_tried_and_nothing_is_created() -> None:
+def test_options_brokers_and_topics_are_tried_and_nothing_is_created(here: dict[str, str]) -> None:
     with FakeCluster({"there": 1}) as cluster:
         base = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "kafka.max.block.ms": "300"}
-        assert problems(HERE, base | {"topic": "there"}) == ""
+        assert problems(here, base | {"topic": "there"}) == ""
         never = {"kafka.allow.auto.create.topics": "false"}
-        assert "there is no topic 'missing'" in problems(HERE, base | never | {"topic": "missing"})
+        assert "there is no topic 'missing'" in problems(here, base | never | {"topic": "missing"})
         dead_letters = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": "dead-letters"}
-        assert "'dead-letters'" in problems(HERE, base | never | {"topic": "there"} | dead_letters)
-    assert "Did you mean" in problems(HERE, base | {"kafka.acsk": "all"})
-    assert "Connection refused" in problems(HERE, {**base, "kafka.bootstrap.servers": "127.0.0.1:1"})
+        assert "'dead-letters'" in problems(here, base | never | {"topic": "there"} | dead_letters)
+    assert "Did you mean" in problems(here, base | {"kafka.acsk": "all"})
+    assert "Connection refused" in problems(here, {**base, "kafka.bootstrap.servers": "127.0.0.1:1"})
 
 
 @pytest.mark.parametrize(
     ("option", "said"),
     [("topic.create", "a job creates it"), ("kafka.allow.auto.create.topics", "unless brokers create it")],
 )
-def test_a_missing_topic_that_a_job_would_create_is_no_problem(option: str, said: str) -> None:
+def test_a_missing_topic_that_a_job_would_create_is_no_problem(
+    here: dict[str, str], option: str, said: str
+) -> None:
     """Catches: a problem where none is, and a setting in its text that nobody made."""
     with FakeCluster({"there": 1}) as cluster:
         given = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "kafka.max.block.ms": "300"}
-        seen = found(HERE, given | {"topic": "missing", option: "true"})
-        assert found(HERE, given | {"topic": "missing", option: "true"}) == seen, "it has created the topic"
+        seen = found(here, given | {"topic": "missing", option: "true"})
+        assert found(here, given | {"topic": "missing", option: "true"}) == seen, "it has created the topic"
     assert not [one for one in seen if one.level is Level.PROBLEM]
     assert any(said in one.text for one in seen if one.level is Level.NOTE)
     assert any("brokers and login: usable" in one.text for one in seen)
 
 
-def test_a_cluster_is_checked_without_a_change() -> None:
+def test_a_cluster_is_checked_without_a_change(here: dict[str, str]) -> None:
     """Catches: a dead address that others hide, and a broker that cannot be reached at its own address."""
     with FakeCluster({"orders": 3}, brokers=3) as cluster, refusing_port() as port:
         dead = f"127.0.0.1:{port}"
         given = {"kafka.bootstrap.servers": f"{cluster.bootstrap_servers},{dead}", "topic": "orders"}
         given |= {"kafka.max.block.ms": "1000"}
-        text = "\n".join(map(str, found(HERE, given)))
+        text = "\n".join(map(str, found(here, given)))
         assert "an address of kafka.bootstrap.servers is dead: could not connect to any broker within" in text
         assert f"{dead}: connecting by TCP failed: Connection refused" in text
         assert "cluster fake: 3 brokers" in text
@@ -220,7 +240,7 @@ def test_a_cluster_is_checked_without_a_change() -> None:
         assert "PROBLEM" not in text
         cluster.move_leader("orders", 1, -1)
         cluster.stop(2)
-        text = problems(HERE, given)
+        text = problems(here, given)
     assert "broker 2 cannot be reached at its own address" in text
     assert "topic 'orders': no leader for partitions 1" in text
 
@@ -263,9 +283,9 @@ def test_the_settings_of_a_session_are_checked() -> None:
     assert [one.level for one in quiet] == [Level.OK]
 
 
-def test_all_mistakes_in_options_are_told_at_once() -> None:
+def test_all_mistakes_in_options_are_told_at_once(here: dict[str, str]) -> None:
     given = {"kafka.acsk": "all", "kafka.linger.ms": "soon", "max.rows.per.secnd": "5", "topic": "t"}
-    text = problems(HERE, {**given, "kafka.bootstrap.servers": "127.0.0.1:1"})
+    text = problems(here, {**given, "kafka.bootstrap.servers": "127.0.0.1:1"})
     for name in ("kafka.acsk", "kafka.linger.ms", "max.rows.per.secnd"):
         assert f"'{name}'" in text
     assert "Connection refused" not in text

@@ -59,18 +59,15 @@ def test_other_errors_have_none() -> None:
     assert libraries.explanation(ImportError("lz4")) is None
 
 
-def test_what_others_may_write_to_is_not_imported_by_child_processes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Catches: folders of another user, and those that a group may write to; and theirs below."""
-    own, shared, group, below = (tmp_path / name for name in ("own", "shared", "group", "shared/below"))
-    for folder, mode in ((own, 0o755), (shared, 0o777), (group, 0o775), (below, 0o755)):
+def test_what_others_may_write_to_is_not_imported_by_child_processes(tmp_path: Path) -> None:
+    """Catches: folders of another user; and theirs below."""
+    own, shared, below = (tmp_path / name for name in ("own", "shared", "shared/below"))
+    for folder, mode in ((own, 0o755), (shared, 0o777), (below, 0o755)):
         folder.mkdir()
         folder.chmod(mode)
-    monkeypatch.setattr(libraries, "_is_own_group", lambda number: False)
     archive = own / "job.zip"
     archive.write_bytes(b"")
-    everything = [str(one) for one in (own, shared, group, below, archive)]
+    everything = [str(one) for one in (own, shared, below, archive)]
     assert libraries.path_for_child(everything).split(os.pathsep) == [str(own), str(archive)]
     archive.chmod(0o666)
     assert libraries.path_for_child(everything) == str(own)
@@ -83,13 +80,22 @@ def test_what_others_may_write_to_is_not_imported_by_child_processes(
     assert not libraries.others_may_write(str(tmp_path / "missing"))
 
 
-def test_a_users_own_group_and_roots_are_not_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    name = pwd.getpwuid(os.geteuid()).pw_name
-    groups = {7: SimpleNamespace(gr_name=name, gr_mem=[name]), 8: SimpleNamespace(gr_name="staff", gr_mem=[])}
-    groups[9] = SimpleNamespace(gr_name=name, gr_mem=["mallory"])
-    monkeypatch.setattr(grp, "getgrgid", groups.__getitem__)
-    found = [libraries._is_own_group(number) for number in (0, 7, 8, 9, 10)]
-    assert found == [True, True, False, False, False]
+def test_what_a_group_may_write_to_is_others_unless_it_is_the_users_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.chmod(0o775)
+    assert not libraries.others_may_write(str(tmp_path)), "root's, or the user's"
+    if os.geteuid() == 0:
+        os.chown(tmp_path, -1, 12_345)
+    name, group = pwd.getpwuid(os.geteuid()).pw_name, tmp_path.stat().st_gid
+    for known, others in (
+        ({}, True),
+        ({group: SimpleNamespace(gr_name=name, gr_mem=[name])}, False),
+        ({group: SimpleNamespace(gr_name="staff", gr_mem=[])}, True),
+        ({group: SimpleNamespace(gr_name=name, gr_mem=["mallory"])}, True),
+    ):
+        monkeypatch.setattr(grp, "getgrgid", known.__getitem__)
+        assert libraries.others_may_write(str(tmp_path)) == others, known
 
 
 def test_a_module_is_run_without_the_current_folder(tmp_path: Path) -> None:

@@ -423,16 +423,6 @@ def test_the_methods_of_the_kip(manager: CircuitBreakManager) -> None:
     assert not manager.refresh()
 
 
-def test_congested_brokers_are_no_trips(manager: CircuitBreakManager) -> None:
-    manager.mute_congested(1)
-    assert manager.congested == {1}
-    assert not manager.refresh()
-    manager.unmute_congested(1)
-    manager.unmute_congested(1)
-    assert not manager.congested
-    assert manager.local.own_trips == 0
-
-
 def test_a_brokers_mute_follows_its_partitions(manager: CircuitBreakManager, cluster: Cluster) -> None:
     manager.mute(1)
     mutes = manager.refresh()

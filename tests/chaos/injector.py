@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter
 from collections.abc import Sequence
 
@@ -59,9 +58,9 @@ class Injector:
         else:
             if event.fault is Fault.FREEZE_KILL:
                 cluster.freeze(broker)
-                time.sleep(_FROZEN_S)
+                self._stopped.wait(_FROZEN_S)
             cluster.kill(broker)
-        time.sleep(event.lasts_ms / 1000)
+        self._stopped.wait(event.lasts_ms / 1000)
         if event.fault is Fault.FREEZE:
             cluster.thaw(broker)
         else:

@@ -149,7 +149,7 @@ def _work(
     for number in range(_MAX_TASKS):
         task = index * 10_000 + number
         attempt = 0
-        while not _attempt(index, worker, options, plan, task, attempt, load):
+        while not _attempt(index, worker, options, plan, task, attempt, load, stop):
             attempt += 1
         if stop.is_set():
             return
@@ -164,6 +164,7 @@ def _attempt(
     task: int,
     attempt: int,
     load: Load,
+    stop: threading.Event,
 ) -> bool:
     """Whether it was acknowledged."""
     rows = worker.units * worker.unit_rows
@@ -172,7 +173,7 @@ def _attempt(
         with task_producer(options, plan) as producer:
             for unit in range(worker.units):
                 producer.send(ordered_rows_of(task, attempt, unit * worker.unit_rows, worker.unit_rows))
-                time.sleep(worker.pause_ms / 1000)
+                stop.wait(worker.pause_ms / 1000)
             result = producer.finish()
     except KafkaSinkError as error:
         with load.lock:

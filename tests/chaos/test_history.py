@@ -82,13 +82,6 @@ def test_a_double_is_found_in_acknowledged_and_failed_attempts(task: bytes) -> N
     assert Invariant.ORDERED not in found
 
 
-def test_the_same_row_of_two_attempts_is_no_double() -> None:
-    attempts, log = history()
-    values = {r.value for r in log}
-    assert {value_of(2, 0, 5), value_of(2, 1, 5)} <= values
-    assert not check(attempts, log)
-
-
 def test_rows_of_one_key_that_change_places_are_found() -> None:
     attempts, log = history()
     of_key = [i for i, r in enumerate(log) if (r.value or b"").startswith(b"1 0 ") and r.key == b"k3"]

@@ -10,7 +10,6 @@ import random
 import struct
 
 import pyarrow as pa
-import pytest
 
 from kafka_sink.model import CompressionType
 from kafka_sink.options import parse
@@ -25,28 +24,20 @@ CODECS = [codec.name.lower() for codec in CompressionType]
 
 
 def tables() -> list[pa.RecordBatch]:
-    """11 MiB that shrink well, then less, then hardly: estimates are right, too high and too low."""
+    """7 MiB that shrink well, then less, then hardly: estimates are right, too high and too low."""
     chance = random.Random(7)
     made = []
     for number in range(16):
         share = (0.1, 0.4, 0.9, 0.2)[number // 4]
         values = []
-        for row in range(3_000):
+        for row in range(2_000):
             noise = chance.randbytes(int(230 * share))
             values.append(
                 b'{"table":%d,"row":%d,' % (number, row) + noise + b"abcdefgh" * ((230 - len(noise)) // 8)
             )
         keys = [b"key-%d" % chance.randrange(1_000) for _ in values]
         times = pa.array([1_700_000_000_000_000 + number] * len(values), pa.timestamp("us", tz="UTC"))
-        made.append(
-            pa.record_batch(
-                {
-                    "key": pa.array(keys, pa.binary()),
-                    "value": pa.array(values, pa.binary()),
-                    "timestamp": times,
-                }
-            )
-        )
+        made.append(pa.record_batch({"key": keys, "value": values, "timestamp": times}))
     return made
 
 
@@ -76,11 +67,11 @@ def log_of(codec: str, strategy: str, rows: list[pa.RecordBatch]) -> list[tuple[
         ]
 
 
-@pytest.mark.parametrize("codec", CODECS)
-def test_equal_rows_make_equal_batches(codec: str, environ: Environ) -> None:
+def test_equal_rows_make_equal_batches(environ: Environ) -> None:
     environ(KAFKA_SINK_TEST_STRATEGY=None)
     rows = tables()
-    expected = log_of(codec, "incremental", rows)
-    assert len(expected) > 30
-    for strategy in ("full", "incremental", "full"):
-        assert log_of(codec, strategy, rows) == expected, strategy
+    for codec in CODECS:
+        expected = log_of(codec, "incremental", rows)
+        assert len(expected) > 30
+        for strategy in ("full", "incremental"):
+            assert log_of(codec, strategy, rows) == expected, (codec, strategy)

@@ -56,14 +56,6 @@ CODECS = list(CompressionType)
 Wire = list[bytes]
 
 
-def full(pool: BufferPool, batch_size: int) -> BufferAllocator:
-    return full_allocator(pool, batch_size)
-
-
-def incremental(pool: BufferPool, batch_size: int) -> BufferAllocator:
-    return incremental_allocator(pool, batch_size)
-
-
 def scattered(pool: BufferPool, batch_size: int) -> BufferAllocator:
     """Chunks that were used before, in any order, so that few lie side by side."""
     arena = pool.arena(chunk_size(batch_size))
@@ -235,15 +227,15 @@ def test_the_wire_is_the_same_whatever_holds_the_batches(
     codec: CompressionType, shape: Shape, slab_chunks: int
 ) -> None:
     with patch.object(arena, "_SLAB_CHUNKS", slab_chunks):
-        expected = Run(shape, codec, full).everything()
-        for strategy in (incremental, scattered, finest):
+        expected = Run(shape, codec, full_allocator).everything()
+        for strategy in (incremental_allocator, scattered, finest):
             assert Run(shape, codec, strategy).everything() == expected, strategy.__name__
 
 
 def test_the_runs_above_are_of_many_kinds() -> None:
     """Several batches to a partition, several blocks to a batch, and splits: else little was compared."""
     shape = Shape(1, 300_000, (400, 400, 400), 4000, 0.3, "any", 0.3, 3)
-    run = Run(shape, CompressionType.LZ4, incremental)
+    run = Run(shape, CompressionType.LZ4, incremental_allocator)
     wire = run.everything()
     assert run.batches > 2 * PARTITIONS
     assert limits_of(run.accumulator).largest_batch < run.shape.batch_size

@@ -216,14 +216,16 @@ class Task:
         assert metrics.heap_bytes <= self.pool.heap_limit_bytes + beyond
 
 
-@settings(max_examples=tries(20), deadline=None)
+@settings(max_examples=tries(12), deadline=None)
 @given(shape=shapes)
 def test_a_task_ends_with_every_row_written_or_refused_whatever_its_memory(shape: Shape) -> None:
     Task(shape).run()
 
 
-@pytest.mark.parametrize("full", [True, False], ids=["full", "incremental"])
-@pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.name.lower())
+# Under full all codecs reserve raw bytes, as gzip does under both.
+@pytest.mark.parametrize(
+    ("codec", "full"), [*((codec, False) for codec in CODECS), (CompressionType.LZ4, True)], ids=str
+)
 def test_refusals_cease_once_the_topic_has_taught_what_it_takes(codec: CompressionType, full: bool) -> None:
     """512, 256 and 128 KiB are refused; then every batch, a queued one too, is cut to 64 before it goes."""
     shape = Shape(3, codec, full, 512 << 10, 4, 65_536, 1_500, 0.5, 0.0, 30, 2)
