@@ -59,8 +59,7 @@ exactly-once: $(STAMP) java  ## kill drivers, workers, brokers of queries that w
 fuzz: export KAFKA_CHUNKED_TEST_EFFORT := $(EFFORT)
 fuzz: $(STAMP)  ## search for harmful responses and orders of events, ten times as long as make test does (EFFORT=10)
 	@$(BIN)/python -m pytest tests/network tests/delivery/test_hostile_responses.py tests/scenarios/test_batch_lifecycle.py \
-		tests/scenarios/test_tight_memory.py tests/scenarios/test_strategies_agree.py \
-		tests/transactions/test_protocol_model.py \
+		tests/scenarios/test_tight_memory.py tests/transactions/test_protocol_model.py \
 		-k "fuzz or client_faults or hostile or lifecycle or whatever or protocol_model" $(ARGS)
 
 smoke: export KAFKA_CHUNKED_TEST_EFFORT := 2

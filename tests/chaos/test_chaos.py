@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,17 +12,11 @@ from kafka_sink.engine.batch import ProducerBatch
 from kafka_sink.engine.response_classifier import Verdict
 from kafka_sink.engine.responses import ResponseHandler
 from local_kafka import LocalBroker
-from tests.chaos.history import KEYS, Attempt, Invariant, check
-from tests.chaos.rounds import RoundReport, await_in_sync, read, run_round, strike
+from tests.chaos.history import Invariant
+from tests.chaos.rounds import RoundReport, run_round
 from tests.chaos.schedule import BACKOFFS, Event, Fault, Schedule, Worker, draw
-from tests.support.proxy import ProxyCluster
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.chaos
-_ROWS = 2_000
-_SPARK_TASKS = 2
 _PATIENT = {"request.timeout.ms": 2_000, "delivery.timeout.ms": 90_000}
 
 
@@ -36,47 +28,6 @@ def test_rounds_keep_every_promise(cluster3: LocalBroker, fault: Fault | None) -
     assert not report.failures
     assert report.retries > 0, "nothing was hit"
     assert sum(report.faults.values()) == len(schedule.wire) + len(schedule.brokers)
-
-
-def test_a_round_through_spark(spark: SparkSession, cluster3: LocalBroker) -> None:
-    """Job after job while a broker is frozen, killed and restarted and connections break."""
-    topic, partitions = "chaos-spark", 6
-    cluster3.create_topic(topic, partitions, config={"min.insync.replicas": 2})
-    schedule = draw(23, Fault.FREEZE_KILL, wire=4)
-    attempts: list[Attempt] = []
-    with ProxyCluster(cluster3.bootstrap_servers) as proxies:
-        faults = threading.Thread(target=strike, args=(cluster3, proxies, schedule), name="chaos-faults")
-        # The first job starts the workers. Jobs stay in this thread: Spark finds no data source from another.
-        while not attempts or faults.is_alive():
-            first = len(attempts)
-            _spark_job(spark, proxies.bootstrap_servers, topic, first)
-            attempts.extend(Attempt(part, first + part, 0, _ROWS, True) for part in range(_SPARK_TASKS))
-            if first == 0:
-                faults.start()
-    await_in_sync(cluster3, topic)
-    assert len(attempts) >= 2 * _SPARK_TASKS, "no job ran beside the faults"
-    violations = check(attempts, read(cluster3.bootstrap_servers, topic, partitions))
-    assert not violations, str(violations)
-
-
-def _spark_job(spark: SparkSession, bootstrap_servers: str, topic: str, first_task: int) -> None:
-    """As ``key_of`` and ``value_of`` make rows, in SQL."""
-    options = {f"kafka.{name}": str(value) for name, value in {**_PATIENT, **BACKOFFS}.items()}
-    rows = spark.range(0, _SPARK_TASKS * _ROWS, 1, _SPARK_TASKS).selectExpr(
-        f"{first_task} + id div {_ROWS} AS task", f"id % {_ROWS} AS number"
-    )
-    (
-        rows.selectExpr(
-            f"concat('k', number % {KEYS}) AS key",
-            "concat(task, ' 0 ', number, ' ', repeat('x', cast(number * 7 % 90 AS int))) AS value",
-        )
-        .write.format("kafka-chunked")
-        .mode("append")
-        .option("kafka.bootstrap.servers", bootstrap_servers)
-        .option("topic", topic)
-        .options(**options)
-        .save()
-    )
 
 
 # -- that it can fail ------------------------------------------------------------------------------------

@@ -72,33 +72,37 @@ def test_what_was_not_acknowledged_may_be_missing() -> None:
     assert not check(attempts, [r for r in log if not (r.value or b"").startswith(b"2 0 ")])
 
 
+def of(task: bytes, log: list[Record], key: bytes | None = None) -> list[int]:
+    """Places of an attempt's rows in the log."""
+    return [
+        place
+        for place, record in enumerate(log)
+        if (record.value or b"").startswith(task) and key in (None, record.key)
+    ]
+
+
 @pytest.mark.parametrize("task", [b"1 0 ", b"2 0 "])
 def test_a_double_is_found_in_acknowledged_and_failed_attempts(task: bytes) -> None:
     attempts, log = history()
-    double = next(r for r in log if (r.value or b"").startswith(task))
-    end = max(r.offset for r in log if r.partition == double.partition) + 1
-    found = broken(attempts, [*log, double._replace(offset=end)])
+    found = broken(attempts, [*log, log[of(task, log)[0]]._replace(offset=9999)])
     assert Invariant.ONCE in found
     assert Invariant.ORDERED not in found
 
 
 def test_rows_of_one_key_that_change_places_are_found() -> None:
     attempts, log = history()
-    of_key = [i for i, r in enumerate(log) if (r.value or b"").startswith(b"1 0 ") and r.key == b"k3"]
-    first, second = of_key[:2]
-    log[first], log[second] = (
-        log[first]._replace(value=log[second].value),
-        log[second]._replace(value=log[first].value),
-    )
+    first, second = of(b"1 0 ", log, b"k3")[:2]
+    values = log[first].value, log[second].value
+    log[second], log[first] = log[second]._replace(value=values[0]), log[first]._replace(value=values[1])
     assert broken(attempts, log) == {Invariant.ORDERED}
 
 
 def test_rows_of_different_keys_may_change_places() -> None:
     attempts, log = history()
-    a, b = [i for i, r in enumerate(log) if r.partition == 0][:2]
-    log[a], log[b] = (
-        log[a]._replace(key=log[b].key, value=log[b].value),
-        log[b]._replace(key=log[a].key, value=log[a].value),
+    one, other = [place for place, record in enumerate(log) if record.partition == 0][:2]
+    log[one], log[other] = (
+        log[other]._replace(offset=log[one].offset),
+        log[one]._replace(offset=log[other].offset),
     )
     assert not check(attempts, log)
 
@@ -129,9 +133,7 @@ def test_a_key_in_two_partitions_is_found() -> None:
 
 def test_a_late_write_of_an_acknowledged_task_is_found() -> None:
     attempts, log = history()
-    moved = next(r for r in log if (r.value or b"").startswith(b"1 0 "))
-    log.remove(moved)
-    log.append(moved._replace(offset=9999))
+    log.append(log.pop(of(b"1 0 ", log)[0])._replace(offset=9999))
     unseen = [replace(attempts[0], result=None), *attempts[1:]]
     assert Invariant.SUCCESSIVE in broken(unseen, log)
     elsewhere = [replace(attempts[0], result=None, worker=7), *attempts[1:]]

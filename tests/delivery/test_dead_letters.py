@@ -211,6 +211,22 @@ def test_refused_rows_get_their_dead_letters_while_the_task_waits_for_more_rows(
         assert (written(cluster), dead_letters_in(cluster)) == ([24], 24)
 
 
+@pytest.mark.parametrize("strategy", ["full", "incremental"])
+def test_dead_letters_are_written_while_rows_wait_for_memory_that_refused_rows_hold(strategy: str) -> None:
+    """The task's thread writes dead letters, and it waits for the memory of the rows of which they are."""
+    extra = {"kafka.buffer.memory.allocation.strategy": strategy}
+    memory = {"buffer_memory": MIB, "batch_size": MIB // 8, "max_block_ms": 30_000}
+    with FakeCluster({TOPIC: 1, DEAD_LETTERS: 1}, max_message_bytes={TOPIC: 5_000}) as cluster:
+        with tolerant(cluster, extra=extra, **memory) as producer:
+            for start in range(0, 600, 50):
+                some = [large(number, 10_000 if number % 5 else 200) for number in range(start, start + 50)]
+                producer.send(pa.concat_batches(some))
+            result = producer.finish()
+        assert (result.records, result.skipped) == (120, 480)
+        assert written(cluster) == list(range(0, 600, 5))
+        assert dead_letters_in(cluster) == 480
+
+
 def test_topics_that_stay_refused_cost_one_wait_for_all_of_them(bound_waits: BoundWaits) -> None:
     bound_waits(refused_ms=800.0)
     names = [f"rejected-{number}" for number in range(6)]
@@ -537,26 +553,3 @@ def test_brokers_may_refuse_every_row_of_large_batches_by_name(broker: LocalBrok
     assert found["skipped"] == 15_000
     assert found["peak_mib"] < 450
     assert found["retries"] == 0
-
-
-@pytest.mark.parametrize("strategy", ["full", "incremental"])
-def test_dead_letters_are_written_while_rows_wait_for_memory_that_refused_rows_hold(
-    broker: LocalBroker, strategy: str
-) -> None:
-    """The task's thread writes dead letters, and it waits for the memory of the rows of which they are."""
-    name = f"small-pool-{strategy}"
-    options = {
-        "kafka_buffer_memory": MIB,
-        "kafka_batch_size": MIB // 8,
-        "kafka_max_block_ms": 30_000,
-        "kafka_compression_type": "zstd",
-        "kafka_buffer_memory_allocation_strategy": strategy,
-    }
-    found = rejected_rows_job(broker, name, 15_000, 100, keyed=5, **options)
-    assert (found["records"], found["skipped"]) == (3_000, 12_000)
-    numbers = {
-        topic: sorted(int((row.value or b"")[:9]) for row in read_topic(broker, topic))
-        for topic in (name, f"{name}-dead-letters")
-    }
-    assert numbers[name] == list(range(0, 15_000, 5))
-    assert numbers[f"{name}-dead-letters"] == [number for number in range(15_000) if number % 5]

@@ -74,7 +74,7 @@ def write(spark: SparkSession, broker: LocalBroker, topic: str, records: list[Re
         .option("kafka.bootstrap.servers", broker.bootstrap_servers)
         .option("kafka.compression.type", codec)
         .option("kafka.batch.size", "65536")
-        # What is sent is the same with both (tests/scenarios/test_strategies_agree.py).
+        # What is sent is the same with both (tests/scenarios/test_equal_batches.py).
         .option("kafka.buffer.memory.allocation.strategy", ("incremental", "full")[CODECS.index(codec) % 2])
         .save()
     )

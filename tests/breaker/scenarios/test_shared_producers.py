@@ -21,7 +21,7 @@ from kafka_sink.task.producer import Producer
 from kafka_sink.task.producer_cache import task_producer
 from tests.support.breaker_cluster import IdleBreaker
 from tests.support.coordinator_harness import serving
-from tests.support.fake_broker import PRODUCE, FakeCluster
+from tests.support.fake_broker import FakeCluster
 from tests.support.scripted_cluster import PATIENCE_S, TOPIC, mutes, rows, written
 from tests.support.waiting import repeat_until, throughout, until
 
@@ -51,18 +51,17 @@ def options_of(cluster: FakeCluster, **breaker: object) -> dict[str, str]:
 
 
 @contextmanager
-def job(raw: Mapping[str, str], tasks: int) -> Iterator[tuple[Callable[[], None], list[Producer]]]:
-    """Tasks of one job that know their coordinator, and what ends it."""
+def job(raw: Mapping[str, str], tasks: int) -> Iterator[list[Producer]]:
+    """Tasks of one job that know their coordinator."""
     options = parse(raw).options
     plan = ColumnPlan.of([("value", "binary"), ("partition", "int")], TOPIC)
     services: Services = {MetadataService: MetadataService, BreakerService: BreakerService}
-    with ExitStack() as coordinator, ExitStack() as stack:
-        running = coordinator.enter_context(serving(services=services))
+    with serving(services=services) as running, ExitStack() as stack:
         producers = [
             stack.enter_context(task_producer(options, plan, running.address, None)) for _ in range(tasks)
         ]
         until(lambda: running.connections, "their coordinator is found")
-        yield coordinator.close, producers
+        yield producers
 
 
 def keyless(producer: Producer, number: int) -> None:
@@ -74,7 +73,7 @@ def keyless(producer: Producer, number: int) -> None:
 
 def test_a_broker_that_one_task_finds_frozen_rests_for_both(cluster: FakeCluster) -> None:
     numbers = itertools.count()
-    with job(options_of(cluster), 2) as (_, (first, second)):
+    with job(options_of(cluster), 2) as (first, second):
 
         def send_until(condition: Callable[[], object], what: str) -> None:
             repeat_until(condition, lambda: keyless(first, next(numbers)), what, PATIENCE_S, 0.002)
@@ -123,7 +122,7 @@ def test_what_an_own_class_mutes_rests_for_both(cluster: FakeCluster) -> None:
         f"{BREAKER}class": f"{__name__}.MutesAfterFirst",
         f"{BREAKER}mute.retry.interval": "1500",
     }
-    with job(raw, 2) as (_, (first, second)):
+    with job(raw, 2) as (first, second):
         first.send(rows(0, 1))
         second.send(rows(1, 1, partition=1))
         until(lambda: written(cluster, 0), "a batch of its own")
@@ -134,20 +133,3 @@ def test_what_an_own_class_mutes_rests_for_both(cluster: FakeCluster) -> None:
         until(lambda: not mutes(first), "the second's probe got through")
         first.finish()
     assert written(cluster, 0) == [0, *range(2, 11)]
-
-
-def test_a_coordinator_that_is_lost_leaves_each_task_its_own_breaker(cluster: FakeCluster) -> None:
-    with job(options_of(cluster), 2) as (end_coordinator, (first, second)):
-        first.send(rows(0, 1))
-        second.send(rows(1, 1, partition=1))
-        until(lambda: written(cluster), "the broker's usual time is known")
-        end_coordinator()
-        cluster.freeze(0)
-        first.send(rows(2, 1))
-        until(lambda: P0 in mutes(first), "its own breaker works")
-        assert P0 not in mutes(second)
-        cluster.thaw(0)
-        first.finish()
-        second.finish()
-    assert written(cluster, 0) == [0, 2]
-    assert len(cluster.received(PRODUCE)) >= 3
