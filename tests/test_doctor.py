@@ -35,11 +35,20 @@ def problems(environ: dict[str, str], options: dict[str, str] | None = None) -> 
     return "\n".join(one.text for one in found(environ, options) if one.level is Level.PROBLEM)
 
 
-def python_that_prints(folder: Path, line: str) -> str:
-    file = folder / "python"
-    file.write_text(f"#!/bin/sh\ncat <<'END'\n{line}\nEND\n")
+def notes(environ: dict[str, str], options: dict[str, str] | None = None) -> str:
+    return "\n".join(one.text for one in found(environ, options) if one.level is Level.NOTE)
+
+
+def program(folder: Path, script: str, name: str = "python") -> str:
+    """One that anybody can run."""
+    file = folder / name
+    file.write_text(f"#!/bin/sh\n{script}\n")
     file.chmod(0o755)
     return str(file)
+
+
+def python_that_prints(folder: Path, line: str) -> str:
+    return program(folder, f"cat <<'END'\n{line}\nEND")
 
 
 @pytest.fixture(scope="module")
@@ -47,17 +56,14 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """An environment in which all is well, whose workers' Python and Java answer at once."""
     folder = tmp_path_factory.mktemp("here")
     (folder / "bin").mkdir()
-    java = folder / "bin" / "java"
-    java.write_text("#!/bin/sh\necho 'openjdk version \"17.0.2\" 2022' >&2\n")
-    java.chmod(0o755)
+    program(folder / "bin", "echo 'openjdk version \"17.0.2\" 2022' >&2", "java")
     answer = json.dumps([sys.version_info[:2], metadata.version("pyspark"), []])
     return {**HERE, "JAVA_HOME": str(folder), "PYSPARK_PYTHON": python_that_prints(folder, answer)}
 
 
 def test_nothing_to_mend_here() -> None:
     assert problems(HERE) == ""
-    notes = [one.text for one in found(HERE) if one.level is Level.NOTE]
-    assert any("no broker was asked" in note for note in notes)
+    assert "no broker was asked" in notes(HERE)
 
 
 @pytest.mark.parametrize(
@@ -122,10 +128,8 @@ def test_a_python_of_the_driver_with_which_spark_cannot_find_the_sink_is_named(
     here: dict[str, str], tmp_path: Path
 ) -> None:
     """Catches: PYSPARK_DRIVER_PYTHON=jupyter, with which Spark finds no installed data source."""
-    notebook = tmp_path / "jupyter"
-    notebook.write_text('#!/bin/sh\necho "jupyter: error: unrecognized arguments: -c" >&2\nexit 2\n')
-    notebook.chmod(0o755)
-    named = problems({**here, "PYSPARK_DRIVER_PYTHON": str(notebook)})
+    notebook = program(tmp_path, 'echo "jupyter: error: unrecognized arguments: -c" >&2; exit 2', "jupyter")
+    named = problems({**here, "PYSPARK_DRIVER_PYTHON": notebook})
     assert "jupyter: error: unrecognized arguments" in named
     assert "DATA_SOURCE_NOT_FOUND" in named
     assert "os.environ.pop('PYSPARK_DRIVER_PYTHON', None)" in named
@@ -171,8 +175,9 @@ def test_a_folder_that_anybody_may_write_to_and_python_imports_from_is_named(
 ) -> None:
     """Spark's workers are started by ``-m``, which puts the driver's folder first."""
     in_tmp_path.chmod(0o777)
-    notes = [one.text for one in found(here) if one.level is Level.NOTE]
-    assert any(f"imports from {in_tmp_path}" in note and "folder of your own" in note for note in notes)
+    said = notes(here)
+    assert f"imports from {in_tmp_path}" in said
+    assert "folder of your own" in said
     in_tmp_path.chmod(0o755)
     assert not any("imports from" in one.text for one in found(here))
 
@@ -185,11 +190,9 @@ def test_an_unset_pyspark_python_is_noted(here: dict[str, str]) -> None:
 def test_java_is_checked(here: dict[str, str], tmp_path: Path) -> None:
     assert "there is no Java" in problems({**here, "JAVA_HOME": "", "PATH": str(tmp_path)})
     (tmp_path / "bin").mkdir()
-    java = tmp_path / "bin" / "java"
-    java.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\" 2019' >&2\n")
-    java.chmod(0o755)
+    java = program(tmp_path / "bin", "echo 'openjdk version \"11.0.2\" 2019' >&2", "java")
     assert "Java 11.0.2" in problems({**here, "JAVA_HOME": str(tmp_path)})
-    java.unlink()
+    Path(java).unlink()
     assert "does not start" in problems({**here, "JAVA_HOME": str(tmp_path)})
 
 

@@ -169,34 +169,6 @@ def test_a_broker_that_metadata_lost_keeps_its_name() -> None:
     assert "broker host1:9092 (id 1) since" in (bench.gate.explain(P0) or "")
 
 
-def test_a_failing_partition_is_muted_alone_and_a_probe_brings_it_back() -> None:
-    bench = Bench()
-    for _ in range(3):
-        bench.send(P0)
-        bench.answer(P0, REPLICAS)
-    mutes = run_pass(bench.gate, bench.now)
-    assert P0 in mutes
-    assert P3 not in mutes
-    assert not bench.gate.local.may_probe(P0)
-    assert bench.gate.next_change_ms(bench.now) == 2_000.0
-    bench.now = 2_000.0
-    run_pass(bench.gate, bench.now)
-    assert bench.gate.local.may_probe(P0)
-    bench.send(P0)
-    run_pass(bench.gate, bench.now)
-    assert not bench.gate.local.may_probe(P0), "one at a time"
-    bench.answer(P0, REPLICAS)
-    run_pass(bench.gate, bench.now)
-    assert not bench.gate.local.may_probe(P0)
-    bench.now = 4_000.0
-    run_pass(bench.gate, bench.now)
-    assert bench.gate.local.may_probe(P0)
-    bench.send(P0)
-    bench.answer(P0)
-    assert not run_pass(bench.gate, bench.now)
-    assert bench.manager.local.probes == 2
-
-
 class Recorder(PartitionCircuitBreaker):
     """Somebody's own class."""
 

@@ -187,16 +187,3 @@ def test_a_broker_that_dies_of_a_push_gets_no_other_for_long(
     client.connect()
     assert client.after(0) == AGAIN - 1_000
     assert client.counts == (1, 1)
-
-
-def test_a_broker_that_dies_over_the_question_is_asked_again_much_later(
-    cluster: FakeCluster, client: Client
-) -> None:
-    cluster.script(GET_SUBSCRIPTIONS, SWALLOWED)
-    client.subscribe()
-    assert client.after(0) == AGAIN
-    client.driver.clock.now += 1_000
-    client.connect()
-    client.after(AGAIN - 1_000)
-    client.settle(GET_SUBSCRIPTIONS, 2)
-    assert client.after(0) == INTERVAL
