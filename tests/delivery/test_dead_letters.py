@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -215,7 +215,7 @@ def test_refused_rows_get_their_dead_letters_while_the_task_waits_for_more_rows(
 def test_dead_letters_are_written_while_rows_wait_for_memory_that_refused_rows_hold(strategy: str) -> None:
     """The task's thread writes dead letters, and it waits for the memory of the rows of which they are."""
     extra = {"kafka.buffer.memory.allocation.strategy": strategy}
-    memory = {"buffer_memory": MIB, "batch_size": MIB // 8, "max_block_ms": 30_000}
+    memory: dict[str, Any] = {"buffer_memory": MIB, "batch_size": MIB // 8, "max_block_ms": 30_000}
     with FakeCluster({TOPIC: 1, DEAD_LETTERS: 1}, max_message_bytes={TOPIC: 5_000}) as cluster:
         with tolerant(cluster, extra=extra, **memory) as producer:
             for start in range(0, 600, 50):
