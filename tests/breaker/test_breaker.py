@@ -324,8 +324,7 @@ def test_a_task_does_not_wait_for_mutes_that_are_known() -> None:
 
 
 def test_topics_without_a_leader_are_refreshed_when_a_broker_is_probed() -> None:
-    """Catches: partitions of a broker that was out for long, and is back, that get no rows before their
-    metadata is five minutes old."""
+    """Catches: partitions of a broker that is back that get no rows until their metadata is old."""
     bench = Bench()
     stale = bench.cluster.stale
     bench.freeze()
@@ -411,8 +410,7 @@ def test_a_brokers_mute_follows_its_partitions(manager: CircuitBreakManager, clu
 def test_partitions_that_lose_their_leader_stay_muted_with_it(
     manager: CircuitBreakManager, cluster: Cluster
 ) -> None:
-    """Found by benchmarks/frozen_broker.py: the cluster takes the leadership from a frozen broker after its
-    session, and keys that were spread went back to partitions that nobody leads."""
+    """Catches: keys that were spread went back to a frozen broker's partitions once nobody led them."""
     manager.mute(1, "silent")
     assert A0 in manager.refresh()
     cluster.move(A0, -1)

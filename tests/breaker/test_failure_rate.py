@@ -107,8 +107,7 @@ def test_nothing_is_judged_before_so_many_rows_were_sent() -> None:
 
 
 def test_a_slow_stream_that_always_fails_is_muted() -> None:
-    """Catches: 50 rows a second that all fail for ten minutes, and trip nothing, as no ten seconds have a
-    thousand rows."""
+    """Catches: 50 rows a second that all fail and trip nothing, as no ten seconds have a thousand rows."""
     bench = Bench()
     while not bench.manager.is_muted(P0):
         assert bench.now < 25_000
@@ -356,13 +355,6 @@ def test_full_in_flight_mutes_for_keyless_rows_alone() -> None:
     assert bench.manager.local.own_trips == 0
     bench.answer(P0)
     assert not bench.manager.congested
-
-
-def test_bad_options_name_themselves() -> None:
-    with pytest.raises(ConfigurationError, match=r"Did you mean .*trigger\.message\.count'"):
-        Bench(trigger_mesage_count="5")
-    with pytest.raises(ConfigurationError, match=r"trigger\.failure\.perc' is out of bounds"):
-        Bench(trigger_failure_perc="101")
 
 
 outcomes = st.lists(st.tuples(st.sampled_from([1, 400, 2_600, 5_000, 11_000]), st.booleans()))

@@ -109,16 +109,6 @@ def test_hostile_responses_without_end_are_named_within_the_bounds(api: str) -> 
         assert len(cluster.received(APIS[api])) < 130
 
 
-def test_responses_byte_by_byte_through_the_whole_producer() -> None:
-    with FakeCluster({TOPIC: 2}, brokers=2) as cluster, ProxyCluster(cluster.bootstrap_servers) as proxies:
-        for proxy in proxies:
-            proxy.slow(trickle_bytes=1, trickle_ms=0.2)
-        with _bounded(30):
-            result = send(proxies, rows(0, 8), rows(8, 8))  # type: ignore[arg-type]  # it has an address, too
-        assert (result.records, result.retries) == (16, 0)
-        assert_once_in_order(cluster, 16)
-
-
 def test_a_connection_that_ends_after_any_byte_of_the_responses() -> None:
     """The cut falls into the responses to ApiVersions, Metadata, InitProducerId or Produce."""
     for count in (*range(1, 12), 20, 40, 60):

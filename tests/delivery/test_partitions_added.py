@@ -44,16 +44,6 @@ def test_a_partition_added_between_two_jobs_is_written() -> None:
         assert lookups(cluster) == 2
 
 
-def test_a_partition_added_in_mid_job_is_written() -> None:
-    with FakeCluster({TOPIC: 2}) as cluster:
-        with task(cluster) as producer:
-            producer.send(rows(0, 5, partition=1))
-            cluster.add_partitions(TOPIC, 3)
-            producer.send(rows(5, 5, partition=2))
-            assert producer.finish().records == 10
-        assert written(cluster, 2) == list(range(5, 10))
-
-
 def test_a_partition_that_brokers_tell_of_late_is_waited_for() -> None:
     with FakeCluster({TOPIC: 2}) as cluster, task(cluster, retry_backoff_max_ms=200) as producer:
 

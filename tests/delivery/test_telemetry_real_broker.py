@@ -20,7 +20,6 @@ from kafka_sink.model import CompressionType
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.task.producer import Producer
-from kafka_sink.task.producer_cache import task_producer
 from local_kafka import LocalBroker
 from tests.support.telemetry import Pushed, read
 from tests.support.waiting import repeat_until, until
@@ -198,17 +197,3 @@ def test_a_receiver_that_hangs_holds_up_no_task(receiver: Receiver) -> None:
         assert time.monotonic() - started < 10
     finally:
         hang.unlink()
-
-
-def test_a_producer_pushes_while_its_worker_waits_for_the_next_task(receiver: Receiver) -> None:
-    before = time.time()
-    plan = ColumnPlan.of([("value", "binary")], TOPIC)
-    with task_producer(parse(receiver.options("tasks")).options, plan) as producer:
-        producer.send(BATCH)
-        assert producer.finish().records == 1000
-    sent = len(receiver.pushes("tasks"))
-    until(lambda: len(receiver.pushes("tasks")) >= sent + 2, "pushes between tasks")
-    pushes = receiver.pushes("tasks")
-    assert len({push.instance_id for push in pushes}) == 1
-    assert any("record.queue.time.max" in push.metrics.values for push in pushes)
-    assert before < pushes[0].metrics.end_s <= time.time()

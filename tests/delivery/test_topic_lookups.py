@@ -118,17 +118,6 @@ def test_a_leader_named_in_a_produce_response_needs_no_lookup() -> None:
         assert written(cluster, "t") == 2
 
 
-def test_a_topic_recreated_between_tasks_is_written_under_its_new_id() -> None:
-    with FakeCluster({"t": 1}, brokers=2) as cluster:
-        write_one(cluster)
-        cluster.move_leader("t", 0, 1)
-        cluster.create_topic("t", 1)
-        with writing(cluster.bootstrap_servers) as producer:
-            producer.send(rows("t", "t"))
-            assert producer.finish().records == 2
-        assert written(cluster, "t") == 2
-
-
 @contextmanager
 def moved_cluster(*, frozen: bool, **options: object) -> Iterator[tuple[FakeCluster, Any]]:
     """A topic is written; then all brokers are gone or frozen, and the bootstrap address leads to others."""
@@ -183,17 +172,6 @@ def test_brokers_that_are_silent_for_the_trigger_time_are_given_up() -> None:
         assert written(new, "u") == 1
 
 
-def test_a_leader_that_stays_away_fails_rows_in_time() -> None:
-    """Stale metadata is asked for with backoff, not hundreds of times a second."""
-    with FakeCluster({"t": 1}, brokers=1) as cluster:
-        cluster.script(0, *[error(NOT_LEADER_OR_FOLLOWER)] * 500)
-        options = {"delivery_timeout_ms": 1500, "request_timeout_ms": 1000, "retry_backoff_max_ms": 300}
-        with pytest.raises(DeliveryError), writing(cluster.bootstrap_servers, **options) as producer:  # noqa: PT012 - either may raise it
-            producer.send(rows("t"))
-            producer.finish()
-        assert 2 <= len(asked(cluster)) <= 12
-
-
 @pytest.mark.parametrize("breaker", [{}, {"producer_circuit_breaker_class": "none"}])
 def test_who_leads_after_a_dead_broker_is_asked_until_somebody_does(breaker: dict[str, object]) -> None:
     """The cluster misses a broker after its session only; till then it names the dead one."""
@@ -213,19 +191,6 @@ def test_who_leads_after_a_dead_broker_is_asked_until_somebody_does(breaker: dic
         assert time.monotonic() - moved < 30
         assert len(asked(cluster)) <= before + 40
         assert written(cluster, "t") == 2
-
-
-@pytest.mark.parametrize("code", [INVALID_TOPIC, TOPIC_AUTHORIZATION_FAILED])
-def test_one_refused_refresh_does_not_hold_rows_until_delivery_timeout(code: int) -> None:
-    with FakeCluster({"t": 1}, brokers=2) as cluster, writing(cluster.bootstrap_servers) as producer:
-        producer.send(rows("t"))
-        until(lambda: written(cluster, "t") == 1, "the first row")
-        cluster.script(PRODUCE, error(NOT_LEADER_OR_FOLLOWER))
-        cluster.script(METADATA, error(code))
-        begun = time.monotonic()
-        producer.send(rows("t"))
-        assert producer.finish().records == 2
-        assert time.monotonic() - begun < 60, "delivery.timeout.ms is two minutes"
 
 
 def test_rows_that_no_metadata_comes_for_fail_naming_the_refusal() -> None:
@@ -321,8 +286,7 @@ def test_a_producer_that_was_hinted_the_former_cluster_starts_over_with_the_one_
 
 
 def test_no_producer_id_comes_from_a_cluster_whose_metadata_is_not_known() -> None:
-    """Catches: an id from a bootstrap name that had moved was used in the former cluster, where another
-    producer may have it: brokers would take its rows for duplicates."""
+    """Catches: an id from the new cluster that is used in the former one, where another may have it."""
     with hinted(1, 1) as (producer, _, new):
         throughout(lambda: not new.received(INIT_PRODUCER_ID), 0.3, "it asks the old cluster only")
         producer.send(rows("t"))

@@ -245,19 +245,6 @@ def _each_attempt_gets_a_new_sequence(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ProducerIdentity, "assign", anew)
 
 
-def _restarts_renumber_everything(patch: pytest.MonkeyPatch) -> None:
-    """As Kafka's own client does: also what may have been written gets a new sequence."""
-    patch.setattr(Partition, "unresolved", [])
-    restart = Partition.restart
-
-    def forced(self: Partition) -> None:
-        for batch in self.unacknowledged:
-            batch.possibly_written = False
-        restart(self)
-
-    patch.setattr(Partition, "restart", forced)
-
-
 def _unknown_outcomes_are_forgotten(patch: pytest.MonkeyPatch) -> None:
     """A batch whose response was lost counts as surely not written."""
     original = response_classifier.classify_failure
@@ -364,56 +351,3 @@ def test_no_restart_while_a_batch_of_the_partition_is_in_doubt() -> None:
         2,
     ]
     model.check_end()
-
-
-def test_what_that_prevents(monkeypatch: pytest.MonkeyPatch) -> None:
-    _restarts_renumber_everything(monkeypatch)
-    model = _a_second_batch_in_doubt_behind_one_that_was_refused()
-    with pytest.raises(AssertionError, match="order lost"):
-        model.settle()
-
-
-def _established() -> Model:
-    """A partition whose first batch is acknowledged."""
-    model = Model()
-    _one_more(model)
-    model.arrive(0, 0, append=True)
-    model.respond(0)
-    return model
-
-
-def _one_more(model: Model) -> None:
-    model.append([0], 5, lambda: None)
-    model.flush()
-    model.send()
-
-
-def test_after_a_refusal_batches_go_one_by_one_until_one_is_acknowledged() -> None:
-    model = _established()
-    _one_more(model)
-    model.arrive(0, 19, append=False)
-    model.respond(0)
-    model.now += 500
-    model.send()
-    _one_more(model)
-    assert len(model.pending) == 1
-    model.arrive(0, 0, append=True)
-    model.respond(0)
-    _one_more(model)
-    model.send()
-    assert len(model.pending) == 2
-
-
-def test_an_unknown_producer_restarts_sequences_if_the_log_of_earlier_batches_is_gone() -> None:
-    model = _established()
-    _one_more(model)
-    _one_more(model)
-    model.arrive(0, 19, append=False)
-    model.arrive(0, 59, append=False, log_start=1_000)
-    model.respond(0)
-    model.respond(0)
-    model.send()
-    assert model.identity.producer_epoch == 1
-    model.settle()
-    model.check_end()
-    assert model.acknowledged == [0, 1, 2]

@@ -1,5 +1,4 @@
-"""Client metrics (KIP-714) over connections to brokers that throttle, change their minds, answer nonsense and
-die. Times are exact: the client's clock moves by hand."""
+"""Client metrics (KIP-714) and brokers that throttle, answer nonsense and die; the clock moves by hand."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The same rows in one task make the same batches: under both allocation strategies, and run after run.
-
-Rows have keys and timestamps, and nothing waits for memory: neither the partitioner's chance, nor the clock,
-nor a broker's pace decides where a batch ends.
-"""
+"""The same rows with keys and timestamps make the same batches under both strategies, run after run."""
 
 from __future__ import annotations
 

@@ -29,8 +29,7 @@ def refused(error: int, *, in_doubt: bool) -> Model:
 
 @pytest.mark.parametrize("error", REFUSALS)
 def test_a_refusal_after_a_lost_response_fails_the_task_and_says_why(error: int) -> None:
-    """Kafka validates a batch before it looks for duplicates: the refusal proves nothing of the first
-    attempt, as the topic's settings, or the time, may have changed in between."""
+    """Kafka validates before it looks for duplicates: a refusal proves nothing of the first attempt."""
     model = refused(error, in_doubt=True)
     assert not model.accumulator.incomplete
     with pytest.raises(DeliveryError, match=r"errors\.tolerance=all does not skip these rows") as caught:

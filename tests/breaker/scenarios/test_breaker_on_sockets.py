@@ -130,8 +130,7 @@ def test_keyless_rows_avoid_a_frozen_broker_until_it_is_back(cluster: FakeCluste
 
 
 def test_keyless_rows_avoid_a_broker_that_refuses_connections(cluster: FakeCluster) -> None:
-    """Catches: rows that are to be the probe of a broker that is gone, and fail their task in the end; probes
-    that never find it again."""
+    """Catches: rows that are the probe of a broker that is gone; probes that never find it again."""
     options = {"partitioner_adaptive_partitioning_enable": "false", **QUICK}
     with task(cluster, batch_size=1_024, **options) as producer:
         stream = Keyless(producer)
@@ -153,8 +152,7 @@ def test_keyless_rows_avoid_a_broker_that_refuses_connections(cluster: FakeClust
 
 
 def test_a_broker_that_has_become_slow_gets_less_while_it_is(cluster: FakeCluster) -> None:
-    """At the defaults. Catches: a slow broker that holds everybody up, in a memory that is full within a
-    second or two of its share, or that stays muted once it is quick again."""
+    """At the defaults. Catches: a slow broker that fills the memory, or stays muted once it is quick."""
     small = {"batch_size": 1_024, "buffer_memory": 131_072}
     with (
         ProxyCluster(cluster.bootstrap_servers) as proxies,
@@ -177,8 +175,7 @@ def test_a_broker_that_has_become_slow_gets_less_while_it_is(cluster: FakeCluste
 
 
 def test_rows_do_not_gather_for_a_frozen_broker_that_owes_a_response(cluster: FakeCluster) -> None:
-    """Catches: a memory that fills with keyless rows for a broker whose window is full: nothing waits for it
-    that could be the probe, and new rows cannot be sent either."""
+    """Catches: a memory that fills with keyless rows for a broker whose window is full."""
     alone = {"max_in_flight_requests_per_connection": 1, "partitioner_adaptive_partitioning_enable": "false"}
     with task(cluster, batch_size=1_024, **QUICK, **alone) as producer:
         producer.send(rows(0, 1))
@@ -204,8 +201,7 @@ def test_rows_do_not_gather_for_a_frozen_broker_that_owes_a_response(cluster: Fa
 def test_rows_that_keep_their_partition_keep_their_order_through_mutes_and_retries(
     cluster: FakeCluster,
 ) -> None:
-    """Catches: a batch that overtakes another of its partition when a mute begins or ends, with several in
-    flight, refused ones among them."""
+    """Catches: a batch that overtakes another of its partition when a mute begins or ends."""
     options = {f"{BREAKER}trigger_message_count": 8, **QUICK}
     with task(cluster, batch_size=1_024, **options) as producer:
         numbers = itertools.count()

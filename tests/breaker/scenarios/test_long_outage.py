@@ -86,8 +86,7 @@ class Tasks:
 
 
 def test_tasks_that_begin_in_an_outage_put_no_row_on_the_dead_broker() -> None:
-    """Catches: a first unit that ignores what the coordinator has muted, and rows as probes of a dead broker:
-    either fails its task after delivery.timeout.ms. In the end the broker has lost its partition, too."""
+    """Catches: first rows that ignore what the coordinator has muted, and rows as probes of a dead broker."""
     services: Services = {MetadataService: MetadataService, BreakerService: BreakerService}
     with FakeCluster({TOPIC: PARTITIONS}, brokers=3) as cluster, serving(services=services) as running:
         tasks = Tasks(cluster.bootstrap_servers, running.address)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import math
 from collections.abc import Iterable, Mapping
 
 import pytest
@@ -30,8 +29,7 @@ def tell(
 
 
 def test_a_late_answer_says_nothing() -> None:
-    """Catches: a response that came before a broker froze, reported by a task that did not run meanwhile,
-    counted for the broker."""
+    """Catches: a response from before a broker froze that a stalled task reports late."""
     job = Job(2)
     job.run(100)
     job.tasks[1].batch(P0)
@@ -135,17 +133,6 @@ def test_a_coordinator_that_is_killed_causes_no_probes() -> None:
     assert min(after - before for before, after in itertools.pairwise(later)) >= INTERVAL - 50
 
 
-def test_two_muted_brokers_are_probed_by_all_in_turn() -> None:
-    """Catches: permits for one broker that always go to the same task, which waits for its last probe."""
-    job = Job(2)
-    job.run(100)
-    for node in (1, 2):
-        job.tasks[0].manager.mute(node, "silent", Evidence(silence_ms=600.0))
-    job.run(3 * INTERVAL)
-    probed = {(task.number, node) for task in job.tasks for _, node in task.probed}
-    assert probed == {(0, 1), (0, 2), (1, 1), (1, 2)}
-
-
 def test_a_mute_that_one_task_kept_is_refuted_by_those_that_know_better() -> None:
     """Catches: a healthy broker that is muted for all because one task missed its return."""
     job = Job(3)
@@ -167,8 +154,7 @@ def test_a_mute_that_one_task_kept_is_refuted_by_those_that_know_better() -> Non
 
 
 def test_one_tasks_bad_network_does_not_make_all_mute_and_unmute() -> None:
-    """Catches: a mute by the one task that cannot reach a broker, ended by the responses of the others, found
-    again by the one, and so on, all sent to every task."""
+    """Catches: a mute by one task, ended by the others' responses, found again by the one, and so on."""
     job = Job(3)
     job.run(100)
     lonely, others = job.tasks[0], job.tasks[1:]
@@ -188,19 +174,6 @@ def test_one_tasks_bad_network_does_not_make_all_mute_and_unmute() -> None:
     assert rested[1] == rested[2] == 0
     assert rested[0] > 1_600
     assert lonely.manager.local.own_trips <= 3
-
-
-def test_nothing_is_left_of_a_permit_when_its_task_ends() -> None:
-    job = Job(2)
-    job.run(100)
-    frozen(job)
-    while (owner := job.prober()) is None:
-        job.step()
-    job.lose(owner)
-    job.step()
-    assert job.prober() is None
-    job.tasks[owner].run_pass()
-    assert all(mute.permit_ends_ms == -math.inf for mute in job.tasks[owner].manager.local.mutes.values())
 
 
 def test_a_permit_does_not_outlive_its_connection() -> None:
