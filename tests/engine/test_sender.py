@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 from unittest.mock import patch
 
@@ -57,35 +57,41 @@ def assert_rests(passes: list[float]) -> None:
     throughout(lambda: len(passes) < 100 * max(1.0, time.monotonic() - began), 0.6, "it does not spin")
 
 
-@pytest.mark.parametrize("strategy", ["rebootstrap", "none"])
-def test_a_sender_does_not_spin_while_every_broker_refuses(passes: list[float], strategy: str) -> None:
+def _stop(cluster: FakeCluster, node: int) -> None:
+    cluster.stop(node)
+
+
+def _lose_and_say_nothing(cluster: FakeCluster, node: int) -> None:
+    """It takes connections, though."""
+    cluster.freeze(node)
+    cluster.disconnect(node)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "goes_away", "comes_back"),
+    [
+        ("rebootstrap", _stop, FakeCluster.start),
+        ("none", _stop, FakeCluster.start),
+        ("rebootstrap", _lose_and_say_nothing, FakeCluster.thaw),
+    ],
+)
+def test_a_sender_does_not_spin_while_every_broker_is_away(
+    passes: list[float],
+    strategy: str,
+    goes_away: Callable[[FakeCluster, int], None],
+    comes_back: Callable[[FakeCluster, int], None],
+) -> None:
     options = {**BACKOFFS, "metadata_recovery_strategy": strategy}
     with FakeCluster({"t": 1}, brokers=2) as cluster, task(cluster, **options) as producer:
         producer.send(rows(0, 1))
         until(lambda: written(cluster), "the first row")
-        cluster.stop(0)
-        cluster.stop(1)
-        producer.send(rows(1, 1))
-        assert_rests(passes)
-        cluster.start(0)
-        cluster.start(1)
-        assert producer.finish().records == 2
-
-
-def test_a_sender_does_not_spin_while_brokers_that_were_lost_take_connections_and_say_nothing(
-    passes: list[float],
-) -> None:
-    with FakeCluster({"t": 1}, brokers=2) as cluster, task(cluster, **BACKOFFS) as producer:
-        producer.send(rows(0, 1))
-        until(lambda: written(cluster), "the first row")
         for node in (0, 1):
-            cluster.freeze(node)
-            cluster.disconnect(node)
-        until(lambda: producer.network.connection_errors(), "the connections are lost")
+            goes_away(cluster, node)
+        until(producer.network.connection_errors, "the connections are lost")
         producer.send(rows(1, 1))
         assert_rests(passes)
         for node in (0, 1):
-            cluster.thaw(node)
+            comes_back(cluster, node)
         assert producer.finish().records == 2
 
 

@@ -67,10 +67,7 @@ def test_parts_that_no_row_has_are_none() -> None:
     assert (rows.key, rows.headers, rows.partition, rows.timestamps_ms) == (None, None, None, None)
     assert rows.value[0].null_count == 2
     assert (rows.topics, rows.topic_index) == (("t",), None)
-
-
-def test_a_column_without_a_type_of_its_own() -> None:
-    assert read(value=pa.nulls(3)).value[0].type == pa.binary()
+    assert read(value=pa.nulls(3)).value[0].type == pa.binary(), "a column without a type of its own"
 
 
 def test_an_empty_batch() -> None:
@@ -95,14 +92,12 @@ def listed(array: npt.NDArray[np.integer] | None) -> list[int]:
 
 
 def test_timestamps_floor_to_milliseconds_and_null_is_now() -> None:
+    """Whatever stands at a null."""
     micros = [0, 999, 1000, 1_700_000_000_123_999, None, -1, -1000]
     column = pa.array(micros, pa.timestamp("us", "Europe/Berlin"))
     expected = [0, 0, 1, 1_700_000_000_123, NOW_MS, -1, -1]
     assert listed(read(timestamp=column).timestamps_ms) == expected
     assert listed(read(timestamp=column.slice(2, 4)).timestamps_ms) == expected[2:6]
-
-
-def test_what_stands_at_a_null_timestamp_means_nothing() -> None:
     data = pa.py_buffer(np.array([-5_000_000, 7_000], dtype=np.int64))
     column = pa.Array.from_buffers(pa.timestamp("us", "UTC"), 2, [pa.py_buffer(b"\x02"), data])
     assert listed(read(timestamp=column).timestamps_ms) == [NOW_MS, 7]
@@ -113,9 +108,11 @@ def test_timestamps_before_1970_are_refused() -> None:
     assert message.startswith("column 'timestamp' is before 1970 in 2 of 5 rows")
 
 
-def test_timestamps_of_another_unit_are_not_misread() -> None:
+def test_other_arrow_types_are_named_and_not_misread() -> None:
     with pytest.raises(SchemaError, match=r"timestamp\[ms"):
         read(timestamp=pa.array([1], pa.timestamp("ms", "UTC")))
+    with pytest.raises(SchemaError, match="'value' arrived as Arrow type int64"):
+        read(value=pa.array([1]))
 
 
 def test_partitions() -> None:
@@ -165,6 +162,8 @@ def test_topics_are_numbered_in_order_of_appearance() -> None:
         assert rows.topic_index is not None
         assert rows.topic_index.dtype == np.int32
         assert rows.topic_index.tolist() == [0, 1, 0, 1, 1]
+        one = read(topic=pa.array(["only"] * 3, kind))
+        assert (one.topics, one.topic_index) == (("only",), None)
 
 
 def test_a_topic_that_is_no_utf8_is_refused_by_column() -> None:
@@ -193,11 +192,6 @@ def test_a_header_key_that_is_no_utf8_is_refused(of_keys: pa.DataType) -> None:
     assert read(headers=headers.slice(2, 1)).headers is not None
 
 
-def test_one_topic_for_all_needs_no_numbers() -> None:
-    rows = read(topic=pa.array(["only"] * 3))
-    assert (rows.topics, rows.topic_index) == (("only",), None)
-
-
 def test_null_topics_are_refused_in_sparks_words() -> None:
     message = refused(topic=pa.array(["a", None, None]))
     # What spark-sql-kafka-0-10_2.13 4.1.1 says, and then where.
@@ -207,14 +201,9 @@ def test_null_topics_are_refused_in_sparks_words() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["", "..", "größe", f"a {SECRET}", SECRET * 20])
-def test_topics_that_kafka_does_not_take(name: str) -> None:
-    assert "in 2 of 3 rows" in refused(topic=pa.array([name, "good", name]))
-
-
-def test_wrong_arrow_types_are_named() -> None:
-    with pytest.raises(SchemaError, match="'value' arrived as Arrow type int64"):
-        read(value=pa.array([1]))
+def test_topics_that_kafka_does_not_take() -> None:
+    for name in ("", "..", "größe", f"a {SECRET}", SECRET * 20):
+        assert "in 2 of 3 rows" in refused(topic=pa.array([name, "good", name]))
 
 
 texts = st.lists(st.none() | st.binary(max_size=5), max_size=30)
