@@ -70,7 +70,7 @@ def headers_of(row: RejectedRows) -> list[tuple[bytes, bytes | None]]:
     return list(zip(row.headers.keys.to_pylist(), row.headers.values.to_pylist(), strict=True))
 
 
-def split(rows: list[dict[str, Any]], slice_from: int = 0) -> tuple[list[bytes], list[RejectedRows]]:
+def split(rows: pa.Table, plan: ColumnPlan = PLAN) -> tuple[list[bytes], list[RejectedRows]]:
     """The values that are left, and the rows that are not."""
     dead_letters = DeadLetters("dead", -1, 1000)
     left: list[bytes] = []
@@ -80,7 +80,7 @@ def split(rows: list[dict[str, Any]], slice_from: int = 0) -> tuple[list[bytes],
         left.extend(rest.column(0).to_pylist())
         return rest
 
-    rejection().order(PLAN, table(rows).slice(slice_from), order, dead_letters)
+    rejection().order(plan, rows, order, dead_letters)
     return left, taken(dead_letters)
 
 
@@ -89,7 +89,7 @@ def test_each_invalid_row_has_its_dead_letter_and_its_reason(flaws: list[str | N
     rows = [
         GOOD | {"value": b"%d" % number} | (FLAWS[flaw] if flaw else {}) for number, flaw in enumerate(flaws)
     ]
-    left, dead_letters = split(rows, min(skip, len(rows)))
+    left, dead_letters = split(table(rows).slice(min(skip, len(rows))))
     expected = list(enumerate(flaws))[skip:]
     assert left == [b"%d" % number for number, flaw in expected if flaw is None]
     found = {value_of(dead_letter): dead_letter.reason for dead_letter in dead_letters}
@@ -102,7 +102,7 @@ def test_each_invalid_row_has_its_dead_letter_and_its_reason(flaws: list[str | N
 
 def test_a_dead_letter_keeps_all_of_its_row() -> None:
     bad = GOOD | {"value": None, "headers": [None, {"key": None, "value": b"x"}], "timestamp": 5_000_999}
-    _, [dead_letter] = split([bad])
+    _, [dead_letter] = split(table([bad]))
     assert (dead_letter.topic_of(0), dead_letter.key, value_of(dead_letter)) == ("t", None, None)
     assert (dead_letter.partition, dead_letter.timestamps_ms) == (np.array([1]), np.array([5_000]))
     assert headers_of(dead_letter) == [(b"", None), (b"", b"x")]
@@ -113,39 +113,19 @@ def test_headers_go_by_position_as_spark_compares_their_names_without_case() -> 
     headers = pa.array([[{"Key": "trace", "VALUE": b"v3"}], [], None], kind)
     plan = ColumnPlan(value=0, topic="t", partition=1, headers=2)
     rows = pa.table([pa.array([b"v"] * 3), pa.array([-1] * 3, pa.int32()), headers], ["v", "p", "h"])
-    dead_letters = DeadLetters("dead", -1, 1000)
-    rejection().order(plan, rows, lambda _plan, rest: extract(_plan, rest, 0), dead_letters)  # type: ignore[arg-type, return-value]
-    assert [headers_of(dead_letter) for dead_letter in taken(dead_letters)] == [[(b"trace", b"v3")], [], []]
+    assert list(map(headers_of, split(rows, plan)[1])) == [[(b"trace", b"v3")], [], []]
 
 
 def test_strings_that_are_no_utf8_are_kept_as_bytes() -> None:
     """Spark's cast of binary to string keeps any bytes."""
     garbage = pa.array([b"\xff\xfe"], pa.binary()).view(pa.string())
-    headers = pa.ListArray.from_arrays(
-        pa.array([0, 1], pa.int32()),
-        pa.StructArray.from_arrays([garbage, pa.array([b"x"])], ["key", "value"]),
-    )
-    bad = pa.table(
-        [
-            garbage,
-            pa.array([None], pa.string()),
-            pa.array([1], pa.int32()),
-            headers,
-            pa.array([5], pa.timestamp("us", tz="UTC")),
-        ],
-        names=["value", "topic", "partition", "headers", "timestamp"],
-    )
-    dead_letters = DeadLetters("dead", -1, 1000)
-
-    def order(plan: ColumnPlan, rest: pa.Table) -> Any:
-        return extract(plan, rest, 0)
-
-    rejection().order(PLAN, bad, order, dead_letters)
-    [dead_letter] = taken(dead_letters)
+    entries = pa.StructArray.from_arrays([garbage, pa.array([b"x"])], ["key", "value"])
+    headers = pa.ListArray.from_arrays(pa.array([0, 1], pa.int32()), entries)
+    bad = table([{"partition": 1, "timestamp": 5}])
+    _, [dead_letter] = split(bad.set_column(0, "value", garbage).set_column(3, "headers", headers))
     assert value_of(dead_letter) == b"\xff\xfe"
-    assert headers_of(dead_letter) == [("\ufffd\ufffd".encode(), b"x")], (
-        "other bytes than UTF-8 break its readers"
-    )
+    # Other bytes than UTF-8 break its readers.
+    assert headers_of(dead_letter) == [("\ufffd\ufffd".encode(), b"x")]
 
 
 def test_what_is_not_about_rows_still_fails_the_task() -> None:

@@ -1,6 +1,7 @@
 """The table of broker responses, row by row, from the task's rows to the brokers' logs and back.
 
-What a response means is tested in tests/engine/test_response_classifier.py; here, that it is done.
+What a response means is tested in test_response_classifier.py, sequences, splits and restarts in the model of
+tests/scenarios/test_batch_lifecycle.py; here, the whole way.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from unittest.mock import patch
 import pytest
 
 from kafka_sink.errors import DeliveryError, RecordTooLargeError
-from tests.support.fake_broker import INIT_PRODUCER_ID, METADATA, PRODUCE, FakeCluster
+from tests.support.fake_broker import METADATA, PRODUCE, FakeCluster
 from tests.support.fake_log import numbers_in
 from tests.support.fake_replies import SWALLOWED, Refuse, Reply, error
 from tests.support.scripted_cluster import SECRET, TOPIC, attempts, marks, rows, send, task, written
@@ -79,16 +80,6 @@ def test_a_topic_that_comes_late_is_waited_for() -> None:
         assert send(cluster, rows(0, 5)).records == 5
 
 
-def test_a_batch_too_large_is_split_in_its_sequences() -> None:
-    with FakeCluster({TOPIC: 1}, max_message_bytes=400) as cluster:
-        result = send(cluster, rows(0, 40))
-        assert result.splits > 0
-        assert result.retries == 0
-        assert written(cluster) == list(range(40))
-        batches = cluster.batches(TOPIC, 0)
-        assert [batch.base_sequence for batch in batches] == [batch.base_offset for batch in batches]
-
-
 def test_a_record_too_large_fails_by_size_and_limit() -> None:
     with (
         FakeCluster({TOPIC: 1}, max_message_bytes=80) as cluster,
@@ -124,47 +115,6 @@ def test_a_duplicate_is_a_success_without_an_offset(cluster: FakeCluster) -> Non
     result = send(cluster, rows(0, 5))
     assert (result.records, result.retries) == (5, 0)
     assert result.partitions[0].offset_ranges == ()
-    assert written(cluster) == [0, 1, 2, 3, 4]
-
-
-@pytest.mark.parametrize("code", [45, 59])
-def test_a_leader_that_lost_its_place_makes_the_sequences_start_anew(cluster: FakeCluster, code: int) -> None:
-    with task(cluster) as producer:
-        producer.send(rows(0, 5))
-        until(lambda: producer.acknowledged == producer.rows, "the first acknowledgement")
-        cluster.script(PRODUCE, error(code))
-        producer.send(rows(5, 5))
-        until(lambda: len(written(cluster)) == 10, "the restart")
-        producer.send(rows(10, 5))
-        producer.send(rows(100, 5, partition=1))
-        assert producer.finish().records == 20
-    assert written(cluster) == list(range(15))
-    identity, epoch, _ = marks(attempts(cluster)[0])
-    assert [marks(batch) for batch in cluster.batches(TOPIC, 0)] == [
-        (identity, epoch, 0),
-        (identity, epoch + 1, 0),
-        (identity, epoch + 1, 5),
-    ]
-    assert marks(cluster.batches(TOPIC, 1)[0])[1:] == (epoch + 1, 0)
-    assert len(cluster.received(INIT_PRODUCER_ID)) == 1
-
-
-def test_a_log_that_moved_past_the_last_write_restarts_the_sequences_of_later_batches(
-    cluster: FakeCluster,
-) -> None:
-    with task(cluster) as producer:
-        producer.send(rows(0, 5))
-        until(lambda: producer.acknowledged == producer.rows, "the first acknowledgement")
-        cluster.script(PRODUCE, error(59, log_start_offset=1000))
-        producer.send(rows(5, 5))
-        assert producer.finish().records == 10
-    assert [batch.producer_epoch for batch in cluster.batches(TOPIC, 0)] == [0, 1]
-
-
-def test_lost_place_after_an_attempt_in_doubt_fails(cluster: FakeCluster) -> None:
-    cluster.script(PRODUCE, SWALLOWED, error(45))
-    with pytest.raises(DeliveryError, match=r"t-0: .*error 45.*may have been written"):
-        send(cluster, rows(0, 5))
     assert written(cluster) == [0, 1, 2, 3, 4]
 
 

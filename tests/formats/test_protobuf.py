@@ -158,11 +158,8 @@ def _order_class() -> Any:
     order.field.add(name="items", number=2, type=11, label=3, type_name=".shop.Order.Item")
     order.field.add(name="state", number=3, type=14, label=1, type_name=".shop.Order.State")
     order.field.add(name="states", number=4, type=14, label=3, type_name=".shop.Order.State")
-    for name, number, known in (
-        ("at", 5, "Timestamp"),
-        ("note", 6, "StringValue"),
-        ("total", 7, "Int64Value"),
-    ):
+    wrappers = (("at", 5, "Timestamp"), ("note", 6, "StringValue"), ("total", 7, "Int64Value"))
+    for name, number, known in wrappers:
         order.field.add(name=name, number=number, type=11, label=1, type_name=f".google.protobuf.{known}")
     order.oneof_decl.add(name="pay")
     order.field.add(name="card", number=8, type=9, label=1, oneof_index=0)
@@ -172,9 +169,8 @@ def _order_class() -> Any:
     return file, _class_of(file, "shop.Order")
 
 
-ITEM = pa.struct(
-    [("sku", pa.string()), ("count", pa.int32()), ("prices", pa.map_(pa.string(), pa.float64()))]
-)
+PRICES = pa.map_(pa.string(), pa.float64())
+ITEM = pa.struct([("sku", pa.string()), ("count", pa.int32()), ("prices", PRICES)])
 ORDER = pa.struct(
     [
         ("id", pa.int64()),
@@ -190,6 +186,7 @@ ORDER = pa.struct(
         ("took", pa.duration("ms")),
     ]
 )
+_NO_TIME = datetime.timedelta(0)
 _PLAIN = {field.name: None for field in ORDER}
 ROWS: list[dict[str, Any]] = [
     _PLAIN,

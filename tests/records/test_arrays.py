@@ -27,10 +27,10 @@ def test_nulls_and_numbers_of_any_slice(values: list[int | None], start: int, co
     assert [None if value is None else got for value, got in zip(expected, found, strict=True)] == expected
 
 
-@pytest.mark.parametrize("kind", [pa.string(), pa.large_binary(), pa.list_(pa.string()), pa.null()])
-def test_nulls_of_other_types(kind: pa.DataType) -> None:
-    assert null_mask(pa.nulls(11, kind).slice(3)).tolist() == [True] * 8
-    assert null_mask(pa.nulls(0, kind)).tolist() == []
+def test_nulls_of_other_types() -> None:
+    for kind in (pa.string(), pa.large_binary(), pa.list_(pa.string()), pa.null()):
+        assert null_mask(pa.nulls(11, kind).slice(3)).tolist() == [True] * 8
+        assert null_mask(pa.nulls(0, kind)).tolist() == []
 
 
 def test_nulls_without_a_type_stay_nulls_in_a_struct_that_was_taken() -> None:
@@ -132,10 +132,10 @@ def test_a_slice_beyond_2_31_bytes_gets_narrow_offsets(kind: pa.DataType) -> Non
         del found, whole
 
 
-@pytest.mark.parametrize("values", [[], [None], ["", None, "x"], ["a", "bc"]])
-def test_narrow_offsets_keep_the_values(values: list[str | None]) -> None:
-    wanted = [None if value is None else value.encode() for value in values]
-    array = pa.array(["before", *values, "after"], pa.large_string())
-    found = as_binary(array.slice(1, len(values)))
-    found.validate(full=True)
-    assert found.to_pylist() == wanted
+def test_narrow_offsets_keep_the_values() -> None:
+    some: list[list[bytes | None]] = [[], [None], [b"", None, b"x"], [b"a", b"bc"]]
+    for values in some:
+        array = pa.array([b"before", *values, b"after"], pa.large_binary()).view(pa.large_string())
+        found = as_binary(array.slice(1, len(values)))
+        found.validate(full=True)
+        assert found.to_pylist() == values
