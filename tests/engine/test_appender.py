@@ -200,14 +200,6 @@ def test_uncompressed_rows_never_take_more_than_batch_size(
     assert sum(held) == bench.pool.metrics().used_bytes
 
 
-def test_full_takes_batch_size_or_what_its_first_record_needs() -> None:
-    for size in (960, 1_018, 1_019, 1_020, 1_024, 3_000):
-        bench = Bench(strategy=full_allocator)
-        bench.append(unit(0, [0], size=size))
-        (batch,) = bench.batches(0)
-        assert batch.buffer.capacity == max(BATCH_SIZE, batch.size)
-
-
 def test_full_takes_batch_size_from_the_pool_and_holds_lz4s_raw_block_beside_it() -> None:
     """lz4's last block of 64 KiB may not fit where the batch's estimated size does."""
     bench = Bench(
@@ -508,22 +500,15 @@ def test_while_it_waits_for_memory_it_holds_no_open_batch_of_that_partition() ->
 
 def test_rows_that_get_no_memory_in_time_are_refused_and_nothing_is_held_for_them() -> None:
     bench = Bench(memory=2_048)
+    queued: list[int] = []
+    bench.on_wake = lambda: queued.append(bench.allocator.pool.queued)
     with pytest.raises(BufferExhaustedError, match=r"kafka\.max\.block\.ms"):
         bench.append(unit(0, [0] * 200))
+    assert queued[-1] == 1, "woken earlier, the sender finds no waiter and lets other batches linger"
     rows = bench.rows(0)
     assert rows == list(range(len(rows)))
     assert bench.unowned() == 0
     assert not any(batch.held for batch in bench.accumulator.live)
-
-
-def test_the_sender_is_woken_once_the_task_waits_for_memory() -> None:
-    """Woken earlier, it finds no waiter and lets other batches linger."""
-    bench = Bench(memory=2_048)
-    queued: list[int] = []
-    bench.on_wake = lambda: queued.append(bench.allocator.pool.queued)
-    with pytest.raises(BufferExhaustedError):
-        bench.append(unit(0, [0] * 200))
-    assert queued[-1] == 1
 
 
 def test_waits_for_metadata_and_for_memory_share_max_block_ms() -> None:
@@ -544,17 +529,19 @@ def test_waits_for_metadata_and_for_memory_share_max_block_ms() -> None:
         bench.appender.append(unit(400, [0] * 400), lambda: None, 5_000.0)
 
 
-def test_a_task_that_is_lost_waits_for_no_memory() -> None:
-    bench = Bench(memory=2_048, max_block_ms=60_000)
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_task_that_is_lost_waits_for_no_memory_and_stops_between_passes(waits: bool) -> None:
+    bench = Bench(memory=2_048 if waits else 1 << 20, max_block_ms=60_000)
 
     def check() -> None:
-        if bench.allocator.pool.queued:
+        if bench.allocator.pool.queued or not waits:
             raise DeliveryError("lost")
 
     with pytest.raises(DeliveryError, match="lost"):
         bench.append(unit(0, [0] * 200), check)
     assert bench.unowned() == 0
     assert bench.allocator.pool.queued == 0
+    assert not any(batch.held for batch in bench.accumulator.live)
 
 
 @pytest.mark.parametrize("memory", [2_048, 1 << 20], ids=["after a wait", "at once"])
@@ -592,15 +579,3 @@ def test_thousands_of_small_batches_are_given_to_the_sender_in_groups() -> None:
     assert {batch.state for batch in sealed} == {BatchState.SEALED}
     assert sum(batch.raw_bytes for batch in sealed) > 65_536
     assert bench.wakes == 3, "two groups, and the flush itself"
-
-
-def test_a_lost_task_stops_between_passes_and_holds_nothing() -> None:
-    bench = Bench()
-
-    def check() -> None:
-        raise DeliveryError("lost")
-
-    with pytest.raises(DeliveryError):
-        bench.append(unit(0, [0] * 200), check)
-    assert not any(batch.held for batch in bench.accumulator.live)
-    assert bench.unowned() == 0

@@ -40,13 +40,6 @@ def size_of(unit: pa.RecordBatch) -> int:
     return sum(len(value) + ROW_BYTES for value in unit.column(1).to_pylist())
 
 
-def test_nothing_is_held_at_first() -> None:
-    units = builder()
-    assert units.is_empty
-    assert units.deadline_ms() == math.inf
-    assert units.finish() == units.take(1e12) == []
-
-
 def test_a_large_batch_goes_at_once_in_even_slices_that_share_its_memory() -> None:
     units = builder(1000)
     large = batch([100 - ROW_BYTES] * 45)
