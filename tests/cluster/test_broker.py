@@ -20,9 +20,6 @@ P0 = TopicPartition("t", 0)
 REFUSAL = kafka_errors.NOT_LEADER_OR_FOLLOWER
 
 
-# -- requests in flight -----------------------------------------------------------------------------
-
-
 def test_requests_end_in_the_order_in_which_they_were_sent() -> None:
     brokers = Brokers(1)
     broker = brokers[1]
@@ -86,9 +83,6 @@ def test_without_an_address_nothing_can_be_sent() -> None:
     assert not broker.sent
 
 
-# -- partitioner.availability.timeout.ms ------------------------------------------------------------
-
-
 class Waits:
     """Which of two brokers keyless rows avoid."""
 
@@ -119,9 +113,6 @@ def test_a_broker_for_which_nothing_waits_any_more_gets_another_chance() -> None
     assert waits.observe([1], [], 101) == {1}
     assert waits.observe([], [], 5_201) == {1}
     assert waits.observe([], [], 5_202) == set()
-
-
-# -- slow start: how little is sent to partitions that a broker does not serve yet ---------------------
 
 
 class Limits:

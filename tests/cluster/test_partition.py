@@ -14,8 +14,6 @@ from tests.support.brokers import Brokers
 from tests.support.queues import partition_of
 from tests.support.sequences import P0, P1, acknowledge, batch, ended, fail, identity, marks, sent
 
-# -- sequences ----------------------------------------------------------------------------------------
-
 
 def test_a_sequence_is_given_once_and_counts_records() -> None:
     of = identity()
@@ -120,9 +118,6 @@ def test_an_acknowledgement_means_that_earlier_batches_are_written_too() -> None
     assert one.home.is_next(one)
 
 
-# -- dropped records ----------------------------------------------------------------------------------
-
-
 def test_batches_behind_dropped_records_take_over_their_sequences() -> None:
     of = identity()
     ended(sent(of, batch(1)))
@@ -176,9 +171,6 @@ def test_two_gaps_close_at_once() -> None:
     fail(three)
     of.close_gap(P0)
     assert three.sequence == one.sequence
-
-
-# -- batches and offsets ------------------------------------------------------------------------------
 
 
 def test_what_comes_back_takes_its_place_among_what_was_appended() -> None:

@@ -22,9 +22,6 @@ LZ4 = codec_for(CompressionType.LZ4, None)
 NOW = 1_700_000_000_000
 
 
-# -- what a batch will hold ------------------------------------------------------------------------------
-
-
 def test_full_blocks_are_reserved_for_as_they_are_expected_to_shrink() -> None:
     assert isinstance(LZ4, BlockCodec)
     block = 65_536
@@ -34,9 +31,6 @@ def test_full_blocks_are_reserved_for_as_they_are_expected_to_shrink() -> None:
         assert projected_size(LZ4, ratio, 68, 3 * block + 100) == expected
         assert projected_size(LZ4, ratio, 68, block - 1) == 68 + block - 1 + 4 + 4
     assert projected_size(None, 0.25, 61, 300_000) == 300_061, "what stays raw, in full"
-
-
-# -- what brokers taught ---------------------------------------------------------------------------------
 
 
 def learnt(batch_size: int, cluster: str | None = None, topic: str = "t") -> TopicLimits:
@@ -115,9 +109,6 @@ def test_without_a_folder_nothing_is_kept_and_nothing_fails() -> None:
         limits = learnt(1_000, "a")
         limits.too_large(900)
         assert (limits.largest_batch, learnt(1_000, "a").largest_batch) == (450, 1_000)
-
-
-# -- what batches shrink to: Kafka's CompressionRatioEstimator, but for its first steps ------------------
 
 
 def test_an_estimate_first_falls_by_quarters_and_not_below_what_was_seen() -> None:

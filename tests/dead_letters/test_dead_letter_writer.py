@@ -46,9 +46,6 @@ def test_exhausted_memory_of_dead_letters_names_the_dead_letters_and_their_topic
     assert "buffer.memory" not in str(caught.value)
 
 
-# -- the table of dead letters ------------------------------------------------------------------------
-
-
 Content = tuple[bytes | None, bytes | None, tuple[Header, ...]]
 OWN: tuple[Header, ...] = ((b"own", b"1"),)
 MEGABYTE = 1_000_000

@@ -93,9 +93,6 @@ class Bench:
         return self.pool.metrics().used_bytes
 
 
-# -- ready --------------------------------------------------------------------------------------------
-
-
 def test_an_open_batch_waits_for_linger() -> None:
     bench = Bench()
     assert bench.ready(0) == ({}, math.inf)
@@ -181,9 +178,6 @@ def test_one_in_flight_where_order_asks_for_it(guarded: bool) -> None:
     assert bench.ready(0)[0] == {0: {0}}
 
 
-# -- drain --------------------------------------------------------------------------------------------
-
-
 def test_a_pass_takes_one_batch_per_partition_of_the_broker() -> None:
     bench = Bench()
     heads = {partition: bench.closed(partition) for partition in P}
@@ -225,9 +219,6 @@ def test_what_may_not_be_sent_stays_in_its_place() -> None:
     held, free = bench.closed(P[0]), bench.closed(P[2])
     assert bench.drain(0, may_send=lambda batch: batch is free) == [free]
     assert bench.drain(0) == [held]
-
-
-# -- afterwards ---------------------------------------------------------------------------------------
 
 
 def test_rows_are_accounted_for_before_their_batch_counts_as_complete() -> None:
@@ -285,9 +276,6 @@ def test_among_many_that_linger_the_oldest_says_when_to_check_again() -> None:
         bench.batch(partition, created=100 - 10 * age)
     assert bench.ready(200) == ({}, 380)
     assert bench.ready(580) == ({0: {2}}, 10)
-
-
-# -- moves --------------------------------------------------------------------------------------------
 
 
 def free(batch: ProducerBatch) -> ProducerBatch:

@@ -15,8 +15,6 @@ from kafka_sink.network.broker_protocol import Request
 from kafka_sink.network.requests import ProducerIdResponse
 from tests.support.sequences import P0, P1, acknowledge, batch, fail, identity, marks, sent
 
-# -- the id -------------------------------------------------------------------------------------------
-
 
 class Asked:
     """A network that keeps the requests for ids."""
@@ -60,9 +58,6 @@ def test_some_refusals_are_final(code: int) -> None:
     assert isinstance(failure, DeliveryError)
     assert f"error {code}" in str(failure)
     assert "kafka.enable.idempotence=false" in str(failure)
-
-
-# -- restarts -----------------------------------------------------------------------------------------
 
 
 def test_a_restart_waits_for_what_is_in_flight_and_renumbers_the_rest() -> None:

@@ -18,8 +18,9 @@ from kafka_sink.records.ordered_rows import OrderedRows
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
 from kafka_sink.rows.murmur2 import partitions_for
-from kafka_sink.rows.partitioner import BatchCapacity, Partitioner, choices_of
+from kafka_sink.rows.partitioner import choices_of
 from tests.support.allocators import incremental_allocator
+from tests.support.partitioners import plain_partitioner
 from tests.support.queues import settings
 
 PLAN = ColumnPlan.of([("key", "binary"), ("value", "binary"), ("partition", "int")], "t")
@@ -37,14 +38,7 @@ def unit(
     spread: bool = False,
     size: int = 100,
 ) -> OrderedRows:
-    partitioner = Partitioner(
-        capacity=lambda *_: BatchCapacity(None, 200),
-        loads=lambda topic, count: [0] * count,
-        ignore_keys=False,
-        adaptive=False,
-        random=lambda: 0.5,
-        spread_keys=spread,
-    )
+    partitioner = plain_partitioner(200, spread_keys=spread)
     values = [b"<%d>" % number + b"x" * size for number in range(len(partitions))]
     batch = pa.record_batch(
         {

@@ -264,9 +264,6 @@ def test_the_first_codec_that_is_known_is_taken() -> None:
         assert b"".join(pieces) == plain
 
 
-# -- errors ---------------------------------------------------------------------------------------------
-
-
 def test_an_unknown_subscription_is_asked_for_at_once_under_the_same_id() -> None:
     client = Client(1, draw=0.0).subscribed().answered(PushResponse(UNKNOWN_SUBSCRIPTION_ID))
     client.at(client.now)
@@ -356,9 +353,6 @@ def test_a_push_goes_where_no_request_is_in_flight() -> None:
     client.network.busy = {1, 2}
     client.at(4 * INTERVAL)
     assert [node for node, _ in client.network.requests] == [1, 1, 2, 2, 1]
-
-
-# -- the end --------------------------------------------------------------------------------------------
 
 
 def test_the_last_push_says_that_it_is_the_last_and_nothing_follows() -> None:

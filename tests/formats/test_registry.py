@@ -166,8 +166,6 @@ def _in_headers(schema: RegisteredSchema) -> tuple[list[list[tuple[str, str | by
     return headers, encoded.column("value").to_pylist()
 
 
-# -- registries that are not what they should be ----------------------------------------------------------
-
 SECRET = "s3cret/+ of the registry"
 LOGINS = {
     "basic": {"schema__registry__basic__auth__user__info": f"somebody:{SECRET}"},

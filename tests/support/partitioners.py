@@ -11,7 +11,7 @@ from kafka_sink.rows.columns import extract
 from kafka_sink.rows.partitioner import BatchCapacity, Partitioner
 
 
-def plain_partitioner(batch_bytes: float = 100) -> Partitioner:
+def plain_partitioner(batch_bytes: float = 100, *, spread_keys: bool = False) -> Partitioner:
     """All queues are empty, and each batch takes ``batch_bytes``."""
     return Partitioner(
         capacity=lambda *_: BatchCapacity(None, batch_bytes),
@@ -19,6 +19,7 @@ def plain_partitioner(batch_bytes: float = 100) -> Partitioner:
         ignore_keys=False,
         adaptive=False,
         random=lambda: 0.5,
+        spread_keys=spread_keys,
     )
 
 
