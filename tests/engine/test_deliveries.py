@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from kafka_sink.engine.deliveries import Deliveries, TaskDeliveries
-from kafka_sink.errors import KafkaSinkError
+import pytest
+
+from kafka_sink.engine.deliveries import Deliveries, TaskDeliveries, task_metrics
+from kafka_sink.errors import BufferExhaustedError, KafkaSinkError
+from kafka_sink.memory.pool import BufferPool
 from kafka_sink.model import TopicPartition
+from tests.support.allocators import incremental_allocator
 from tests.support.queues import partition_of
 from tests.support.written_batches import written_batch
 
@@ -45,3 +49,52 @@ def test_the_next_task_counts_from_zero() -> None:
     (found,) = deliveries.partitions()
     assert (found.records, found.offset_ranges) == (3, ((10, 12),))
     assert {topic: counts.records for topic, counts in deliveries.topics().items()} == {"t": 3}
+
+
+def acknowledge(deliveries: TaskDeliveries, raw: int, wire: int) -> None:
+    deliveries.acknowledged([written_batch(partition_of(TopicPartition("t", 0)), 1, raw, wire, 0)])
+
+
+def test_totals_and_averages_are_of_one_task() -> None:
+    now = [0.0]
+    pool = BufferPool(1 << 20, 16_384, clock_ms=lambda: now[0])
+    allocator = incremental_allocator(pool, 1 << 19)
+
+    def exhaust() -> None:
+        with pytest.raises(BufferExhaustedError):
+            allocator.open(1 << 20, 0)
+
+    held = allocator.try_open(900_000)
+    assert held is not None
+    exhaust()
+    held.release()
+    allocator.begin()
+    before = pool.metrics()
+    assert before.max_used_bytes == 0
+    held = allocator.try_open(20_000)
+    assert held is not None
+    exhaust()
+    deliveries = TaskDeliveries()
+    acknowledge(deliveries, 1000, 561)
+    acknowledge(deliveries, 100, 161)
+    deliveries.count(splits=2, moved=5)
+    deliveries.sent([10.0, 40.0])
+    deliveries.sent([])
+    found = task_metrics(pool.metrics(), before, deliveries.counts())
+    assert found["buffer-exhausted-total"] == 1
+    assert found["buffer-used-bytes-max"] == 32_768
+    assert found["buffer-saved-bytes-max"] == (1 << 19) - 32_768
+    assert found["buffer-available-bytes"] == (1 << 20) - 32_768
+    assert (found["batch-size-avg"], found["batch-size-max"]) == (361, 561)
+    # The header is not what compression works on.
+    assert found["compression-rate-avg"] == pytest.approx((0.5 + 1.0) / 2)
+    assert (found["batch-split-total"], found["record-moved-total"]) == (2, 5)
+    assert (found["record-queue-time-avg"], found["record-queue-time-max"]) == (25.0, 40.0)
+    assert found["record-size-avg"] == deliveries.counts().raw_bytes / 2
+    assert deliveries.counts().requests == 2
+
+
+def test_nothing_acknowledged_yet() -> None:
+    pool = BufferPool(1000, 100, clock_ms=lambda: 0.0).metrics()
+    found = task_metrics(pool, pool, Deliveries())
+    assert (found["batch-size-avg"], found["compression-rate-avg"]) == (0.0, 0.0)

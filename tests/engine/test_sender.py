@@ -1,10 +1,12 @@
-"""How often the sender's thread goes round while there is nothing that it could do."""
+"""When the sender's thread goes round, and when not; what it forgets, and what it says."""
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Iterable
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -15,7 +17,7 @@ from kafka_sink.breaker.breaker import Breaker
 from kafka_sink.clock import monotonic_ms
 from kafka_sink.cluster.broker import Broker, SentRequest
 from kafka_sink.engine.responses import ResponseHandler
-from kafka_sink.engine.sender import Sender, take_muted
+from kafka_sink.engine.sender import Sender, take_muted, tell_of_moves
 from kafka_sink.model import MetadataUpdate, Node, TopicPartition
 from kafka_sink.network.client import NetworkClient
 from kafka_sink.rows.column_plan import ColumnPlan
@@ -266,3 +268,24 @@ def test_a_gone_brokers_muted_partitions_are_looked_up_though_others_wait_for_it
         producer.send(rows(3, 1, partition=1))
         until(lambda: written(cluster, 1)[-1] == 3, "the new leader has the rows", within_s=10)
         producer.close(abort=True)
+
+
+@pytest.mark.parametrize(
+    ("batches", "rows", "text"),
+    [
+        ([(3, False)], 3, "3 rows without a key that were never sent"),
+        ([(3, False), (4, True)], 3, "3 rows without a key and 4 dead letters that were never sent"),
+        ([(4, True)], 0, "4 dead letters that were never sent"),
+    ],
+)
+def test_dead_letters_that_move_are_no_rows(
+    batches: list[tuple[int, bool]], rows: int, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    moved: Any = [
+        SimpleNamespace(record_count=count, dead_letters=dead_letters) for count, dead_letters in batches
+    ]
+    breaker: Any = SimpleNamespace(explain=lambda _: "muted")
+    with caplog.at_level(logging.WARNING):
+        assert tell_of_moves({TopicPartition("t", 0): moved}, breaker) == rows
+    assert text in caplog.text
+    assert caplog.text.count("dead letters") == text.count("dead letters")

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
@@ -31,6 +35,7 @@ from kafka_sink.spark.executor_connection import watched
 from kafka_sink.spark.write import PlannedWrite
 from kafka_sink.task.producer import LIVE_PRODUCERS, Producer
 from kafka_sink.task.producer_cache import PRODUCERS, task_producer
+from kafka_sink.transactions.task_attempt import INIT_TIME_METRIC, SEND_OFFSETS_TIME_METRIC
 from tests.support.fake_broker import INIT_PRODUCER_ID, PRODUCE, FakeCluster
 from tests.support.fake_replies import Reply, error
 from tests.support.forked import in_a_fork
@@ -563,3 +568,19 @@ def test_producers_of_the_parent_do_not_live_in_a_fork() -> None:
     producer = Producer(NO_BROKER)
     assert in_a_fork(lambda: kafka_sink.producer_metrics() == [])
     producer.close()
+
+
+def test_the_page_names_every_metric_and_no_other() -> None:
+    producer = Producer(NO_BROKER)
+    names = {*producer.metrics(), INIT_TIME_METRIC, SEND_OFFSETS_TIME_METRIC}
+    producer.close()
+    page = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
+    section = page.read_text().split("## Metrics of a producer")[1].split("\n## ")[0]
+    assert set(re.findall(r"`([a-z]+(?:-[a-z]+)+)`", section)) == names
+
+
+def test_asking_where_no_task_has_run_loads_nothing() -> None:
+    ask = "import sys, kafka_sink; assert kafka_sink.producer_metrics() == []; print('numpy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "False"
+    assert "producer_metrics" in kafka_sink.__all__
