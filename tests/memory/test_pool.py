@@ -9,8 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from functools import partial
+from concurrent.futures import Future, ThreadPoolExecutor
 from unittest.mock import patch
 
 import pytest
@@ -453,20 +452,7 @@ def test_accounts_hold_at_every_moment_under_contention() -> None:
     sizes = [pool.arena(64), pool.arena(16), pool.arena(24)]
     client = PoolClient()
     stop = threading.Event()
-    failures: list[BaseException] = []
     timeouts = [0] * 6
-
-    def guarded(run: Callable[[], None]) -> threading.Thread:
-        def body() -> None:
-            try:
-                run()
-            except BaseException as error:  # noqa: BLE001 - an assertion must not die with its thread
-                failures.append(error)
-                stop.set()
-
-        thread = threading.Thread(target=body, daemon=True)
-        thread.start()
-        return thread
 
     def work(number: int) -> None:
         random_ = random.Random(number)
@@ -508,17 +494,15 @@ def test_accounts_hold_at_every_moment_under_contention() -> None:
 
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
-    try:
-        watcher = guarded(watch)
-        workers = [guarded(partial(work, number)) for number in range(6)]
-        for worker in workers:
-            worker.join(JOIN_S)
-            assert not worker.is_alive()
-        stop.set()
-        watcher.join(JOIN_S)
-    finally:
-        sys.setswitchinterval(interval)
-    assert not failures, failures[0]
+    with ThreadPoolExecutor(7) as threads:
+        watcher = threads.submit(watch)
+        try:
+            for worker in [threads.submit(work, number) for number in range(6)]:
+                worker.result(JOIN_S)
+        finally:
+            stop.set()
+            sys.setswitchinterval(interval)
+        watcher.result(JOIN_S)
     assert pool.metrics().buffer_exhausted_total == sum(timeouts)
     assert pool.metrics().bufferpool_wait_time_ns_total > 0
     assert_idle(pool)

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kafka_sink.records.arrays import as_binary, indices, null_mask, numbers
+from tests.support.fake_broker import FakeCluster
 
 VALUES = st.lists(st.one_of(st.none(), st.integers(-5, 5)), max_size=70)
 
@@ -45,21 +46,8 @@ def test_indices_of_any_width() -> None:
         assert indices(rows).to_pylist() == [0, 3, 6, 9]  # type: ignore[arg-type]
 
 
-def test_a_unit_is_made_without_pandas(project_environment: dict[str, str]) -> None:
-    """It would cost every Python worker 160 ms and 40 MB."""
-    script = """
+WITHOUT_PANDAS = """
 import sys
-import pyarrow as pa
-from kafka_sink.records.ordered_rows import OrderedRows
-import kafka_sink.task.producer
-from kafka_sink.model import PartitionMetadata, TopicMetadata
-from kafka_sink.records import encoder
-from kafka_sink.records.encoder import RowRange
-from kafka_sink.rows import columns, rebatching
-from kafka_sink.rows.column_plan import ColumnPlan
-from kafka_sink.rows.partitioner import BatchCapacity
-from kafka_sink.rows.partitioner import Partitioner
-import numpy as np
 
 class Refuse:
     def find_spec(self, name, path=None, target=None):
@@ -67,52 +55,50 @@ class Refuse:
             raise AssertionError('pandas was imported')
 
 sys.meta_path.insert(0, Refuse())
-reader = pa.ipc.open_stream(sys.stdin.buffer)
-plan = ColumnPlan.of([(f.name, t) for f, t in zip(reader.schema, (
+import pyarrow as pa
+from kafka_sink.options import parse
+from kafka_sink.rows.column_plan import ColumnPlan
+from kafka_sink.rows.rebatching import Rebatcher
+from kafka_sink.task.producer import Producer
+
+batch = pa.ipc.open_stream(sys.stdin.buffer).read_next_batch()
+plan = ColumnPlan.of([(f.name, t) for f, t in zip(batch.schema, (
     'string', 'binary', 'string', 'array<struct<key:string,value:binary>>', 'timestamp'))], None)
-builder = rebatching.Rebatcher(plan.sized, linger_ms=0)
-capacity = BatchCapacity(None, 99)
-partitioner = Partitioner(
-    capacity=lambda *_: capacity,
-    loads=lambda topic, count: [0] * count,
-    ignore_keys=False,
-    adaptive=True,
-    random=lambda: 0.5,
-)
-for batch in reader:
-    for unit_rows in [*builder.offer(batch, 0.0), *builder.finish()]:
-        rows = columns.extract(plan, unit_rows, 5)
-        parts = [(n, (PartitionMetadata(n, 0, 0), PartitionMetadata(n, 1, 0))) for n in rows.topics]
-        topics = {n: TopicMetadata.of(n, None, found) for n, found in parts}
-        unit = partitioner.order(rows, topics, 5)
-        encoder.encode(unit.columns, unit.timestamps, [RowRange(0, len(unit), 0, 5)])
-        encoder.encode(unit.columns.slice(1, 3), 5, [RowRange(0, 2, 0, 5)])
+producer = Producer(parse({'kafka.bootstrap.servers': sys.argv[1], 'kafka.batch.size': '200'}).options)
+producer.begin()
+builder = Rebatcher(plan.sized, linger_ms=0)
+for unit in [*builder.offer(batch, 0.0), *builder.finish()]:
+    producer.send(unit, plan=plan)
+assert producer.finish().records == 20
+producer.close()
 assert 'pandas' not in sys.modules, 'pandas was imported'
 """
-    headers = pa.array(
-        [[{"key": "a", "value": b"1"}], None] * 10,
-        pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
-    )
+
+
+def test_rows_are_written_without_pandas(project_environment: dict[str, str]) -> None:
+    """It would cost every Python worker 160 ms and 40 MB."""
+    entries = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
     batch = pa.record_batch(
         {
             "key": pa.array(["a", None] * 10),
             "value": pa.array([b"v"] * 19 + [None], pa.binary()),
             "topic": pa.array(["t", "u", "t", "t"] * 5),
-            "headers": headers,
+            "headers": pa.array([[{"key": "a", "value": b"1"}], None] * 10, entries),
             "timestamp": pa.array([1, None] * 10, pa.timestamp("us", "UTC")),
         }
     )
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        input=sink.getvalue().to_pybytes(),
-        env=project_environment,
-        capture_output=True,
-        timeout=60,
-        check=False,
-    )
+    with FakeCluster({"t": 2, "u": 2}) as cluster:
+        done = subprocess.run(
+            [sys.executable, "-c", WITHOUT_PANDAS, cluster.bootstrap_servers],
+            input=sink.getvalue().to_pybytes(),
+            env=project_environment,
+            capture_output=True,
+            timeout=60,
+            check=False,
+        )
     assert done.returncode == 0, done.stderr.decode()[-2000:]
 
 
