@@ -31,16 +31,14 @@ from kafka_sink.coordinator.breaker import (
     Answer,
     MuteChanges,
     Mutes,
+    Outcome,
     Outcomes,
+    OwnMute,
     Probe,
     Question,
-    Targets,
-    TopicOutcomes,
     Waiting,
     Watch,
-    apart,
-    by_reason,
-    together,
+    reasoned,
 )
 from kafka_sink.coordinator.live.messages import BrokerReport, ReportEvery, TaskIdentity, TaskReport
 from kafka_sink.coordinator.metadata import Fetch, TopicsKnown, TopicsWanted, parts_of
@@ -140,8 +138,8 @@ class Crowd:
         # Planning has given it the metadata of its topic.
         self._uses = framed(TopicsWanted({TOPIC: None}))
         self._writing = framed(Writing("write", 1))
-        reasons = by_reason({SICK: f"broker {SICK} has not responded for 500 ms"})
-        self._wanted = framed(MuteChanges(reasons, Targets(), (), {SICK: 1000 * SILENCE_S}))
+        silent = OwnMute(SICK, f"broker {SICK} has not responded for 500 ms", 1000 * SILENCE_S)
+        self._wanted = framed(MuteChanges((silent,)))
         self._on: dict[type, Callable[[Task, Any], None]] = {
             Alive: self._on_alive,
             Mutes: self._on_mutes,
@@ -446,16 +444,18 @@ class Crowd:
         failed, written, error = (3, 0, "NOT_ENOUGH_REPLICAS") if self.fails else (0, 3, "")
         said = []
         for start in range(0, len(partitions), MAX_TARGETS):
-            numbers = tuple(one.partition for one in partitions[start : start + MAX_TARGETS])
-            counts = (written,) * len(numbers), (failed,) * len(numbers)
-            said.append(framed(Outcomes(1000, (TopicOutcomes(TOPIC, self.fails, error, numbers, *counts),))))
+            found = [
+                Outcome(one, written, failed, self.fails, error)
+                for one in partitions[start : start + MAX_TARGETS]
+            ]
+            said.append(framed(Outcomes(1000, tuple(found))))
         return said
 
     def _on_watch(self, task: Task, message: Watch) -> None:
         answer = self._watched.get(id(message))
         if answer is None:
-            wanted = [one for one in apart(message.partitions, 10_000) if isinstance(one, TopicPartition)]
-            answer = self._watched[id(message)] = b"".join(self._outcomes(wanted))
+            outcomes = self._outcomes(list(message.partitions))
+            answer = self._watched[id(message)] = b"".join(outcomes)
         self._say(task, answer)
 
     def _on_question(self, task: Task, message: Question) -> None:
@@ -463,17 +463,17 @@ class Crowd:
             self._say(task, framed(Answer(message.broker, 5.0)))
 
     def _on_probe(self, task: Task, message: Probe) -> None:
-        succeeds = self.responds if message.targets.brokers else not self.fails
+        is_of_broker = any(isinstance(one, int) for one in message.targets)
+        succeeds = self.responds if is_of_broker else not self.fails
         if succeeds:
-            self.after(BACK_S, partial(self._say, task, framed(MuteChanges((), message.targets, (), {}))))
+            self.after(BACK_S, partial(self._say, task, framed(MuteChanges(unmuted=message.targets))))
         else:
-            failed = by_reason(dict.fromkeys(apart(message.targets, 10_000), "no response"))
-            self.after(PROBE_S, partial(self._say, task, framed(MuteChanges((), Targets(), failed, {}))))
+            failed = reasoned((one, "no response") for one in message.targets)
+            self.after(PROBE_S, partial(self._say, task, framed(MuteChanges(failed=failed))))
 
     def _note(self, message: Mutes) -> None:
         """What it adds and removes, for all who are informed."""
-        added = [target for one in message.added for target in apart(one.targets, 10_000)]
-        removed = apart(message.removed, 10_000)
+        added, removed = dict(message.added), message.removed
         broker = SICK in added if SICK in (*added, *removed) else None
         partitions = {one for one in added if not isinstance(one, int)}
         gone = {one for one in removed if not isinstance(one, int)}
@@ -508,7 +508,7 @@ class Crowd:
             some = self.chance.sample(tuple(self._muted), min(MAX_WAITING, len(self._muted)))
             task.named = frozenset(some)
             self.after(NAME_AGAIN_S, partial(self._wait_to_name, task))
-            self._say(task, framed(Waiting(together(some), Targets())))
+            self._say(task, framed(Waiting(tuple(some), ())))
 
     @property
     def is_back(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
 
@@ -31,7 +31,6 @@ from kafka_sink.coordinator.schema import (
     cut,
     receives,
 )
-from kafka_sink.errors import ProtocolError
 from kafka_sink.model import TopicPartition
 
 if TYPE_CHECKING:
@@ -53,54 +52,62 @@ _SPREAD_MS = 0.3
 _NAME_AGAIN_MS = 10_000.0
 
 _T = TypeVar("_T")
-_Counts = Annotated[tuple[Count, ...], Meta(max_length=MAX_MUTES)]
+
+if TYPE_CHECKING:
+    Place = TopicPartition
+else:
+
+    class Place(TopicPartition):
+        """A partition, with the bounds of a message."""
+
+        __slots__ = ()
+        topic: Topic
+        partition: Count
 
 
-class TopicPartitions(NamedTuple):
-    topic: Topic
-    numbers: _Counts
-
-
-class Targets(NamedTuple):
-    brokers: _Counts = ()
-    topics: Annotated[tuple[TopicPartitions, ...], Meta(max_length=MAX_MUTES)] = ()
+_Target = NodeId | Place
+_Targets = Annotated[tuple[_Target, ...], Meta(max_length=MAX_TARGETS)]
+_Some = Annotated[tuple[_Target, ...], Meta(max_length=MAX_WAITING)]
+_AllTargets = Annotated[tuple[_Target, ...], Meta(max_length=MAX_MUTES)]
 
 
 class Reasoned(NamedTuple):
+    target: _Target
     reason: Text
-    targets: Targets
 
 
-_Reasons = Annotated[tuple[Reasoned, ...], Meta(max_length=MAX_MUTES)]
+class OwnMute(NamedTuple):
+    """``silence_ms``: for how long a broker has not responded, if that is why."""
+
+    target: _Target
+    reason: Text
+    silence_ms: Ms
 
 
-class TopicOutcomes(NamedTuple):
-    """Batches that were written to partitions, and that failed, in the last ten seconds. ``answered``: a
+class Outcome(NamedTuple):
+    """Batches that were written to a partition, and that failed, in the last ten seconds. ``answered``: a
     broker responded with ``error``, which was the last one."""
 
-    topic: Topic
+    partition: Place
+    written: Count
+    failed: Count
     answered: bool
     error: Text
-    partitions: _Counts
-    written: _Counts
-    failed: _Counts
 
 
 class Outcomes(Message, frozen=True):
     """Of partitions that fail or are watched. ``rows``: sent since the producer began."""
 
     rows: Count
-    topics: Annotated[tuple[TopicOutcomes, ...], Meta(max_length=MAX_TARGETS)]
+    partitions: Annotated[tuple[Outcome, ...], Meta(max_length=MAX_TARGETS)]
 
 
 class MuteChanges(Message, frozen=True):
-    """What the task has muted and unmuted by evidence of its own, and its probes that failed. ``silence_ms``:
-    for how long a muted broker has not responded, if that is why."""
+    """What the task has muted and unmuted by evidence of its own, and its probes that failed."""
 
-    muted: _Reasons
-    unmuted: Targets
-    failed: _Reasons
-    silence_ms: Annotated[dict[NodeId, Ms], Meta(max_length=MAX_TARGETS)]
+    muted: Annotated[tuple[OwnMute, ...], Meta(max_length=MAX_TARGETS)] = ()
+    unmuted: _Targets = ()
+    failed: Annotated[tuple[Reasoned, ...], Meta(max_length=MAX_TARGETS)] = ()
 
 
 class Answer(Message, frozen=True):
@@ -113,8 +120,8 @@ class Answer(Message, frozen=True):
 class Waiting(Message, frozen=True):
     """Muted partitions that batches wait for, and others that rows could go to: some of many."""
 
-    held: Targets
-    acceptable: Targets
+    held: _Some
+    acceptable: _Some
 
 
 class Mutes(Message, frozen=True):
@@ -122,15 +129,15 @@ class Mutes(Message, frozen=True):
     is ``removed``."""
 
     whole: bool
-    added: _Reasons
-    removed: Targets
+    added: Annotated[tuple[Reasoned, ...], Meta(max_length=MAX_MUTES)]
+    removed: _AllTargets
     tasks: Count
 
 
 class Watch(Message, frozen=True):
     """Report the outcomes of these partitions now."""
 
-    partitions: Targets
+    partitions: Annotated[tuple[Place, ...], Meta(max_length=MAX_MUTES)]
 
 
 class Question(Message, frozen=True):
@@ -144,47 +151,13 @@ class Probe(Message, frozen=True):
     """The task may probe each of these once within ``left_ms``. ``new_rows``: as no batch waits for them, new
     rows may go there until one is sent."""
 
-    targets: Targets
+    targets: _AllTargets
     new_rows: bool
     left_ms: Ms
 
 
-def together(targets: Iterable[Target]) -> Targets:
-    brokers: list[int] = []
-    topics: dict[str, list[int]] = {}
-    for target in targets:
-        if isinstance(target, int):
-            brokers.append(target)
-        else:
-            topics.setdefault(target.topic, []).append(target.partition)
-    return Targets(
-        tuple(brokers), tuple(TopicPartitions(name, tuple(found)) for name, found in topics.items())
-    )
-
-
-def apart(targets: Targets, most: int) -> list[Target]:
-    """Each of them. Raises ProtocolError for more than ``most``."""
-    if len(targets.brokers) + sum(len(one.numbers) for one in targets.topics) > most:
-        raise ProtocolError(f"more than {most} brokers and partitions in a message")
-    found: list[Target] = list(targets.brokers)
-    for topic, numbers in targets.topics:
-        found += [TopicPartition(topic, number) for number in numbers]
-    return found
-
-
-def by_reason(reasons: Mapping[Target, str]) -> tuple[Reasoned, ...]:
-    grouped: dict[str, list[Target]] = {}
-    for target, reason in reasons.items():
-        grouped.setdefault(cut(reason), []).append(target)
-    return tuple(Reasoned(reason, together(found)) for reason, found in grouped.items())
-
-
-def with_reasons(said: Iterable[Reasoned], most: int) -> dict[Target, str]:
-    """By target, what is said of it. Raises ProtocolError for more than ``most``."""
-    found: dict[Target, str] = {}
-    for reason, targets in said:
-        found |= dict.fromkeys(apart(targets, most - len(found)), reason)
-    return found
+def reasoned(reasons: Iterable[tuple[Target, str]]) -> tuple[Reasoned, ...]:
+    return tuple(Reasoned(target, cut(reason)) for target, reason in reasons)
 
 
 class BreakerChannel(Channel):
@@ -307,17 +280,18 @@ class BreakerChannel(Channel):
     def _say_changes(self, manager: CircuitBreakManager) -> None:
         changes, self._changes = list(self._changes.values()), {}
         failed = manager.local.take_failures()
-        while changes or failed:
-            part, changes = changes[:MAX_TARGETS], changes[MAX_TARGETS:]
-            lost, failed = failed[:MAX_TARGETS], failed[MAX_TARGETS:]
-            muted = {one.target: one.reason for one in part if one.muted}
-            unmuted = together(one.target for one in part if not one.muted)
-            silent = {one.target: one.evidence.silence_ms for one in part if isinstance(one.target, int)}
-            self._say(MuteChanges(by_reason(muted), unmuted, by_reason(dict(lost)), silent))
+        for start in range(0, max(len(changes), len(failed)), MAX_TARGETS):
+            part = changes[start : start + MAX_TARGETS]
+            muted = [
+                OwnMute(one.target, cut(one.reason), one.evidence.silence_ms) for one in part if one.muted
+            ]
+            unmuted = [one.target for one in part if not one.muted]
+            lost = reasoned(failed[start : start + MAX_TARGETS])
+            self._say(MuteChanges(tuple(muted), tuple(unmuted), lost))
 
     def _say_outcomes(self, manager: CircuitBreakManager, partitions: Iterable[TopicPartition]) -> None:
         now_ms = manager.local.now_ms
-        found: dict[tuple[str, bool, str], list[tuple[int, int, int]]] = {}
+        found = []
         for partition in partitions:
             self._unreported.discard(partition)
             failed, total = _recent(manager, partition, now_ms)
@@ -327,10 +301,8 @@ class BreakerChannel(Channel):
             if manager.local.leader_id(partition) in manager.local.mutes:
                 # Failures while the broker is muted say nothing about the partition.
                 failed = total = 0
-            counts = partition.partition, total - failed, failed
-            found.setdefault((partition.topic, answered, cut(error)), []).append(counts)
-        topics = tuple(TopicOutcomes(*key, *zip(*counts, strict=True)) for key, counts in found.items())
-        self._say(Outcomes(manager.rows, topics))
+            found.append(Outcome(partition, total - failed, failed, answered, cut(error)))
+        self._say(Outcomes(manager.rows, tuple(found)))
 
     def _say_waits(self, manager: CircuitBreakManager) -> None:
         """Name partitions with rows: not each time that one is unmuted, as thousands may be, one by one."""
@@ -343,7 +315,7 @@ class BreakerChannel(Channel):
             self._named_ms = now_ms
             held, acceptable = self._some(held, MAX_WAITING), self._some(acceptable, MAX_WAITING)
             self._named |= dict.fromkeys(acceptable, False) | dict.fromkeys(held, True)
-            self._say(Waiting(together(held), together(acceptable)))
+            self._say(Waiting(tuple(held), tuple(acceptable)))
         self._wait_to_name(manager)
 
     def _wait_to_name(self, manager: CircuitBreakManager) -> None:
@@ -373,33 +345,27 @@ class BreakerChannel(Channel):
             ongoing = (one for one in manager.local.mutes_to_report() if not one.evidence.counted)
             self._changes = {one.target: one for one in ongoing}
 
-    def _take_mutes(
-        self,
-        message: Mutes,
-        added: Mapping[Target, str],
-        removed: Iterable[Target],
-        manager: CircuitBreakManager,
-    ) -> None:
+    def _take_mutes(self, message: Mutes, manager: CircuitBreakManager) -> None:
         if message.whole:
             self._muted.clear()
             self._release_ms.clear()
-        self._muted |= added
-        self._unreported.difference_update(added)
-        for target in added:
+        for target, reason in message.added:
+            self._muted[target] = reason
+            self._unreported.discard(target)
             self._release_ms.pop(target, None)
         self._tasks = max(1, message.tasks)
         delay_ms = _RAMP_STEP_MS * math.log2(1.0 + self._random() * (self._tasks - 1))
         at_ms = manager.local.now_ms + min(delay_ms, manager.local.retry_interval_ms)
-        self._release_ms |= dict.fromkeys((one for one in removed if one in self._muted), at_ms)
+        self._release_ms |= dict.fromkeys((one for one in message.removed if one in self._muted), at_ms)
         self._release(manager)
         manager.local.apply_shared(self._muted, {})
         if math.isinf(self._waits_ms):
             self._wait_to_name(manager)
         self._is_told |= message.whole
 
-    def _take_watch(self, partitions: list[TopicPartition], manager: CircuitBreakManager) -> None:
-        for start in range(0, len(partitions), MAX_TARGETS):
-            self._say_outcomes(manager, partitions[start : start + MAX_TARGETS])
+    def _take_watch(self, message: Watch, manager: CircuitBreakManager) -> None:
+        for start in range(0, len(message.partitions), MAX_TARGETS):
+            self._say_outcomes(manager, message.partitions[start : start + MAX_TARGETS])
 
     def _take_question(self, asked: Question, manager: CircuitBreakManager) -> None:
         broker = manager.brokers.get(asked.broker)
@@ -442,13 +408,11 @@ class BreakerChannel(Channel):
 
     @receives(Mutes)
     def on_mutes(self, message: Mutes, now_ms: float) -> None:
-        added, removed = with_reasons(message.added, MAX_MUTES), apart(message.removed, MAX_MUTES)
-        self._put(partial(self._take_mutes, message, added, removed))
+        self._put(partial(self._take_mutes, message))
 
     @receives(Watch)
     def on_watch(self, message: Watch, now_ms: float) -> None:
-        partitions = [one for one in apart(message.partitions, MAX_MUTES) if isinstance(one, TopicPartition)]
-        self._put(partial(self._take_watch, partitions))
+        self._put(partial(self._take_watch, message))
 
     @receives(Question)
     def on_question(self, asked: Question, now_ms: float) -> None:
@@ -456,9 +420,7 @@ class BreakerChannel(Channel):
 
     @receives(Probe)
     def on_probe(self, message: Probe, now_ms: float) -> None:
-        permits = dict.fromkeys(
-            apart(message.targets, MAX_MUTES), ProbePermit(message.left_ms, message.new_rows)
-        )
+        permits = dict.fromkeys(message.targets, ProbePermit(message.left_ms, message.new_rows))
         self._put(lambda manager: manager.local.apply_shared(self._muted, permits))
 
     def _put(self, apply: Callable[[CircuitBreakManager], None]) -> None:

@@ -25,25 +25,19 @@ from kafka_sink.breaker.mutes import BreakerState, MuteTable, Target
 from kafka_sink.clock import GATHER_MUTES_MS, RANDOM
 from kafka_sink.coordinator.breaker import (
     MAX_MUTES,
-    MAX_TARGETS,
-    MAX_WAITING,
     Answer,
     MuteChanges,
     Mutes,
+    Outcome,
     Outcomes,
     Probe,
     Question,
-    Targets,
     Waiting,
     Watch,
-    apart,
-    by_reason,
-    together,
-    with_reasons,
+    reasoned,
 )
 from kafka_sink.coordinator.metadata import MemoryBudget
-from kafka_sink.coordinator.schema import Outbox, Service, ServiceScope, receives
-from kafka_sink.errors import ProtocolError
+from kafka_sink.coordinator.schema import Outbox, Service, ServiceScope, cut, receives
 from kafka_sink.model import TopicPartition
 from kafka_sink.options import SinkOptions
 from kafka_sink.options.parse import failure_rate_settings
@@ -66,7 +60,7 @@ _JUDGED_AT_ONCE, _WATCHED_AT_ONCE, _CHECKED_AT_ONCE = 300, 1_000, 250
 _CHECK_MS = 20.0
 # Of how many tasks a mute knows that they have batches or rows for it.
 _MAX_HOLDERS = 16
-# Bytes of all mutes as JSON, since a new task gets them in one message.
+# Bytes of all mutes as JSON, since one message takes them.
 _MAX_MUTES_BYTES = 1_800_000
 # A change, and a new task while anything is muted, waits for others this long per task, and at most this long
 # in all. So sending takes only a part of the time.
@@ -121,10 +115,8 @@ class FailingPartitions:
         self._failed_again: set[TopicPartition] = set()
         self._asked_ms = -math.inf
 
-    def count(
-        self, peer: int, partition: TopicPartition, written: int, failed: int, *, answered: bool, error: str
-    ) -> None:
-        """A task has written so many batches in the last seconds, and so many have failed."""
+    def count(self, peer: int, outcome: Outcome) -> None:
+        partition, written, failed, answered, error = outcome
         watched = self._watched.get(partition)
         if watched is None:
             if failed and partition in self._resting:
@@ -218,10 +210,12 @@ class _Inquiry:
 
 @dataclass(slots=True)
 class _Muted:
-    """What belongs to a mute. ``origin``: the task on whose word it rests, if on one's. ``prober``: the task
-    that may probe; ``tried`` are not to probe next. Who has batches for it, or rows."""
+    """What belongs to a mute. ``origin``: the task on whose word it rests, if on one's. ``size``: bytes in a
+    message. ``prober``: the task that may probe; ``tried`` are not to probe next. Who has batches for it, or
+    rows."""
 
     origin: int | None
+    size: int
     prober: int | None = None
     hurried_ms: float = -math.inf
     tried: set[int] = field(default_factory=set)
@@ -259,12 +253,13 @@ class BreakerService(Service):
         # Those that are looked at next come first.
         self._muted: OrderedDict[Target, _Muted] = OrderedDict()
         self._checked_ms = -math.inf
+        # Of these, and of those that ended and tasks have not been told of yet.
         self._mutes_bytes = 0
         # By partition, until when no mute of it may rest on the word of one task.
         self._paused_ms: dict[Target, float] = {}
         # What tasks have not been told yet; those that have been told nothing yet, and when others were.
         self._added: dict[Target, str] = {}
-        self._removed: set[Target] = set()
+        self._removed: dict[Target, int] = {}
         self._told_ms = -math.inf
         self._newcomers: dict[int, None] = {}
 
@@ -288,7 +283,7 @@ class BreakerService(Service):
         if self._muted:
             self._newcomers[peer] = None
         else:
-            self.out.send(peer, Mutes(True, (), Targets(), len(self._tasks)))
+            self.out.send(peer, Mutes(True, (), (), len(self._tasks)))
 
     def on_gone(self, peer: int, now_ms: float) -> None:
         del self._tasks[peer]
@@ -296,11 +291,10 @@ class BreakerService(Service):
 
     @receives(Waiting)
     def on_waiting(self, peer: int, message: Waiting, now_ms: float) -> None:
-        held, acceptable = apart(message.held, MAX_WAITING), apart(message.acceptable, MAX_WAITING)
-        for target in held:
+        for target in message.held:
             if (found := self._muted.get(target)) is not None:
                 self._add(peer, found.held)
-        for target in acceptable:
+        for target in message.acceptable:
             if (found := self._muted.get(target)) is not None:
                 self._add(peer, found.acceptable)
 
@@ -314,46 +308,39 @@ class BreakerService(Service):
 
     @receives(Outcomes)
     def on_outcomes(self, peer: int, message: Outcomes, now_ms: float) -> None:
-        sizes = [{len(one.partitions), len(one.written), len(one.failed)} for one in message.topics]
-        if any(len(one) != 1 for one in sizes) or sum(max(one) for one in sizes) > MAX_TARGETS:
-            raise ProtocolError(f"outcomes of more than {MAX_TARGETS} partitions, or incomplete ones")
         failing = self._failing
         if failing is None:
             return
         failing.is_full = self._is_full()
         failing.rows += max(0, message.rows - self._tasks[peer])
         self._tasks[peer] = max(message.rows, self._tasks[peer])
-        for one in message.topics:
-            for number, written, failed in zip(one.partitions, one.written, one.failed, strict=True):
-                partition = TopicPartition(one.topic, number)
-                if partition not in self._muted:
-                    failing.count(peer, partition, written, failed, answered=one.answered, error=one.error)
+        for one in message.partitions:
+            if one.partition not in self._muted:
+                failing.count(peer, one)
 
     def _judge(self, failing: FailingPartitions, now_ms: float) -> None:
         for partition, reason, peers in failing.judge(now_ms):
             self._mute(partition, reason, now_ms, peers[0] if len(peers) == 1 else None)
         partitions, watchers = failing.watch(self._tasks, now_ms)
         if partitions:
-            self.out.broadcast(watchers, Watch(together(partitions)))
+            self.out.broadcast(watchers, Watch(tuple(partitions)))
 
     # -- what one task has muted, and unmuted -------------------------------------------------------------
 
     @receives(MuteChanges)
     def on_mute_changes(self, peer: int, message: MuteChanges, now_ms: float) -> None:
-        muted = with_reasons(message.muted, MAX_TARGETS)
-        unmuted, failed = apart(message.unmuted, MAX_TARGETS), with_reasons(message.failed, MAX_TARGETS)
-        for target, reason in muted.items():
+        for target, reason, silence_ms in message.muted:
             if isinstance(target, int):
-                self._ask(peer, target, reason, message.silence_ms.get(target, 0.0), now_ms)
+                self._ask(peer, target, reason, silence_ms, now_ms)
             elif self._failing is None:
                 self._mute(target, reason, now_ms, peer)
-        for target, error in failed.items():
+        for target, error in message.failed:
             found = self._muted.get(target)
             # Otherwise the batch was sent before the mute.
             if found is not None and found.prober == peer:
                 found.prober = None
                 self.table.fail(target, error, now_ms)
-        for target in unmuted:
+        for target in message.unmuted:
             found = self._muted.get(target)
             if found is not None and peer in (found.origin, found.prober):
                 self._unmute(target, now_ms)
@@ -394,28 +381,26 @@ class BreakerService(Service):
     # -- mutes, from their beginning to their end ---------------------------------------------------------
 
     def _mute(self, target: Target, reason: str, now_ms: float, origin: int | None) -> None:
-        size = len(json.dumps((target, reason)))
+        size = len(json.dumps((target, cut(reason))))
         is_full = len(self._muted) >= MAX_MUTES or self._mutes_bytes + size > _MAX_MUTES_BYTES
         is_paused = origin is not None and now_ms < self._paused_ms.get(target, -math.inf)
         if is_full or is_paused or self._is_full() or not self.table.trip(target, reason, now_ms):
             return
         # Another task is the first to probe.
-        self._muted[target] = _Muted(origin, tried=set() if origin is None else {origin})
-        self._mutes_bytes += size
+        self._muted[target] = _Muted(origin, size, tried=set() if origin is None else {origin})
+        self._mutes_bytes += size - self._removed.pop(target, 0)
         self._added[target] = reason
-        self._removed.discard(target)
 
     def _unmute(self, target: Target, now_ms: float) -> None:
         mute, found = self.table.mutes[target], self._muted.pop(target)
         self.table.reset(target)
-        self._mutes_bytes -= len(json.dumps((target, mute.reason)))
         if found.origin is not None and isinstance(target, TopicPartition):
             lasted_ms = now_ms - mute.since_ms
             self._paused_ms[target] = now_ms + min(_PAUSE_FACTOR * lasted_ms, _MAX_PAUSE * self._interval_ms)
             if len(self._paused_ms) > MAX_MUTES:
                 del self._paused_ms[next(iter(self._paused_ms))]
         self._added.pop(target, None)
-        self._removed.add(target)
+        self._removed[target] = found.size
 
     def _hurry(self, target: Target, now_ms: float) -> None:
         """A task that knows it at second hand says that a mute is over: another may probe, once an
@@ -447,7 +432,7 @@ class BreakerService(Service):
                 found.tried.add(found.prober)
                 self.table.probe(target, now_ms)
         for (peer, is_new), targets in permitted.items():
-            self.out.send(peer, Probe(together(targets), is_new, self._interval_ms))
+            self.out.send(peer, Probe(tuple(targets), is_new, self._interval_ms))
 
     def _is_over(self, target: Target, found: _Muted, now_ms: float) -> bool:
         """Whether nobody has written there for long, as far as is known."""
@@ -495,15 +480,16 @@ class BreakerService(Service):
     def _tell(self, now_ms: float) -> None:
         if now_ms < self._tell_ms():
             return
-        self._told_ms = now_ms
+        self._told_ms, tasks = now_ms, len(self._tasks)
         if self._newcomers:
-            reasons = by_reason({target: mute.reason for target, mute in self.table.mutes.items()})
-            self.out.broadcast(list(self._newcomers), Mutes(True, reasons, Targets(), len(self._tasks)))
+            mutes = reasoned((one.target, one.reason) for one in self.table.mutes.values())
+            self.out.broadcast(list(self._newcomers), Mutes(True, mutes, (), tasks))
         if self._added or self._removed:
             others = [peer for peer in self._tasks if peer not in self._newcomers]
-            added, removed = by_reason(self._added), together(self._removed)
-            self._added, self._removed = {}, set()
-            self.out.broadcast(others, Mutes(False, added, removed, len(self._tasks)))
+            added, removed = reasoned(self._added.items()), tuple(self._removed)
+            self.out.broadcast(others, Mutes(False, added, removed, tasks))
+            self._mutes_bytes -= sum(self._removed.values())
+            self._added, self._removed = {}, {}
         self._newcomers = {}
 
     def on_time(self, now_ms: float) -> None:

@@ -10,24 +10,21 @@ import pytest
 
 from kafka_sink.breaker.mutes import Target
 from kafka_sink.coordinator.breaker import (
-    MAX_MUTES,
     MAX_TARGETS,
     MAX_WAITING,
     Answer,
     MuteChanges,
     Mutes,
     Outcomes,
+    OwnMute,
     Probe,
     Question,
     Waiting,
     Watch,
-    apart,
-    by_reason,
-    together,
-    with_reasons,
+    reasoned,
 )
 from kafka_sink.coordinator.schema import MAX_MESSAGE_BYTES, Message, decode, deliver, encode
-from kafka_sink.errors import BrokerRefusedError, ProtocolError
+from kafka_sink.errors import BrokerRefusedError
 from kafka_sink.model import TopicPartition
 from tests.support.job_of_tasks import INTERVAL, P0, P1, Job, Task
 
@@ -54,7 +51,7 @@ class Bench:
         self.task: Task = self.job.tasks[0]
         self.channel = self.task.exchange
         self.task.run_pass()
-        self.tell(Mutes(True, (), together(()), 1))
+        self.tell(Mutes(True, (), (), 1))
         assert self.said() == []
 
     def tell(self, message: Message) -> None:
@@ -62,7 +59,7 @@ class Bench:
         self.task.run_pass()
 
     def mute(self, *targets: Target) -> None:
-        self.tell(Mutes(False, by_reason(dict.fromkeys(targets, "x")), together(()), 1))
+        self.tell(Mutes(False, reasoned((one, "x") for one in targets), (), 1))
 
     def said(self, ms: float = 0.0) -> list[Message]:
         """Within so long."""
@@ -82,9 +79,7 @@ def counts(messages: Iterable[Message]) -> Mapping[TopicPartition, tuple[int, in
     found: dict[TopicPartition, tuple[int, int]] = {}
     for message in messages:
         assert isinstance(message, Outcomes)
-        for one in message.topics:
-            for number, written, failed in zip(one.partitions, one.written, one.failed, strict=True):
-                found[TopicPartition(one.topic, number)] = written, failed
+        found |= {one.partition: (one.written, one.failed) for one in message.partitions}
     return found
 
 
@@ -115,7 +110,7 @@ def test_of_thousands_of_tasks_few_report_at_first() -> None:
     times = []
     for number in range(100):
         bench = Bench()
-        bench.tell(Mutes(False, (), together(()), 10_000))
+        bench.tell(Mutes(False, (), (), 10_000))
         bench.job.random = Chance(number / 100)
         bench.task.batch(P0, REPLICAS)
         is_said = bool(bench.said())
@@ -157,11 +152,11 @@ def test_the_largest_messages_fit() -> None:
     for number, target in enumerate(names):
         bench.task.manager.mute(target, f"{number}{long}")
     wanted = [one for one in bench.said() if isinstance(one, MuteChanges)]
-    assert [len(with_reasons(one.muted, MAX_TARGETS)) for one in wanted] == [MAX_TARGETS] * 3
+    assert [len(one.muted) for one in wanted] == [MAX_TARGETS] * 3
     for target in names:
         bench.task.manager.unmute(target)
     over = [one for one in bench.said() if isinstance(one, MuteChanges)]
-    assert [len(apart(one.unmuted, MAX_TARGETS)) for one in over] == [MAX_TARGETS] * 3
+    assert [len(one.unmuted) for one in over] == [MAX_TARGETS] * 3
 
 
 def test_thousands_of_failing_partitions_are_reported_in_parts() -> None:
@@ -172,7 +167,7 @@ def test_thousands_of_failing_partitions_are_reported_in_parts() -> None:
     first = bench.said(10.0)
     assert len(counts(first)) == MAX_TARGETS
     assert counts(first + bench.said(2_500.0)).keys() == set(partitions)
-    bench.tell(Watch(together(partitions)))
+    bench.tell(Watch(tuple(partitions)))
     assert counts(bench.said()) == dict.fromkeys(partitions, (0, 1)), "who watches answers at once"
 
 
@@ -181,12 +176,12 @@ def test_who_watches_answers_also_where_it_has_written_nothing() -> None:
     bench.task.batch(P1)
     bench.task.batch(P1, REPLICAS)
     bench.said()
-    bench.tell(Watch(together([P0, P1])))
+    bench.tell(Watch((P0, P1)))
     found = bench.said()
     assert counts(found) == {P0: (0, 0), P1: (1, 1)}
     (answer,) = found
     assert isinstance(answer, Outcomes)
-    assert [(one.answered, one.error) for one in answer.topics if one.failed == (1,)] == [
+    assert [(one.answered, one.error) for one in answer.partitions if one.failed == 1] == [
         (True, "NOT_ENOUGH_REPLICAS")
     ], "it was reported before"
 
@@ -196,7 +191,7 @@ def test_failures_while_the_broker_is_muted_say_nothing_of_its_partitions() -> N
     bench.task.fail(P0, REPLICAS)
     bench.said()
     bench.mute(1)
-    bench.tell(Watch(together([P0])))
+    bench.tell(Watch((P0,)))
     assert counts(bench.said()) == {P0: (0, 0)}
 
 
@@ -222,20 +217,20 @@ def test_what_a_task_mutes_and_unmutes_is_said_as_it_is_in_the_end() -> None:
     bench.task.manager.mute(P1, "b")
     (found,) = bench.said()
     assert isinstance(found, MuteChanges)
-    assert found.muted == by_reason({2: "b", P1: "b"})
-    assert found.unmuted == together([1])
+    assert found.muted == (OwnMute(2, "b", 0.0), OwnMute(P1, "b", 0.0))
+    assert found.unmuted == (1,)
 
 
 def test_a_failed_probe_is_said_with_its_error() -> None:
     bench = Bench()
     bench.mute(P0)
     bench.task.waiting = {P0}
-    bench.tell(Probe(together([P0]), False, 2_000.0))
+    bench.tell(Probe((P0,), False, 2_000.0))
     assert P0 not in bench.task.waiting, "it went out"
     bench.task.answer(P0, REPLICAS)
     (found,) = bench.said()
     assert isinstance(found, MuteChanges)
-    assert found.failed == by_reason({P0: "NOT_ENOUGH_REPLICAS"})
+    assert found.failed == ((P0, "NOT_ENOUGH_REPLICAS"),)
 
 
 def test_muted_partitions_with_rows_are_named_some_of_many_and_again_when_they_change() -> None:
@@ -247,10 +242,9 @@ def test_muted_partitions_with_rows_are_named_some_of_many_and_again_when_they_c
     bench.task.gate.local.note_free_rows(["t"])
     (found,) = bench.said(600.0)
     assert isinstance(found, Waiting)
-    held, acceptable = apart(found.held, MAX_WAITING), apart(found.acceptable, MAX_WAITING)
-    assert len(held) == len(acceptable) == MAX_WAITING
-    assert set(held) < set(partitions[:300])
-    assert set(acceptable) < set(partitions[300:450])
+    assert len(found.held) == len(found.acceptable) == MAX_WAITING
+    assert set(found.held) < set(partitions[:300])
+    assert set(found.acceptable) < set(partitions[300:450])
     assert bench.said(2_000.0) == []
 
 
@@ -267,13 +261,13 @@ def test_what_is_unmuted_one_after_the_other_is_not_said_each_time() -> None:
     for start in range(0, 450, 10):
         for one in partitions:
             bench.task.manager.local.may_probe(one)
-        bench.tell(Mutes(False, (), together(partitions[start : start + 10]), 1))
+        bench.tell(Mutes(False, (), tuple(partitions[start : start + 10]), 1))
         most = max(most, len(found := bench.said(300.0)))
         said += found
     assert most == 1
     assert 2 <= len(said) <= 12
     left = partitions[450:]
-    named = {one for message in said[-2:] if isinstance(message, Waiting) for one in apart(message.held, 100)}
+    named = {one for message in said[-2:] if isinstance(message, Waiting) for one in message.held}
     assert len(named.intersection(left)) > 20, "those that are still muted have a task that can probe"
 
 
@@ -283,7 +277,7 @@ def test_rows_come_back_in_each_step_from_twice_as_many_tasks() -> None:
         bench = Bench()
         bench.job.random = Chance(number / 1_000)
         bench.mute(1)
-        bench.tell(Mutes(False, (), together([1]), 1_000))
+        bench.tell(Mutes(False, (), (1,), 1_000))
         delays.append(0.0 if not bench.task.muted() else bench.channel.next_change_ms(bench.job.now))
     for step in range(1, 10):
         assert sum(delay <= 100.0 * step for delay in delays) == pytest.approx(2**step, abs=2)
@@ -294,7 +288,7 @@ def test_only_the_mutes_of_the_cluster_that_a_task_writes_to_are_current() -> No
     job = Job(1)
     task, channel = job.tasks[0], job.tasks[0].exchange
     task.cluster_id = None
-    whole = Mutes(True, by_reason({1: "x"}), together(()), 1)
+    whole = Mutes(True, reasoned([(1, "x")]), (), 1)
     channel.expect()
     assert not channel.is_current
     channel.on_connected(job.now)
@@ -323,7 +317,7 @@ def test_a_task_whose_bootstrap_name_moves_leaves_the_mutes_behind() -> None:
     assert bench.task.muted() == set()
     assert bench.said() == []
     bench.channel.on_connected(bench.job.now)
-    bench.tell(Mutes(True, (), together(()), 1))
+    bench.tell(Mutes(True, (), (), 1))
     assert bench.said() == []
 
 
@@ -335,12 +329,3 @@ def test_what_was_not_sent_before_a_loss_is_not_sent_after_it() -> None:
     assert bench.channel.next_message_delay_ms(bench.job.now) == 0.0, "between tasks, too"
     bench.channel.on_lost(bench.job.now)
     assert bench.said(INTERVAL) == []
-
-
-def test_a_message_about_too_much_ends_the_connection() -> None:
-    bench = Bench()
-    half = Watch(together(TopicPartition("t", number) for number in range(MAX_MUTES)))
-    deliver(bench.channel, half, 0.0)
-    both = Watch(half.partitions._replace(brokers=(1,)))
-    with pytest.raises(ProtocolError):
-        deliver(bench.channel, both, 0.0)

@@ -18,18 +18,14 @@ from kafka_sink.coordinator.breaker import (
     Answer,
     MuteChanges,
     Mutes,
+    Outcome,
     Outcomes,
+    OwnMute,
     Probe,
     Question,
-    Targets,
-    TopicOutcomes,
-    TopicPartitions,
     Waiting,
     Watch,
-    apart,
-    by_reason,
-    together,
-    with_reasons,
+    reasoned,
 )
 from kafka_sink.coordinator.metadata import MemoryBudget
 from kafka_sink.coordinator.schema import MAX_MESSAGE_BYTES, Message, decode, deliver, encode
@@ -42,31 +38,25 @@ INTERVAL = 2_000.0
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
 SICK = 7
 OWN = {"class": "a.users.Class"}
-NOTHING = Targets()
 
 
 def muted(reasons: Mapping[Target, str], silence_ms: float = 0.0) -> MuteChanges:
-    silences = {one: silence_ms for one in reasons if isinstance(one, int)}
-    return MuteChanges(by_reason(reasons), NOTHING, (), silences)
+    return MuteChanges(tuple(OwnMute(*one, silence_ms) for one in reasons.items()))
 
 
 def unmuted(*targets: Target) -> MuteChanges:
-    return MuteChanges((), together(targets), (), {})
+    return MuteChanges(unmuted=targets)
 
 
 def failed(*targets: Target) -> MuteChanges:
-    return MuteChanges((), NOTHING, by_reason(dict.fromkeys(targets, "refused")), {})
+    return MuteChanges(failed=reasoned((one, "refused") for one in targets))
 
 
 def outcomes(
     *counts: tuple[TopicPartition, int, int], answered: bool = True, error: str = "NO", rows: int = 1_000
 ) -> Outcomes:
     """Partition, written, failed."""
-    topics = tuple(
-        TopicOutcomes(one.topic, answered, error if failed else "", (one.partition,), (written,), (failed,))
-        for one, written, failed in counts
-    )
-    return Outcomes(rows, topics)
+    return Outcomes(rows, tuple(Outcome(*one, answered, error if one[2] else "") for one in counts))
 
 
 def wanted(target: Target, silence_ms: float = 0.0) -> MuteChanges:
@@ -120,7 +110,7 @@ class Bench:
 
         def answer(peer: int, message: Message) -> Iterable[Message]:
             if isinstance(message, Watch):
-                partitions = [one for one in apart(message.partitions, MAX_MUTES) if not isinstance(one, int)]
+                partitions = message.partitions
                 failed = (0, 5) if peer in failing else (written, 0)
                 for start in range(0, len(partitions), MAX_TARGETS):
                     yield outcomes(*((one, *failed) for one in partitions[start : start + MAX_TARGETS]))
@@ -134,12 +124,11 @@ class Bench:
 @pytest.mark.parametrize(
     "message",
     [
-        Outcomes(1, (TopicOutcomes("t", True, "", (1, 2), (1,), (1, 1)),)),
-        Outcomes(1, (TopicOutcomes("t", True, "", tuple(range(401)), (1,) * 401, (1,) * 401),)),
+        outcomes(*((TopicPartition("t", number), 1, 1) for number in range(401))),
         muted(dict.fromkeys(range(401), "x")),
         unmuted(*(TopicPartition("ab"[number % 2], number) for number in range(401))),
         failed(*(TopicPartition("t", number) for number in range(401))),
-        Waiting(Targets((), (TopicPartitions("t", tuple(range(101))),)), NOTHING),
+        Waiting(tuple(range(101)), ()),
     ],
 )
 def test_a_message_about_too_much_changes_nothing(message: Message) -> None:
@@ -149,13 +138,6 @@ def test_a_message_about_too_much_changes_nothing(message: Message) -> None:
     bench.run(1_000)
     assert not bench.muted()
     assert not bench.pushed[2:]
-
-
-def test_targets_survive_their_grouping() -> None:
-    reasons: dict[Target, str] = {1: "a", P0: "a", TopicPartition("u", 3): "b", P1: "a", 2: "b"}
-    assert with_reasons(by_reason(reasons), 5) == reasons
-    assert set(apart(together(reasons), 5)) == reasons.keys()
-    assert len(by_reason({1: "x" * 1_000})[0].reason) == 300
 
 
 # -- partitions -----------------------------------------------------------------------------------------
@@ -373,7 +355,7 @@ def test_a_partition_needs_a_task_with_a_batch_and_after_another_interval_one_wi
     bench = Bench(4, **OWN)
     bench.say(0, wanted(P0))
     bench.run(100)
-    bench.say(1, Waiting(NOTHING, together([P0])))
+    bench.say(1, Waiting((), (P0,)))
     bench.run(INTERVAL)
     assert not bench.of(Probe), "no task has a batch"
     bench.run(INTERVAL)
@@ -381,7 +363,7 @@ def test_a_partition_needs_a_task_with_a_batch_and_after_another_interval_one_wi
     assert isinstance(probe, Probe)
     assert (peer, probe.new_rows) == (1, True)
     bench.say(1, failed(P0))
-    bench.say(2, Waiting(together([P0]), NOTHING))
+    bench.say(2, Waiting((P0,), ()))
     bench.run(INTERVAL + 100)
     _, peer, probe = bench.pushed[-1]
     assert isinstance(probe, Probe)
@@ -423,7 +405,7 @@ def test_tasks_are_told_how_many_they_are() -> None:
         bench.run(400)
         _, _, message = bench.pushed[-1]
         assert isinstance(message, Mutes)
-        assert apart(message.removed, 1) == [SICK]
+        assert message.removed == (SICK,)
         assert message.tasks == tasks
 
 
@@ -461,7 +443,7 @@ def test_a_task_that_comes_is_told_everything_by_one_message_for_all() -> None:
     bench.service.on_joined(10, bench.now)
     bench.service.on_time(bench.now)
     assert bench.take() == [], "others may come soon"
-    assert [len(with_reasons(one.added, MAX_MUTES)) for one in messages if isinstance(one, Mutes)] == [
+    assert [len(one.added) for one in messages if isinstance(one, Mutes)] == [
         300,
         300,
     ]
@@ -516,15 +498,15 @@ def probing(bench: Bench, liar: int, *, rows: bool) -> None:
     def answer(peer: int, message: Message) -> Iterable[Message]:
         if peer == liar:
             if isinstance(message, Probe):
-                yield failed(*apart(message.targets, MAX_MUTES))
+                yield failed(*message.targets)
             return
         if isinstance(message, Mutes):
-            added = together(list(with_reasons(message.added, MAX_MUTES))[:100])
-            yield Waiting(NOTHING, added) if rows else Waiting(added, NOTHING)
+            added = tuple(one.target for one in message.added[:100])
+            yield Waiting((), added) if rows else Waiting(added, ())
         elif isinstance(message, Question):
             yield Answer(message.broker, 0.0)
         elif isinstance(message, Probe):
-            yield unmuted(*apart(message.targets, MAX_MUTES))
+            yield unmuted(*message.targets)
 
     bench.answer = answer
 
@@ -541,7 +523,7 @@ def test_one_liar_mutes_nothing_for_most_of_the_time(rows: bool, own_class: bool
     for _ in range(600):
         bench.say(liar, outcomes(*((one, 0, 5) for one in partitions)))
         bench.say(liar, muted(dict.fromkeys(partitions, "a lie")))
-        bench.say(liar, Waiting(together(partitions), NOTHING))
+        bench.say(liar, Waiting(tuple(partitions), ()))
         share.run(100.0)
     assert 0.0 < share.share < 0.3
 
@@ -622,20 +604,7 @@ def test_thousands_of_partitions_that_fail_for_a_thousand_hosts_are_muted_in_abo
         longest, spent = max(longest, took), spent + took
 
     def say(peer: int, part: Sequence[TopicPartition]) -> None:
-        topics: dict[str, list[int]] = {}
-        for one in part:
-            topics.setdefault(one.topic, []).append(one.partition)
-        said = encode(
-            Outcomes(
-                1_000,
-                tuple(
-                    TopicOutcomes(
-                        name, True, "NOT_ENOUGH_REPLICAS", tuple(found), (0,) * len(found), (5,) * len(found)
-                    )
-                    for name, found in topics.items()
-                ),
-            )
-        )
+        said = encode(outcomes(*((one, 0, 5) for one in part), error="NOT_ENOUGH_REPLICAS"))
         timed(lambda: deliver(bench.service, peer, decode(said), bench.now))
 
     due = sorted((bench.now + random.random() * 500.0, peer) for peer in range(1_000))
@@ -654,12 +623,12 @@ def test_thousands_of_partitions_that_fail_for_a_thousand_hosts_are_muted_in_abo
                 timed(lambda: bench.service.on_time(bench.now))
             for peer, message in bench.take():
                 if isinstance(message, Watch):
-                    asked = [one for one in apart(message.partitions, MAX_MUTES) if not isinstance(one, int)]
+                    asked = message.partitions
                     watched += len(asked)
                     for first in range(0, len(asked), MAX_TARGETS):
                         say(peer, asked[first : first + MAX_TARGETS])
                 elif isinstance(message, Mutes) and peer == 0:
-                    muted |= with_reasons(message.added, MAX_MUTES).keys()
+                    muted |= {one.target for one in message.added}
     finally:
         gc.enable()
     assert watched <= 20 * partitions
@@ -682,17 +651,17 @@ def test_probes_of_thousands_of_mutes_take_bounded_parts_of_the_time() -> None:
     assert len(bench.muted()) == 4_000
     targets = sorted(one for one in bench.muted() if isinstance(one, TopicPartition))
     for start in range(0, 4_000, 100):
-        bench.say(11, Waiting(together(targets[start : start + 100]), NOTHING))
+        bench.say(11, Waiting(tuple(targets[start : start + 100]), ()))
     assert not bench.of(Probe)
     bench.now += 20.0
     bench.service.on_time(bench.now)
     ((peer, probe),) = bench.take()
     assert isinstance(probe, Probe)
-    assert (peer, len(apart(probe.targets, MAX_MUTES))) == (11, 250)
+    assert (peer, len(probe.targets)) == (11, 250)
     assert bench.service.next_change_ms(bench.now) == 20.0
     bench.run(400)
     probes = [message for _, _, message in bench.pushed if isinstance(message, Probe)]
-    assert sum(len(apart(one.targets, MAX_MUTES)) for one in probes) == 4_000
+    assert sum(len(one.targets) for one in probes) == 4_000
     for peer in range(12):
         bench.service.on_gone(peer, bench.now)
     bench.now += 10_000

@@ -18,7 +18,7 @@ from kafka_sink.breaker import (
 )
 from kafka_sink.breaker.breaker import Breaker
 from kafka_sink.breaker.mutes import Target
-from kafka_sink.coordinator.breaker import MAX_TARGETS, BreakerChannel, MuteChanges, with_reasons
+from kafka_sink.coordinator.breaker import BreakerChannel, MuteChanges
 from kafka_sink.coordinator.schema import decode, encode
 from kafka_sink.model import TopicPartition
 from tests.support.breaker_cluster import Cluster, run_pass
@@ -91,7 +91,7 @@ def reported(exchange: BreakerChannel) -> dict[Target, str]:
     while (message := exchange.next_message(5.0)) is not None:
         arrived = decode(encode(message))
         if isinstance(arrived, MuteChanges):
-            found |= with_reasons(arrived.muted, MAX_TARGETS)
+            found |= {one.target: one.reason for one in arrived.muted}
     return found
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 import pytest
 
 from kafka_sink.breaker.mutes import Evidence, Target
-from kafka_sink.coordinator.breaker import Mutes, Probe, by_reason, together
+from kafka_sink.coordinator.breaker import Mutes, Probe, reasoned
 from kafka_sink.coordinator.schema import deliver
 from kafka_sink.errors import BrokerRefusedError
 from tests.support.job_of_tasks import INTERVAL, P0, P1, P2, Job, Task, frozen
@@ -25,7 +25,7 @@ def tell(
     removed: Iterable[Target] = (),
 ) -> None:
     """The coordinator says so to a task."""
-    deliver(task.exchange, Mutes(whole, by_reason(added or {}), together(removed), 1), task.job.now)
+    deliver(task.exchange, Mutes(whole, reasoned((added or {}).items()), tuple(removed), 1), task.job.now)
 
 
 def test_a_late_answer_says_nothing() -> None:
@@ -181,7 +181,7 @@ def test_a_permit_does_not_outlive_its_connection() -> None:
     (task,) = job.tasks
     job.run(10)
     tell(task, added={P0: "x"})
-    deliver(task.exchange, Probe(together([P0]), False, 2_000.0), job.now)
+    deliver(task.exchange, Probe((P0,), False, 2_000.0), job.now)
     task.run_pass()
     assert task.gate.local.may_probe(P0)
     task.exchange.on_lost(job.now)
