@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 from collections import OrderedDict, deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
 from random import Random
@@ -105,26 +105,22 @@ class FailingPartitions:
         # Whether there is no memory to watch more.
         self.is_full = False
         self._watched: dict[TopicPartition, _Watched] = {}
-        # Of these, those that nobody watches yet, and those of which all watchers have reported.
+        # Of these, those that nobody watches yet; and until when others wait for reports, the first first.
         self._new: deque[TopicPartition] = deque()
-        self._complete: deque[TopicPartition] = deque()
-        # Until when others wait for reports, and those rest that do not fail; the first comes first.
         self._open: OrderedDict[TopicPartition, float] = OrderedDict()
+        # Until when those rest that did not fail. They are watched next if they have failed since.
         self._resting: OrderedDict[TopicPartition, float] = OrderedDict()
-        # Of these, those that have failed since: they are watched next, as nobody may report them again.
-        self._failed_again: set[TopicPartition] = set()
         self._asked_ms = -math.inf
 
     def count(self, peer: int, outcome: Outcome) -> None:
         partition, written, failed, answered, error = outcome
         watched = self._watched.get(partition)
         if watched is None:
-            if failed and partition in self._resting:
-                self._failed_again.add(partition)
-                return
             if self.is_full or not failed:
                 return
-            watched = self._begin(partition)
+            watched = self._watched[partition] = _Watched()
+            if partition not in self._resting:
+                self._new.append(partition)
         # Where thousands of partitions fail for thousands of tasks, most of what they report ends here.
         is_one_more = peer not in watched.reports and peer not in watched.missing
         if is_one_more and len(watched.reports) >= _MAX_REPORTERS:
@@ -138,20 +134,15 @@ class FailingPartitions:
         if peer in watched.missing:
             watched.missing.discard(peer)
             if not watched.missing:
-                self._complete.append(partition)
-
-    def _begin(self, partition: TopicPartition) -> _Watched:
-        watched = self._watched[partition] = _Watched()
-        self._new.append(partition)
-        return watched
+                self._open[partition] = -math.inf
+                self._open.move_to_end(partition, last=False)
 
     def watch(self, tasks: Collection[int], now_ms: float) -> tuple[list[TopicPartition], list[int]]:
         """Some partitions, and the tasks that are to watch all of them."""
-        for partition in list(takewhile(lambda one: self._resting[one] <= now_ms, self._resting)):
+        for partition in _due(self._resting, now_ms):
             del self._resting[partition]
-            if partition in self._failed_again:
-                self._failed_again.discard(partition)
-                self._begin(partition)
+            if partition in self._watched:
+                self._new.append(partition)
         if not self._new or now_ms < self._asked_ms + GATHER_MUTES_MS:
             return [], []
         self._asked_ms = now_ms
@@ -165,13 +156,7 @@ class FailingPartitions:
 
     def judge(self, now_ms: float) -> Iterator[tuple[TopicPartition, str, list[int]]]:
         """Some of those that fail, each with the reason, and the tasks for which it does."""
-        for _ in range(_JUDGED_AT_ONCE):
-            if self._complete:
-                partition = self._complete.popleft()
-            elif self._open and next(iter(self._open.values())) <= now_ms:
-                partition = next(iter(self._open))
-            else:
-                return
+        for partition in _due(self._open, now_ms)[:_JUDGED_AT_ONCE]:
             del self._open[partition]
             watched = self._watched.pop(partition)
             failing = [peer for peer, one in watched.reports.items() if one.fails]
@@ -188,23 +173,25 @@ class FailingPartitions:
 
     def due_ms(self) -> float:
         """When there is something to watch, to judge or to forget."""
-        if self._complete:
-            return -math.inf
         times = [next(iter(one.values())) for one in (self._open, self._resting) if one]
         if self._new:
             times.append(self._asked_ms + GATHER_MUTES_MS)
         return min(times, default=math.inf)
 
 
+def _due(times: Mapping[TopicPartition, float], now_ms: float) -> list[TopicPartition]:
+    """The first ones, which are due."""
+    return list(takewhile(lambda one: times[one] <= now_ms, times))
+
+
 @dataclass(slots=True)
 class _Inquiry:
-    """A task wants a broker muted, and others are asked."""
+    """A task wants a broker muted, unless one of those ``asked`` has had a response since ``since_ms``."""
 
     peer: int
     reason: str
-    silence_ms: float
-    asked_ms: float
     asked: frozenset[int]
+    since_ms: float
     until_ms: float
 
 
@@ -356,15 +343,16 @@ class BreakerService(Service):
             return
         some = self._random.sample(list(self._tasks), min(_MAX_ASKED + 1, len(self._tasks)))
         asked = [one for one in some if one != peer][:_MAX_ASKED]
-        until_ms = now_ms + _QUESTION_MS if asked else -math.inf
-        self._inquiries[node] = _Inquiry(peer, reason, silence_ms, now_ms, frozenset(asked), until_ms)
+        # Responses in the first half of the silence may have been on their way when everything stopped.
+        since_ms, until_ms = now_ms - silence_ms / 2, now_ms + _QUESTION_MS
+        self._inquiries[node] = _Inquiry(peer, reason, frozenset(asked), since_ms, until_ms)
         self.out.broadcast(asked, Question(node, silence_ms / 2))
 
     @receives(Answer)
     def on_answer(self, peer: int, message: Answer, now_ms: float) -> None:
         node, at_ms = message.broker, now_ms - message.age_ms
         found = self._inquiries.get(node)
-        if found is not None and peer in found.asked and at_ms >= found.asked_ms - found.silence_ms / 2:
+        if found is not None and peer in found.asked and at_ms >= found.since_ms:
             del self._inquiries[node]
         elif node in self._muted and at_ms > self.table.mutes[node].since_ms:
             self._hurry(node, now_ms)
