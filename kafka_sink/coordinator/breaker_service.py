@@ -156,7 +156,7 @@ class FailingPartitions:
 
     def judge(self, now_ms: float) -> Iterator[tuple[TopicPartition, str, list[int]]]:
         """Some of those that fail, each with the reason, and the tasks for which it does."""
-        for partition in _due(self._open, now_ms)[:_JUDGED_AT_ONCE]:
+        for partition in _due(self._open, now_ms):
             del self._open[partition]
             watched = self._watched.pop(partition)
             failing = [peer for peer, one in watched.reports.items() if one.fails]
@@ -180,8 +180,8 @@ class FailingPartitions:
 
 
 def _due(times: Mapping[TopicPartition, float], now_ms: float) -> list[TopicPartition]:
-    """The first ones, which are due."""
-    return list(takewhile(lambda one: times[one] <= now_ms, times))
+    """Some of the first ones, which are due."""
+    return list(takewhile(lambda one: times[one] <= now_ms, islice(times, _JUDGED_AT_ONCE)))
 
 
 @dataclass(slots=True)
