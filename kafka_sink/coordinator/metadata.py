@@ -12,11 +12,9 @@ beyond it, a second one decides, by another task. So a task that errs misleads u
 
 from __future__ import annotations
 
-import base64
 import math
 import sys
 import threading
-from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -63,10 +61,12 @@ MAX_TOPICS = 5000
 # Of a topic that a task knows nothing of.
 ANY_AGE_MS = 1e12
 _MAX_HOST, _MAX_RACK = 255, 1000
-_MAX_CONTENT = 1_500_000
-_NO_TOPIC_ID = bytes(16)
-# A message with topics holds about so many characters; one topic may take more.
-_PART_CHARACTERS = 1_000_000
+# A message with topics holds about so many bytes; one topic may take more.
+_PART_BYTES = 1_000_000
+
+
+# Each in four bytes, little-endian as wherever PyArrow runs; JSON has them as base64.
+_Int32s = Annotated[bytes, Meta(max_length=600_000)]
 
 
 class NodeHint(NamedTuple):
@@ -79,12 +79,13 @@ class NodeHint(NamedTuple):
 
 
 class TopicHint(NamedTuple):
-    """A topic as a broker described it ``age_ms`` ago. ``content``: base64 of its id, zeros where it has
-    none, and of the leaders and then the epochs of its partitions, each in four bytes."""
+    """A topic as a broker described it ``age_ms`` ago, with the leaders and epochs of its partitions."""
 
     name: Topic
     age_ms: Ms
-    content: Annotated[str, Meta(max_length=_MAX_CONTENT)]
+    topic_id: Annotated[bytes, Meta(min_length=16, max_length=16)] | None
+    leaders: _Int32s
+    epochs: _Int32s
 
 
 class SnapshotPart(Structure, frozen=True):
@@ -142,46 +143,32 @@ def parts_of(snapshot: MetadataSnapshot) -> Iterator[SnapshotPart]:
     )
     age_ms = snapshot.nodes_age_ms if math.isfinite(snapshot.nodes_age_ms) else 0.0
     topics: list[TopicHint] = []
-    characters = 0
-    for hint in map(_encode_topic, snapshot.topics):
-        size = len(hint.name) + len(hint.content) + 80
-        if topics and (characters + size > _PART_CHARACTERS or len(topics) >= MAX_TOPICS):
+    taken = 0
+    for one in snapshot.topics:
+        topic, partitions = one.metadata, one.metadata.partitions
+        size = len(topic.name) + 100 + 11 * len(partitions)
+        if topics and (taken + size > _PART_BYTES or len(topics) >= MAX_TOPICS):
             yield SnapshotPart(snapshot.cluster_id, nodes, age_ms, tuple(topics))
-            topics, characters, nodes = [], 0, ()
-        topics.append(hint)
-        characters += size
+            topics, taken, nodes = [], 0, ()
+        numbers = partitions.leaders.tobytes(), partitions.epochs.tobytes()
+        topics.append(TopicHint(topic.name, one.age_ms, topic.topic_id, *numbers))
+        taken += size
     yield SnapshotPart(snapshot.cluster_id, nodes, age_ms, tuple(topics))
-
-
-def _encode_topic(hint: TopicSnapshot) -> TopicHint:
-    topic = hint.metadata
-    # Little-endian wherever PyArrow runs.
-    numbers = (topic.partitions.leaders + topic.partitions.epochs).tobytes()
-    content = base64.b64encode((topic.topic_id or _NO_TOPIC_ID) + numbers)
-    return TopicHint(topic.name, hint.age_ms, content.decode())
 
 
 def snapshot_of(part: SnapshotPart) -> MetadataSnapshot:
     """Raises ProtocolError."""
     if not all(is_host(one.host) and one.id >= 0 for one in part.nodes):
         raise ProtocolError("a broker's address or id that is none")
-    topics = tuple(TopicSnapshot(_decode_topic(one), one.age_ms) for one in part.topics)
+    topics = []
+    for name, age_ms, topic_id, leaders, epochs in part.topics:
+        if len(leaders) != len(epochs) or len(leaders) % 4:
+            raise ProtocolError("a topic with another number of leaders than of epochs, or incomplete ones")
+        # An array takes bytes as they are.
+        metadata = TopicMetadata(name, topic_id, Partitions(name, leaders, epochs))
+        topics.append(TopicSnapshot(metadata, age_ms))
     nodes = tuple(Node(*one) for one in part.nodes)
-    return MetadataSnapshot(topics, nodes, part.nodes_age_ms, part.cluster_id)
-
-
-def _decode_topic(hint: TopicHint) -> TopicMetadata:
-    try:
-        content = base64.b64decode(hint.content, validate=True)
-    except ValueError:
-        raise ProtocolError("a topic that cannot be read") from None
-    topic_id, numbers = content[:16], array("i")
-    if len(topic_id) != 16 or len(content) % 8:
-        raise ProtocolError("a topic without an id, or with another number of leaders than of epochs")
-    numbers.frombytes(content[16:])
-    count = len(numbers) // 2
-    partitions = Partitions(hint.name, numbers[:count], numbers[count:])
-    return TopicMetadata(hint.name, None if topic_id == _NO_TOPIC_ID else topic_id, partitions)
+    return MetadataSnapshot(tuple(topics), nodes, part.nodes_age_ms, part.cluster_id)
 
 
 # A task reports a topic in use again after this time, or sooner if metadata.max.idle.ms is short.
@@ -315,11 +302,10 @@ class MetadataService(Service):
         unknown = frozenset(name for name in names if self.view.topic(name) is None)
         if self._may_keep(_TOPIC_BYTES * len(unknown), now_ms):
             self._use(peer, names)
-            self.view.note_use(names, now_ms)
-        else:
-            self.view.note_use(names - unknown, now_ms)
-            if unknown:
-                self.out.send(peer, Topics())
+        elif unknown:
+            names -= unknown
+            self.out.send(peer, Topics())
+        self.view.note_use(names, now_ms)
 
     def _use(self, peer: int, names: frozenset[str]) -> None:
         """The task uses these topics, and those that it has named before."""
