@@ -273,14 +273,14 @@ def test_what_is_unmuted_one_after_the_other_is_not_said_each_time() -> None:
 
 def test_rows_come_back_in_each_step_from_twice_as_many_tasks() -> None:
     delays = []
-    for number in range(1_000):
+    for number in range(250):
         bench = Bench()
-        bench.job.random = Chance(number / 1_000)
+        bench.job.random = Chance(number / 250)
         bench.mute(1)
         bench.tell(Mutes(False, (), (1,), 1_000))
         delays.append(0.0 if not bench.task.muted() else bench.channel.next_change_ms(bench.job.now))
-    for step in range(1, 10):
-        assert sum(delay <= 100.0 * step for delay in delays) == pytest.approx(2**step, abs=2)
+    for step in range(3, 10):
+        assert sum(delay <= 100.0 * step for delay in delays) == pytest.approx(2**step / 4, abs=1)
 
 
 def test_only_the_mutes_of_the_cluster_that_a_task_writes_to_are_current() -> None:

@@ -230,19 +230,6 @@ def test_a_partition_that_does_not_fail_rests_for_a_second() -> None:
     assert not bench.muted()
 
 
-def test_a_partition_that_begins_to_fail_while_it_rests_is_muted_after_that() -> None:
-    bench = Bench(3)
-    bench.writes([], written=29)
-    bench.say(0, outcomes((P0, 29, 1)))
-    bench.run(100)
-    bench.writes([0, 1])
-    for _ in range(10):
-        assert not bench.muted()
-        bench.say(0, outcomes((P0, 29, 29)))
-        bench.run(100)
-    assert bench.muted() == {P0}
-
-
 def test_what_tasks_report_once_while_a_partition_rests_is_not_lost() -> None:
     """Catches: after the first failure of many all was found well, and when the others failed in the same
     second, nobody looked before the next request timed out."""
@@ -474,6 +461,23 @@ def test_mutes_take_no_more_bytes_than_a_message_has(topic: str, reason: str) ->
     assert [len(encode(one)) < MAX_MESSAGE_BYTES for one in messages] == [True]
 
 
+def test_what_ended_and_what_is_new_fit_into_one_message() -> None:
+    """Catches: thousands of mutes with long names that one task replaced by others within a second made a
+    message that was larger than 2 MiB."""
+    bench = Bench(3_000, **OWN)
+    for turn in range(2):
+        names = [TopicPartition(f"{turn}{number:06}".ljust(249, "x"), 0) for number in range(6_800)]
+        for start in range(0, 6_800, MAX_TARGETS):
+            bench.say(0, muted(dict.fromkeys(names[start : start + MAX_TARGETS], "no")))
+        if not turn:
+            bench.run(1_000)
+            assert len(bench.muted()) > 6_000
+            for start in range(0, 6_800, MAX_TARGETS):
+                bench.say(0, unmuted(*names[start : start + MAX_TARGETS]))
+    # Each message is encoded.
+    bench.run(2_500)
+
+
 # -- a connection that lies -----------------------------------------------------------------------------
 
 
@@ -511,8 +515,7 @@ def probing(bench: Bench, liar: int, *, rows: bool) -> None:
     bench.answer = answer
 
 
-@pytest.mark.parametrize("rows", [False, True])
-@pytest.mark.parametrize("own_class", [False, True])
+@pytest.mark.parametrize(("rows", "own_class"), [(False, False), (True, True)])
 def test_one_liar_mutes_nothing_for_most_of_the_time(rows: bool, own_class: bool) -> None:
     """Catches: one connection kept all partitions muted for 99 % of the time."""
     bench = Bench(10, **(OWN if own_class else {}))
@@ -566,14 +569,14 @@ def test_what_a_liar_names_takes_bounded_memory() -> None:
     """Catches: votes on partitions that do not exist, questions about brokers that do not, without end."""
     for breaker in ({}, OWN):
         bench = Bench(30, **breaker)
-        for turn in range(60):
+        for turn in range(30):
             names = [TopicPartition(f"u{turn}", number) for number in range(400)]
             bench.say(9, outcomes(*((one, 0, 5) for one in names)))
             bench.say(9, muted(dict.fromkeys(names, "a lie")))
             bench.say(9, muted(dict.fromkeys(range(turn * 400, turn * 400 + 400), "x")))
             bench.run(20)
         # 200 at once of 20 tasks each, for 250 ms.
-        assert len(bench.of(Question)) <= 200 * 20 * 6
+        assert len(bench.of(Question)) <= 200 * 20 * 3
         bench.run(1_000)
         assert len(bench.muted()) <= MAX_MUTES
 
@@ -581,15 +584,12 @@ def test_what_a_liar_names_takes_bounded_memory() -> None:
 # -- thousands at once ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("partitions", [5_000, 10_000])
-def test_thousands_of_partitions_that_fail_for_a_thousand_hosts_are_muted_in_about_a_second(
-    partitions: int,
-) -> None:
+def test_thousands_of_partitions_that_fail_for_a_thousand_hosts_are_muted_in_about_a_second() -> None:
     """Catches: hundreds of tasks asked about each of 5,000 partitions, and iterations of more than a second.
 
     Tasks report at random times within half a second. An iteration is a message or a call of on_time.
     """
-    random = Random(2)
+    random, partitions = Random(2), 10_000
     names = sorted(
         TopicPartition(f"orders-of-{number % 100:03}", number // 100) for number in range(partitions)
     )
@@ -670,10 +670,10 @@ def test_probes_of_thousands_of_mutes_take_bounded_parts_of_the_time() -> None:
 
 def test_all_clusters_together_take_bounded_memory() -> None:
     """Catches: a connection that named another cluster with each Hello took 220 MiB within 12 s."""
-    budget = MemoryBudget(4 * 2**20)
+    budget = MemoryBudget(2 * 2**20)
     tracemalloc.start()
     try:
-        benches = [Bench(2, budget) for _ in range(8)]
+        benches = [Bench(2, budget) for _ in range(4)]
         for turn, bench in itertools.product(range(13), benches):
             names = [TopicPartition(f"{turn}-{number}".ljust(249, "x"), number) for number in range(400)]
             bench.say(1, outcomes(*((one, 0, 5) for one in names)))
@@ -682,8 +682,8 @@ def test_all_clusters_together_take_bounded_memory() -> None:
         _, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert most < 12 * 2**20, f"{most / 2**20:.0f} MiB"
-    assert budget.used < 6 * 2**20
+    assert most < 7 * 2**20, f"{most / 2**20:.0f} MiB"
+    assert budget.used < 4 * 2**20
     for bench in benches:
         bench.service.close()
     assert budget.used == 0

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import tracemalloc
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -61,6 +60,14 @@ def options(**given: object) -> Any:
     return parse(raw | {f"kafka.{name.replace('_', '.')}": str(one) for name, one in given.items()}).options
 
 
+def known(
+    number: int, *topics: TopicMetadata, cluster_id: str | None = None, errors: Mapping[str, int] = {}
+) -> TopicsKnown:
+    """What a task says that brokers have said, or the first part of it."""
+    found = MetadataSnapshot(tuple(TopicSnapshot(one, 0.0) for one in topics), NODES, 0.0, cluster_id)
+    return TopicsKnown(number, next(parts_of(found)), dict(errors))
+
+
 class Coordinator:
     """A service, and tasks whose answers the test gives."""
 
@@ -110,9 +117,7 @@ class Coordinator:
         self.pushed()
         peer, fetch = self.asked.pop()
         self.answered.append(by or peer)
-        snapshot = MetadataSnapshot(tuple(TopicSnapshot(one, 0.0) for one in topics), NODES)
-        (part,) = parts_of(snapshot)
-        return self.receive(by or peer, TopicsKnown(fetch.number, part, dict(errors)))
+        return self.receive(by or peer, known(fetch.number, *topics, errors=errors))
 
     def fail(self) -> Pushed:
         self.pushed()
@@ -220,23 +225,17 @@ def test_a_leader_that_only_one_task_lacks_is_sent_without_a_request() -> None:
 
 
 def test_tasks_fetch_in_turn() -> None:
+    """Else one that errs, and connects again and again, could answer for all."""
     coordinator = Coordinator(tasks=3)
     asked = []
     for topic in "abcdef":
         coordinator.want(1, topic)
-        asked.append(coordinator.asked[-1][0])
+        asked.append(coordinator.asked[-1])
         coordinator.respond(metadata(topic))
-    assert asked == [1, 2, 3, 1, 2, 3]
-
-
-def test_one_that_connects_again_and_again_is_not_asked_first() -> None:
-    """Else a task that errs could answer for all."""
-    coordinator = Coordinator(tasks=2)
-    coordinator.want(1, "a")
-    coordinator.respond(metadata("a"))
-    coordinator.service.on_joined(9, coordinator.now_ms)
-    coordinator.want(1, "b")
-    assert coordinator.asked[-1][0] == 2
+        if topic == "d":
+            coordinator.service.on_joined(9, coordinator.now_ms)
+    assert [peer for peer, _ in asked] == [1, 2, 3, 1, 2, 3]
+    assert len({fetch.number for _, fetch in asked}) == 6
 
 
 def test_another_task_is_asked_after_a_second_of_silence_and_the_others_wait_on() -> None:
@@ -249,8 +248,7 @@ def test_another_task_is_asked_after_a_second_of_silence_and_the_others_wait_on(
     assert coordinator.asked[0][1] == coordinator.asked[1][1]
     # The first one responds after all.
     assert names(coordinator.respond(metadata("a"), by=1)) == [(5, ["a"])]
-    late = TopicsKnown(coordinator.asked[0][1].number, next(parts_of(MetadataSnapshot())))
-    assert coordinator.receive(2, late) == []
+    assert coordinator.receive(2, known(coordinator.asked[0][1].number)) == []
 
 
 def test_whoever_waits_for_what_three_tasks_do_not_bring_asks_by_itself_before() -> None:
@@ -312,25 +310,6 @@ def test_when_three_tasks_have_failed_the_next_is_asked_after_the_backoff() -> N
     ((peer, fetch),) = coordinator.asked
     assert (peer, fetch.topics) == (4, ("b",)), "who waited longer asks brokers itself"
     assert names(coordinator.respond(metadata("b"))) == [(2, ["b"])]
-
-
-def test_of_many_topics_those_are_asked_for_again_that_a_message_does_not_hold() -> None:
-    coordinator = Coordinator(tasks=1)
-    wanted = [f"{number:06}".ljust(249, "x") for number in range(12_000)]
-    for start in range(0, 12_000, 5_000):
-        coordinator.want(1, *wanted[start : start + 5_000])
-    sizes, found = [], list[str]()
-    while coordinator.asked:
-        peer, fetch = coordinator.asked.pop()
-        known = MetadataSnapshot(tuple(TopicSnapshot(metadata(one), 0.0) for one in fetch.topics), NODES)
-        part = next(parts_of(known))
-        sizes.append((len(fetch.topics), len(part.topics)))
-        pushed = coordinator.receive(peer, TopicsKnown(fetch.number, part))
-        pushed += coordinator.after(1_000)
-        found += [one.name for _, message in pushed for one in message.part.topics]
-    assert sizes[0][1] < sizes[0][0] == 5_000
-    assert len(sizes) <= 6
-    assert sorted(found) == wanted
 
 
 # -- missing topics ---------------------------------------------------------------------------------------
@@ -449,10 +428,8 @@ def test_a_task_of_another_cluster_convinces_nobody_by_one_response() -> None:
     def respond(cluster_id: str) -> None:
         coordinator.pushed()
         peer, fetch = coordinator.asked.pop()
-        known = MetadataSnapshot(
-            tuple(TopicSnapshot(metadata(one), 0.0) for one in fetch.topics), NODES, 0.0, cluster_id
-        )
-        coordinator.receive(peer, TopicsKnown(fetch.number, next(parts_of(known))))
+        topics = map(metadata, fetch.topics)
+        coordinator.receive(peer, known(fetch.number, *topics, cluster_id=cluster_id))
 
     coordinator.want(1, "a")
     respond("c-1")
@@ -476,12 +453,10 @@ def test_what_nobody_was_asked_for_is_not_taken() -> None:
     coordinator = Coordinator()
     coordinator.want(1, "a")
     peer, fetch = coordinator.asked[-1]
-    forged = MetadataSnapshot((TopicSnapshot(metadata("a", leader=2), 0.0),), NODES)
-    known = TopicsKnown(fetch.number, next(parts_of(forged)))
-    assert coordinator.receive(peer + 1, known) == [], "it was not asked"
-    assert coordinator.receive(peer, TopicsKnown(fetch.number + 7, known.part)) == []
-    other = MetadataSnapshot((TopicSnapshot(metadata("b"), 0.0), TopicSnapshot(metadata("a"), 0.0)), NODES)
-    coordinator.receive(peer, TopicsKnown(fetch.number, next(parts_of(other)), {"c": UNKNOWN}))
+    forged = metadata("a", leader=2)
+    assert coordinator.receive(peer + 1, known(fetch.number, forged)) == [], "it was not asked"
+    assert coordinator.receive(peer, known(fetch.number + 7, forged)) == []
+    coordinator.receive(peer, known(fetch.number, metadata("b"), metadata("a"), errors={"c": UNKNOWN}))
     assert coordinator.view.topic("a") == metadata("a")
     assert coordinator.view.names() == ("a",)
 
@@ -526,17 +501,17 @@ def test_messages_that_make_no_sense_are_refused(wrong: Message) -> None:
 
 def test_a_response_that_there_is_no_capacity_for_is_not_taken() -> None:
     """Catches: two tasks that err made topics larger with each refresh."""
-    coordinator = Coordinator(budget=MemoryBudget(limit=400_000), retry_backoff_ms=100)
+    coordinator = Coordinator(budget=MemoryBudget(limit=40_000), retry_backoff_ms=100)
     coordinator.want(1, "t")
     for number in range(20):
-        partitions = range(10_000 * (1 + number // 2))
+        partitions = range(1_000 * (1 + number // 2))
         large = TopicMetadata.of("t", ID, tuple(PartitionMetadata("t", one, 1, 0) for one in partitions))
         if coordinator.asked:
             coordinator.respond(large)
         coordinator.now_ms += 1_000
         coordinator.receive(1, TopicsWanted({"t": 0.0}))
         coordinator.after(150)
-    assert 30_000 < coordinator.view.sizes()[1] <= 60_000
+    assert 3_000 < coordinator.view.sizes()[1] <= 6_000
 
 
 def test_a_snapshot_survives_the_wire() -> None:
@@ -566,8 +541,8 @@ def test_a_large_snapshot_is_several_messages() -> None:
 
 def test_tasks_that_ask_for_ever_new_topics_do_not_fill_the_memory() -> None:
     """Catches: one task's credential made the process grow from 26 MiB to 1,164 MiB in 25 s."""
-    budget = MemoryBudget(8 * 2**20)
-    groups = [Coordinator(tasks=5, budget=budget) for _ in range(4)]
+    budget = MemoryBudget(4 * 2**20)
+    groups = [Coordinator(tasks=5, budget=budget) for _ in range(2)]
     honest = Coordinator(tasks=1, budget=MemoryBudget())
     honest.want(1, "a")
     honest.respond(metadata("a"))
@@ -584,8 +559,8 @@ def test_tasks_that_ask_for_ever_new_topics_do_not_fill_the_memory() -> None:
         _, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert most < 20 * 2**20, f"150,000 names of 100 characters took {most / 2**20:.0f} MiB"
-    assert budget.used < budget.limit + 2 * 2**20
+    assert most < 10 * 2**20, f"75,000 names of 100 characters took {most / 2**20:.0f} MiB"
+    assert budget.used < budget.limit + 2**20
     # Once they stop, there is capacity again.
     for coordinator in groups:
         coordinator.after(5_000)
@@ -613,23 +588,24 @@ def test_a_topic_for_which_there_is_no_capacity_is_asked_for_by_its_task() -> No
     assert task.view.held_until_ms == 100, "it asks brokers at once"
 
 
-def test_tasks_wait_for_what_a_message_did_not_hold() -> None:
+def test_what_a_message_does_not_hold_is_fetched_next_and_waited_for() -> None:
     """Catches: with 2,000 topics of 100 partitions each, all tasks asked brokers for the last of them."""
     coordinator = Coordinator(retry_backoff_ms=100)
-    infos = [PartitionMetadata("", number, 1, 0) for number in range(100)]
-    known = {name: TopicMetadata.of(name, ID, infos) for name in (f"t-{one}" for one in range(2_000))}
-    coordinator.want(3, *known)
+    infos = [PartitionMetadata("", number, 1, 0) for number in range(40)]
+    topics = {name: TopicMetadata.of(name, ID, infos) for name in (f"{one:06}" for one in range(5_000))}
+    coordinator.want(3, *topics)
     pending: list[list[bool]] = []
     while coordinator.asked:
         peer, fetch = coordinator.asked.pop()
-        (part, *_) = parts_of(MetadataSnapshot(tuple(TopicSnapshot(known[one], 0.0) for one in fetch.topics)))
-        pushed = coordinator.receive(peer, TopicsKnown(fetch.number, part))
+        pushed = coordinator.receive(peer, known(fetch.number, *map(topics.__getitem__, fetch.topics)))
         pending.append([one.pending for to, one in pushed if to == 3 and one.pending])
         coordinator.after(1_000)
-    assert coordinator.view.sizes() == (2_000, 200_000)
+    assert coordinator.view.sizes() == (5_000, 200_000)
     assert pending[:-1] == [[True]] * (len(pending) - 1)
     assert len(pending) > 1
     assert pending[-1] == []
+    coordinator.view.note_use(map(str, range(6_000)), coordinator.now_ms)
+    assert len(coordinator.fetching()) == 5_000, "as many as a message holds"
 
 
 def test_what_is_known_is_refreshed_while_there_is_no_capacity_for_more() -> None:
@@ -662,17 +638,17 @@ def test_the_topics_of_a_task_are_bounded(count: int, message: list[tuple[int, l
 
 def test_tasks_that_wait_for_the_same_topics_share_them() -> None:
     """Catches: 100 tasks that asked for 10,000 topics took 60 MiB until the response came."""
-    coordinator = Coordinator(tasks=100)
+    coordinator = Coordinator(tasks=30)
     topics = [f"orders-{number}" for number in range(2_000)]
     coordinator.want(1, *topics)
     tracemalloc.start()
     try:
-        for peer in range(2, 101):
+        for peer in range(2, 31):
             coordinator.want(peer, *topics)
         taken, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert taken < 3 * 2**20
+    assert taken < 2**20
 
 
 def test_a_response_for_many_tasks_is_encoded_once() -> None:
@@ -700,22 +676,20 @@ def test_tasks_that_begin_with_many_known_topics_share_an_answer() -> None:
 
 def test_what_takes_long_is_told_in_parts() -> None:
     """Catches: 2,000 tasks with topics of their own hold the loop for seconds after each response."""
-    coordinator = Coordinator(tasks=2_000)
-    for peer in range(1, 2_001):
-        coordinator.receive(
-            peer, TopicsWanted(dict.fromkeys(f"t{(peer + one) % 2_000}" for one in range(50)))
-        )
-    coordinator.respond(*(metadata(f"t{number}") for number in range(2_000)))
+    coordinator = Coordinator(tasks=600)
+    for peer in range(1, 601):
+        coordinator.receive(peer, TopicsWanted(dict.fromkeys(f"t{(peer + one) % 600}" for one in range(50))))
+    coordinator.respond(*(metadata(f"t{number}") for number in range(600)))
     coordinator.pushed()
     peer, fetch = coordinator.asked.pop()
-    assert len(fetch.topics) > 1_000
-    known = MetadataSnapshot(tuple(TopicSnapshot(metadata(one), 0.0) for one in fetch.topics), NODES)
-    deliver(coordinator.service, peer, TopicsKnown(fetch.number, next(parts_of(known))), coordinator.now_ms)
+    assert len(fetch.topics) > 500
+    message = known(fetch.number, *map(metadata, fetch.topics))
+    deliver(coordinator.service, peer, message, coordinator.now_ms)
     rounds = 0
     while coordinator.service.next_change_ms(coordinator.now_ms) <= 0:
         before = coordinator.out.encoded
         coordinator.service.on_time(coordinator.now_ms)
-        assert coordinator.out.encoded - before <= 500
+        assert coordinator.out.encoded - before <= 150
         rounds += 1
     assert rounds > 3
 
@@ -914,11 +888,11 @@ def test_a_task_fetches_for_others_and_says_what_brokers_said() -> None:
     assert task.channel.next_message_delay_ms(0.0) == math.inf
     view.on_response(MetadataUpdate(NODES, (metadata("a"),), {"b": UNKNOWN}, "c"), ("a", "b"), 1.0)
     assert task.channel.next_message_delay_ms(0.0) == 0.0, "between tasks, too"
-    known = task.send()
-    assert isinstance(known, TopicsKnown)
-    assert (known.number, known.errors) == (7, {"b": UNKNOWN})
-    assert snapshot_of(known.part).topics == (TopicSnapshot(metadata("a"), 0.0),)
-    assert snapshot_of(known.part).nodes == NODES
+    said = task.send()
+    assert isinstance(said, TopicsKnown)
+    assert (said.number, said.errors) == (7, {"b": UNKNOWN})
+    assert snapshot_of(said.part).topics == (TopicSnapshot(metadata("a"), 0.0),)
+    assert snapshot_of(said.part).nodes == NODES
     assert view.names() == ()
     assert view.topic("a") is None, "it is not this task's topic"
     deliver(task.channel, Fetch(8, ("c",)), 1.0)
@@ -944,9 +918,9 @@ def test_what_slow_brokers_say_answers_the_fetch_that_was_asked_for_meanwhile() 
     assert view.next_request(0.0) == ("a", "b")
     deliver(task.channel, Fetch(8, ("b",)), 3_200.0)
     view.on_response(MetadataUpdate(NODES, (metadata("b"),), {}, "c"), ("a", "b"), 3_500.0)
-    known = task.send()
-    assert isinstance(known, TopicsKnown)
-    assert (known.number, [one.name for one in known.part.topics]) == (8, ["b"])
+    said = task.send()
+    assert isinstance(said, TopicsKnown)
+    assert (said.number, [one.name for one in said.part.topics]) == (8, ["b"])
     assert view.next_request(3_500.0) is None
 
 
@@ -969,8 +943,8 @@ def test_hints_that_are_awaited_leave_half_of_max_block_for_brokers() -> None:
     assert asked_ms == 200
 
 
-@pytest.mark.parametrize("idle_ms", [5_000, 20_000, 300_000])
-@pytest.mark.parametrize("pause", [0.01, 0.2, 0.34, 0.7, 0.99])
+@pytest.mark.parametrize("idle_ms", [5_000, 300_000])
+@pytest.mark.parametrize("pause", [0.01, 0.34, 0.99])
 def test_a_topic_in_use_is_never_forgotten_by_the_coordinator(idle_ms: float, pause: float) -> None:
     """``pause``: from one use to the next, as a part of metadata.max.idle.ms."""
     coordinator, task = Coordinator(metadata_max_idle_ms=idle_ms), Task(idle_ms)
@@ -1163,17 +1137,17 @@ def test_tasks_together_refresh_topics_as_often_as_one() -> None:
     assert requests[0] == requests[1] < 10
 
 
-@pytest.mark.parametrize(("count", "refreshes"), [(1, 1.2), (10, 1.2), (100, 2.1), (1000, 2.1)])
+@pytest.mark.parametrize(("count", "refreshes"), [(1, 1.2), (100, 2.1)])
 def test_topics_are_refreshed_no_more_often_than_by_a_producer_by_itself(
     count: int, refreshes: float
 ) -> None:
     """Few topics when they are nearly over-aged, many from half of that on (KIP-526)."""
     coordinator = Coordinator(tasks=2)
     max_age_ms, asked, begun = 300_000.0, 0, coordinator.now_ms
-    known = [f"t{number}" for number in range(count)]
+    topics_of = [f"t{number}" for number in range(count)]
     while (passed_ms := coordinator.now_ms - begun) < 10 * max_age_ms:
         # Topics come one after the other over the first age.
-        coordinator.view.note_use(known[: int(count * passed_ms / max_age_ms) + 1], coordinator.now_ms)
+        coordinator.view.note_use(topics_of[: int(count * passed_ms / max_age_ms) + 1], coordinator.now_ms)
         coordinator.pushed()
         if coordinator.asked:
             topics = coordinator.asked[-1][1].topics
@@ -1198,13 +1172,3 @@ def test_what_is_fetched_for_others_neither_enters_the_topics_in_use_nor_the_siz
     assert sorted(view.names()) == sorted(own)
     assert view.sizes() == (25, 25)
     assert (view.requests, view.fetches) == (2, 1)
-
-
-def test_numbers_of_fetches_do_not_come_again() -> None:
-    coordinator = Coordinator()
-    numbers = []
-    for topic in itertools.islice("abc", 3):
-        coordinator.want(1, topic)
-        numbers.append(coordinator.asked[-1][1].number)
-        coordinator.respond(metadata(topic))
-    assert len(set(numbers)) == 3
