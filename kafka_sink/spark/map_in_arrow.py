@@ -88,7 +88,7 @@ def _write(
         )
     _require_pandas()
     context = df.sparkSession.sparkContext
-    with spark_application.planning_for(_application(context)):
+    with spark_application.planning_for(application_of(context)):
         planned = replace(plan(options, df.schema, query=query), micro_batch=micro_batch)
         return _run(df, planned, context)
 
@@ -160,7 +160,7 @@ def _require_pandas() -> None:
         ) from None
 
 
-def _application(context: SparkContext) -> SparkApplication:
+def application_of(context: SparkContext) -> SparkApplication:
     """What Spark's workers find in their environment."""
     # The JVM is its child, unless spark-submit started this Python. Spark's scripts become the JVM, under
     # their pid.

@@ -87,9 +87,11 @@ def test_every_column_arrives(
     ]
 
 
-def test_rows_of_many_small_and_uneven_batches(
+def test_rows_of_many_small_and_uneven_batches_and_of_none(
     spark: SparkSession, broker: LocalBroker, write: Write, topic: str
 ) -> None:
+    write(spark.range(0).selectExpr("'x' AS value"), topic=topic).save()
+    write(spark.createDataFrame([], "value string"), topic=topic).save()
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "7")
     try:
         # Five partitions, of which one is empty and one has a single row.
@@ -103,35 +105,22 @@ def test_rows_of_many_small_and_uneven_batches(
     assert values(read_topic(broker, topic)) == sorted(expected)
 
 
-def test_no_rows_at_all(spark: SparkSession, broker: LocalBroker, write: Write, topic: str) -> None:
-    write(spark.range(0).selectExpr("'x' AS value"), topic=topic).save()
-    write(spark.createDataFrame([], "value string"), topic=topic).save()
-    assert read_topic(broker, topic) == []
-
-
-# Planning: the error comes from Spark before any task runs, and ends with our text.
-# tests/rows/test_column_plan.py and tests/options have all of them.
-REFUSED_FRAMES = [
-    ("SELECT 'a' AS Value", {"topic": "t"}, "SchemaError: Required attribute 'value' not found"),
-    (
-        "SELECT 'a' AS value",
-        {"topic": "t", "kafka.lingr.ms": "5"},
-        "ConfigurationError: Unknown option 'kafka.lingr.ms'. Did you mean 'kafka.linger.ms'?",
-    ),
-]
-
-
-@pytest.mark.parametrize(("query", "options", "text"), REFUSED_FRAMES)
-def test_refused_at_planning(
-    spark: SparkSession, write: Write, query: str, options: dict[str, str], text: str
-) -> None:
-    message = failure(lambda: write(spark.sql(query), **options).save())
-    assert text in message
+def test_what_is_refused_before_a_task_runs(spark: SparkSession, broker: LocalBroker, write: Write) -> None:
+    """The error of planning ends with our text. tests/spark/test_datasource.py and tests/options have all."""
+    message = failure(lambda: write(spark.sql("SELECT 'a' AS Value"), topic="t").save())
+    assert "SchemaError: Required attribute 'value' not found" in message
     assert "Failed to initialize Python data source writer" in message
     assert '  File "' not in message
+    frame = spark.sql("SELECT 'a' AS value").write.format("kafka-chunked")
+    message = failure(lambda: frame.option("kafka.bootstrap.servers", broker.bootstrap_servers).save())
+    assert "UNSUPPORTED_DATA_SOURCE_SAVE_MODE" in message, "without mode('append')"
+    for reader in (spark.read, spark.readStream):
+        assert "kafka-chunked cannot read. Use Spark's own source to read" in failure(
+            reader.format("kafka-chunked").load
+        )
 
 
-def test_other_threads_write_once_they_have_registered(
+def test_other_threads_write_once_they_have_registered_and_the_jvms_own_writer_does(
     spark: SparkSession, broker: LocalBroker, write: Write, topic: str
 ) -> None:
     """Without, Spark does not find the data source there, though it does in this thread."""
@@ -142,7 +131,10 @@ def test_other_threads_write_once_they_have_registered(
 
     with ThreadPoolExecutor(2) as threads:
         list(threads.map(job, ("a", "b")))
-    assert values(read_topic(broker, topic)) == [b"a", b"b"]
+    # As Scala and Java do.
+    writer = spark.sql("SELECT 'jvm' AS value")._jdf.write().format("kafka-chunked").mode("append")
+    writer.option("kafka.bootstrap.servers", broker.bootstrap_servers).option("topic", topic).save()
+    assert values(read_topic(broker, topic)) == [b"a", b"b", b"jvm"]
 
 
 def test_sql_writes_by_a_view_and_by_a_table_whose_options_stand_at_the_insert(
@@ -167,44 +159,13 @@ def test_sql_writes_by_a_view_and_by_a_table_whose_options_stand_at_the_insert(
     assert values(read_topic(broker, topic)) == [b"by table", b"by view"]
 
 
-def test_scala_and_java_write_by_the_jvms_own_writer(
-    spark: SparkSession, broker: LocalBroker, topic: str
-) -> None:
-    writer = spark.sql("SELECT 'a' AS value")._jdf.write().format("kafka-chunked").mode("append")
-    writer.option("kafka.bootstrap.servers", broker.bootstrap_servers).option("topic", topic).save()
-    assert values(read_topic(broker, topic)) == [b"a"]
-
-
-def test_missing_mode_is_spark_own_error(spark: SparkSession, broker: LocalBroker) -> None:
-    frame = spark.sql("SELECT 'a' AS value").write.format("kafka-chunked")
-    message = failure(lambda: frame.option("kafka.bootstrap.servers", broker.bootstrap_servers).save())
-    assert "UNSUPPORTED_DATA_SOURCE_SAVE_MODE" in message
-
-
-def test_reading_is_refused(spark: SparkSession) -> None:
-    for reader in (spark.read, spark.readStream):
-        assert "kafka-chunked cannot read. Use Spark's own source to read" in failure(
-            reader.format("kafka-chunked").load
-        )
-
-
-def test_bad_rows_fail_the_job(spark: SparkSession, write: Write) -> None:
+def test_bad_rows_fail_the_job(spark: SparkSession, write: Write, topic: str) -> None:
     """In tasks: the row's fault is named, its content is not. tests/rows/test_columns.py has all faults."""
-    message = failure(
-        lambda: write(spark.sql("SELECT 'hidden' AS value, 't' AS topic, -1 AS partition")).save()
-    )
+    frame = spark.sql("SELECT 'hidden' AS value, -1 AS partition")
+    message = failure(lambda: write(frame, topic=topic).save())
     assert "InvalidRowError: " in message
     assert "column 'partition' is negative in 1 of 1 rows" in message
     assert message.count('  File "') <= 1, message
-    assert "hidden" not in message
-
-
-def test_partition_out_of_range_is_named(spark: SparkSession, write: Write, topic: str) -> None:
-    frame = spark.sql("SELECT 'hidden' AS value, 3 AS partition")
-    # The task waits so long for a partition that may just have been added.
-    message = failure(lambda: write(frame, topic=topic, **{"kafka.max.block.ms": "2000"}).save())
-    assert "MissingPartitionError" in message
-    assert topic in message
     assert "hidden" not in message
 
 

@@ -7,7 +7,6 @@ import itertools
 import json
 import os
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,23 +15,25 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Producer
 
 from kafka_sink.options import parse
 from kafka_sink.transactions import planning
 from kafka_sink.transactions.client import TransactionClient
 from kafka_sink.transactions.operations import ListOpen, Steps, describe
 from local_kafka import LocalBroker
-from tests.support.topics import read_to_end
+from tests.support.topics import log_ends, read_to_end
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.readwriter import DataFrameWriter
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 _numbers = itertools.count()
 _PARTITIONS = 3
 Job = Callable[..., "DataFrameWriter"]
+Stream = Callable[..., "DataStreamWriter"]
 
 
 @pytest.fixture
@@ -58,6 +59,24 @@ def job(broker: LocalBroker, topic: str) -> Job:
     return writer
 
 
+@pytest.fixture
+def stream(broker: LocalBroker, topic: str, tmp_path: Path) -> Stream:
+    """A writer with the test's checkpoint and report."""
+
+    def writer(frame: DataFrame, **options: str) -> DataStreamWriter:
+        return (
+            frame.writeStream.format("kafka-chunked")
+            .option("kafka.bootstrap.servers", broker.bootstrap_servers)
+            .option("topic", topic)
+            .option("delivery.guarantee", "exactly-once")
+            .option("delivery.report.path", str(tmp_path / "report"))
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .options(**options)
+        )
+
+    return writer
+
+
 @pytest.fixture(autouse=True)
 def _no_query_is_left(spark: SparkSession) -> Iterator[None]:
     yield
@@ -65,9 +84,9 @@ def _no_query_is_left(spark: SparkSession) -> Iterator[None]:
         query.stop()
 
 
-def committed(broker: LocalBroker, topic: str, partitions: int = _PARTITIONS) -> list[int]:
+def committed(broker: LocalBroker, topic: str) -> list[int]:
     """What readers of committed rows see, once markers are written."""
-    return sorted(int(value) for value in read_to_end(broker.bootstrap_servers, topic, partitions))
+    return sorted(int(value) for value in read_to_end(broker.bootstrap_servers, topic, _PARTITIONS))
 
 
 def await_rows(broker: LocalBroker, topic: str, expected: list[int]) -> None:
@@ -108,8 +127,7 @@ def test_a_job_that_is_run_again_under_its_version_writes_nothing_and_says_so(
     # However its rows are split by then.
     job(spark.range(10).repartition(5), txnVersion="20260131", **named).save()
     job(spark.range(10, 20), txnVersion="20260130", **named).save()
-    job(spark.range(10), txnVersion="20260131", **named).save()
-    assert outcomes(tmp_path / "report") == ["committed", "skipped", "committed", "skipped"]
+    assert outcomes(tmp_path / "report") == ["committed", "skipped", "committed"]
     await_rows(broker, topic, list(range(20)))
 
 
@@ -158,72 +176,51 @@ def test_a_query_with_for_each_batch_that_fails_after_its_write_writes_each_row_
         with pytest.raises(Exception, match="RuntimeError"):
             query.awaitTermination(120)
 
-    run(3, 2)
+    run(1, 2)
     assert runs == {0: 1, 1: 1}
-    run(3, 3)
-    assert lose_commit(checkpoint) == 3
+    run(1, 3)
+    assert lose_commit(checkpoint) == 1
     # Spark runs only the last batch of its offset log again: as if the driver had died before the next one.
-    for name in ("4", ".4.crc"):
+    for name in ("2", ".2.crc"):
         (checkpoint / "offsets" / name).unlink()
-    run(5, 1)
-    assert runs == {0: 1, 1: 2, 2: 1, 3: 2, 4: 1, 5: 1}
-    assert committed(broker, topic) == list(range(600))
-
-
-def last_commit(checkpoint: Path) -> int:
-    return max(int(name) for name in os.listdir(checkpoint / "commits") if name.isdigit())
+    run(2, 1)
+    assert runs == {0: 1, 1: 3, 2: 1}
+    assert committed(broker, topic) == list(range(300))
 
 
 def lose_commit(checkpoint: Path) -> int:
     """Delete the last file of Spark's commit log; returns its batch."""
-    lost = last_commit(checkpoint)
+    lost = max(int(name) for name in os.listdir(checkpoint / "commits") if name.isdigit())
     for name in (str(lost), f".{lost}.crc"):
         (checkpoint / "commits" / name).unlink(missing_ok=True)
     return lost
 
 
 def test_a_completed_batch_whose_commit_file_is_lost_is_run_again_and_writes_nothing(
-    spark: SparkSession, broker: LocalBroker, topic: str, tmp_path: Path
+    spark: SparkSession, broker: LocalBroker, stream: Stream, topic: str, tmp_path: Path
 ) -> None:
-    """The batch is run again with other tasks. Neither rows nor markers are added, not even of an aborted
-    transaction."""
-    checkpoint, source = tmp_path / "checkpoint", tmp_path / "source"
-    source.mkdir()
+    """Neither rows nor markers, not even of an aborted transaction. Catches: rows doubled, where the
+    checkpoint was spelt otherwise: the query had other transactional ids, under which nothing was written."""
 
-    def add(first: int, last: int) -> None:
-        (source / str(first)).write_text("".join(f"{row}\n" for row in range(first, last)))
-
-    def run(tasks: int) -> dict[int, int]:
-        """What is there now; returns the rows of each batch."""
-        query = (
-            spark.readStream.text(str(source))
-            .coalesce(tasks)
-            .writeStream.format("kafka-chunked")
-            .option("kafka.bootstrap.servers", broker.bootstrap_servers)
-            .option("topic", topic)
-            .option("delivery.guarantee", "exactly-once")
-            .option("checkpointLocation", str(checkpoint))
-            .trigger(availableNow=True)
-            .start()
-        )
+    def run(tasks: int, spelt: str) -> list[int]:
+        source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 100)
+        rows = source.option("numPartitions", tasks).load().selectExpr("cast(value as string) value")
+        query = stream(rows, checkpointLocation=spelt).trigger(once=True).start()
         assert query.awaitTermination(120)
-        return {one["batchId"]: one["numInputRows"] for one in query.recentProgress if one["numInputRows"]}
+        return log_ends(broker.bootstrap_servers, topic, _PARTITIONS)
 
-    add(0, 500)
-    add(500, 1000)
-    assert run(2) == {0: 1000}
-    written = ends(broker, topic)
-    assert lose_commit(checkpoint) == 0
-    assert run(1) == {0: 1000}, "Spark runs it again, with all rows"
-    assert ends(broker, topic) == written
-    assert last_commit(checkpoint) == 0
-    add(1000, 1500)
-    assert run(2) == {1: 500}
-    await_rows(broker, topic, list(range(1500)))
+    checkpoint = tmp_path / "checkpoint"
+    written = run(2, f"{checkpoint}")
+    for tasks, spelt in ((1, f"file://{checkpoint}/"), (3, f"file:{tmp_path}//checkpoint")):
+        assert lose_commit(checkpoint) == 0
+        assert run(tasks, spelt) == written
+    run(2, f"{checkpoint}")
+    assert outcomes(tmp_path / "report") == ["committed", "skipped", "skipped", "committed"]
+    await_rows(broker, topic, list(range(200)))
 
 
 def test_a_checkpoint_that_lost_its_last_batch_loses_no_rows(
-    spark: SparkSession, broker: LocalBroker, topic: str, tmp_path: Path
+    spark: SparkSession, broker: LocalBroker, stream: Stream, topic: str, tmp_path: Path
 ) -> None:
     """Catches: rows lost in silence. Spark plans another batch under the number that was lost, and all its
     rows were skipped as those of the first."""
@@ -231,18 +228,7 @@ def test_a_checkpoint_that_lost_its_last_batch_loses_no_rows(
     source.mkdir()
 
     def run(**options: str) -> None:
-        query = (
-            spark.readStream.text(str(source))
-            .writeStream.format("kafka-chunked")
-            .option("kafka.bootstrap.servers", broker.bootstrap_servers)
-            .option("topic", topic)
-            .option("delivery.guarantee", "exactly-once")
-            .option("checkpointLocation", str(checkpoint))
-            .option("delivery.report.path", str(report))
-            .options(**options)
-            .trigger(availableNow=True)
-            .start()
-        )
+        query = stream(spark.readStream.text(str(source)), **options).trigger(availableNow=True).start()
         assert query.awaitTermination(120)
 
     def add(first: int, last: int) -> None:
@@ -253,10 +239,9 @@ def test_a_checkpoint_that_lost_its_last_batch_loses_no_rows(
             for name in (str(batch), f".{batch}.crc"):
                 (checkpoint / log / name).unlink(missing_ok=True)
 
-    add(0, 100)
-    run()
-    add(100, 200)
-    run()
+    for first in (0, 100):
+        add(first, first + 100)
+        run()
     lose(1)
     add(200, 250)
     with pytest.raises(Exception, match=r"batch 1 .* written before with 100 rows.* this run has 150"):
@@ -273,32 +258,6 @@ def test_a_checkpoint_that_lost_its_last_batch_loses_no_rows(
     with pytest.raises(Exception, match=r"batch 0 .* comes after batch 1 was written"):
         run()
     assert committed(broker, topic) == list(range(200))
-
-
-def test_a_checkpoint_that_is_spelt_otherwise_writes_nothing_twice(
-    spark: SparkSession, broker: LocalBroker, topic: str, tmp_path: Path
-) -> None:
-    """Catches: rows doubled. The query had other transactional ids, under which nothing was written."""
-    checkpoint = tmp_path / "checkpoint"
-    for spelt in (f"{checkpoint}", f"file://{checkpoint}/", f"file:{tmp_path}//checkpoint"):
-        query = (
-            spark.readStream.format("rate-micro-batch")
-            .option("rowsPerBatch", 100)
-            .load()
-            .selectExpr("cast(value as string) value")
-            .writeStream.format("kafka-chunked")
-            .option("kafka.bootstrap.servers", broker.bootstrap_servers)
-            .option("topic", topic)
-            .option("delivery.guarantee", "exactly-once")
-            .option("delivery.report.path", str(tmp_path / "report"))
-            .option("checkpointLocation", spelt)
-            .trigger(once=True)
-            .start()
-        )
-        assert query.awaitTermination(120)
-        assert lose_commit(checkpoint) == 0
-    assert outcomes(tmp_path / "report") == ["committed", "skipped", "skipped"]
-    await_rows(broker, topic, list(range(100)))
 
 
 def outcomes(report: Path) -> list[str]:
@@ -333,23 +292,10 @@ def test_two_sinks_of_one_name_do_not_lose_the_second_ones_rows(
     await_rows(broker, topic, list(range(100)))
 
 
-def ends(broker: LocalBroker, topic: str) -> list[int]:
-    """The end of each partition's log; rows of open and aborted transactions and markers count, too."""
-    consumer = Consumer({"bootstrap.servers": broker.bootstrap_servers, "group.id": "ends"})
-    found = [
-        consumer.get_watermark_offsets(TopicPartition(topic, partition), 10)[1]
-        for partition in range(_PARTITIONS)
-    ]
-    consumer.close()
-    return found
-
-
 def test_a_query_that_is_stopped_in_a_batch_holds_up_nobody(
-    spark: SparkSession, broker: LocalBroker, tmp_path: Path
+    spark: SparkSession, broker: LocalBroker, stream: Stream, topic: str, tmp_path: Path
 ) -> None:
     """Catches: an abort that is left to the next run or to kafka.transaction.timeout.ms."""
-    topic, prefix = f"spark-stopped-{next(_numbers)}", f"stopped-{next(_numbers)}"
-    broker.create_topic(topic, 1)
 
     def slowly(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         # 10,000 rows each. Spark's buffers keep the last ones from the sink.
@@ -358,26 +304,15 @@ def test_a_query_that_is_stopped_in_a_batch_holds_up_nobody(
                 threading.Event().wait(120)
             yield batch
 
-    query = (
-        spark.readStream.format("rate-micro-batch")
-        .option("rowsPerBatch", 80_000)
-        .option("numPartitions", 1)
-        .load()
-        .selectExpr("lpad(value, 50, '0') value")
-        .mapInArrow(slowly, "value string")
-        .writeStream.format("kafka-chunked")
-        .option("kafka.bootstrap.servers", broker.bootstrap_servers)
-        .option("topic", topic)
-        .option("delivery.guarantee", "exactly-once")
-        .option("transactional.id.prefix", prefix)
-        .option("checkpointLocation", str(tmp_path / "checkpoint"))
-        .start()
-    )
-    checkpoint = str(tmp_path / "checkpoint")
+    prefix = f"stopped-{topic}"
+    source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 80_000)
+    rows = source.option("numPartitions", 1).load().selectExpr("lpad(value, 50, '0') value")
+    slow = rows.mapInArrow(slowly, "value string")
+    query = stream(slow, **{"transactional.id.prefix": prefix}).start()
 
     def is_open() -> str:
         assert query.isActive, query.exception()
-        name = name_of_query(broker, topic, prefix, checkpoint)
+        name = name_of_query(broker, topic, prefix, str(tmp_path / "checkpoint"))
         return name if holds_up_readers(broker, name) else ""
 
     name = until(is_open, "an open transaction", within_s=120, poll_s=0.05)
@@ -386,10 +321,7 @@ def test_a_query_that_is_stopped_in_a_batch_holds_up_nobody(
     assert producer.flush(10) == 0
     query.stop()
     assert open_transactions(broker, name) == [], "when stop returns"
-    deadline = time.monotonic() + 60
-    while (rows := committed(broker, topic, partitions=1)) != [1000000]:
-        assert rows == []
-        assert time.monotonic() < deadline
+    await_rows(broker, topic, [1000000])
 
 
 def name_of_query(broker: LocalBroker, topic: str, prefix: str, checkpoint: str) -> str:
@@ -413,17 +345,10 @@ def holds_up_readers(broker: LocalBroker, prefix: str) -> bool:
     return any(one.partitions for one in found.values())
 
 
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"kafka.acks": "1"}, "needs kafka.acks=all"),
-        ({"kafka.enable.idempotence": "false"}, "needs idempotence"),
-        ({"txnAppId": "a"}, "txnVersion"),
-        ({"kafka.transaction.timeout.ms": "86400000"}, "transaction.max.timeout.ms"),
-    ],
-)
-def test_what_cannot_hold_is_refused_when_the_write_is_planned(
-    spark: SparkSession, job: Job, options: dict[str, str], reason: str
-) -> None:
-    with pytest.raises(Exception, match=reason):
-        job(spark.range(1), **options).save()
+def test_what_cannot_hold_is_refused_when_the_write_is_planned(spark: SparkSession, job: Job) -> None:
+    for option, value, reason in (
+        ("kafka.acks", "1", "needs kafka.acks=all"),
+        ("kafka.transaction.timeout.ms", "86400000", "transaction.max.timeout.ms"),
+    ):
+        with pytest.raises(Exception, match=reason):
+            job(spark.range(1), **{option: value}).save()

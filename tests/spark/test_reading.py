@@ -32,17 +32,13 @@ def _no_thread_is_left() -> Iterator[None]:
 
 
 def test_all_rows_arrive_in_order_without_the_columns_nobody_reads() -> None:
-    producer = FakeProducer()
+    producer, without = FakeProducer(), FakeProducer()
     largest = send_tables(iter([batch("a", "b"), batch(), batch("c")]), producer, PLAN, linger_ms=1e9)
     assert producer.values == ["a", "b", "c"]
     assert largest == 2 * ROW_BYTES + len("ab")
     assert [unit.schema.names for unit in producer.units] == [["value"], ["value"]]
-
-
-def test_no_batches_send_nothing() -> None:
-    producer = FakeProducer()
-    send_tables(iter([]), producer, PLAN, linger_ms=20)
-    assert producer.units == []
+    send_tables(iter([]), without, PLAN, linger_ms=20)
+    assert without.units == []
 
 
 def test_held_rows_go_while_spark_has_no_next_batch() -> None:
@@ -113,28 +109,14 @@ def test_a_failing_producer_ends_the_loop_and_the_thread() -> None:
         )
 
 
-def test_feeder_reads_only_when_asked() -> None:
-    read = []
-
-    def batches() -> Iterator[pa.RecordBatch]:
-        for index in range(3):
-            read.append(index)
-            yield batch(str(index))
-
-    feeder = TimedReader(batches())
-    assert feeder.read(60_000) is not None
-    assert read == [0]
-    assert feeder.read(math.inf) is not None
-    assert read == [0, 1]
-    feeder.close()
-
-
-def test_feeder_keeps_a_late_batch_for_the_next_call() -> None:
-    gate = threading.Event()
+def test_feeder_reads_only_when_asked_and_keeps_a_late_batch_for_the_next_call() -> None:
+    gate, read = threading.Event(), list[str]()
 
     def batches() -> Iterator[pa.RecordBatch]:
         gate.wait(30)
-        yield batch("late")
+        for value in ("late", "next"):
+            read.append(value)
+            yield batch(value)
 
     feeder = TimedReader(batches())
     assert feeder.read(0) is Late.LATE
@@ -142,7 +124,8 @@ def test_feeder_keeps_a_late_batch_for_the_next_call() -> None:
     gate.set()
     found = feeder.read(math.inf)
     assert isinstance(found, pa.RecordBatch)
-    assert found.column(1).to_pylist() == ["late"]
+    assert found.column(1).to_pylist() == read == ["late"]
+    assert feeder.read(60_000) is not None
     assert feeder.read(60_000) is None
 
 

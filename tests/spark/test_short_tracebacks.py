@@ -85,36 +85,26 @@ def test_planning_shows_the_remedy_without_frames(
     assert logged.getMessage().endswith(last)
 
 
-def test_causes_that_the_message_quotes_are_left_out_and_those_of_user_code_stay() -> None:
-    with pytest.raises(DeliveryError) as caught:
-        fails(DeliveryError("delivery failed: too large"), RecordTooLargeError("too large"))
-    assert "direct cause" not in text_of(caught.value)
-    with pytest.raises(KafkaSinkError) as caught_too:
-        fails(KafkaSinkError("the class of the user fails"), ZeroDivisionError("in the user's code"))
-    assert "in the user's code" in text_of(caught_too.value)
+def told(error: Exception, cause: Exception | None) -> str:
+    with pytest.raises(type(error)) as caught:
+        fails(error, cause)
+    return text_of(caught.value)
 
 
-def test_causes_of_a_failed_delivery_that_say_more_than_its_message_stay() -> None:
+def test_causes_that_the_message_quotes_are_left_out_and_those_that_say_more_stay() -> None:
     """Catches: a bug in the sender whose frames nobody sees, and an error in the user's code one link on."""
-    with pytest.raises(DeliveryError) as caught:
-        fails(DeliveryError("delivery failed"), BufferOwnershipError("returned twice"))
-    assert "BufferOwnershipError: returned twice" in text_of(caught.value)
+    quoted = told(DeliveryError("delivery failed: too large"), RecordTooLargeError("too large"))
+    assert "direct cause" not in quoted
+    of_user = ZeroDivisionError("in the user's code")
+    assert "in the user's code" in told(KafkaSinkError("the class of the user fails"), of_user)
+    bug = told(DeliveryError("delivery failed"), BufferOwnershipError("returned twice"))
+    assert "BufferOwnershipError: returned twice" in bug
     between = ConfigurationError("the class of the user fails")
-    between.__cause__ = ZeroDivisionError("in the user's code")
-    with pytest.raises(DeliveryError) as caught:
-        fails(DeliveryError("delivery failed"), between)
-    assert "ZeroDivisionError: in the user's code" in text_of(caught.value)
+    between.__cause__ = of_user
+    assert "ZeroDivisionError: in the user's code" in told(DeliveryError("delivery failed"), between)
 
 
-def test_bugs_keep_their_frames() -> None:
-    with pytest.raises(ProtocolError) as caught:
-        fails(ProtocolError("a response cannot be read"))
-    assert text_of(caught.value).count("in deep") > 3
-    with pytest.raises(ZeroDivisionError):
-        fails(ZeroDivisionError())
-
-
-def test_bugs_keep_the_error_that_they_came_from() -> None:
+def test_bugs_keep_their_frames_and_the_error_that_they_came_from() -> None:
     """Catches: "a response cannot be read" without the KeyError during which it was raised."""
 
     @short_tracebacks
@@ -127,6 +117,9 @@ def test_bugs_keep_the_error_that_they_came_from() -> None:
     with pytest.raises(ProtocolError) as caught:
         reads()
     assert "KeyError: 'length'" in text_of(caught.value)
+    assert told(ProtocolError("a response cannot be read"), None).count("in deep") > 3
+    with pytest.raises(ZeroDivisionError):
+        fails(ZeroDivisionError())
 
 
 def test_the_whole_traceback_is_in_the_log_at_debug(caplog: pytest.LogCaptureFixture) -> None:

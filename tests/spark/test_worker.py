@@ -1,12 +1,12 @@
-"""Spark's own archives are not read again at each start of a worker; a user's are."""
+"""What a Python worker of Spark keeps, reads again, collects and says of its memory."""
 
 from __future__ import annotations
 
 import importlib
 import platform
 import resource
-import subprocess
 import sys
+import textwrap
 import zipfile
 import zipimport
 from collections.abc import Iterator
@@ -14,7 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from kafka_sink.errors import KafkaSinkError
 from kafka_sink.spark import worker
+from kafka_sink.spark.worker import explained
+from tests.support.commands import printed_by, run
 
 
 @pytest.fixture
@@ -49,18 +52,14 @@ def zip_finders() -> set[str]:
 
 @pytest.mark.usefixtures("on_path")
 def test_only_sparks_archives_lose_their_finders_folders_in_them_too() -> None:
-    before = zip_finders()
-    assert {"pyspark", "users"} <= before
-    worker.forget_spark_archives(reads_at_once=True)
-    assert zip_finders() == before - {"pyspark", "py4j-0.10.9.9-src", "spark-core_2.13-4.1.1"}
-    assert importlib.reload(sys.modules["found_in_pyspa.inner"]).VALUE == 7, "imports from them go on"
-
-
-@pytest.mark.usefixtures("on_path")
-def test_from_python_3_12_on_nothing_is_done() -> None:
     before = dict(sys.path_importer_cache)
     worker.forget_spark_archives(reads_at_once=False)
-    assert sys.path_importer_cache == before
+    assert sys.path_importer_cache == before, "from Python 3.12 on nothing is done"
+    finders = zip_finders()
+    assert {"pyspark", "users"} <= finders
+    worker.forget_spark_archives(reads_at_once=True)
+    assert zip_finders() == finders - {"pyspark", "py4j-0.10.9.9-src", "spark-core_2.13-4.1.1"}
+    assert importlib.reload(sys.modules["found_in_pyspa.inner"]).VALUE == 7, "imports from them go on"
 
 
 _BATCH = 8 * 1024 * 1024
@@ -88,8 +87,77 @@ print(resident() - before)
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has these settings")
 def test_large_batches_reuse_memory_and_a_task_leaves_none() -> None:
-    run = subprocess.run([sys.executable, "-c", _PROGRAM], capture_output=True, text=True, check=True)
-    faults, left = map(int, run.stdout.split())
+    faults, left = map(int, printed_by(_PROGRAM).split())
     pages = 20 * _BATCH // resource.getpagesize()
     assert faults < pages / 10
     assert left < _BATCH
+
+
+def test_a_reused_planning_worker_has_little_to_collect() -> None:
+    code = """
+        import gc, sys
+        from unittest import mock
+        sys.modules["pyspark.daemon"] = object()
+        from pyspark.sql.types import StructType
+        from kafka_sink.spark.datasource import KafkaChunkedDataSource
+        options = {"kafka.bootstrap.servers": "localhost:1", "topic": "t", "coordinator.enabled": "false"}
+        with mock.patch("kafka_sink.spark.planning.looked_up"):
+            for _ in range(2):
+                KafkaChunkedDataSource(options).streamWriter(StructType().add("value", "string"), False)
+                # PySpark imports more after planning, and its daemon collects.
+                import pyarrow
+                gc.collect()
+                print(len(gc.get_objects()) < 2000)
+    """
+    assert printed_by(code).split() == ["False", "True"]
+
+
+def test_what_comes_later_is_still_collected_and_only_workers_of_the_daemon_freeze() -> None:
+    code = """
+        import gc, sys, weakref
+        from kafka_sink.spark.worker import freeze_when_reused
+        freeze_when_reused()
+        freeze_when_reused()
+        print(gc.get_freeze_count())
+        sys.modules["pyspark.daemon"] = object()
+        class Node: pass
+        freeze_when_reused()
+        freeze_when_reused()
+        node = Node()
+        node.itself = node
+        gone = weakref.ref(node)
+        freeze_when_reused()
+        del node
+        gc.collect()
+        print(gone() is None)
+    """
+    assert printed_by(code).split() == ["0", "True"]
+
+
+_TASK = """
+    import resource
+    from kafka_sink.options import parse
+    from kafka_sink.rows.column_plan import ColumnPlan
+    from kafka_sink.spark.write import PlannedWrite
+    options = parse({"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "t"}).options
+    planned = PlannedWrite(options, ColumnPlan.of([("value", "string")], "t"))
+    used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (20 << 20),) * 2)
+    planned.write(iter([]))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of address space, as Spark sets them")
+def test_a_task_that_may_not_load_arrow_names_the_setting(project_environment: dict[str, str]) -> None:
+    """Catches: "libarrow.so.2300: failed to map segment from shared object", and nothing else."""
+    done = run([sys.executable, "-c", textwrap.dedent(_TASK)], project_environment, code=1)
+    assert "spark.executor.pyspark.memory" in done.stderr.splitlines()[-1], done.stderr
+    assert "failed to map segment" in done.stderr.splitlines()[-1]
+    assert done.stderr.count("Traceback (most recent call last)") == 1
+
+
+def test_other_errors_of_imports_stay_as_they_are() -> None:
+    with pytest.raises(ImportError, match="no such module"), explained():
+        raise ImportError("no such module")
+    with pytest.raises(KafkaSinkError, match=r"MemoryError.*pythonExecution"), explained():
+        raise MemoryError

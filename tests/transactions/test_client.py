@@ -180,16 +180,14 @@ def listing() -> Steps[set[str]]:
     return set(names)
 
 
-def test_a_list_does_not_wait_for_a_broker_that_left_the_cluster(network: Network) -> None:
+def test_a_list_waits_for_no_broker_that_left_and_a_moment_only_for_one_that_hangs(network: Network) -> None:
     """Catches: a commit failed after kafka.delivery.timeout.ms, as the list was still to come from a broker
     that Metadata no longer named."""
     client = connected(network)
     network.dead = {2}
     assert client.run(listing(), 60_000) == {"p-task-1-0", "p-task-3-0"}
     assert network.now_ms < 1_000
-
-
-def test_a_list_waits_a_moment_only_for_a_broker_that_hangs(network: Network) -> None:
+    network = Network()
     client = connected(network)
     network.silent = {2}
     assert client.run(listing(), 60_000) == {"p-task-1-0", "p-task-3-0"}
@@ -207,48 +205,27 @@ def test_a_broker_that_knows_no_brokers_yet_is_asked_again_after_a_while(network
     assert network.described < 20
 
 
-@pytest.mark.parametrize(
-    ("newest", "missing"),
-    [
-        (
-            {apis.TXN_OFFSET_COMMIT: 3, apis.LIST_TRANSACTIONS: 1},
-            "TxnOffsetCommit ends with version 3, not 4",
-        ),
-        ({apis.TXN_OFFSET_COMMIT: 4}, "ListTransactions is missing"),
-    ],
-)
-def test_brokers_that_lack_what_exactly_once_needs_are_refused_saying_so(
-    newest: dict[int, int], missing: str
-) -> None:
+def test_brokers_that_lack_what_exactly_once_needs_are_refused_saying_so() -> None:
     """Catches: brokers that others wrote, with one of the APIs and without another (tansu)."""
+    older = {apis.TXN_OFFSET_COMMIT: 3, apis.LIST_TRANSACTIONS: 1}
+    for newest, missing in (
+        (older, "TxnOffsetCommit ends with version 3, not 4"),
+        ({apis.TXN_OFFSET_COMMIT: 4}, "ListTransactions is missing"),
+    ):
 
-    class Lacking(Connection):
-        protocol: ClassVar = SimpleNamespace(features={})
+        class Lacking(Connection):
+            protocol: ClassVar = SimpleNamespace(features={})
+            newest_version: ClassVar = staticmethod(lambda api, newest=newest: newest.get(api, -1))
 
-        def newest_version(self, api: int) -> int:
-            return newest.get(api, -1)
+        class Lacks(Network):
+            def least_loaded(self, _now_ms: float, of: type[Lacking] = Lacking) -> Connection:
+                return of(1)
 
-    class Lacks(Network):
-        def least_loaded(self, _now_ms: float) -> Connection:
-            return Lacking(1)
-
-    with pytest.raises(BrokerVersionError, match=f"needs brokers of Apache Kafka 3.8 .*here {missing}"):
-        client_of(Lacks()).run(listing(), 60_000)
-
-
-def test_without_any_broker_a_step_ends_with_its_time(network: Network) -> None:
-    client = connected(network)
-    network.silent = {1, 2, 3}
-
-    with pytest.raises(DeliveryError, match=r"within 20 s: "):
-        client.run(fetch_offsets("p-decision"), 20_000, "")
-    with pytest.raises(DeliveryError, match=r"within 0\.5 s, the time allowed by kafka\.max\.block\.ms: "):
-        client.run(fetch_offsets("p-decision"), 500, "kafka.max.block.ms")
-    with pytest.raises(DeliveryError, match=r"within 1 s, the time allowed by kafka\.max\.block\.ms: "):
-        client.partitions("other", 1_000, "kafka.max.block.ms")
+        with pytest.raises(BrokerVersionError, match=f"needs brokers of Apache Kafka 3.8 .*here {missing}"):
+            client_of(Lacks()).run(listing(), 60_000)
 
 
-def test_steps_are_told_that_a_step_has_failed(network: Network) -> None:
+def test_without_any_broker_a_step_ends_with_its_time_and_its_steps_are_told(network: Network) -> None:
     """Only they know what it means for a batch."""
 
     def steps() -> Steps[str]:
@@ -260,18 +237,23 @@ def test_steps_are_told_that_a_step_has_failed(network: Network) -> None:
 
     client = connected(network)
     network.silent = {1, 2, 3}
+    with pytest.raises(DeliveryError, match=r"within 20 s: "):
+        client.run(fetch_offsets("p-decision"), 20_000, "")
+    with pytest.raises(DeliveryError, match=r"within 0\.5 s, the time allowed by kafka\.max\.block\.ms: "):
+        client.run(fetch_offsets("p-decision"), 500, "kafka.max.block.ms")
+    with pytest.raises(DeliveryError, match=r"within 1 s, the time allowed by kafka\.max\.block\.ms: "):
+        client.partitions("other", 1_000, "kafka.max.block.ms")
     assert client.run(steps(), 20_000).startswith("the batch may be there: ")
 
 
-class WithoutGroups(Network):
-    """Brokers that tell a group without offsets from one that was never there, as Kafka does not."""
-
-    def of_groups(self, node: int, api: int) -> Any:
-        return OffsetFetchResponse({"g": (kafka_errors.GROUP_ID_NOT_FOUND, {})})
-
-
 def test_a_group_that_does_not_exist_has_no_offsets() -> None:
-    """Catches: the first batch under a prefix failed on brokers that answer so."""
+    """Catches: the first batch under a prefix failed on brokers that tell such a group from one without
+    offsets, as Kafka does not."""
+
+    class WithoutGroups(Network):
+        def of_groups(self, node: int, api: int) -> Any:
+            return OffsetFetchResponse({"g": (kafka_errors.GROUP_ID_NOT_FOUND, {})})
+
     client = client_of(WithoutGroups())
     assert client.run(fetch_offsets("g"), 60_000) == {}
     assert client.run(fetch_stable_offsets(OffsetKey("g", PLACE)), 60_000) == {}
@@ -379,41 +361,24 @@ def test_offsets_fetched_behind_recorded_ones_are_of_the_coordinator_that_took_t
     assert network.asked[-2:] == [(2, apis.TXN_OFFSET_COMMIT), (2, apis.OFFSET_FETCH)]
 
 
-class LastEpoch(Network):
-    """The markers of a transaction under the last epoch of producer id 7 are written between two requests."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.states = [("PrepareCommit", 7, 32_767), ("CompleteCommit", 1007, 0)]
-
-    def of_groups(self, node: int, api: int) -> Any:
-        state, producer_id, epoch = self.states.pop(0)
-        one = TransactionDescription(0, state, producer_id, epoch, -1, 60_000, 1)
-        return DescribeTransactionsResponse({"p-driver": one})
-
-
 def test_who_owns_an_id_is_not_told_while_it_gets_another_producer_id() -> None:
-    """Catches: a driver that knew its next producer id by the response to EndTxn, and took what the id still
+    """The markers of a transaction under the last epoch of producer id 7 are written between two requests.
+    Catches: a driver that knew its next producer id by the response to EndTxn, and took what the id still
     showed for another driver's."""
-    client = client_of(LastEpoch())
-    found = client.run(describe("p-driver"), 60_000)
+    states = iter([("PrepareCommit", 7, 32_767), ("CompleteCommit", 1007, 0)])
+
+    class LastEpoch(Network):
+        def of_groups(self, node: int, api: int) -> Any:
+            one = TransactionDescription(0, *next(states), -1, 60_000, 1)
+            return DescribeTransactionsResponse({"p-driver": one})
+
+    found = client_of(LastEpoch()).run(describe("p-driver"), 60_000)
     assert found["p-driver"].producer == ProducerEpoch(1007, 0)
 
 
-class FrozenCoordinator(Network):
-    """Broker 2 coordinates the id and never answers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.silent = {2}
-
-    def coordinators(self, _node: int) -> dict[str, int]:
-        return {"p-driver": 2}
-
-
-def test_who_waits_hears_which_broker_is_to_do_what_since_when_and_until_when() -> None:
+def test_who_waits_hears_which_broker_is_to_do_what_since_when_and_until_when(network: Network) -> None:
     """Catches: a minute of silence while a frozen broker is to begin the driver's transaction."""
-    network, heard = FrozenCoordinator(), []
+    network.silent, heard = {1}, []
     client = client_of(network)
     token = WAIT_LISTENER.set(lambda awaited, *times: heard.append((awaited(), *times)))
     try:
@@ -421,7 +386,7 @@ def test_who_waits_hears_which_broker_is_to_do_what_since_when_and_until_when() 
             client.run(init_producer("p-driver"), 60_000)
     finally:
         WAIT_LISTENER.reset(token)
-    waits = [times for text, *times in heard if text == "broker 2 (b:2) to begin a transaction"]
+    waits = [times for text, *times in heard if text == "broker 1 (a:1) to begin a transaction"]
     assert len(waits) > len(heard) / 2
     assert {until_ms for _, until_ms in waits} == {60_000.0}
     assert len({since_ms for since_ms, _ in waits}) == 1, "though its request was sent again"
@@ -460,19 +425,15 @@ def test_a_response_that_leaves_out_what_was_asked_for_says_nothing_of_it() -> N
     assert [network.asked.count(api) for api in dict.fromkeys(network.asked)] == [2, 2, 2]
 
 
-class Nameless(Network):
-    """A broker that responds to who asks for a coordinator, and names another one."""
-
-    asked = 0
-
-    def coordinators(self, _node: int) -> dict[str, int]:
-        self.asked += 1
-        self.now_ms += 1.0
-        return {"another": 1}
-
-
 def test_a_broker_that_does_not_name_the_coordinator_is_not_asked_as_fast_as_it_responds() -> None:
-    network = Nameless()
+    asked: list[int] = []
+
+    class Nameless(Network):
+        def coordinators(self, node: int) -> dict[str, int]:
+            asked.append(node)
+            self.now_ms += 1.0
+            return {"another": 1}
+
     with pytest.raises(DeliveryError, match="the coordinator of 'g' is not known: the response lacks"):
-        client_of(network).run(fetch_offsets("g"), 10_000)
-    assert network.asked < 50
+        client_of(Nameless()).run(fetch_offsets("g"), 10_000)
+    assert len(asked) < 50
