@@ -39,20 +39,17 @@ def close(jvm: socket.socket) -> None:
     jvm.close()
 
 
-def close_with_a_response_unread(jvm: socket.socket) -> None:
-    """TCP answers with a reset, then."""
-    jvm.close()
-
-
 def half_close(jvm: socket.socket) -> None:
     """As BasePythonRunner does where it fails to read the rows it is to pass on."""
     jvm.shutdown(socket.SHUT_WR)
 
 
 @pytest.mark.parametrize("unread", [b"", b"rows"], ids=["nothing_unread", "rows_unread"])
-@pytest.mark.parametrize("hang_up", [close, close_with_a_response_unread, half_close])
+# Where a response is unread, TCP answers with a reset.
+@pytest.mark.parametrize("response", [b"", b"a response"], ids=["", "response_unread"])
+@pytest.mark.parametrize("hang_up", [close, half_close])
 def test_a_hang_up_is_noticed_at_once_also_behind_unread_rows(
-    pair: Pair, hang_up: Callable[[socket.socket], None], unread: bytes
+    pair: Pair, hang_up: Callable[[socket.socket], None], response: bytes, unread: bytes
 ) -> None:
     jvm, worker = pair
     noticed = threading.Event()
@@ -62,8 +59,7 @@ def test_a_hang_up_is_noticed_at_once_also_behind_unread_rows(
         causes.append(cause)
         noticed.set()
 
-    if hang_up is close_with_a_response_unread:
-        worker.sendall(b"a response")
+    worker.sendall(response)
     with watched(worker.fileno(), note) as check:
         jvm.sendall(unread)
         check()
@@ -76,6 +72,7 @@ def test_a_hang_up_is_noticed_at_once_also_behind_unread_rows(
 
 
 def test_the_watch_ends_with_the_task_and_leaves_nothing_open(pair: Pair) -> None:
+    """Catches: a poll that goes on holds the socket, so that the JVM does not see its end."""
     jvm, worker = pair
     with watched(worker.fileno(), lambda _: None):
         """Starts the thread, which keeps a pipe."""
@@ -84,28 +81,17 @@ def test_the_watch_ends_with_the_task_and_leaves_nothing_open(pair: Pair) -> Non
     with watched(worker.fileno(), causes.append):
         """Does nothing."""
     assert set(os.listdir("/dev/fd")) <= before
-    jvm.close()
-    hangs_up_and_is_noticed()
-    assert causes == [], "what comes after the task is none of its business"
-
-
-def hangs_up_and_is_noticed() -> None:
-    """Another task's executor, which the same thread watches."""
-    jvm, worker = socket.socketpair()
-    noticed = threading.Event()
-    with jvm, worker, watched(worker.fileno(), lambda _: noticed.set()):
-        jvm.close()
-        assert noticed.wait(PATIENCE_S)
-
-
-def test_after_the_task_the_watch_does_not_keep_the_connection_open(pair: Pair) -> None:
-    """Catches: a poll that goes on holds the socket, so that the JVM does not see its end."""
-    jvm, worker = pair
-    with watched(worker.fileno(), lambda _: None):
-        """Ends at once."""
     worker.close()
     jvm.settimeout(PATIENCE_S)
     assert jvm.recv(1) == b""
+    jvm.close()
+    # Another task's executor, which the same thread watches.
+    other_jvm, other_worker = socket.socketpair()
+    noticed = threading.Event()
+    with other_jvm, other_worker, watched(other_worker.fileno(), lambda _: noticed.set()):
+        other_jvm.close()
+        assert noticed.wait(PATIENCE_S)
+    assert causes == [], "what comes after the task is none of its business"
 
 
 def test_tasks_share_a_thread_and_a_slow_or_silent_executor_has_not_hung_up(pair: Pair) -> None:
@@ -198,9 +184,10 @@ def test_a_forked_process_watches_with_a_thread_of_its_own(pair: Pair, *, is_bus
         watcher.remove(number)
 
 
-def test_without_a_socket_nothing_is_watched() -> None:
+def test_without_a_socket_nothing_is_watched_and_rows_pass_as_they_are() -> None:
     with watched(None, lambda cause: pytest.fail(str(cause))) as check:
         check()
+    assert list(acknowledged(iter([1, 2]), None)) == [1, 2]  # type: ignore[list-item]
 
 
 def is_open(descriptor: int) -> bool:
@@ -302,10 +289,6 @@ def test_a_default_timeout_does_not_change_the_workers_socket(pair: Pair) -> Non
         socket.setdefaulttimeout(before)
 
 
-def test_rows_without_a_socket_pass_as_they_are() -> None:
-    assert list(acknowledged(iter([1, 2]), None)) == [1, 2]  # type: ignore[list-item]
-
-
 # -- where the socket is found --------------------------------------------------------------------------
 
 
@@ -344,13 +327,10 @@ def test_a_worker_without_daemon_finds_a_unix_socket() -> None:
             assert in_a_worker(infile, {"PYTHON_WORKER_FACTORY_SOCK_PATH": "s"}) == worker.fileno()
 
 
-def test_a_worker_that_cannot_list_its_descriptors_watches_nothing() -> None:
-    """Catches: FileNotFoundError for /dev/fd in place of a task."""
-    with io.BytesIO() as infile:
-        assert in_a_worker(infile, descriptors="/no/such/folder") is None
-
-
 def test_outside_of_a_worker_there_is_none(tmp_path: Path) -> None:
+    """Catches: FileNotFoundError for /dev/fd in place of a task."""
     assert executor_socket() is None
     with (tmp_path / "rows").open("wb+") as file:
         assert in_a_worker(file) is None
+    with io.BytesIO() as infile:
+        assert in_a_worker(infile, descriptors="/no/such/folder") is None
