@@ -58,4 +58,4 @@ def test_a_service(broker: LocalBroker, project_environment: dict[str, str], tmp
     printed = example("arrow_service.py", project_environment, tmp_path, broker.bootstrap_servers, topic, "1")
     rows = read_topic(broker, topic)
     assert f"{len(rows):,} readings in all, none lost" in printed
-    assert {row.key for row in rows} == {b"sensor-0", b"sensor-1", b"sensor-2", b"sensor-3"}
+    assert {row.key for row in rows} == {b"sensor-%d" % number for number in range(4)}

@@ -88,34 +88,32 @@ def test_a_version_is_written_once(broker: LocalBroker, topic: str) -> None:
     assert sorted(map(int, committed_values(broker, topic))) == list(range(110))
 
 
-def test_a_block_is_one_transaction(broker: LocalBroker, topic: str) -> None:
-    with kafka_sink.producer(exactly_once(broker, topic)) as producer:
+def test_a_block_is_one_transaction_that_is_aborted_where_it_fails_and_can_be_written_again(
+    broker: LocalBroker, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def work(producer: ArrowProducer, *, fails: bool) -> None:
         producer.send(values(0, 5))
         producer.flush()
         assert producer.acknowledged == 5
         assert committed_values(broker, topic) == []
+        if fails:
+            raise KeyError
         producer.send(values(5, 5))
-    assert sorted(map(int, committed_values(broker, topic))) == list(range(10))
-
-
-def test_a_block_that_fails_is_aborted_and_can_be_written_again(
-    broker: LocalBroker, topic: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    def work(producer: ArrowProducer) -> None:
-        producer.send(values(0, 5))
-        producer.flush()
-        raise KeyError
 
     with pytest.raises(KeyError), kafka_sink.producer(exactly_once(broker, topic)) as producer:
-        work(producer)
+        work(producer, fails=True)
     assert "the write failed; 1 transaction aborted" in caplog.text
     assert committed_values(broker, topic) == []
-    assert not kafka_sink.write_arrow(values(0, 5), exactly_once(broker, topic)).already_written
-    assert sorted(map(int, committed_values(broker, topic))) == list(range(5))
+    with kafka_sink.producer(exactly_once(broker, topic)) as producer:
+        work(producer, fails=False)
+    assert producer.result is not None
+    assert not producer.result.already_written
+    assert sorted(map(int, committed_values(broker, topic))) == list(range(10))
 
 
 def test_the_topic_of_a_write_must_be_there(broker: LocalBroker) -> None:
     given = {**options(broker, "no-such-topic"), "kafka.allow.auto.create.topics": False}
+    given["kafka.max.block.ms"] = 1000
     with pytest.raises(ConfigurationError, match="there is no topic 'no-such-topic'"):
         kafka_sink.write_arrow(values(0, 1), given)
 
@@ -134,12 +132,10 @@ _INTERRUPTED = """
 """
 
 
-@pytest.mark.parametrize("guarantee", ["at-least-once", "exactly-once"])
 def test_ctrl_c_ends_a_write_at_once_and_says_what_became_of_its_rows(
-    broker: LocalBroker, topic: str, project_environment: dict[str, str], guarantee: str
+    broker: LocalBroker, topic: str, project_environment: dict[str, str]
 ) -> None:
-    given = exactly_once(broker, topic) if guarantee == "exactly-once" else options(broker, topic)
-    code = textwrap.dedent(_INTERRUPTED) % given
+    code = textwrap.dedent(_INTERRUPTED) % exactly_once(broker, topic)
     with interruptible():
         process = subprocess.Popen(
             [sys.executable, "-c", code],
@@ -157,9 +153,8 @@ def test_ctrl_c_ends_a_write_at_once_and_says_what_became_of_its_rows(
     assert process.returncode == -signal.SIGINT
     assert "the write has failed (KeyboardInterrupt). Sending has stopped: of " in printed
     assert printed.rstrip().endswith("KeyboardInterrupt")
-    if guarantee == "exactly-once":
-        assert "the write failed; 1 transaction aborted" in printed
-        assert committed_values(broker, topic) == []
+    assert "the write failed; 1 transaction aborted" in printed
+    assert committed_values(broker, topic) == []
 
 
 def test_nothing_of_spark_is_imported_and_no_process_is_started(
