@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 METADATA = 3
-TOPICS = 40
+TOPICS = 10
 
 
 def test_a_second_job_asks_for_no_metadata(spark: SparkSession, broker: LocalBroker) -> None:

@@ -135,11 +135,12 @@ def test_of_a_job_that_fails_readers_see_nothing_and_nothing_stays_open(
     spark: SparkSession, job: Job, broker: LocalBroker, topic: str
 ) -> None:
     failing = spark.range(0, 1000, 1, 4).selectExpr("if(id = 999, raise_error('no'), id) id")
+    prefix = {"transactional.id.prefix": f"failing-{topic}"}
     with pytest.raises(Exception, match="no"):
-        job(failing, **{"transactional.id.prefix": f"failing-{topic}"}).save()
+        job(failing, **prefix).save()
     assert open_transactions(broker, f"failing-{topic}") == []
     assert committed(broker, topic) == []
-    job(spark.range(10), **{"transactional.id.prefix": f"failing-{topic}"}).save()
+    job(spark.range(10), **prefix).save()
     await_rows(broker, topic, list(range(10)))
 
 

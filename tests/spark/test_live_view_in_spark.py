@@ -38,16 +38,19 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def options(broker: LocalBroker, topic: str, port: int, **more: str) -> dict[str, str]:
+    given = {"kafka.bootstrap.servers": broker.bootstrap_servers, "topic": topic, "ui.port": str(port)}
+    return given | more
+
+
 def test_the_metrics_of_a_batch_write_are_those_of_its_report(
     spark: SparkSession, broker: LocalBroker, tmp_path: Path, port: int
 ) -> None:
     topic, path = "live-batch", tmp_path / "report.jsonl"
     broker.create_topic(topic, 3)
-    spark.range(ROWS, numPartitions=4).selectExpr("cast(id AS string) AS value").write.format(
-        "kafka-chunked"
-    ).mode("append").option("kafka.bootstrap.servers", broker.bootstrap_servers).option(
-        "topic", topic
-    ).option("ui.port", str(port)).option("delivery.report.path", str(path)).save()
+    rows = spark.range(ROWS, numPartitions=4).selectExpr("cast(id AS string) AS value")
+    given = options(broker, topic, port, **{"delivery.report.path": str(path)})
+    rows.write.format("kafka-chunked").mode("append").options(**given).save()
     (line,) = lines(path)
     assert (line["outcome"], line["queryId"], line["batchId"]) == ("committed", None, None)
     assert sum(one["rows"] for one in line["partitions"]) == ROWS
@@ -70,25 +73,19 @@ def test_micro_batches_are_one_job_under_the_id_of_their_query(
     topic, path = "live-stream", tmp_path / "report.jsonl"
     broker.create_topic(topic, 2)
     for number in range(3):
-        spark.range(100 * number, 100 * number + 100, numPartitions=1).write.mode("append").parquet(
-            str(tmp_path / "source")
-        )
-    source = (
-        spark.readStream.schema("id long").option("maxFilesPerTrigger", "1").parquet(str(tmp_path / "source"))
-    )
-    query = (
-        source.selectExpr("cast(id AS string) AS value")
+        rows = spark.range(100 * number, 100 * number + 100, numPartitions=1)
+        rows.write.mode("append").parquet(str(tmp_path / "source"))
+    source = spark.readStream.schema("id long").option("maxFilesPerTrigger", "1")
+    writer = (
+        source.parquet(str(tmp_path / "source"))
+        .selectExpr("cast(id AS string) AS value")
         .writeStream.format("kafka-chunked")
-        .option("kafka.bootstrap.servers", broker.bootstrap_servers)
-        .option("topic", topic)
-        .option("ui.port", str(port))
-        .option("delivery.report.path", str(path))
+        .options(
+            **options(broker, topic, port, **{"kafka.linger.ms": "7", "delivery.report.path": str(path)})
+        )
         .option("checkpointLocation", str(tmp_path / "checkpoint"))
-        .option("kafka.linger.ms", "7")
-        .queryName("live clicks")
-        .trigger(availableNow=True)
-        .start()
     )
+    query = writer.queryName("live clicks").trigger(availableNow=True).start()
     assert query.awaitTermination(120)
     found = lines(path)
     assert [(line["queryId"], line["batchId"], line["outcome"]) for line in found] == [
@@ -112,25 +109,23 @@ def test_a_job_that_fails_says_why(spark: SparkSession, broker: LocalBroker, por
     topic = "live-failed"
     broker.create_topic(topic, 1)
     rows = spark.range(10, numPartitions=1).selectExpr("repeat('x', 20000) AS value")
-    options = {"kafka.bootstrap.servers": broker.bootstrap_servers, "topic": topic, "ui.port": str(port)}
+    given = options(broker, topic, port, **{"kafka.max.request.size": "10000"})
     spark.sparkContext.setJobDescription("nightly orders")
     try:
         with pytest.raises(Exception, match=r"kafka\.max\.request\.size"):
-            rows.write.format("kafka-chunked").mode("append").options(
-                **options, **{"kafka.max.request.size": "10000"}
-            ).save()
+            rows.write.format("kafka-chunked").mode("append").options(**given).save()
     finally:
         spark.sparkContext.setJobDescription("")
+    address = f"http://127.0.0.1:{port}"
     live_view_client.eventually(
-        f"http://127.0.0.1:{port}",
-        lambda shown: any(one["name"] == "nightly orders" for one in shown["jobs"]),
+        address, lambda shown: any(one["name"] == "nightly orders" for one in shown["jobs"])
     )
-    shown = live_view_client.metrics(f"http://127.0.0.1:{port}")
+    shown = live_view_client.metrics(address)
     (job,) = (one for one in shown["jobs"] if one["name"] == "nightly orders")
     assert job["state"] == "aborted"
     assert "task 0 on " in job["cause"]
     assert "more than kafka.max.request.size = 10000" in job["cause"]
     live_view_client.eventually(
-        f"http://127.0.0.1:{port}",
+        address,
         lambda shown: any("write nightly orders aborted: task 0" in one["text"] for one in shown["events"]),
     )
