@@ -140,7 +140,7 @@ class BrokerConnection:
         name, timeout = self._options.client_id or "kafka-chunked", self._options.request_timeout_ms
         return BrokerProtocol(name, str(self.node), timeout, exchange, self._trailing)
 
-    def _move_to(self, state: ConnectionState) -> None:
+    def move_to(self, state: ConnectionState) -> None:
         if state not in _MOVES[self.state]:
             raise ValueError(f"{self.node} cannot go from {self.state.value} to {state.value}")
         self.state = state
@@ -164,7 +164,7 @@ class BrokerConnection:
         if self._addresses:
             self._prepare()
             return
-        self._move_to(ConnectionState.RESOLVING)
+        self.move_to(ConnectionState.RESOLVING)
         if self._lookup is None:
             is_bootstrap = self.node.id < 0
             canonical = is_bootstrap and self._options.client_dns_lookup == _CANONICAL
@@ -185,7 +185,7 @@ class BrokerConnection:
         if self._security is None:
             self._connect(None)
             return
-        self._move_to(ConnectionState.PREPARING)
+        self.move_to(ConnectionState.PREPARING)
         if self.preparation is None or self.preparation.done:
             # The result of an earlier attempt may be out of date.
             self.preparation = self._security.begin(self.node.host, self._notify)
@@ -213,19 +213,19 @@ class BrokerConnection:
             suites = self._options.ssl_cipher_suites
             host, name = self.node.host, str(self.node)
             self.transport = TlsTransport(address, self._options, context, host, name, suites)
-        self._move_to(ConnectionState.CONNECTING)
+        self.move_to(ConnectionState.CONNECTING)
 
     def writable(self, now_ms: float) -> None:
         """Continue to connect: to be called when the socket is writable. Raises as the stream does."""
         if self.transport is not None and self.state is ConnectionState.CONNECTING:
             self.transport.connected()
-            self._move_to(ConnectionState.HANDSHAKING)
+            self.move_to(ConnectionState.HANDSHAKING)
         if self.state is ConnectionState.HANDSHAKING:
             self._shake_hands(now_ms)
 
     def _shake_hands(self, now_ms: float) -> None:
         if self.transport is not None and self.transport.handshake():
-            self._move_to(ConnectionState.NEGOTIATING)
+            self.move_to(ConnectionState.NEGOTIATING)
             self.protocol.start(now_ms)
 
     # -- using ------------------------------------------------------------------------------------
@@ -311,7 +311,7 @@ class BrokerConnection:
         completed = self.protocol.next_response(now_ms)
         state = _STATE_OF[self.protocol.phase]
         if state is not self.state and self.state in _TALKING:
-            self._move_to(state)
+            self.move_to(state)
             if state is ConnectionState.READY:
                 self._became_ready(now_ms)
         if completed is not None:
@@ -373,7 +373,7 @@ class BrokerConnection:
             return
         self._renew_at_ms = math.inf
         self.protocol.log_in_again(preparation.exchange, now_ms)
-        self._move_to(ConnectionState.REAUTHENTICATING)
+        self.move_to(ConnectionState.REAUTHENTICATING)
 
     # -- timeouts and closing -----------------------------------------------------------------------
 
@@ -446,7 +446,7 @@ class BrokerConnection:
             self.last_error, self.failed_step = cause, self.step
             self._back_off(now_ms)
         if self.state is not ConnectionState.IDLE:
-            self._move_to(ConnectionState.IDLE)
+            self.move_to(ConnectionState.IDLE)
         return lost
 
     def _back_off(self, now_ms: float) -> None:

@@ -147,14 +147,14 @@ def decode_produce(
     version: int, payload: bytes, asked: int = ANY_NUMBER, on_trailing: OnTrailing = refuse
 ) -> ProduceResponse:
     """``payload`` with its header. Raises ProtocolError for anything that is not a Produce response."""
-    plain = _read_plain(version, payload, UNASKED + asked) if version >= _FIRST_FLEXIBLE else None
-    return plain or read_response(PRODUCE, version, payload, _response, asked, on_trailing)
+    plain = read_plain(version, payload, UNASKED + asked) if version >= _FIRST_FLEXIBLE else None
+    return plain or read_response(PRODUCE, version, payload, read_any, asked, on_trailing)
 
 
 DECODERS[PRODUCE] = decode_produce
 
 
-def _read_plain(version: int, payload: bytes, most: int) -> ProduceResponse | None:
+def read_plain(version: int, payload: bytes, most: int) -> ProduceResponse | None:
     """A response without messages, leader hints and tagged fields; None for any other, well formed or not,
     and for one of more elements than ``most``."""
     try:
@@ -205,7 +205,7 @@ def _read_uvarint(payload: bytes, at: int) -> tuple[int, int]:
     raise ValueError("a varint of more than five bytes")
 
 
-def _response(reader: Reader) -> ProduceResponse:
+def read_any(reader: Reader) -> ProduceResponse:
     found: list[ProducePartitionResponse] = []
     by_id = reader.version > LAST_VERSION_WITH_NAMES
     for _ in reader.elements("topics"):

@@ -24,24 +24,23 @@ from kafka_sink.options.table import SPECS
 from kafka_sink.spark_application import SparkApplication, planning_for
 
 
-@pytest.mark.parametrize(
-    ("conf", "expected"),
-    [
+def test_tasks_of_a_configuration() -> None:
+    yarn = {"spark.master": "yarn", "spark.executor.instances": "5"}
+    limited = {"spark.dynamicAllocation.maxExecutors": "3", "spark.task.cpus": "2"}
+    for conf, expected in (
         ({"spark.master": "local"}, 1),
         ({"spark.master": "local[3]"}, 3),
         ({"spark.master": "local[3,4]"}, 3),
         ({"spark.master": "local[*]"}, os.cpu_count()),
         ({"spark.master": "spark://h:7077"}, UNKNOWN),
         ({"spark.master": "spark://h:7077", "spark.cores.max": "12"}, 12),
-        ({"spark.master": "yarn", "spark.executor.instances": "5", "spark.executor.cores": "4"}, 20),
-        ({"spark.master": "yarn", "spark.executor.instances": "5"}, 5),
-        ({"spark.master": "k8s://x", "spark.dynamicAllocation.maxExecutors": "3", "spark.task.cpus": "2"}, 1),
+        ({**yarn, "spark.executor.cores": "4"}, 20),
+        (yarn, 5),
+        ({"spark.master": "k8s://x", **limited}, 1),
         ({"spark.cores.max": "nonsense"}, UNKNOWN),
         ({}, UNKNOWN),
-    ],
-)
-def test_tasks_of_a_configuration(conf: dict[str, str], expected: int) -> None:
-    assert tasks_of(conf) == expected
+    ):
+        assert tasks_of(conf) == expected, conf
 
 
 def test_sparks_configuration_is_read_as_spark_reads_it(tmp_path: Path) -> None:
@@ -67,15 +66,15 @@ def test_sparks_configuration_is_read_as_spark_reads_it(tmp_path: Path) -> None:
 
 
 KEY = "-----BEGIN PRIVATE KEY-----"
-NAMES = [name for spec in SPECS if spec.secret for name in (spec.name, *spec.aliases)]
 DOCUMENTED = Path(__file__).parents[2] / "docs" / "security.md"
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_expression_covers_every_secret_option_by_its_name(name: str) -> None:
+def test_the_expression_covers_every_secret_option_by_its_name() -> None:
     """Catches: a private key in a StreamingQueryException in spite of the documented expression."""
-    assert re.search(redaction_regex(), name)
-    assert re.search(redaction_regex(), name.lower())
+    for name in (name for spec in SPECS if spec.secret for name in (spec.name, *spec.aliases)):
+        assert re.search(redaction_regex(), name)
+        assert re.search(redaction_regex(), name.lower())
+    assert f"\nspark.redaction.regex={redaction_regex()}\n" in DOCUMENTED.read_text(encoding="utf-8")
 
 
 def test_the_expression_covers_what_sparks_own_does_and_nothing_that_is_not_secret() -> None:
@@ -83,10 +82,6 @@ def test_the_expression_covers_what_sparks_own_does_and_nothing_that_is_not_secr
     hidden = [spec.name for spec in SPECS if not spec.secret and re.search(redaction_regex(), spec.name)]
     default = re.compile(REDACTION_DEFAULTS[REDACTION_SETTING])
     assert [name for name in hidden if not default.search(name)] == []
-
-
-def test_the_documentation_names_the_expression() -> None:
-    assert f"\nspark.redaction.regex={redaction_regex()}\n" in DOCUMENTED.read_text(encoding="utf-8")
 
 
 def test_what_spark_would_show_is_found_by_name_and_value() -> None:
@@ -105,19 +100,10 @@ def test_what_spark_would_show_is_found_by_name_and_value() -> None:
     assert "kafka.sasl.password" in narrower
     assert shown_by_spark(given, {"spark.sql.redaction.options.regex": "(?i)key"}) == []
     assert shown_by_spark(given, {REDACTION_SETTING: "(?<n>Java"}) == [], "nothing is known"
-
-
-def test_the_warning_names_the_option_the_setting_and_files() -> None:
     line = redaction_warning(["kafka.ssl.keystore.key"])
-    for part in (
-        "'kafka.ssl.keystore.key'",
-        "kafka.ssl.keystore.location",
-        f"spark.redaction.regex={redaction_regex()}",
-    ):
+    setting = f"spark.redaction.regex={redaction_regex()}"
+    for part in ("'kafka.ssl.keystore.key'", "kafka.ssl.keystore.location", setting):
         assert part in line
-
-
-SQL, CORE = "spark.sql.execution.pyspark.udf.", "spark.python.worker."
 
 
 def test_a_secret_option_that_spark_would_show_is_warned_of_once(
@@ -136,25 +122,22 @@ def test_a_secret_option_that_spark_would_show_is_warned_of_once(
     assert "hunter2" not in line
 
 
-@pytest.mark.parametrize(
-    ("conf", "warns"),
-    [
-        ({}, False),
-        ({SQL + "idleTimeoutSeconds": "60"}, False),
-        ({SQL + "idleTimeoutSeconds": "60", SQL + "killOnIdleTimeout": "true"}, True),
-        ({CORE + "idleTimeoutSeconds": "1min", CORE + "killOnIdleTimeout": "true"}, True),
-        ({CORE + "idleTimeoutSeconds": "120s", CORE + "killOnIdleTimeout": "True"}, True),
-        ({SQL + "idleTimeoutSeconds": "121", SQL + "killOnIdleTimeout": "true"}, False),
-        ({SQL + "idleTimeoutSeconds": "0", SQL + "killOnIdleTimeout": "true"}, False),
-        ({CORE + "idleTimeoutSeconds": "60", CORE + "killOnIdleTimeout": "false"}, False),
-        ({CORE + "idleTimeoutSeconds": "soon", CORE + "killOnIdleTimeout": "true"}, False),
-    ],
-)
-def test_an_idle_timeout_that_ends_tasks_before_the_sink_can_say_why_is_warned_of(
-    conf: dict[str, str], warns: bool
-) -> None:
-    line = driver_conf.idle_timeout_problem(conf.get, 120_000)
-    assert (line is not None) is warns
-    if line is not None:
-        assert "kafka.delivery.timeout.ms" in line
-        assert "idleTimeoutSeconds" in line
+def test_an_idle_timeout_that_ends_tasks_before_the_sink_can_say_why_is_warned_of() -> None:
+    sql, core = "spark.sql.execution.pyspark.udf.", "spark.python.worker."
+    for prefix, timeout, kills, warns in (
+        (sql, None, None, False),
+        (sql, "60", None, False),
+        (sql, "60", "true", True),
+        (core, "1min", "true", True),
+        (core, "120s", "True", True),
+        (sql, "121", "true", False),
+        (sql, "0", "true", False),
+        (core, "60", "false", False),
+        (core, "soon", "true", False),
+    ):
+        conf = {f"{prefix}idleTimeoutSeconds": timeout, f"{prefix}killOnIdleTimeout": kills}
+        line = driver_conf.idle_timeout_problem(conf.get, 120_000)
+        assert (line is not None) is warns, conf
+        if line is not None:
+            assert "kafka.delivery.timeout.ms" in line
+            assert "idleTimeoutSeconds" in line

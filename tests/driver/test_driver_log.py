@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 import re
 import socket
+from collections.abc import Iterator
 
+import pyarrow as pa
 import pytest
 
 from kafka_sink.driver import driver_log
-from kafka_sink.model import TaskResult
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
-from kafka_sink.spark.write import PlannedWrite, TaskCommitted
+from kafka_sink.spark.write import PlannedWrite
 
 PLAN = ColumnPlan(value=1, topic="t")
 
@@ -23,21 +24,19 @@ OPTIONS = parse({"kafka.bootstrap.servers": "h:1", "topic": "t"}).options
 pytestmark = pytest.mark.usefixtures("bare_logging")
 
 
-def test_warnings_of_a_task_have_time_level_and_host(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_warnings_of_a_task_have_time_level_and_host(capsys: pytest.CaptureFixture[str]) -> None:
     """Catches: bare texts of many tasks in the stderr of an executor."""
-
-    def work(*_: object, **__: object) -> TaskCommitted:
-        driver_log.LOGGER.warning("a broker is slow")
-        return TaskCommitted(TaskResult())
-
-    monkeypatch.setattr(PlannedWrite, "_write", work)
-    PlannedWrite(OPTIONS, PLAN).write(iter(()))
+    PlannedWrite(OPTIONS, PLAN).write(warned_of())
     line = capsys.readouterr().err
     assert re.fullmatch(
         rf"\d\d/\d\d/\d\d [\d:]+ WARNING kafka_sink on {socket.gethostname()}: a broker is slow\n", line
     )
+
+
+def warned_of() -> Iterator[pa.RecordBatch]:
+    """A task's rows, of which there are none."""
+    driver_log.LOGGER.warning("a broker is slow")
+    yield from ()
 
 
 @pytest.mark.parametrize(("level", "expected"), [(logging.NOTSET, ["line"]), (logging.ERROR, [])])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import threading
 import time
 
 import pytest
@@ -34,14 +33,18 @@ def test_addresses_that_brokers_advertise_and_nobody_reaches_are_named(topic: st
             prepare_topic(given)
 
 
-@pytest.mark.parametrize("create", ["true", "false"])
-def test_dead_brokers_are_named_with_the_reason(topic: str, create: str) -> None:
-    begun = time.monotonic()
-    with refusing_port() as port, pytest.raises(BrokersUnreachableError) as caught:
-        prepare_topic(options(f"127.0.0.1:{port}", topic, kafka_max_block_ms="800", topic_create=create))
-    assert time.monotonic() - begun < 20
-    for part in (f"127.0.0.1:{port}", "connecting by TCP failed: Connection refused", "check host and port"):
-        assert part in str(caught.value)
+def test_dead_brokers_are_named_with_the_reason(topic: str) -> None:
+    for create in ("true", "false"):
+        begun = time.monotonic()
+        with refusing_port() as port, pytest.raises(BrokersUnreachableError) as caught:
+            prepare_topic(options(f"127.0.0.1:{port}", topic, kafka_max_block_ms="500", topic_create=create))
+        assert time.monotonic() - begun < 20
+        for part in (
+            f"127.0.0.1:{port}",
+            "connecting by TCP failed: Connection refused",
+            "check host and port",
+        ):
+            assert part in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -74,44 +77,20 @@ def test_a_broker_that_never_responds_is_given_up(topic: str) -> None:
         assert 0.8 <= time.monotonic() - begun < 20
 
 
-def test_an_error_about_a_server_other_than_kafka_names_no_settings_of_java(topic: str) -> None:
-    with socket.create_server(("127.0.0.1", 0), backlog=50) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
-
-        def refuse() -> None:
-            while True:
-                try:
-                    caller = server.accept()[0]
-                except OSError:
-                    return
-                with caller:
-                    caller.recv(4096)
-                    caller.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-
-        web = threading.Thread(target=refuse)
-        web.start()
-        try:
-            with pytest.raises(
-                BrokersUnreachableError, match=rf"{address}: .* not a Kafka broker, or .* TLS"
-            ) as caught:
-                prepare_topic(options(address, topic, kafka_max_block_ms="2500"))
-        finally:
-            server.shutdown(socket.SHUT_RDWR)
-            web.join()
-        assert "receive.message.max.bytes" not in str(caught.value)
-
-
 def test_one_live_broker_of_two_is_enough(broker: LocalBroker, topic: str) -> None:
     with refusing_port() as port:
         prepare_topic(options(f"127.0.0.1:{port},{broker.bootstrap_servers}", topic))
 
 
 def test_an_answer_that_is_no_kafka_is_told_as_such(topic: str) -> None:
-    """Catches: "could not connect within 0.0 s", of a broker that was connected and answered."""
+    """Catches: "could not connect within 0.0 s", of a broker that was connected and answered; and settings of
+    Java's client."""
     with FakeCluster({topic: 1}) as cluster:
-        cluster.script(API_VERSIONS, garbage(b"HTTP/1.1 400 Bad Request\r\n\r\n"))
+        for _ in range(50):
+            cluster.script(API_VERSIONS, garbage(b"HTTP/1.1 400 Bad Request\r\n\r\n"))
         with pytest.raises(
-            BrokersUnreachableError, match=r"cannot use any broker: .*not a Kafka broker"
+            BrokersUnreachableError, match=r"cannot use any broker: .*not a Kafka broker, or .* TLS"
         ) as reported:
             prepare_topic(options(cluster.bootstrap_servers, topic))
-    assert "within" not in str(reported.value)
+    for wrong in ("within", "receive.message.max.bytes"):
+        assert wrong not in str(reported.value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from confluent_kafka.admin import AdminClient, ConfigResource
@@ -46,38 +47,33 @@ def settled(broker: LocalBroker, topic: str) -> dict[int, int]:
 
 def test_topics_of_a_column_are_created_with_their_settings(broker: LocalBroker, topic: str) -> None:
     """Catches: ``topic.create`` only for the option ``topic``, and every setting left to the brokers."""
-    given = parse(
-        {
-            "kafka.bootstrap.servers": broker.bootstrap_servers,
-            "topic.create": "true",
-            "topic.create.names": f"{topic}, {topic}-too",
-            "topic.partitions": "2",
-            "topic.config.retention.ms": "123000",
-        }
-    ).options
-    prepare_topic(given)
+    more = {
+        "topic.create": "true",
+        "topic.create.names": f"{topic}, {topic}-too",
+        "topic.partitions": "2",
+        "topic.config.retention.ms": "123000",
+    }
+    prepare_topic(parse({"kafka.bootstrap.servers": broker.bootstrap_servers, **more}).options)
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
     for name in (topic, f"{topic}-too"):
         assert settled(broker, name) == dict.fromkeys(range(2), 1)
         resource = ConfigResource(ConfigResource.Type.TOPIC, name)
-        admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
         assert admin.describe_configs([resource])[resource].result(30)["retention.ms"].value == "123000"
 
 
-def test_a_setting_that_brokers_refuse_fails_planning(broker: LocalBroker, topic: str) -> None:
-    given = options(broker.bootstrap_servers, topic, topic_create="true", topic_config_retention_ms="soon")
-    with pytest.raises(ConfigurationError, match=r"could not be created: .*retention\.ms.*topic\.config\.\*"):
-        prepare_topic(given)
+def test_a_refusal_by_brokers_is_raised_with_their_reason(broker: LocalBroker, topic: str) -> None:
+    for wrong, reason in (
+        ({"topic_config_retention_ms": "soon"}, r"retention\.ms.*topic\.config\.\*"),
+        ({"topic_replication_factor": "3"}, r"(?i:replication).*topic\.rep"),
+    ):
+        with pytest.raises(ConfigurationError, match=rf"'{topic}' could not be created: .*{reason}"):
+            prepare_topic(options(broker.bootstrap_servers, topic, topic_create="true", **wrong))
+    assert partitions(broker, topic) == {}
 
 
 def test_a_missing_topic_is_created_as_told(cluster3: LocalBroker, topic: str) -> None:
-    given = options(
-        cluster3.bootstrap_servers,
-        topic,
-        topic_create="true",
-        topic_partitions="5",
-        topic_replication_factor="2",
-    )
-    prepare_topic(given)
+    numbers = {"topic_partitions": "5", "topic_replication_factor": "2"}
+    prepare_topic(options(cluster3.bootstrap_servers, topic, topic_create="true", **numbers))
     assert settled(cluster3, topic) == dict.fromkeys(range(5), 2)
 
 
@@ -92,120 +88,87 @@ def test_by_default_it_gets_what_the_broker_has_as_defaults(broker: LocalBroker,
 _BEFORE_2_4 = {CREATE_TOPICS: (0, 3)}
 
 
-def test_brokers_without_defaults_for_creation_are_asked_for_their_settings(topic: str) -> None:
+# What the options set, what a broker without defaults for creation is asked for, and what is created.
+@pytest.mark.parametrize(
+    ("given", "asked_for", "created"),
+    [
+        ({}, ["default.replication.factor", "num.partitions"], (4, 1)),
+        ({"topic_partitions": "2"}, ["default.replication.factor"], (2, 1)),
+    ],
+)
+def test_brokers_without_defaults_are_asked_only_for_numbers_that_no_option_sets(
+    topic: str, given: dict[str, str], asked_for: list[str], created: tuple[int, int]
+) -> None:
     with FakeCluster(versions=_BEFORE_2_4) as old:
-        prepare_topic(options(old.bootstrap_servers, topic, topic_create="true"))
+        prepare_topic(options(old.bootstrap_servers, topic, topic_create="true", **given))
         (request,) = old.received(CREATE_TOPICS)
         (asked,) = request.body.topics
-        assert (asked.num_partitions, asked.replication_factor) == (4, 1)
-
-
-def test_brokers_without_defaults_are_asked_only_for_numbers_that_no_option_sets(topic: str) -> None:
-    with FakeCluster(versions=_BEFORE_2_4) as old:
-        prepare_topic(options(old.bootstrap_servers, topic, topic_create="true", topic_partitions="2"))
-        (request,) = old.received(CREATE_TOPICS)
-        (asked,) = request.body.topics
-        assert (asked.num_partitions, asked.replication_factor) == (2, 1)
+        assert (asked.num_partitions, asked.replication_factor) == created
         (question,) = old.received(DESCRIBE_CONFIGS)
-        assert question.body.resources[0].configuration_keys == ["default.replication.factor"]
+        assert sorted(question.body.resources[0].configuration_keys) == asked_for
 
 
 def test_a_login_that_may_not_read_brokers_settings_must_set_both_numbers(topic: str) -> None:
-    with FakeCluster(versions=_BEFORE_2_4) as old:
-        old.script(DESCRIBE_CONFIGS, error(CLUSTER_AUTHORIZATION_FAILED))
+    with FakeCluster(versions=_BEFORE_2_4) as old, FakeCluster() as new:
+        for cluster in (old, new):
+            cluster.script(DESCRIBE_CONFIGS, error(CLUSTER_AUTHORIZATION_FAILED))
         with pytest.raises(ConfigurationError, match=r"Set topic\.partitions and topic\.replication\.factor"):
             prepare_topic(options(old.bootstrap_servers, topic, topic_create="true"))
         assert not old.received(CREATE_TOPICS)
-
-
-def test_newer_brokers_are_not_asked_for_their_settings(topic: str) -> None:
-    with FakeCluster() as new:
+        # Newer brokers are not asked.
         prepare_topic(options(new.bootstrap_servers, topic, topic_create="true"))
         assert new.received(CREATE_TOPICS)
         assert not new.received(DESCRIBE_CONFIGS)
-
-
-def test_an_existing_topic_stays_as_it_is(broker: LocalBroker, topic: str) -> None:
-    broker.create_topic(topic, 2)
-    prepare_topic(options(broker.bootstrap_servers, topic, topic_create="true", topic_partitions="7"))
-    assert len(partitions(broker, topic)) == 2
 
 
 def test_it_is_created_once_however_many_want_it(
     broker: LocalBroker, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     given = options(broker.bootstrap_servers, topic, topic_create="true", topic_partitions="3")
-    failures: list[Exception] = []
     together = threading.Barrier(6)
 
-    def run() -> None:
+    def run(_: int) -> None:
         together.wait()
-        try:
-            prepare_topic(given)
-        except Exception as failure:  # noqa: BLE001 - whatever it is, the test fails with it
-            failures.append(failure)
+        prepare_topic(given)
 
-    threads = [threading.Thread(target=run) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
+    with ThreadPoolExecutor(6) as threads:
+        list(threads.map(run, range(6)))
     assert caplog.messages == [f"kafka-chunked: created topic '{topic}'"]
     assert len(settled(broker, topic)) == 3
-
-
-def test_a_refusal_by_brokers_is_raised_with_their_reason(broker: LocalBroker, topic: str) -> None:
-    given = options(broker.bootstrap_servers, topic, topic_create="true", topic_replication_factor="3")
-    with pytest.raises(
-        ConfigurationError, match=rf"'{topic}' could not be created: .*(?i:replication).*topic\.rep"
-    ):
-        prepare_topic(given)
-    assert partitions(broker, topic) == {}
+    # Then it stays as it is.
+    prepare_topic(options(broker.bootstrap_servers, topic, topic_create="true", topic_partitions="7"))
+    assert len(partitions(broker, topic)) == 3
 
 
 def test_a_missing_topic_is_an_error_where_brokers_may_not_create_it(broker: LocalBroker, topic: str) -> None:
-    given = options(
-        broker.bootstrap_servers, topic, kafka_allow_auto_create_topics="false", kafka_max_block_ms="1500"
-    )
+    more = {"kafka_allow_auto_create_topics": "false", "kafka_max_block_ms": "1000"}
     begun = time.monotonic()
     with pytest.raises(ConfigurationError) as caught:
-        prepare_topic(given)
-    assert 1.4 <= time.monotonic() - begun < 20
+        prepare_topic(options(broker.bootstrap_servers, topic, **more))
+    assert 0.9 <= time.monotonic() - begun < 20
     for part in (topic, broker.bootstrap_servers, "topic.create=true", "allow.auto.create.topics=false"):
         assert part in str(caught.value)
     assert partitions(broker, topic) == {}
 
 
-def test_brokers_create_it_before_tasks_start_where_they_may(broker: LocalBroker, topic: str) -> None:
-    prepare_topic(options(broker.bootstrap_servers, topic))
-    assert settled(broker, topic)
-
-
 def test_where_brokers_do_not_create_it_planning_says_so(topic: str) -> None:
     with FakeCluster({"another": 1}) as cluster:
-        given = options(cluster.bootstrap_servers, topic, kafka_max_block_ms="1500")
+        given = options(cluster.bootstrap_servers, topic, kafka_max_block_ms="700")
         with pytest.raises(ConfigurationError, match=rf"no topic '{topic}' .*auto\.create\.topics\.enable"):
             prepare_topic(given)
 
 
-def test_a_topic_that_shows_up_late_is_found(broker: LocalBroker, topic: str) -> None:
-    later = threading.Timer(0.5, broker.create_topic, [topic, 1])
-    later.start()
-    try:
-        prepare_topic(options(broker.bootstrap_servers, topic, kafka_allow_auto_create_topics="false"))
-    finally:
-        later.join()
-
-
 def test_a_topic_that_may_not_be_used_is_named_with_the_reason(topic: str) -> None:
     with FakeCluster({topic: 1}) as cluster:
-        for _ in range(20):
-            cluster.script(METADATA, error(TOPIC_AUTHORIZATION_FAILED))
+        cluster.script(METADATA, *[error(TOPIC_AUTHORIZATION_FAILED)] * 20)
         with pytest.raises(
             ConfigurationError, match=rf"'{topic}' cannot be used: .*(?i:authorization failed)"
         ):
             prepare_topic(options(cluster.bootstrap_servers, topic))
+    with FakeCluster({topic: 1}) as cluster:
+        # One without leaders is there.
+        cluster.script(METADATA, *[error(LEADER_NOT_AVAILABLE)] * 20)
+        prepare_topic(options(cluster.bootstrap_servers, topic, kafka_max_block_ms="5000"))
 
 
 def test_a_login_without_the_right_to_write_idempotently_gets_an_error_that_names_it(topic: str) -> None:
@@ -222,17 +185,10 @@ def test_a_login_without_the_right_to_write_idempotently_gets_an_error_that_name
         assert len(cluster.received(INIT_PRODUCER_ID)) == asked
 
 
-def test_a_topic_without_leaders_is_there(topic: str) -> None:
-    with FakeCluster({topic: 1}) as cluster:
-        for _ in range(20):
-            cluster.script(METADATA, error(LEADER_NOT_AVAILABLE))
-        prepare_topic(options(cluster.bootstrap_servers, topic, kafka_max_block_ms="5000"))
-
-
-@pytest.mark.parametrize("version", every_version(apis.CREATE_TOPICS))
-def test_options_at_their_bounds_can_be_sent(version: int) -> None:
-    body = admin_requests.encode_create_topic(version, "t" * 249, 100_000, 10_000, 2**31 - 1)
-    assert (100_000).to_bytes(4, "big") + (10_000).to_bytes(2, "big") in body
+def test_options_at_their_bounds_can_be_sent() -> None:
+    for version in every_version(apis.CREATE_TOPICS):
+        body = admin_requests.encode_create_topic(version, "t" * 249, 100_000, 10_000, 2**31 - 1)
+        assert (100_000).to_bytes(4, "big") + (10_000).to_bytes(2, "big") in body
 
 
 def test_without_a_topic_brokers_must_be_reached_all_the_same(broker: LocalBroker) -> None:
@@ -245,7 +201,7 @@ def test_without_a_topic_brokers_must_be_reached_all_the_same(broker: LocalBroke
 def test_a_missing_dead_letter_topic_is_found_at_planning() -> None:
     with FakeCluster({"there": 1}) as cluster:
         wanted = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": "dead-letters"}
-        more = {"kafka.allow.auto.create.topics": "false", "kafka.max.block.ms": "1500"}
+        more = {"kafka.allow.auto.create.topics": "false", "kafka.max.block.ms": "700"}
         given = options(cluster.bootstrap_servers, "there", **wanted, **more)
         text = r"Option 'errors\.deadletterqueue\.topic\.name': there is no topic 'dead-letters'"
         with pytest.raises(ConfigurationError, match=text):
@@ -255,15 +211,13 @@ def test_a_missing_dead_letter_topic_is_found_at_planning() -> None:
 
 
 def test_the_dead_letter_topic_shares_the_wait_of_the_topic(topic: str) -> None:
-    """Brokers create both at once, and are asked once for a producer id."""
-    dead_letters = f"{topic}-dead-letters"
-    more = {"errors_tolerance": "all", "errors_deadletterqueue_topic_name": dead_letters}
+    """Brokers create both at once, late, and are asked once for a producer id."""
+    names = (topic, f"{topic}-dead-letters")
+    more = {"errors_tolerance": "all", "errors_deadletterqueue_topic_name": names[1]}
     with FakeCluster({}) as cluster:
-        threading.Timer(
-            1.0, lambda: [cluster.create_topic(name, 1) for name in (topic, dead_letters)]
-        ).start()
+        threading.Timer(0.5, lambda: [cluster.create_topic(name, 1) for name in names]).start()
         prepare_topic(options(cluster.bootstrap_servers, topic, **more))
         asked = [{one.name for one in request.body.topics} for request in cluster.received(METADATA)]
         assert len(asked) > 1
-        assert all(names == {topic, dead_letters} for names in asked)
+        assert all(one == set(names) for one in asked)
         assert len(cluster.received(INIT_PRODUCER_ID)) == 1

@@ -5,7 +5,6 @@ What comes of their responses is in test_apis.py.
 
 from __future__ import annotations
 
-import pytest
 from kafka.protocol.admin import CreateTopicsRequest, DescribeConfigsRequest
 
 from kafka_sink.network import apis
@@ -14,20 +13,21 @@ from tests.support.schema_requests import LONG, each, encoded
 
 
 @each(apis.CREATE_TOPICS)
-@pytest.mark.parametrize("config", [(), (("retention.ms", "-1"), (LONG, ""))])
-def test_create_topic(version: int, config: tuple[tuple[str, str], ...]) -> None:
+def test_create_topic(version: int) -> None:
     of = CreateTopicsRequest.CreatableTopic
-    topic = of(
-        name=LONG,
-        num_partitions=-1,
-        replication_factor=3,
-        assignments=[],
-        configs=[of.CreatableTopicConfig(name=name, value=value) for name, value in config],
-    )
-    fields = {"topics": [topic], "timeout_ms": 7, "validate_only": False}
-    assert encode_create_topic(version, LONG, -1, 3, 7, config) == encoded(
-        CreateTopicsRequest, version, **fields
-    )
+    configs: list[tuple[tuple[str, str], ...]] = [(), (("retention.ms", "-1"), (LONG, ""))]
+    for config in configs:
+        topic = of(
+            name=LONG,
+            num_partitions=-1,
+            replication_factor=3,
+            assignments=[],
+            configs=[of.CreatableTopicConfig(name=name, value=value) for name, value in config],
+        )
+        fields = {"topics": [topic], "timeout_ms": 7, "validate_only": False}
+        assert encode_create_topic(version, LONG, -1, 3, 7, config) == encoded(
+            CreateTopicsRequest, version, **fields
+        )
 
 
 @each(apis.DESCRIBE_CONFIGS)

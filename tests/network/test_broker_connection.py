@@ -36,47 +36,41 @@ ALLOWED = {
 }  # fmt: skip
 
 
-class DeafTransport:
-    """Takes every byte and sends nothing."""
+NODE = Node(3, "127.0.0.1", 9092)
 
-    wants_write = False
-    buffered = False
+
+class Silent:
+    """A stream that takes every byte; nothing comes back."""
+
+    wants_write = buffered = False
 
     def __init__(self, address: Any, settings: Any) -> None:
         self.address = address
+        self.sent = b""
 
-    def connected(self) -> None:
-        """At once."""
+    def connected(self) -> None: ...
+    def flush(self) -> None: ...
+    def close(self) -> None: ...
+    def abort(self) -> None: ...
 
     def handshake(self) -> bool:
-        """Nothing to do."""
         return True
 
-    def flush(self) -> None:
-        """Nothing to do."""
-
-    def send(self, buffers: Any) -> int:
-        """All of it."""
-        return sum(map(len, buffers))
+    def send(self, buffers: Sequence[Buffer]) -> int:
+        data = b"".join(map(bytes, buffers))
+        self.sent += data
+        return len(data)
 
     def receive_into(self, buffer: memoryview) -> int | None:
-        """Never anything."""
         return None
-
-    def close(self) -> None:
-        """Nothing to do."""
-
-    def abort(self) -> None:
-        """Nothing to do."""
 
 
 def link(
-    random: float = 0.5, lookup: Any = start_lookup, plaintext: Any = DeafTransport, **changes: Any
+    random: float = 0.5, lookup: Any = start_lookup, plaintext: Any = Silent, **changes: Any
 ) -> BrokerConnection:
     """To a numeric address, so that nothing is looked up."""
     options = dataclasses.replace(OPTIONS, **changes)
-    node = Node(3, "127.0.0.1", 9092)
-    return BrokerConnection(node, options, lambda: random, lambda: None, lookup=lookup, plaintext=plaintext)
+    return BrokerConnection(NODE, options, lambda: random, lambda: None, lookup=lookup, plaintext=plaintext)
 
 
 def connected(now_ms: float = 0.0, failures: int = 0, **changes: Any) -> BrokerConnection:
@@ -101,20 +95,17 @@ def made_ready(now_ms: float = 0.0, **changes: Any) -> BrokerConnection:
     return one
 
 
-@pytest.mark.parametrize(("before", "after"), list(itertools.product(ConnectionState, ConnectionState)))
-def test_moves_are_a_table_and_an_illegal_one_changes_nothing(
-    before: ConnectionState, after: ConnectionState
-) -> None:
+def test_moves_are_a_table_and_an_illegal_one_changes_nothing() -> None:
     one = link()
-    one.state = before
-    move_to = one._move_to
-    if (before.value, after.value) in ALLOWED:
-        move_to(after)
-        assert one.state is after
-    else:
-        with pytest.raises(ValueError, match=f"cannot go from {before.value} to {after.value}"):
-            move_to(after)
-        assert one.state is before
+    for before, after in itertools.product(ConnectionState, ConnectionState):
+        one.state = before
+        if (before.value, after.value) in ALLOWED:
+            one.move_to(after)
+            assert one.state is after
+        else:
+            with pytest.raises(ValueError, match=f"cannot go from {before.value} to {after.value}"):
+                one.move_to(after)
+            assert one.state is before
 
 
 def test_backoff_grows_to_its_maximum_and_starts_anew_after_success() -> None:
@@ -130,58 +121,54 @@ def test_backoff_grows_to_its_maximum_and_starts_anew_after_success() -> None:
     assert again.connect_after_ms == 50
 
 
-@pytest.mark.parametrize(("random", "wait"), [(0.0, 40), (0.5, 50), (1.0, 60)])
-def test_jitter_is_a_fifth(random: float, wait: float) -> None:
-    one = link(random=random)
-    one.close(0.0, OSError("no"))
-    assert one.connect_after_ms == pytest.approx(wait)
-
-
-def test_a_backoff_maximum_below_the_base_is_the_base() -> None:
-    one = link(reconnect_backoff_ms=500, reconnect_backoff_max_ms=100)
-    for _ in range(3):
+def test_backoff_has_a_jitter_of_a_fifth_and_is_at_least_its_base_and_finite() -> None:
+    for random, wait in ((0.0, 40), (0.5, 50), (1.0, 60)):
+        one = link(random=random)
+        assert one.may_connect(0.0)
         one.close(0.0, OSError("no"))
-        assert one.connect_after_ms == 500
-
-
-def test_many_failures_do_not_overflow() -> None:
-    one = link(reconnect_backoff_ms=2**62, reconnect_backoff_max_ms=2**63 - 1)
+        assert one.connect_after_ms == pytest.approx(wait)
+        assert not one.may_connect(wait - 0.1)
+        assert one.may_connect(wait + 0.1)
+    below, huge = (
+        link(reconnect_backoff_ms=base, reconnect_backoff_max_ms=most)
+        for base, most in ((500, 100), (2**62, 2**63 - 1))
+    )
     for _ in range(2000):
-        one.close(0.0, OSError("no"))
-    assert math.isfinite(one.connect_after_ms)
+        below.close(0.0, OSError("no"))
+        huge.close(0.0, OSError("no"))
+        assert below.connect_after_ms == 500
+    assert math.isfinite(huge.connect_after_ms)
 
 
-def test_nothing_connects_before_the_backoff_is_over() -> None:
-    one = link()
-    assert one.may_connect(0.0)
-    one.close(0.0, OSError("no"))
-    assert not one.may_connect(49.9)
-    assert one.may_connect(50.0)
-
-
-def test_closing_without_a_cause_is_no_failure() -> None:
+def test_closing_without_a_cause_is_no_failure_and_throttling_outlives_it() -> None:
     one = made_ready()
+    one.throttled_until_ms = 500.0
     one.close(7.0, None)
     assert one.state is ConnectionState.IDLE
     assert one.may_connect(7.0)
     assert one.last_error is None
+    assert one.throttled_until_ms == 500.0
+    assert one.next_deadline_ms() == math.inf
+    assert one.overdue(1e15) is None
 
 
 def test_a_hosts_further_addresses_are_tried_at_once() -> None:
     places = [(socket.AF_INET, ("10.0.0.1", 1)), (socket.AF_INET, ("10.0.0.2", 1))]
-    one = link(lookup=partial(start_lookup, resolve=lambda host, port, flags: list(places)))
-    tried = []
+    tried: list[Any] = []
+
+    def connect(address: Any, settings: Any) -> Silent:
+        tried.append(address)
+        return Silent(address, settings)
+
+    lookup = partial(start_lookup, resolve=lambda host, port, flags: list(places))
+    one = link(lookup=lookup, plaintext=connect)
     for now_ms in (0.0, 1.0):
         assert one.may_connect(now_ms)
         one.open(now_ms)
-        assert isinstance(one.transport, DeafTransport)
-        tried.append(one.transport.address)
         one.close(now_ms, OSError("refused"))
-    assert tried == places
     assert not one.may_connect(1.0), "all addresses failed: now the backoff runs"
     one.open(60.0)
-    assert isinstance(one.transport, DeafTransport)
-    assert one.transport.address == places[0], "and the name is looked up again"
+    assert tried == [*places, places[0]], "and the name is looked up again"
 
 
 def test_the_system_refusing_at_once_is_an_error_and_leaves_it_idle_after_close() -> None:
@@ -196,7 +183,7 @@ def test_the_system_refusing_at_once_is_an_error_and_leaves_it_idle_after_close(
     assert str(one.last_error) == "network unreachable"
 
 
-def test_the_setup_timeout_grows_with_failures() -> None:
+def test_the_setup_timeout_grows_with_failures_and_names_its_option() -> None:
     one = link()
     bounds = []
     for _ in range(4):
@@ -204,9 +191,6 @@ def test_the_setup_timeout_grows_with_failures() -> None:
         bounds.append(one.next_deadline_ms())
         one.close(0.0, OSError("no"))
     assert bounds == [10_000, 20_000, 30_000, 30_000]
-
-
-def test_a_setup_that_takes_too_long_names_its_option() -> None:
     one = connected()
     assert one.overdue(9_999.0) is None
     cause = one.overdue(10_000.0)
@@ -234,6 +218,9 @@ def test_idleness_counts_from_the_last_use_and_not_while_a_request_waits() -> No
     assert one.overdue(1_000.0) is None
     one.protocol.submit(metadata_request("t"), 1_000.0)
     assert not one.idle_too_long(10_000.0)
+    never = made_ready(connections_max_idle_ms=-1)
+    assert never.next_deadline_ms() == math.inf
+    assert not never.idle_too_long(1e15)
 
 
 def test_a_request_without_a_response_is_a_use_when_it_is_written() -> None:
@@ -246,58 +233,27 @@ def test_a_request_without_a_response_is_a_use_when_it_is_written() -> None:
     assert one.idle_too_long(1_900.0)
 
 
-def test_a_negative_idle_time_means_never() -> None:
-    one = made_ready(connections_max_idle_ms=-1)
-    assert one.next_deadline_ms() == math.inf
-    assert not one.idle_too_long(1e15)
-
-
-def test_an_idle_link_has_no_deadline() -> None:
-    assert link().next_deadline_ms() == math.inf
-    assert link().overdue(1e15) is None
-
-
-def test_throttling_outlives_a_reconnect() -> None:
-    one = made_ready()
-    one.throttled_until_ms = 500.0
-    one.close(0.0, OSError("lost"))
-    assert one.throttled_until_ms == 500.0
-
-
-@pytest.mark.parametrize(
-    ("node", "lookup", "expected"),
-    [
-        (-1, "resolve_canonical_bootstrap_servers_only", True),
-        (-1, "use_all_dns_ips", False),
-        (3, "resolve_canonical_bootstrap_servers_only", False),
-    ],
-)
-def test_only_bootstrap_addresses_are_looked_up_by_their_canonical_name(
-    node: int, lookup: str, expected: bool
-) -> None:
-    asked = []
+def test_only_bootstrap_addresses_are_looked_up_by_their_canonical_name() -> None:
+    asked: list[bool] = []
 
     def start(*arguments: Any) -> Lookup:
         asked.append(arguments[2])
         return Lookup()
 
-    options = dataclasses.replace(OPTIONS, client_dns_lookup=lookup)
-    at = Node(node, "a.example", 9092)
-    BrokerConnection(at, options, lambda: 0.5, lambda: None, lookup=start).open(0.0)
-    assert asked == [expected]
+    canonical = "resolve_canonical_bootstrap_servers_only"
+    for node, lookup in ((-1, canonical), (-1, "use_all_dns_ips"), (3, canonical)):
+        options = dataclasses.replace(OPTIONS, client_dns_lookup=lookup)
+        at = Node(node, "a.example", 9092)
+        BrokerConnection(at, options, lambda: 0.5, lambda: None, lookup=start).open(0.0)
+    assert asked == [True, False, False]
 
 
 @pytest.mark.parametrize(("given", "named"), [("", b"kafka-chunked"), ("me", b"me")])
 def test_requests_name_the_client(given: str, named: bytes) -> None:
-    one = link(client_id=given)
-    one.open(0.0)
-    sent: list[bytes] = []
-    assert one.transport is not None
-    one.transport.send = lambda buffers: sent.extend(map(bytes, buffers)) or sum(map(len, buffers))  # type: ignore[method-assign]
-    one.writable(0.0)
-    one.flush()
+    one = connected(client_id=given)
+    assert isinstance(one.transport, Silent)
     # Behind length, API, version and correlation id: a text with its length.
-    assert b"".join(sent)[12:].startswith(len(named).to_bytes(2, "big") + named)
+    assert one.transport.sent[12:].startswith(len(named).to_bytes(2, "big") + named)
 
 
 # -- preparing a connection, and logging in again before a session ends --------------------------------
@@ -307,27 +263,18 @@ SASL = SecuritySettings("SASL_PLAINTEXT", None, SaslSettings("PLAIN", "user", Se
 SESSION_MS = 60_000
 
 
-class Talking:
+class Talking(Silent):
     """A stream to a Broker: what is sent is answered at once."""
 
-    wants_write = buffered = False
-
     def __init__(self, broker: Broker, address: Any, settings: Any) -> None:
+        super().__init__(address, settings)
         self.broker = broker
         self.reply = b""
 
-    def connected(self) -> None: ...
-    def flush(self) -> None: ...
-    def close(self) -> None: ...
-    def abort(self) -> None: ...
-
-    def handshake(self) -> bool:
-        return True
-
     def send(self, buffers: Sequence[Buffer]) -> int:
-        data = b"".join(map(bytes, buffers))
-        self.reply += self.broker.answer(data)
-        return len(data)
+        count = super().send(buffers)
+        self.reply += self.broker.answer(self.sent[-count:] if count else b"")
+        return count
 
     def receive_into(self, buffer: memoryview) -> int | None:
         part, self.reply = self.reply[: len(buffer)], self.reply[len(buffer) :]
@@ -355,9 +302,8 @@ class Stub(Security):
 
 
 def connection(security: Stub) -> BrokerConnection:
-    node = Node(3, "127.0.0.1", 9092)
     plaintext: Any = partial(Talking, security.broker)
-    return BrokerConnection(node, OPTIONS, lambda: 0.5, lambda: None, security, plaintext=plaintext)
+    return BrokerConnection(NODE, OPTIONS, lambda: 0.5, lambda: None, security, plaintext=plaintext)
 
 
 def state_of(one: BrokerConnection) -> ConnectionState:
@@ -377,14 +323,19 @@ def talk(one: BrokerConnection, now_ms: float) -> int:
     return responses
 
 
-def ready(security: Stub, now_ms: float = 0.0) -> BrokerConnection:
-    one = connection(security)
+def log_in(one: BrokerConnection, security: Stub, now_ms: float) -> None:
+    """Opens the connection, whose preparation succeeds, and runs until the login is over."""
     one.open(now_ms)
     assert state_of(one) is ConnectionState.PREPARING
     security.end()
     one.prepared()
     one.writable(now_ms)
     talk(one, now_ms)
+
+
+def ready(security: Stub) -> BrokerConnection:
+    one = connection(security)
+    log_in(one, security, 0.0)
     assert state_of(one) is ConnectionState.READY
     return one
 
@@ -398,35 +349,22 @@ def test_nothing_is_connected_before_the_login_is_prepared() -> None:
     assert one.transport is None
     cause = one.overdue(OPTIONS.socket_connection_setup_timeout_ms * 1.3)
     assert "fetching its login or reading TLS files did not end" in str(cause)
-
-
-def test_what_cannot_be_prepared_is_why_there_is_no_connection() -> None:
-    security = Stub()
-    one = connection(security)
-    one.open(0.0)
     security.end(AuthenticationError("no ticket (on host h)"))
     with pytest.raises(AuthenticationError, match="no ticket"):
         one.prepared()
 
 
-def test_a_preparation_that_nobody_waited_for_is_not_used_later() -> None:
-    security = Stub()
-    one = connection(security)
-    one.open(0.0)
-    one.close(20_000.0, TimeoutError("too long"))
-    security.end()
-    one.open(900_000.0)
-    assert len(security.begun) == 2
-    assert state_of(one) is ConnectionState.PREPARING
-
-
-def test_one_that_hangs_is_waited_for_and_not_doubled() -> None:
+def test_a_preparation_that_hangs_is_waited_for_and_not_used_later() -> None:
     security = Stub()
     one = connection(security)
     for number in range(3):
         one.open(number * 20_000.0)
         one.close(number * 20_000.0 + 10_000, TimeoutError("too long"))
     assert len(security.begun) == 1
+    security.end()
+    one.open(900_000.0)
+    assert len(security.begun) == 2
+    assert state_of(one) is ConnectionState.PREPARING
 
 
 def test_a_login_is_renewed_in_time_and_requests_go_on() -> None:
@@ -472,14 +410,8 @@ def test_a_session_of_a_moment_is_a_failure_and_the_next_login_waits() -> None:
     waits = []
     now = 0.0
     for _ in range(5):
-        one.open(now)
-        security.end()
-        one.prepared()
-        one.writable(now)
-        with pytest.raises(
-            ConnectionError, match=r"sessions of 1 ms.*connections\.max\.reauth\.ms"
-        ) as caught:
-            talk(one, now)
+        with pytest.raises(ConnectionError, match=r"of 1 ms.*connections\.max\.reauth\.ms") as caught:
+            log_in(one, security, now)
         one.close(now, caught.value)
         waits.append(one.connect_after_ms - now)
         now = one.connect_after_ms
@@ -513,10 +445,6 @@ def test_a_connection_made_anew_logs_in_from_the_beginning() -> None:
     one = ready(security)
     one.close(1000.0, ConnectionResetError("cut"))
     assert not one.login_is_due(SESSION_MS * 2.0)
-    one.open(2000.0)
-    security.end()
-    one.prepared()
-    one.writable(2000.0)
-    talk(one, 2000.0)
+    log_in(one, security, 2000.0)
     assert state_of(one) is ConnectionState.READY
     assert security.broker.asked == [18, 17, 36] * 2

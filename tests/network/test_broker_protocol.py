@@ -109,11 +109,6 @@ def three_requests(peer: Peer, reply: Reply = OK) -> list[bytes]:
     return [peer.answer(frame, reply) for frame in peer.sent()]
 
 
-def three_requests_answered(peer: Peer, reply: Reply) -> list[CompletedRequest]:
-    peer.connection.receive(b"".join(three_requests(peer, reply)))
-    return peer.responses()
-
-
 def check_three(peer: Peer, responses: list[CompletedRequest]) -> None:
     """In order, decoded."""
     assert [peer.names[a.request] for a in responses] == [1, 2, 3]
@@ -130,22 +125,29 @@ def check_three(peer: Peer, responses: list[CompletedRequest]) -> None:
 
 
 def test_versions_are_asked_for_first_and_kept() -> None:
+    peer = Peer()
+    with pytest.raises(ValueError, match="not ready"):
+        peer.connection.submit(metadata_request("t"), 0.0)
+    assert not peer.connection.send_buffer.next_buffers()
+    assert not peer.connection.in_flight
+    peer.connection.start(0.0)
+    assert peer.connection.take_in_flight() == [], "negotiation is not reported as lost"
     peer = Peer().ready()
     assert peer.connection.api_versions == VERSIONS
     assert not peer.connection.in_flight
 
 
-@pytest.mark.parametrize(
-    "behind",
-    [
-        pytest.param(None, id="version 0's form"),
-        pytest.param(b"", id="nothing"),
-        pytest.param(b"\0\0\0\0", id="no versions"),
-        pytest.param(b"\1\0\0\0\0\0", id="version 3's form"),
-        pytest.param(b"\2\0\x12\0\0\0\2\0\0\0\0\0\0", id="version 3's form with its own range"),
-        pytest.param(b"\xff" * 9, id="nonsense"),
-    ],
-)
+VERSION_0 = {
+    "version 0's form": None,
+    "nothing": b"",
+    "no versions": b"\0\0\0\0",
+    "version 3's form": b"\1\0\0\0\0\0",
+    "version 3's form with its own range": b"\2\0\x12\0\0\0\2\0\0\0\0\0\0",
+    "nonsense": b"\xff" * 9,
+}
+
+
+@pytest.mark.parametrize("behind", VERSION_0.values(), ids=VERSION_0)
 def test_the_error_code_is_enough_to_ask_again_in_version_0(behind: bytes | None) -> None:
     """Catches: a broker that others wrote, which has not version 0's form for what it does not know."""
     peer = Peer({API_VERSIONS: (0, 0)})
@@ -153,10 +155,9 @@ def test_the_error_code_is_enough_to_ask_again_in_version_0(behind: bytes | None
     (first,) = peer.sent()
     assert first[2:4] == (4).to_bytes(2, "big")
     if behind is None:
-        answer = peer.answer(first)
+        peer.connection.receive(peer.answer(first))
     else:
-        answer = (6 + len(behind)).to_bytes(4, "big") + first[4:8] + b"\0\x23" + behind
-    peer.connection.receive(answer)
+        peer.connection.receive((6 + len(behind)).to_bytes(4, "big") + first[4:8] + b"\0\x23" + behind)
     assert peer.responses() == []
     (second,) = peer.sent()
     assert second[2:4] == (0).to_bytes(2, "big")
@@ -165,15 +166,15 @@ def test_the_error_code_is_enough_to_ask_again_in_version_0(behind: bytes | None
     assert peer.connection.phase is Phase.READY
 
 
-@pytest.mark.parametrize("code", [35, 41, -1])
-def test_versions_with_an_error_in_version_0_end_the_connection(code: int) -> None:
-    peer = Peer({API_VERSIONS: (0, 0)})
-    peer.connection.start(0.0)
-    peer.connection.receive(peer.answer(peer.sent()[0]))
-    assert peer.responses() == []
-    peer.connection.receive(peer.answer(peer.sent()[0], Reply(error=code)))
-    with pytest.raises(ProtocolError, match=rf"b1:9092 .*\(error {code}\)"):
-        peer.responses()
+def test_versions_with_an_error_in_version_0_end_the_connection() -> None:
+    for code in (35, 41, -1):
+        peer = Peer({API_VERSIONS: (0, 0)})
+        peer.connection.start(0.0)
+        peer.connection.receive(peer.answer(peer.sent()[0]))
+        assert peer.responses() == []
+        peer.connection.receive(peer.answer(peer.sent()[0], Reply(error=code)))
+        with pytest.raises(ProtocolError, match=rf"b1:9092 .*\(error {code}\)"):
+            peer.responses()
 
 
 def test_a_broker_without_produce_is_named_as_a_controller() -> None:
@@ -183,14 +184,6 @@ def test_a_broker_without_produce_is_named_as_a_controller() -> None:
     peer.connection.receive(peer.answer(peer.sent()[0]))
     with pytest.raises(BrokerVersionError, match=r"b1:9092 .*controller"):
         peer.responses()
-
-
-def test_requests_before_the_versions_are_known_change_nothing() -> None:
-    connection = Peer().connection
-    with pytest.raises(ValueError, match="not ready"):
-        connection.submit(metadata_request("t"), 0.0)
-    assert not connection.send_buffer.next_buffers()
-    assert not connection.in_flight
 
 
 # -- responses in pieces ----------------------------------------------------------------------------
@@ -216,84 +209,74 @@ def test_responses_in_any_pieces(cuts: list[int]) -> None:
 # -- wrong responses --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("delta", [1, -1, 2**30])
-def test_a_wrong_correlation_id_raises_before_the_rest_arrives(delta: int) -> None:
-    peer = Peer().ready()
+def refused_at(peer: Peer, count: int, reply: Reply, problem: str) -> None:
+    """The first bytes of the response to a Metadata request are enough for an error."""
     peer.connection.submit(metadata_request("t"), 0.0)
-    frame = peer.answer(peer.sent()[0], wrong_correlation_id(delta))
-    peer.connection.receive(frame[:8])
-    with pytest.raises(ProtocolError, match=r"b1:9092 .* sent correlation id .* but 1 was expected"):
+    peer.connection.receive(peer.answer(peer.sent()[0], reply)[:count])
+    with pytest.raises(ProtocolError, match=problem):
         peer.responses()
+
+
+def test_a_wrong_correlation_id_raises_before_the_rest_arrives() -> None:
+    for delta in (1, -1, 2**30):
+        problem = r"b1:9092 .* sent correlation id .* but 1 was expected"
+        refused_at(Peer().ready(), 8, wrong_correlation_id(delta), problem)
 
 
 TOO_LONG = APIS[METADATA].largest_response(1_000, 0, 0)
 
 
-@pytest.mark.parametrize("length", [-1, -(2**31), 0, 3, 2**31 - 1, TOO_LONG])
-def test_an_insane_length_is_told_at_once(length: int) -> None:
-    peer = Peer().ready()
-    peer.connection.submit(metadata_request("t"), 0.0)
-    peer.connection.receive(peer.answer(peer.sent()[0], claimed_length(length))[:4])
-    with pytest.raises(ProtocolError, match=rf"a response of {length} bytes"):
-        peer.responses()
+def test_an_insane_length_is_told_at_once() -> None:
+    for length in (-1, -(2**31), 0, 3, 2**31 - 1, TOO_LONG):
+        refused_at(Peer().ready(), 4, claimed_length(length), rf"a response of {length} bytes")
 
 
-@pytest.mark.parametrize(
-    "begin",
-    [APIS[API_VERSIONS].largest_response(1_000, 0, 0).to_bytes(4, "big"), bytes.fromhex("15030300020246")],
-    ids=["more than ApiVersions has", "a TLS alert"],
-)
-def test_what_cannot_be_the_first_response_is_told_of_tls(begin: bytes) -> None:
-    peer = Peer()
-    peer.connection.start(0.0)
-    peer.sent()
-    peer.connection.receive(begin)
-    with pytest.raises(ProtocolError, match="expects TLS"):
-        peer.responses()
+def test_what_cannot_be_the_first_response_is_told_of_tls() -> None:
+    """More than ApiVersions has, and a TLS alert."""
+    too_long = APIS[API_VERSIONS].largest_response(1_000, 0, 0).to_bytes(4, "big")
+    for begin in (too_long, bytes.fromhex("15030300020246")):
+        peer = Peer()
+        peer.connection.start(0.0)
+        peer.sent()
+        peer.connection.receive(begin)
+        with pytest.raises(ProtocolError, match="expects TLS"):
+            peer.responses()
 
 
-@pytest.mark.parametrize("junk", [b"\0", b"abc", b"HTTP/1.1 400 Bad Request\r\n"])
-def test_bytes_that_nobody_asked_for(junk: bytes) -> None:
-    peer = Peer().ready()
-    peer.connection.receive(junk)
-    with pytest.raises(ProtocolError, match="bytes without a request"):
-        peer.responses()
-
-
-def test_a_response_before_its_request_was_written() -> None:
-    peer = Peer().ready()
-    peer.connection.submit(metadata_request("t"), 0.0)
-    (frame,) = peer.sent()
-    peer.connection.receive(peer.answer(frame))
-    peer.responses()
-    peer.connection.submit(metadata_request("t"), 0.0)
-    peer.connection.send_buffer.advance(10)
-    peer.connection.receive(bytes(8))
-    with pytest.raises(ProtocolError, match="bytes without a request"):
-        peer.responses()
+def test_bytes_that_nobody_asked_for() -> None:
+    begun = Peer().ready()
+    begun.connection.submit(metadata_request("t"), 0.0)
+    begun.connection.receive(begun.answer(begun.sent()[0]))
+    begun.responses()
+    # A request of which a part is written asks for nothing yet.
+    begun.connection.submit(metadata_request("t"), 0.0)
+    begun.connection.send_buffer.advance(10)
+    for peer, junk in ((begun, bytes(8)), *((Peer().ready(), junk) for junk in (b"\0", b"HTTP/1.1 400\r\n"))):
+        peer.connection.receive(junk)
+        with pytest.raises(ProtocolError, match="bytes without a request"):
+            peer.responses()
 
 
 def test_a_response_with_trailing_bytes_is_used_with_one_warning_an_api(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Catches: a task that dies because a broker that others wrote appends bytes which do no harm."""
-    peer = Peer().ready()
-    check_three(peer, three_requests_answered(peer, trailing(b"xyz")))
-    assert len(three_requests_answered(peer, trailing(b"xyz"))) == 3
+    peer = Peer()
+    peer.connection.start(0.0)
+    peer.connection.receive(peer.answer(peer.sent()[0], trailing(b"xyz")))
+    assert peer.responses() == []
+    assert peer.connection.phase is Phase.READY
+    for round in range(2):
+        peer.connection.receive(b"".join(three_requests(peer, trailing(b"xyz"))))
+        found = peer.responses()
+        assert len(found) == 3
+        if not round:
+            check_three(peer, found)
     texts = [record.message for record in caplog.records]
-    apis = ["Metadata v12", "Produce v12", "InitProducerId v4"]
+    apis = ["ApiVersions v4", "Metadata v12", "Produce v12", "InitProducerId v4"]
     assert [text.partition(";")[0] for text in texts] == [
         f"b1:9092 (id 1): a response to {api} has 3 bytes too many" for api in apis
     ]
-
-
-def test_trailing_bytes_of_api_versions_are_skipped(caplog: pytest.LogCaptureFixture) -> None:
-    peer = Peer()
-    peer.connection.start(0.0)
-    peer.connection.receive(peer.answer(peer.sent()[0], trailing(b"\0")))
-    assert peer.responses() == []
-    assert peer.connection.phase is Phase.READY
-    assert "ApiVersions v4 has 1 bytes too many" in caplog.text
 
 
 def test_good_responses_before_a_bad_one_count_and_the_bad_one_stays_in_flight() -> None:
@@ -317,28 +300,24 @@ def test_good_responses_before_a_bad_one_count_and_the_bad_one_stays_in_flight()
 # -- requests without a response -------------------------------------------------------------------
 
 
-def test_requests_without_a_response_are_done_when_written() -> None:
+def test_requests_without_a_response_are_done_when_written_and_do_not_disturb_the_order() -> None:
     peer = Peer().ready()
-    peer.submit(produce_request(batch(1), acks=0), 0.0, 1)
+    peer.submit(produce_request(batch(1), acks=0), 3.0, 1)
+    peer.submit(metadata_request("t"), 4.0, 2)
+    assert [peer.names[one] for one in peer.connection.in_flight] == [1, 2]
     assert peer.connection.take_written() == []
     peer.connection.send_buffer.advance(20)
     assert peer.connection.take_written() == []
-    peer.sent()
-    assert [peer.names[entry] for entry in peer.connection.take_written()] == [1]
-    assert not peer.connection.in_flight
-
-
-def test_requests_without_a_response_do_not_disturb_the_order_of_others() -> None:
     peer = Peer().ready()
-    peer.submit(metadata_request("t"), 0.0, 1)
-    peer.submit(produce_request(batch(1), acks=0), 0.0, 2)
-    peer.submit(metadata_request("t"), 0.0, 3)
+    for number in range(4):
+        without = produce_request(batch(1), acks=0) if number % 2 else None
+        peer.submit(without or metadata_request("t"), 0.0, number)
     frames = peer.sent()
-    peer.connection.receive(peer.answer(frames[0]))
-    assert [peer.names[a.request] for a in peer.responses()] == [1]
-    peer.connection.receive(peer.answer(frames[2]))
-    assert [peer.names[a.request] for a in peer.responses()] == [3]
-    assert [peer.names[entry] for entry in peer.connection.take_written()] == [2]
+    for number in (0, 2):
+        peer.connection.receive(peer.answer(frames[number]))
+        assert [peer.names[a.request] for a in peer.responses()] == [number]
+    assert [peer.names[entry] for entry in peer.connection.take_written()] == [1, 3]
+    assert not peer.connection.in_flight
 
 
 # -- the end --------------------------------------------------------------------------------------
@@ -360,35 +339,16 @@ def test_requests_lost_with_a_connection_tell_whether_bytes_of_them_were_written
     assert peer.connection.take_in_flight() == []
 
 
-def test_negotiation_is_not_reported_as_lost() -> None:
-    peer = Peer()
-    peer.connection.start(0.0)
-    assert peer.connection.take_in_flight() == []
-
-
-def test_requests_of_both_kinds_are_in_flight_in_the_order_of_submission() -> None:
-    peer = Peer().ready()
-    peer.submit(produce_request(batch(1), acks=0), 3.0, 1)
-    peer.submit(metadata_request("t"), 4.0, 2)
-    assert [peer.names[one] for one in peer.connection.in_flight] == [1, 2]
-
-
 # -- throttling (KIP-219) ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("version", "expected"), [(5, 0), (6, 700), (12, 700)])
-def test_throttling_is_the_clients_from_version_6_on(version: int, expected: int) -> None:
-    peer = Peer().ready()
-    peer.connection.submit(produce_request(batch(1), version=version), 0.0)
-    peer.connection.receive(peer.answer(peer.sent()[0], Reply(throttle_ms=700)))
-    assert [a.throttle_ms for a in peer.responses()] == [expected]
-
-
-def test_a_negative_throttle_time_is_none() -> None:
-    peer = Peer().ready()
-    peer.connection.submit(produce_request(batch(1)), 0.0)
-    peer.connection.receive(peer.answer(peer.sent()[0], Reply(throttle_ms=-5)))
-    assert [a.throttle_ms for a in peer.responses()] == [0]
+def test_throttling_is_the_clients_from_version_6_on() -> None:
+    """And never negative."""
+    for version, ms, expected in ((5, 700, 0), (6, 700, 700), (12, 700, 700), (12, -5, 0)):
+        peer = Peer().ready()
+        peer.connection.submit(produce_request(batch(1), version=version), 0.0)
+        peer.connection.receive(peer.answer(peer.sent()[0], Reply(throttle_ms=ms)))
+        assert [a.throttle_ms for a in peer.responses()] == [expected]
 
 
 # -- scatter-gather: what comes out of the buffers is what went in, wherever the socket stops ----------

@@ -7,17 +7,14 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from kafka.protocol.metadata import ApiVersionsResponse
 
 from kafka_sink.errors import ProtocolError
 from kafka_sink.model import TopicPartition
 from kafka_sink.network import admin_requests, apis, requests
 from kafka_sink.network import transaction_requests as transactions
-from kafka_sink.network.broker_protocol import BrokerProtocol
 from kafka_sink.network.produce import produce_body
 from kafka_sink.records.encoder import MAX_RECORDS_PER_BATCH
-from tests.support.fake_state import framed
-from tests.support.network_harness import request
+from tests.support.network_harness import request, response_to
 from tests.support.schema_responses import uvarint
 
 # As long as topics' names, host names, a committed offset's metadata and Kafka's texts may be.
@@ -44,19 +41,8 @@ def rows(elements: Iterable[bytes], *, compact: bool = True) -> bytes:
 
 def response(api: int, version: int, body: list[Any], answer: bytes, asked: int = 0, records: int = 0) -> Any:
     """What comes of a response that follows its header, by a connection that has sent the request."""
-    protocol = BrokerProtocol("client", "broker", 1000.0)
-    ours = [ApiVersionsResponse.ApiVersion(api_key=key, min_version=0, max_version=20) for key in range(90)]
-    protocol.start(0.0)
-    protocol.send_buffer.advance(protocol.send_buffer.queued_bytes)
-    protocol.receive(framed(ApiVersionsResponse(version=4, error_code=0, api_keys=ours), 0))
-    assert protocol.next_response(0.0) is None
-    protocol.submit(request(api, version, body, asked=asked, records=records), 0.0)
-    protocol.send_buffer.advance(protocol.send_buffer.queued_bytes - protocol.send_buffer.written_bytes)
-    header = struct.pack(">i", 1) + (b"\0" if version >= apis.APIS[api].first_flexible else b"")
-    protocol.receive(struct.pack(">i", len(header) + len(answer)) + header + answer)
-    completed = protocol.next_response(0.0)
-    assert completed is not None
-    return completed.response
+    tags = b"\0" if version >= apis.APIS[api].first_flexible else b""
+    return response_to(request(api, version, body, asked=asked, records=records), tags + answer)
 
 
 # -- Produce --------------------------------------------------------------------------------------
@@ -85,11 +71,12 @@ def produce_response(version: int, partitions: list[bytes]) -> bytes:
     return rows([topic], compact=compact) + bytes(4) + tags
 
 
-@pytest.mark.parametrize("version", [8, 9, 13])
+@pytest.mark.parametrize("version", [8, 13])
 def test_each_record_of_a_request_may_be_refused_with_a_text_of_its_own(version: int) -> None:
     """Catches: 6,319 refused records with their texts were "not a Kafka broker"."""
     compact, count = version >= 9, MAX_RECORDS_PER_BATCH
-    behind = text(RECORD_TEXT, compact=compact) + (b"\0" if compact else b"")
+    # With a tagged field of a newer broker.
+    behind = text(RECORD_TEXT, compact=compact) + (b"\1\x46\0" if compact else b"")
     errors = [struct.pack(">i", place) + behind for place in range(count)]
     answer = produce_response(version, [refused_partition(version, 0, errors, PARTITION_TEXT)])
     found = response(apis.PRODUCE, version, produce_request(version, 1), answer, 2, count)
@@ -98,36 +85,24 @@ def test_each_record_of_a_request_may_be_refused_with_a_text_of_its_own(version:
     assert partition.record_errors.reason.startswith("Compacted topic")
 
 
-@pytest.mark.parametrize("version", [8, 9, 13])
-@pytest.mark.parametrize("partitions", [1, 2])
-def test_no_more_records_are_refused_than_were_sent(version: int, partitions: int) -> None:
+@pytest.mark.parametrize("version", [8, 13])
+def test_no_more_records_are_refused_than_were_sent(version: int) -> None:
     """Catches: reading 11 million refusals of 131,072 rows took 5 s, in which nothing was sent."""
     end = b"\0\0" if version >= 9 else b"\xff\xff"
-    errors = [struct.pack(">i", place) + end for place in range((MANY + 4_000) // partitions)]
-    answer = produce_response(
-        version, [refused_partition(version, number, errors, "") for number in range(partitions)]
-    )
-    with pytest.raises(ProtocolError, match="record errors; at most"):
-        response(apis.PRODUCE, version, produce_request(version, partitions), answer, 3, MANY)
+    for partitions in (1, 2):
+        errors = [struct.pack(">i", place) + end for place in range((MANY + 4_000) // partitions)]
+        answer = produce_response(
+            version, [refused_partition(version, number, errors, "") for number in range(partitions)]
+        )
+        with pytest.raises(ProtocolError, match="record errors; at most"):
+            response(apis.PRODUCE, version, produce_request(version, partitions), answer, 3, MANY)
 
 
-@pytest.mark.parametrize("version", [8, 9, 13])
-def test_ten_thousand_partitions_may_each_be_refused_with_a_text_and_a_leader(version: int) -> None:
-    found = [refused_partition(version, number, [], PARTITION_TEXT) for number in range(MANY)]
-    answer = produce_response(version, found)
-    body = produce_request(version, MANY)
-    partitions = response(apis.PRODUCE, version, body, answer, MANY + 1, MANY).partitions
+def test_ten_thousand_partitions_may_each_be_refused_with_a_text_and_a_leader() -> None:
+    found = [refused_partition(13, number, [], PARTITION_TEXT) for number in range(MANY)]
+    answer = produce_response(13, found)
+    partitions = response(apis.PRODUCE, 13, produce_request(13, MANY), answer, MANY + 1, MANY).partitions
     assert [one.partition for one in partitions] == list(range(MANY))
-
-
-def test_every_element_may_have_a_tagged_field_of_a_newer_broker() -> None:
-    tag = b"\1\x46\0"
-    errors = [struct.pack(">i", place) + b"\0" + tag for place in range(MAX_RECORDS_PER_BATCH)]
-    found = struct.pack(">ihqqq", 0, 87, -1, -1, -1) + rows(errors) + b"\0" + tag
-    answer = rows([bytes(range(16)) + rows([found]) + tag]) + bytes(4) + tag
-    body = produce_request(13, 1)
-    (partition,) = response(apis.PRODUCE, 13, body, answer, 2, MAX_RECORDS_PER_BATCH).partitions
-    assert len(partition.record_errors.places) == MAX_RECORDS_PER_BATCH
 
 
 # -- Metadata ---------------------------------------------------------------------------------------
@@ -166,24 +141,16 @@ def test_coordinators_of_ten_thousand_keys_on_hosts_with_long_names() -> None:
 
 @pytest.mark.parametrize("api", [apis.ADD_PARTITIONS_TO_TXN, apis.TXN_OFFSET_COMMIT])
 def test_a_transaction_of_many_topics_with_long_names(api: int) -> None:
-    names = [f"{number:08d}{TOPIC[8:]}" for number in range(MANY)]
-    partitions = [TopicPartition(name, 0) for name in names]
+    partitions = [TopicPartition(f"{number:08d}{TOPIC[8:]}", 0) for number in range(MANY)]
     if api == apis.ADD_PARTITIONS_TO_TXN:
         body = transactions.encode_add_partitions(3, "id", 1, 0, partitions)
     else:
         offsets = dict.fromkeys(partitions, (0, ""))
         body = transactions.encode_txn_offset_commit(3, "id", 1, 0, "group", offsets)
-    answer = bytes(4) + rows(text(name) + rows([bytes(7)]) + b"\0" for name in names) + b"\0"
+    # Each partition with a tagged field of a newer broker.
+    errors = rows([bytes(6) + b"\1\x46\0"]) + b"\0"
+    answer = bytes(4) + rows(text(one.topic) + errors for one in partitions) + b"\0"
     assert response(api, 3, [body], answer, 2 * MANY).errors == dict.fromkeys(partitions, 0)
-
-
-def test_an_added_partition_may_have_a_tagged_field() -> None:
-    partitions = [TopicPartition("t", number) for number in range(10 * MANY)]
-    body = transactions.encode_add_partitions(3, "id", 1, 0, partitions)
-    added = rows(struct.pack(">ih", one.partition, 0) + b"\1\x46\0" for one in partitions)
-    answer = bytes(4) + rows([text("t") + added + b"\0"]) + b"\0"
-    found = response(apis.ADD_PARTITIONS_TO_TXN, 3, [body], answer, 2 * len(partitions))
-    assert len(found.errors) == len(partitions)
 
 
 def test_ten_thousand_offsets_with_all_the_metadata_that_each_may_have() -> None:

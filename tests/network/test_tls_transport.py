@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import functools
+import re
 import select
 import socket
 import ssl
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.serialization import Encoding
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -24,12 +26,20 @@ from tests.support.network_harness import OPTIONS
 from tests.support.security.certificates import Authority, Identity
 
 HOST = "broker.test"
+OTHER_TRUST = Store(
+    "kafka.ssl.truststore.certificates", "PEM", text=Secret(Authority("Somebody else").pem.decode())
+)
 VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
 
 
 @pytest.fixture(scope="module")
 def authority() -> Authority:
     return Authority()
+
+
+@pytest.fixture(scope="module")
+def identity(authority: Authority) -> Identity:
+    return authority.issue("s", HOST)
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +65,7 @@ class Server:
         clients: Authority | None = None,
         ciphers: str = "",
     ) -> None:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.context = context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version, context.maximum_version = VERSIONS[versions[0]], VERSIONS[versions[-1]]
         context.load_cert_chain(identity.pem_file(folder / "server.pem"))
         if clients is not None:
@@ -63,7 +73,6 @@ class Server:
             context.load_verify_locations(cadata=clients.pem.decode())
         if ciphers:
             context.set_ciphers(ciphers)
-        self.context = context
         self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self.tls = context.wrap_bio(self.incoming, self.outgoing, server_side=True)
         self.established = False
@@ -91,17 +100,19 @@ def stream(given: TlsSettings, host: str = HOST) -> TlsStream:
     return TlsStream(make_context(given), host, f"{host}:9093")
 
 
-def shake(client: TlsStream, server: Server, *, piece: int = 1 << 20, most: int = 1 << 30) -> None:
-    """Runs both sides until neither has bytes to send; the server's come in pieces of ``most`` bytes."""
+def shake(client: TlsStream, server: Server, *, piece: int = 1 << 20, most: int = 1 << 30) -> int:
+    """Runs both sides until neither has bytes to send; the server's come in pieces of ``most`` bytes
+    together. Returns how many it had."""
     given = 0
     client.handshake()
     while data := client.outgoing.read():
         reply = server.step(data)
         for at in range(0, len(reply), piece):
-            part = reply[at : at + piece][: max(0, most - given)]
+            part = reply[at : at + piece]
+            client.incoming.write(memoryview(part[: max(0, most - given)]))
             given += len(part)
-            client.incoming.write(memoryview(part))
             client.handshake()
+    return given
 
 
 def received(client: TlsStream) -> bytes:
@@ -113,44 +124,35 @@ def received(client: TlsStream) -> bytes:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("piece", [1, 5, 1000, 1 << 20])
 def test_a_handshake_and_data_however_they_are_split(
-    authority: Authority, folder: Path, version: str, piece: int
+    authority: Authority, identity: Identity, folder: Path, version: str
 ) -> None:
-    server = Server(authority.issue("s", HOST), folder, versions=(version,))
-    client = stream(settings(authority))
-    shake(client, server, piece=piece)
-    assert client.established
-    assert server.established
-    client.write(b"question" * 5000)
-    server.step(client.outgoing.read())
-    assert (
-        server.tls.read(1 << 16) + server.tls.read(1 << 16) + server.tls.read(1 << 16) == b"question" * 5000
-    )
-    server.tls.write(b"response" * 3000)
-    data, reply = b"", server.step(b"")
-    for at in range(0, len(reply), piece):
-        client.incoming.write(memoryview(reply[at : at + piece]))
-        data += received(client)
-    assert data == b"response" * 3000
-    assert not client.unread
+    for piece in (1, 5, 1000, 1 << 20):
+        server = Server(identity, folder, versions=(version,))
+        client = stream(settings(authority))
+        shake(client, server, piece=piece)
+        assert client.established
+        assert server.established
+        client.write(b"question" * 5000)
+        server.step(client.outgoing.read())
+        assert b"".join(server.tls.read(1 << 16) for _ in range(3)) == b"question" * 5000
+        server.tls.write(b"response" * 3000)
+        data, reply = b"", server.step(b"")
+        for at in range(0, len(reply), piece):
+            client.incoming.write(memoryview(reply[at : at + piece]))
+            data += received(client)
+        assert data == b"response" * 3000
+        assert not client.unread
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_cut_at_every_byte_a_handshake_is_a_lost_connection_that_may_be_tried_again(
-    authority: Authority, folder: Path, version: str
+    authority: Authority, identity: Identity, folder: Path, version: str
 ) -> None:
-    identity = authority.issue("s", HOST)
     given = settings(authority)
-    whole, counted = Server(identity, folder, versions=(version,)), 0
-    client = stream(given)
-    client.handshake()
-    while data := client.outgoing.read():
-        reply = whole.step(data)
-        counted += len(reply)
-        client.incoming.write(memoryview(reply))
-        client.handshake()
-    for cut in range(0, counted, 7):
+    total = shake(stream(given), Server(identity, folder, versions=(version,)))
+    # Each seventh byte: a handshake costs milliseconds.
+    for cut in range(0, total, 7):
         client = stream(given)
         shake(client, Server(identity, folder, versions=(version,)), most=cut)
         if client.established:
@@ -160,8 +162,10 @@ def test_cut_at_every_byte_a_handshake_is_a_lost_connection_that_may_be_tried_ag
             client.handshake()
 
 
-def test_bytes_damaged_on_the_way_are_no_reason_to_give_up(authority: Authority, folder: Path) -> None:
-    server = Server(authority.issue("s", HOST), folder)
+def test_bytes_damaged_on_the_way_are_no_reason_to_give_up(
+    authority: Authority, identity: Identity, folder: Path
+) -> None:
+    server = Server(identity, folder)
     client = stream(settings(authority))
     shake(client, server)
     received(client)
@@ -179,90 +183,77 @@ def refusal(client: TlsStream, server: Server) -> str:
     return str(caught.value)
 
 
+# Certificate for which hosts and days, by whom; whom the client trusts, connecting where; what it says.
+REFUSALS: list[tuple[tuple[str, ...], dict[str, int], dict[str, Any], str, str]] = [
+    (("other.test", "10.0.0.1"), {}, {}, HOST, r"is not for broker\.test.*advertised\.listeners"),
+    ((HOST,), {}, {}, "10.0.0.2", r"is not for 10\.0\.0\.2"),
+    ((HOST,), {"starts_in_days": -9, "ends_in_days": -1}, {}, HOST, "has expired"),
+    ((HOST,), {"starts_in_days": 2}, {}, HOST, "not yet valid"),
+    ((HOST,), {}, {"trust": OTHER_TRUST}, HOST, r"not of a trusted .*kafka\.ssl\.truststore\.location"),
+    ((HOST,), {}, {"trust": OTHER_TRUST, "check_host": False}, HOST, "not of a trusted authority"),
+    ((HOST,), {}, {"trust": None}, HOST, "not of a trusted authority"),
+]
+
+
 def test_each_refusal_of_the_brokers_certificate_says_what_to_change(
     authority: Authority, folder: Path
 ) -> None:
-    named = Server(authority.issue("s", "other.test", "10.0.0.1"), folder)
-    text = refusal(stream(settings(authority)), named)
-    assert "is not for broker.test" in text
-    assert "advertised.listeners" in text
-    by_address = Server(authority.issue("s", HOST), folder)
-    assert "is not for 10.0.0.2" in refusal(stream(settings(authority), "10.0.0.2"), by_address)
-    old = Server(authority.issue("s", HOST, starts_in_days=-9, ends_in_days=-1), folder)
-    assert "has expired" in refusal(stream(settings(authority)), old)
-    early = Server(authority.issue("s", HOST, starts_in_days=2), folder)
-    assert "not yet valid" in refusal(stream(settings(authority)), early)
-    other = Server(Authority("Somebody else").issue("s", HOST), folder)
-    assert "kafka.ssl.truststore.location" in refusal(stream(settings(authority)), other)
-    assert "not of a trusted authority" in refusal(
-        stream(settings(authority, trust=None)), Server(authority.issue("s", HOST), folder)
-    )
+    for hosts, days, changes, host, said in REFUSALS:
+        server = Server(authority.issue("s", *hosts, **days), folder)
+        assert re.search(said, refusal(stream(settings(authority, **changes), host), server)), said
 
 
 def test_an_address_and_a_name_in_the_certificate_are_enough(authority: Authority, folder: Path) -> None:
-    identity = authority.issue("s", HOST, "10.0.0.1", "::1", "*.wild.test")
+    several = authority.issue("s", HOST, "10.0.0.1", "::1", "*.wild.test")
     for host in (HOST, "10.0.0.1", "::1", "a.wild.test", f"{HOST}."):
-        shake(client := stream(settings(authority), host), Server(identity, folder))
+        shake(client := stream(settings(authority), host), Server(several, folder))
         assert client.established, host
-
-
-def test_the_check_of_names_can_be_switched_off_and_nothing_else_with_it(
-    authority: Authority, folder: Path
-) -> None:
+    # Or no name at all.
     given = settings(authority, check_host=False)
     shake(client := stream(given), Server(authority.issue("s", "other.test"), folder))
     assert client.established
-    other = Server(Authority("Somebody else").issue("s", HOST), folder)
-    assert "not of a trusted authority" in refusal(stream(given), other)
 
 
-def test_a_brokers_own_certificate_in_the_truststore_is_enough(authority: Authority, folder: Path) -> None:
-    identity = authority.issue("s", HOST)
-    own = Secret(
-        identity.chain_pem.decode().split("-----END CERTIFICATE-----")[0] + "-----END CERTIFICATE-----\n"
-    )
+def test_a_brokers_own_certificate_in_the_truststore_is_enough(identity: Identity, folder: Path) -> None:
+    own = Secret(identity.certificate.public_bytes(Encoding.PEM).decode())
     trust = Store("kafka.ssl.truststore.certificates", "PEM", text=own)
     shake(client := stream(TlsSettings(trust=trust)), Server(identity, folder))
     assert client.established
 
 
-@pytest.mark.parametrize(("ours", "theirs"), [("TLSv1.2", "TLSv1.3"), ("TLSv1.3", "TLSv1.2")])
 def test_no_version_in_common_is_no_connection(
-    authority: Authority, folder: Path, ours: str, theirs: str
+    authority: Authority, identity: Identity, folder: Path
 ) -> None:
-    server = Server(authority.issue("s", HOST), folder, versions=(theirs,))
-    assert "kafka.ssl.enabled.protocols" in refusal(stream(settings(authority, protocols=(ours,))), server)
+    for ours, theirs in (VERSIONS, reversed(VERSIONS)):
+        client = stream(settings(authority, protocols=(ours,)))
+        server = Server(identity, folder, versions=(theirs,))
+        assert "kafka.ssl.enabled.protocols" in refusal(client, server)
 
 
-def test_cipher_suites_are_those_that_were_named(authority: Authority, folder: Path) -> None:
-    older = ("TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384",)
-    shake(
-        stream(settings(authority, cipher_suites=older)), server := Server(authority.issue("s", HOST), folder)
-    )
+def test_cipher_suites_are_those_that_were_named(
+    authority: Authority, identity: Identity, folder: Path
+) -> None:
+    older = settings(authority, cipher_suites=("TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384",))
+    shake(stream(older), server := Server(identity, folder))
     assert server.tls.cipher() == ("ECDHE-ECDSA-AES256-GCM-SHA384", "TLSv1.2", 256)
-    other = Server(
-        authority.issue("s", HOST), folder, ciphers="ECDHE-ECDSA-CHACHA20-POLY1305", versions=("TLSv1.2",)
-    )
-    assert "cipher suite" in refusal(stream(settings(authority, cipher_suites=older)), other)
-    context = make_context(settings(authority, cipher_suites=("TLS_CHACHA20_POLY1305_SHA256",)))
-    picky = TlsStream(context, HOST, f"{HOST}:9093", ("TLS_CHACHA20_POLY1305_SHA256",))
+    other = Server(identity, folder, ciphers="ECDHE-ECDSA-CHACHA20-POLY1305", versions=("TLSv1.2",))
+    assert "cipher suite" in refusal(stream(older), other)
+    newer = ("TLS_CHACHA20_POLY1305_SHA256",)
+    picky = TlsStream(make_context(settings(authority, cipher_suites=newer)), HOST, f"{HOST}:9093", newer)
     assert "TLS_AES_256_GCM_SHA384, which kafka.ssl.cipher.suites does not enable" in refusal(
-        picky, Server(authority.issue("s", HOST), folder)
+        picky, Server(identity, folder)
     )
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_client_certificate_is_sent_where_it_is_wanted_and_missed_with_its_option(
-    authority: Authority, folder: Path, version: str
+    authority: Authority, identity: Identity, folder: Path, version: str
 ) -> None:
-    identity = authority.issue("s", HOST)
-
     def server(clients: Authority = authority) -> Server:
         return Server(identity, folder, versions=(version,), clients=clients)
 
     key = Store("kafka.ssl.keystore.location", "PEM", str(authority.issue("c").pem_file(folder / "c.pem")))
-    asking = server()
-    shake(client := stream(settings(authority, key=key)), asking)
+    shake(stream(settings(authority, key=key)), asking := server())
     assert asking.established
     for one, chosen in (
         (server(), settings(authority)),
@@ -304,10 +295,10 @@ def test_the_brokers_name_is_sent_and_addresses_are_not(authority: Authority, fo
     max_examples=tries(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_any_bytes_in_a_handshake_or_after_it_are_errors_of_the_connection(
-    authority: Authority, folder: Path, at: int, junk: bytes, how: str
+    authority: Authority, identity: Identity, folder: Path, at: int, junk: bytes, how: str
 ) -> None:
     client = stream(settings(authority))
-    server = Server(_known_identity(authority), folder)
+    server = Server(identity, folder)
     failure: Exception | None = None
     try:
         client.handshake()
@@ -321,11 +312,6 @@ def test_any_bytes_in_a_handshake_or_after_it_are_errors_of_the_connection(
     except (AuthenticationError, ConnectionError) as error:
         failure = error
     assert failure is None or "broker.test:9093" in str(failure)
-
-
-@functools.cache
-def _known_identity(authority: Authority) -> Identity:
-    return authority.issue("s", HOST)
 
 
 # -- over sockets -----------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from kafka.protocol.admin import DescribeTransactionsRequest, ListTransactionsRequest
 from kafka.protocol.consumer import OffsetFetchRequest
 from kafka.protocol.metadata import FindCoordinatorRequest
@@ -18,7 +17,6 @@ from kafka.protocol.producer import (
     TxnOffsetCommitRequest,
 )
 
-from kafka_sink.model import TopicPartition
 from kafka_sink.network import apis
 from kafka_sink.network.transaction_requests import (
     encode_add_offsets,
@@ -34,12 +32,12 @@ from tests.support.schema_requests import LONG, PARTITIONS, each, encoded
 
 
 @each(apis.FIND_COORDINATOR)
-@pytest.mark.parametrize("of_groups", [False, True])
-def test_find_coordinator(version: int, of_groups: bool) -> None:
-    fields = {"key_type": 0 if of_groups else 1, "coordinator_keys": ["a", LONG]}
-    assert encode_find_coordinator(version, ["a", LONG], of_groups=of_groups) == encoded(
-        FindCoordinatorRequest, version, **fields
-    )
+def test_find_coordinator(version: int) -> None:
+    for of_groups in (False, True):
+        fields = {"key_type": 0 if of_groups else 1, "coordinator_keys": ["a", LONG]}
+        assert encode_find_coordinator(version, ["a", LONG], of_groups=of_groups) == encoded(
+            FindCoordinatorRequest, version, **fields
+        )
 
 
 @each(apis.ADD_PARTITIONS_TO_TXN)
@@ -62,10 +60,10 @@ def test_add_offsets(version: int) -> None:
 
 
 @each(apis.END_TXN)
-@pytest.mark.parametrize("commit", [False, True])
-def test_end_txn(version: int, commit: bool) -> None:
-    fields = {"transactional_id": "id", "producer_id": 5, "producer_epoch": 6, "committed": commit}
-    assert encode_end_txn(version, "id", 5, 6, commit=commit) == encoded(EndTxnRequest, version, **fields)
+def test_end_txn(version: int) -> None:
+    for commit in (False, True):
+        fields = {"transactional_id": "id", "producer_id": 5, "producer_epoch": 6, "committed": commit}
+        assert encode_end_txn(version, "id", 5, 6, commit=commit) == encoded(EndTxnRequest, version, **fields)
 
 
 @each(apis.TXN_OFFSET_COMMIT)
@@ -99,27 +97,25 @@ def test_txn_offset_commit(version: int) -> None:
 
 
 @each(apis.OFFSET_FETCH)
-@pytest.mark.parametrize("partitions", [None, [], PARTITIONS])
-@pytest.mark.parametrize("stable", [False, True])
-def test_offset_fetch(version: int, partitions: list[TopicPartition] | None, stable: bool) -> None:
+def test_offset_fetch(version: int) -> None:
     of = OffsetFetchRequest.OffsetFetchRequestGroup
     topics = [
         of.OffsetFetchRequestTopics(name=LONG, partition_indexes=[3, 2**31 - 1]),
         of.OffsetFetchRequestTopics(name="t", partition_indexes=[0]),
     ]
-    wanted = None if partitions is None else topics[: len(partitions)]
-    group = of(group_id="g", member_id=None, member_epoch=-1, topics=wanted)
-    assert encode_offset_fetch(version, "g", partitions, stable=stable) == encoded(
-        OffsetFetchRequest, version, groups=[group], require_stable=stable
-    )
+    for partitions, wanted in ((None, None), ([], []), (PARTITIONS, topics)):
+        group = of(group_id="g", member_id=None, member_epoch=-1, topics=wanted)
+        for stable in (False, True):
+            assert encode_offset_fetch(version, "g", partitions, stable=stable) == encoded(
+                OffsetFetchRequest, version, groups=[group], require_stable=stable
+            )
 
 
 @each(apis.DESCRIBE_TRANSACTIONS)
-@pytest.mark.parametrize("ids", [[], ["a", LONG]])
-def test_describe_transactions(version: int, ids: list[str]) -> None:
-    assert encode_describe_transactions(version, ids) == encoded(
-        DescribeTransactionsRequest, version, transactional_ids=ids
-    )
+def test_describe_transactions(version: int) -> None:
+    for ids in ([], ["a", LONG]):
+        expected = encoded(DescribeTransactionsRequest, version, transactional_ids=ids)
+        assert encode_describe_transactions(version, ids) == expected
 
 
 @each(apis.LIST_TRANSACTIONS)

@@ -63,11 +63,11 @@ def test_nothing_is_decompressed(server: Server) -> None:
     assert server.requests[0][2]["Accept-Encoding"] == "identity"
 
 
-@pytest.mark.parametrize("status", [301, 302, 307, 308])
-def test_no_redirection_is_followed(server: Server, status: int) -> None:
-    server.respond = lambda _: (status, {"Location": f"{server.url}/other"}, b"")
-    assert get(server.url)[0] == status
-    assert len(server.requests) == 1
+def test_no_redirection_is_followed(server: Server) -> None:
+    for number, status in enumerate((301, 302, 307, 308), 1):
+        server.respond = lambda _, status=status: (status, {"Location": f"{server.url}/other"}, b"")
+        assert get(server.url)[0] == status
+        assert len(server.requests) == number
 
 
 def test_no_proxy_of_the_environment_is_asked(server: Server, environ: Environ) -> None:
@@ -97,7 +97,7 @@ def test_a_server_that_drips_is_left_within_the_bound(drop: bytes) -> None:
         thread.start()
         began = time.monotonic()
         with pytest.raises(TimeoutError, match=r"no response within 1 s; some\.option sets this bound"):
-            get(f"http://127.0.0.1:{listener.getsockname()[1]}", 1.0)
+            get(f"http://127.0.0.1:{listener.getsockname()[1]}", 0.6)
         assert time.monotonic() - began < 10
         done.set()
         thread.join(5)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import threading
 import traceback
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from kafka_sink.secret import Secret
 from kafka_sink.security.key_material import read_key, read_trust
 from kafka_sink.security.settings import Store, TlsSettings
 from kafka_sink.security.tls_context import make_context
+from tests.support.commands import run
 from tests.support.security.certificates import Authority, Identity
 
 PASSWORD = Secret("pass, 'word\"")
@@ -65,10 +65,7 @@ def test_encrypted_pkcs8_of_every_common_kind_is_read(
     (tmp_path / "key.pem").write_bytes(client.key_pem())
     command = ["openssl", "pkcs8", "-topk8", "-in", "key.pem", "-out", "out.pem", *encryption.split()]
     command += ["-passout", "env:PW", "-provider", "default", "-provider", "legacy"]
-    made = subprocess.run(
-        command, cwd=tmp_path, env={**os.environ, "PW": PASSWORD.reveal()}, capture_output=True, check=False
-    )
-    if made.returncode:
+    if run(command, {**os.environ, "PW": PASSWORD.reveal()}, folder=tmp_path, code=None).returncode:
         pytest.skip(f"this openssl does not write {encryption}")
     path = tmp_path / "both.pem"
     path.write_bytes((tmp_path / "out.pem").read_bytes() + client.chain_pem)
@@ -78,35 +75,30 @@ def test_encrypted_pkcs8_of_every_common_kind_is_read(
 
 
 def test_a_key_and_chain_given_inline_with_spaces_for_line_ends(client: Identity) -> None:
-    chain = Store("kafka.ssl.keystore.certificate.chain", "PEM", text=_flat(client.chain_pem))
-    key = Store(
-        "kafka.ssl.keystore.key",
-        "PEM",
-        text=_flat(client.key_pem("k")),
-        chain=chain,
-        key_password=Secret("k"),
-    )
+    def flat(pem: bytes) -> Secret:
+        return Secret(pem.decode().replace("\n", " "))
+
+    chain = Store("kafka.ssl.keystore.certificate.chain", "PEM", text=flat(client.chain_pem))
+    text = flat(client.key_pem("k"))
+    key = Store("kafka.ssl.keystore.key", "PEM", text=text, chain=chain, key_password=Secret("k"))
     made = read_key(key)
     assert made.key.reveal().encode() == client.key_pem()
     assert made.chain == client.chain_pem
     make_context(TlsSettings(key=key))
 
 
-def _flat(pem: bytes) -> Secret:
-    return Secret(pem.decode().replace("\n", " "))
-
-
-@pytest.mark.parametrize("kind", ["PKCS12", "JKS"])
 def test_pkcs12_is_read_whatever_java_calls_it(
-    authority: Authority, client: Identity, tmp_path: Path, kind: str
+    authority: Authority, client: Identity, tmp_path: Path
 ) -> None:
-    store = location(client.pkcs12_file(tmp_path / "key.p12", PASSWORD.reveal()), kind, password=PASSWORD)
-    assert read_key(store).chain == client.chain_pem
-    trust = location(authority.pkcs12_file(tmp_path / "t.p12", PASSWORD.reveal()), kind, password=PASSWORD)
-    assert read_trust(trust) == [authority.certificate.public_bytes(Encoding.DER)]
-    wrong = location(tmp_path / "t.p12", kind, password=Secret("no"))
-    assert "wrong kafka.ssl.truststore.password" in problem(wrong, trust=True)
-    assert "needs kafka.ssl.keystore.password" in problem(location(tmp_path / "key.p12", kind))
+    key = client.pkcs12_file(tmp_path / "key.p12", PASSWORD.reveal())
+    trust = authority.pkcs12_file(tmp_path / "t.p12", PASSWORD.reveal())
+    for kind in ("PKCS12", "JKS"):
+        assert read_key(location(key, kind, password=PASSWORD)).chain == client.chain_pem
+        found = read_trust(location(trust, kind, password=PASSWORD))
+        assert found == [authority.certificate.public_bytes(Encoding.DER)]
+        wrong = location(trust, kind, password=Secret("no"))
+        assert "wrong kafka.ssl.truststore.password" in problem(wrong, trust=True)
+        assert "needs kafka.ssl.keystore.password" in problem(location(key, kind))
 
 
 @pytest.mark.skipif(shutil.which("keytool") is None, reason="keytool comes with Java")
@@ -114,13 +106,11 @@ def test_keytools_own_stores_are_read_and_jks_is_refused_with_the_line_that_conv
     authority: Authority, tmp_path: Path
 ) -> None:
     authority.pem_file(tmp_path / "ca.pem")
+    given = Secret("secret1")
     for kind in ("PKCS12", "JKS"):
         command = ["keytool", "-importcert", "-noprompt", "-file", "ca.pem", "-alias", "ca"]
         command += ["-storepass:env", "PW", "-keystore", f"{kind}.store", "-storetype", kind]
-        subprocess.run(
-            command, cwd=tmp_path, env={**os.environ, "PW": "secret1"}, capture_output=True, check=True
-        )
-    given = Secret("secret1")
+        run(command, {**os.environ, "PW": given.reveal()}, folder=tmp_path)
     assert len(read_trust(location(tmp_path / "PKCS12.store", "JKS", password=given))) == 1
     text = problem(location(tmp_path / "JKS.store", "JKS", password=given), trust=True)
     assert f"keytool -importkeystore -srckeystore {tmp_path}/JKS.store -destkeystore" in text
@@ -129,19 +119,19 @@ def test_keytools_own_stores_are_read_and_jks_is_refused_with_the_line_that_conv
 
 def test_what_cannot_be_used_says_why(authority: Authority, client: Identity, tmp_path: Path) -> None:
     path = tmp_path / "x"
+
+    def said(content: bytes, kind: str = "PEM", *, trust: bool = False) -> str:
+        path.write_bytes(content)
+        return problem(location(path, kind), trust=trust)
+
     assert "cannot be read: No such file" in problem(location(path))
-    path.write_bytes(client.key_pem())
-    assert "no certificate" in problem(location(path))
-    path.write_bytes(client.chain_pem)
-    assert "no private key" in problem(location(path))
-    path.write_bytes(client.key_pem() + authority.pem)
-    assert "not that of the private key" in problem(location(path))
-    assert "its type is PKCS12: set the type to PEM" in problem(location(path, "PKCS12"))
-    path.write_bytes(b"nothing of the kind")
-    assert "is no PEM" in problem(location(path), trust=True)
-    assert "neither PKCS12 nor PEM" in problem(location(path, "PKCS12"))
-    path.write_bytes(client.key_pem())
-    assert "holds no certificate" in problem(location(path), trust=True)
+    assert "no certificate" in said(client.key_pem())
+    assert "no private key" in said(client.chain_pem)
+    assert "not that of the private key" in said(client.key_pem() + authority.pem)
+    assert "its type is PKCS12: set the type to PEM" in said(client.key_pem() + authority.pem, "PKCS12")
+    assert "is no PEM" in said(b"nothing of the kind", trust=True)
+    assert "neither PKCS12 nor PEM" in said(b"nothing of the kind", "PKCS12")
+    assert "holds no certificate" in said(client.key_pem(), trust=True)
     client.pkcs12_file(path, "x")
     assert "looks like PKCS12" in problem(location(path))
 

@@ -84,18 +84,12 @@ def test_scram(mechanism: str) -> None:
         assert ours(exchange(PASSWORD), challenge, final + ending) == [*expected, None]
     refused = exchange(PASSWORD + "x")
     ours(refused, challenge)
-    with pytest.raises(AuthenticationError, match="does not know the password"):
-        refused.respond(final)
     # An exchange that has failed stays so.
-    with pytest.raises(AuthenticationError):
-        refused.respond(final)
-
-
-def test_scram_takes_no_nonce_of_another() -> None:
-    exchange = sasl.scram("SCRAM-SHA-256", "u", Secret(PASSWORD))
-    exchange.first()
+    for problem in ("does not know the password", None):
+        with pytest.raises(AuthenticationError, match=problem):
+            refused.respond(final)
     with pytest.raises(AuthenticationError, match="not one of this mechanism"):
-        exchange.respond(b"r=" + b"0" * 40 + b",s=c2FsdA==,i=4096")
+        ours(exchange(PASSWORD), challenge.replace(b"f" * 32, b"0" * 40))
 
 
 class Context:
@@ -147,48 +141,51 @@ def test_kerberos(steps: int, modules: Modules) -> None:
 # -- preparations end with a context and an exchange, or with an error that says on which host ---------
 
 
-def prepared(settings: SecuritySettings) -> Preparation:
+def prepared(login: SaslSettings | None = None, tls: TlsSettings | None = None) -> Preparation:
     ended = threading.Event()
+    settings = SecuritySettings("SASL_PLAINTEXT" if login else "SSL", tls, login)
     preparation = Security(settings).begin("broker.test", ended.set)
     assert ended.wait(20)
     assert preparation.done
     return preparation
 
 
-def login(settings: SaslSettings) -> SecuritySettings:
-    return SecuritySettings("SASL_PLAINTEXT", None, settings)
+def refused(login: SaslSettings | None = None, tls: TlsSettings | None = None) -> str:
+    """What the preparation's final error says."""
+    found = prepared(login, tls)
+    assert isinstance(found.error, AuthenticationError)
+    return str(found.error)
 
 
-@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
-def test_passwords_are_prepared(mechanism: str) -> None:
-    found = prepared(login(SaslSettings(mechanism, "u", Secret("p"))))
-    assert found.error is None
-    assert found.context is None
-    assert found.exchange is not None
-    assert found.exchange.mechanism == mechanism
-    assert "p" not in repr(found.exchange).replace("SaslExchange", "")
+KERBEROS = SaslSettings("GSSAPI", kerberos=KerberosSettings("kafka"))
+
+
+def test_passwords_are_prepared() -> None:
+    for mechanism in ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"):
+        found = prepared(SaslSettings(mechanism, "u", Secret("p")))
+        assert found.error is None
+        assert found.context is None
+        assert found.exchange is not None
+        assert found.exchange.mechanism == mechanism
+        assert "p" not in repr(found.exchange).replace("SaslExchange", "")
 
 
 def test_what_this_host_lacks_is_said_with_its_name() -> None:
-    store = Store("kafka.ssl.truststore.location", "PEM", "/nowhere/ca.pem")
-    found = prepared(SecuritySettings("SSL", TlsSettings(store)))
-    assert isinstance(found.error, AuthenticationError)
-    assert "/nowhere/ca.pem cannot be read" in str(found.error)
-    assert f"(on host {socket.gethostname()})" in str(found.error)
+    text = refused(tls=TlsSettings(Store("kafka.ssl.truststore.location", "PEM", "/nowhere/ca.pem")))
+    assert "/nowhere/ca.pem cannot be read" in text
+    assert f"(on host {socket.gethostname()})" in text
 
 
 def test_a_missing_package_is_named_with_its_extra(modules: Modules) -> None:
     modules(gssapi=None)
-    found = prepared(login(SaslSettings("GSSAPI", kerberos=KerberosSettings("kafka"))))
-    assert isinstance(found.error, AuthenticationError)
-    assert "pip install gssapi" in str(found.error)
+    assert "pip install gssapi" in refused(KERBEROS)
 
 
 def test_an_endpoint_that_is_away_is_no_final_error_and_carries_no_frames() -> None:
     tokens = TokenSettings(
         url="http://127.0.0.1:1/", client_id="c", client_secret=Secret("s"), retry_backoff_s=0.0
     )
-    found = prepared(login(SaslSettings("OAUTHBEARER", tokens=tokens)))
+    found = prepared(SaslSettings("OAUTHBEARER", tokens=tokens))
     assert isinstance(found.error, TokenUnavailableError)
     assert found.error.__traceback__ is None
     assert found.error.__context__ is None
@@ -198,10 +195,8 @@ def test_a_bug_in_preparing_ends_it_with_its_class_alone(modules: Modules) -> No
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("hunter2")
 
-    modules(
-        gssapi=SimpleNamespace(Name=fail, NameType=mock.Mock(), exceptions=SimpleNamespace(GSSError=OSError))
-    )
-    found = prepared(login(SaslSettings("GSSAPI", kerberos=KerberosSettings("kafka"))))
-    assert isinstance(found.error, AuthenticationError)
-    assert "RuntimeError" in str(found.error)
-    assert "hunter2" not in str(found.error)
+    exceptions = SimpleNamespace(GSSError=OSError)
+    modules(gssapi=SimpleNamespace(Name=fail, NameType=mock.Mock(), exceptions=exceptions))
+    text = refused(KERBEROS)
+    assert "RuntimeError" in text
+    assert "hunter2" not in text

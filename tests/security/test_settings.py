@@ -12,7 +12,7 @@ import pytest
 from kafka_sink.breaker.failure_rate import FailureRateCircuitBreaker
 from kafka_sink.breaker.interface import load_breaker
 from kafka_sink.errors import ConfigurationError
-from kafka_sink.options import parse
+from kafka_sink.options import ParsedOptions, parse
 from kafka_sink.options.table import SPECS
 from kafka_sink.secret import HIDDEN, Secret
 from kafka_sink.security.settings import SaslSettings, SecuritySettings, TokenSettings
@@ -23,13 +23,25 @@ SCRAM = plain_jaas(password=SECRET, module="scram.ScramLoginModule")
 OAUTH = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required"
 IAM = "software.amazon.msk.auth.iam.IAMLoginModule required"
 TOKENS = {"sasl.mechanism": "OAUTHBEARER", "sasl.oauthbearer.token.endpoint.url": "https://issuer/token"}
+PLAIN = {"sasl.mechanism": "PLAIN"}
+PASSWORD = {**PLAIN, "sasl.username": "u", "sasl.password": SECRET}
+SCRAM_256 = {"sasl.mechanism": "SCRAM-SHA-256", "sasl.jaas.config": SCRAM}
+URL_WITH_LOGIN = {"sasl.oauthbearer.token.endpoint.url": f"https://u:{SECRET}@h/"}
+EXTENSION = {"sasl.jaas.config": f"{OAUTH} clientId='c' clientSecret='{SECRET}' extension_auth='x';"}
+CERTIFICATE_AS_PATH = {
+    "sasl.jaas.config": f"{OAUTH} clientId=a clientSecret=b ssl.truststore.type=PEM "
+    f'ssl.truststore.location="-----BEGIN PRIVATE KEY-----{SECRET}";'
+}
+
+
+def parsed(protocol: str, raw: dict[str, str]) -> ParsedOptions:
+    ours = "sasl.oauthbearer.token.provider"
+    given = {name if name == ours else f"kafka.{name}": text for name, text in raw.items()}
+    return parse({"kafka.bootstrap.servers": "h:1", "kafka.security.protocol": protocol, **given})
 
 
 def settings(protocol: str, raw: dict[str, str]) -> SecuritySettings:
-    prefixed = {name if name.startswith("sasl.oauthbearer.token.provider") else f"kafka.{name}": text
-                for name, text in raw.items()}  # fmt: skip
-    given = {"kafka.bootstrap.servers": "h:1", "kafka.security.protocol": protocol, **prefixed}
-    return SecuritySettings.from_options(parse(given).options)
+    return SecuritySettings.from_options(parsed(protocol, raw).options)
 
 
 def sasl(raw: dict[str, str]) -> SaslSettings:
@@ -44,13 +56,13 @@ def tokens(raw: dict[str, str]) -> TokenSettings:
     return found
 
 
-@pytest.mark.parametrize("protocol", ["ssl", "SSL", "Ssl"])
-def test_protocols_are_taken_in_any_case(protocol: str) -> None:
-    found = settings(protocol, {})
-    assert found.protocol == "SSL"
-    assert found.tls is not None
-    assert found.tls.trust is None
-    assert found.tls.check_host
+def test_protocols_are_taken_in_any_case() -> None:
+    for protocol in ("ssl", "SSL", "Ssl"):
+        found = settings(protocol, {})
+        assert found.protocol == "SSL"
+        assert found.tls is not None
+        assert found.tls.trust is None
+        assert found.tls.check_host
 
 
 def test_names_of_librdkafka_mean_the_same() -> None:
@@ -120,50 +132,20 @@ def test_iam_with_and_without_jaas() -> None:
         ("SSL", {"ssl.engine.factory.class": "x.Y"}, "names a Java class"),
         ("SASL_SSL", {}, "needs kafka.sasl.kerberos.service.name"),
         ("SASL_SSL", {"sasl.mechanism": "DIGEST-MD5"}, "is not one of GSSAPI"),
-        ("SASL_SSL", {"sasl.mechanism": "PLAIN"}, "needs a username and a password"),
-        ("SASL_SSL", {"sasl.mechanism": "PLAIN", "sasl.username": "u"}, "needs a username and a password"),
-        (
-            "SASL_SSL",
-            {"sasl.mechanism": "PLAIN", "sasl.jaas.config": SCRAM},
-            "set kafka.sasl.mechanism=SCRAM",
-        ),
-        (
-            "SASL_SSL",
-            {"sasl.jaas.config": SCRAM},
-            "GSSAPI by default: set kafka.sasl.mechanism=SCRAM-SHA-256 or",
-        ),
-        (
-            "SASL_SSL",
-            {"sasl.mechanism": "SCRAM-SHA-256", "sasl.jaas.config": SCRAM, "sasl.username": "u"},
-            "not both",
-        ),
-        (
-            "SASL_SSL",
-            {"sasl.mechanism": "PLAIN", "sasl.jaas.config": "my.Module required;"},
-            "known are Plain",
-        ),
-        (
-            "SASL_SSL",
-            {"sasl.mechanism": "SCRAM-SHA-256", "sasl.jaas.config": SCRAM.replace(";", " tokenauth=true;")},
-            "delegation tokens",
-        ),
+        ("SASL_SSL", PLAIN, "needs a username and a password"),
+        ("SASL_SSL", {**PLAIN, "sasl.username": "u"}, "needs a username and a password"),
+        ("SASL_SSL", {**PLAIN, "sasl.jaas.config": SCRAM}, "set kafka.sasl.mechanism=SCRAM"),
+        ("SASL_SSL", {"sasl.jaas.config": SCRAM}, "by default: set kafka.sasl.mechanism=SCRAM-SHA-256 or"),
+        ("SASL_SSL", {**SCRAM_256, "sasl.username": "u"}, "not both"),
+        ("SASL_SSL", {**PLAIN, "sasl.jaas.config": "my.Module required;"}, "known are Plain"),
+        ("SASL_SSL", {**SCRAM_256, "sasl.jaas.config": SCRAM[:-1] + " tokenauth=true;"}, "delegation tokens"),
         ("SASL_SSL", {"sasl.mechanism": "OAUTHBEARER"}, "needs kafka.sasl.oauthbearer.token.endpoint.url"),
         ("SASL_SSL", TOKENS, "needs a client id and a secret"),
-        (
-            "SASL_SSL",
-            {**TOKENS, "sasl.oauthbearer.token.endpoint.url": f"https://u:{SECRET}@h/"},
-            "hold no credentials",
-        ),
+        ("SASL_SSL", TOKENS | URL_WITH_LOGIN, "hold no credentials"),
         ("SASL_SSL", {**TOKENS, "sasl.oauthbearer.token.provider": "a.b"}, "set only one"),
         ("SASL_SSL", {**TOKENS, "sasl.login.callback.handler.class": "my.Handler"}, "names a Java class"),
-        (
-            "SASL_SSL",
-            {
-                **TOKENS,
-                "sasl.jaas.config": f"{OAUTH} clientId='c' clientSecret='{SECRET}' extension_auth='x';",
-            },
-            "no SASL extension",
-        ),
+        ("SASL_SSL", TOKENS | EXTENSION, "no SASL extension"),
+        ("SASL_SSL", TOKENS | CERTIFICATE_AS_PATH, "ssl.truststore.location holds a certificate"),
         ("SASL_PLAINTEXT", {"sasl.mechanism": "AWS_MSK_IAM"}, "needs kafka.security.protocol=SASL_SSL"),
     ],
 )
@@ -175,10 +157,10 @@ def test_what_cannot_be_is_refused_with_what_to_set(protocol: str, raw: dict[str
     assert caught.value.__cause__ is None
 
 
-@pytest.mark.parametrize("servers", ["SSL://h:1", "h:1,SASL_SSL://i:2"])
-def test_a_protocol_in_front_of_an_address_must_be_the_one_that_is_spoken(servers: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"but kafka\.security\.protocol is PLAINTEXT"):
-        parse({"kafka.bootstrap.servers": servers})
+def test_a_protocol_in_front_of_an_address_must_be_the_one_that_is_spoken() -> None:
+    for servers in ("SSL://h:1", "h:1,SASL_SSL://i:2"):
+        with pytest.raises(ConfigurationError, match=r"but kafka\.security\.protocol is PLAINTEXT"):
+            parse({"kafka.bootstrap.servers": servers})
     given = {"kafka.bootstrap.servers": "SSL://h:1", "kafka.security.protocol": "SSL"}
     assert parse(given).options.bootstrap_servers == (("h", 1),)
 
@@ -198,14 +180,11 @@ def test_event_hubs_gets_what_it_takes_unless_told_otherwise() -> None:
 
 
 def test_weak_settings_are_warned_of() -> None:
-    def warnings(protocol: str, **more: str) -> str:
-        given = {"kafka.bootstrap.servers": "h:1", "kafka.security.protocol": protocol}
-        return " ".join(
-            parse({**given, **{f"kafka.{k.replace('_', '.')}": v for k, v in more.items()}}).warnings
-        )
+    def warnings(protocol: str, more: dict[str, str]) -> str:
+        return " ".join(parsed(protocol, more).warnings)
 
-    assert "can impersonate a broker" in warnings("SSL", ssl_endpoint_identification_algorithm="")
-    clear = warnings("SASL_PLAINTEXT", sasl_mechanism="PLAIN", sasl_username="u", sasl_password=SECRET)
+    assert "can impersonate a broker" in warnings("SSL", {"ssl.endpoint.identification.algorithm": ""})
+    clear = warnings("SASL_PLAINTEXT", PASSWORD)
     assert "password or token unencrypted" in clear
 
 
@@ -232,26 +211,12 @@ def secret_options(login: str) -> dict[str, str]:
 @pytest.mark.parametrize("login", sorted(REGISTRY_LOGINS))
 def test_no_secret_shows_in_options_settings_or_what_holds_them(login: str) -> None:
     options = parse(secret_options(login)).options
-    shown = [repr(options), str(options.redacted()), repr(vars(options)), f"{options.sasl_password}"]
-    full = settings("SASL_SSL", {"sasl.mechanism": "PLAIN", "sasl.username": "u", "sasl.password": SECRET})
-    shown += [repr(full), str(full.sasl)]
-    shown.append(repr(settings("SASL_SSL", {"sasl.mechanism": "SCRAM-SHA-512", "sasl.jaas.config": SCRAM})))
-    for text in shown:
-        assert SECRET not in text
+    full = settings("SASL_SSL", PASSWORD)
+    scram = settings("SASL_SSL", {"sasl.mechanism": "SCRAM-SHA-512", "sasl.jaas.config": SCRAM})
+    for holder in (options, options.redacted(), vars(options), options.sasl_password, full, full.sasl, scram):
+        assert SECRET not in f"{holder} {holder!r}"
     assert pickle.loads(pickle.dumps(options)) == options
     assert options.identity_of_cluster()["kafka.sasl.password"].startswith(SECRET)
-
-
-def test_a_certificate_as_the_path_of_the_token_endpoints_truststore_is_not_shown() -> None:
-    jaas = (
-        "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required clientId=a "
-        'clientSecret=b ssl.truststore.type=PEM ssl.truststore.location="-----BEGIN PRIVATE KEY-----hunter2";'
-    )
-    more = {"sasl.mechanism": "OAUTHBEARER", "sasl.jaas.config": jaas}
-    more["sasl.oauthbearer.token.endpoint.url"] = "https://h/token"
-    with pytest.raises(ConfigurationError, match=r"ssl\.truststore\.location holds a certificate") as caught:
-        settings("SASL_SSL", more)
-    assert SECRET not in str(caught.value)
 
 
 def test_a_breaker_class_that_fails_leaves_no_credential_in_our_frames() -> None:
@@ -259,8 +224,7 @@ def test_a_breaker_class_that_fails_leaves_no_credential_in_our_frames() -> None
     raw["kafka.producer.circuit.breaker.class"] = f"{__name__}.Failing"
     with pytest.raises(ConfigurationError) as caught:
         load_breaker(parse(raw).options)
-    frames = [frame for frame, _ in traceback.walk_tb(caught.value.__traceback__)]
-    seen = [f.f_locals for f in frames if "/kafka_sink/" in f.f_code.co_filename]
+    seen = our_locals(caught.value)
     assert any("given" in one for one in seen)
     assert not any(SECRET in repr(one) for one in seen)
 
@@ -274,33 +238,26 @@ def test_secrets_show_as_hidden_and_compare() -> None:
     one = Secret(SECRET)
     assert {repr(one), str(one), f"{one}", f"{one!r:>3}"} == {HIDDEN}
     assert one == Secret(SECRET)
-    assert one != Secret("other")
-    assert one != SECRET
+    assert one not in (Secret("other"), SECRET)
     assert len({one, Secret(SECRET)}) == 1
     assert pickle.loads(pickle.dumps(one)).reveal() == SECRET
 
 
 def test_no_frame_of_a_refusal_holds_a_secret() -> None:
     """Tracebacks with local variables are what error trackers collect."""
-
-    def refused(raw: dict[str, str]) -> list[dict[str, Any]]:
-        try:
-            SecuritySettings.from_options(parse(raw).options)
-        except ConfigurationError as error:
-            frames = traceback.walk_tb(error.__traceback__)
-            return [f.f_locals for f, _ in frames if "/kafka_sink/" in f.f_code.co_filename]
-        raise AssertionError("nothing was refused")
-
-    base = {"kafka.bootstrap.servers": "h:1", "kafka.security.protocol": "SASL_SSL"}
     for more in (
-        {
-            "kafka.sasl.mechanism": "PLAIN",
-            "kafka.sasl.jaas.config": f'PlainLoginModule required password="{SECRET}"',
-        },
-        {"kafka.sasl.mechanism": "PLAIN", "kafka.sasl.jaas.config": SCRAM},
-        {"kafka.sasl.password": SECRET, "kafka.linger.ms": "x"},
-        {"kafka.sasl.password": SECRET, "kafka.acks": "0", "kafka.enable.idempotence": "true"},
-        {"kafka.ssl.keystore.key": SECRET, "kafka.nonsense": "1"},
+        {**PLAIN, "sasl.jaas.config": f'PlainLoginModule required password="{SECRET}"'},
+        {**PLAIN, "sasl.jaas.config": SCRAM},
+        {"sasl.password": SECRET, "linger.ms": "x"},
+        {"sasl.password": SECRET, "acks": "0", "enable.idempotence": "true"},
+        {"ssl.keystore.key": SECRET, "nonsense": "1"},
     ):
-        for local in refused({**base, **more}):
-            assert SECRET not in repr(local)
+        with pytest.raises(ConfigurationError) as caught:
+            settings("SASL_SSL", more)
+        assert not any(SECRET in repr(local) for local in our_locals(caught.value))
+
+
+def our_locals(error: BaseException) -> list[dict[str, Any]]:
+    """Of the frames that an error has passed in the package."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return [one.f_locals for one in frames if "/kafka_sink/" in one.f_code.co_filename]

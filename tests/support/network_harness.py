@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from kafka.protocol.metadata import ApiVersionsResponse
 from kafka.record.default_records import DefaultRecordBatchBuilder
 
 from kafka_sink.network import apis, produce, requests
 from kafka_sink.network.broker_connection import BrokerConnection
-from kafka_sink.network.broker_protocol import Request
+from kafka_sink.network.broker_protocol import BrokerProtocol, Request
 from kafka_sink.network.client import NetworkClient
 from kafka_sink.network.transport import resolve_host
 from kafka_sink.options import SinkOptions
+from tests.support.fake_state import framed
 
 OPTIONS = SinkOptions(
     bootstrap_servers=(("127.0.0.1", 1),),
@@ -73,6 +76,23 @@ def _nothing(*_: object) -> None: ...
 def request(api_key: int, version: int, body: list[Any], **more: Any) -> Request:
     """Nobody hears of its end, until ``Driver.send`` does."""
     return Request(api_key, version, body, 30_000, _nothing, _nothing, **more)
+
+
+def response_to(sent: Request, answer: bytes) -> Any:
+    """What a connection makes of a response to it, as it follows the correlation id."""
+    protocol = BrokerProtocol("client", "broker", 1000.0)
+    ours = [ApiVersionsResponse.ApiVersion(api_key=key, min_version=0, max_version=20) for key in range(90)]
+    outgoing = protocol.send_buffer
+    protocol.start(0.0)
+    outgoing.advance(outgoing.queued_bytes)
+    protocol.receive(framed(ApiVersionsResponse(version=4, error_code=0, api_keys=ours), 0))
+    assert protocol.next_response(0.0) is None
+    protocol.submit(sent, 0.0)
+    outgoing.advance(outgoing.queued_bytes - outgoing.written_bytes)
+    protocol.receive(struct.pack(">ii", 4 + len(answer), 1) + answer)
+    completed = protocol.next_response(0.0)
+    assert completed is not None
+    return completed.response
 
 
 class Clock:

@@ -23,6 +23,10 @@ class TokenServer(Server):
         status, body = self.response()
         return status, self.headers, body
 
+    def responds(self, status: int, body: bytes) -> None:
+        """From now on, to each request."""
+        self.response = lambda: (status, body)
+
     def gives(self, token: Callable[[], str], lifetime_s: int = 60) -> None:
         """From now on each request gets a token."""
 
