@@ -16,73 +16,55 @@ def fake_java(folder: Path, banner: str) -> Path:
     return program
 
 
-@pytest.mark.parametrize(
-    ("banner", "version"),
-    [
-        ('openjdk version "17.0.15" 2025-04-15', 17),
-        ('openjdk version "25" 2025-09-16', 25),
-        ('java version "1.8.0_441"', 8),
-        ('openjdk version "21-ea" 2023-09-19', 21),
-        ("Unable to locate a Java Runtime.", None),
-    ],
-)
-def test_reads_the_feature_version(tmp_path: Path, banner: str, version: int | None) -> None:
-    assert java_version(str(fake_java(tmp_path, banner))) == version
-
-
-def test_a_path_that_does_not_run_has_no_version(tmp_path: Path) -> None:
+def test_reads_the_feature_version(tmp_path: Path) -> None:
+    for number, (banner, version) in enumerate(
+        (
+            ('openjdk version "17.0.15" 2025-04-15', 17),
+            ('openjdk version "25" 2025-09-16', 25),
+            ('java version "1.8.0_441"', 8),
+            ('openjdk version "21-ea" 2023-09-19', 21),
+            ("Unable to locate a Java Runtime.", None),
+        )
+    ):
+        assert java_version(str(fake_java(tmp_path / str(number), banner))) == version
     assert java_version(str(tmp_path / "nothing")) is None
+    # One that hangs is passed over.
+    hanging = fake_java(tmp_path, "")
+    hanging.write_text("#!/bin/sh\nexec sleep 60\n")
+    assert java_version(str(hanging), timeout_s=0.2) is None
 
 
-def test_java_home_comes_before_path(tmp_path: Path) -> None:
-    home = fake_java(tmp_path / "home", 'openjdk version "21.0.1"')
+# A newer Java on the path is taken over an old JAVA_HOME.
+@pytest.mark.parametrize(("home", "taken"), [("21.0.1", ("home", 21)), ("11.0.2", ("path", 17))])
+def test_java_home_comes_before_path_unless_it_is_too_old(
+    tmp_path: Path, home: str, taken: tuple[str, int]
+) -> None:
+    fake_java(tmp_path / "home", f'openjdk version "{home}"')
     path = fake_java(tmp_path / "path", 'openjdk version "17.0.1"')
     environ = {"JAVA_HOME": str(tmp_path / "home"), "PATH": f"{path.parent}:/usr/bin:/bin"}
     found = find_java(environ, search_installed=False)
-    assert (found.path, found.version) == (str(home), 21)
+    assert (found.path, found.version) == (str(tmp_path / taken[0] / "bin" / "java"), taken[1])
 
 
-def test_a_newer_java_on_path_is_taken_over_an_old_java_home(tmp_path: Path) -> None:
-    fake_java(tmp_path / "home", 'openjdk version "11.0.2"')
-    path = fake_java(tmp_path / "path", 'openjdk version "17.0.1"')
-    environ = {"JAVA_HOME": str(tmp_path / "home"), "PATH": f"{path.parent}:/usr/bin:/bin"}
-    assert find_java(environ, search_installed=False).path == str(path)
-
-
-def test_too_old_says_which_and_how_to_install(tmp_path: Path) -> None:
+def test_too_old_or_missing_says_how_to_install(tmp_path: Path) -> None:
     old = fake_java(tmp_path, 'java version "1.8.0_441"')
-    with pytest.raises(LocalBrokerError) as raised:
-        find_java({"JAVA_HOME": str(tmp_path), "PATH": str(tmp_path / "empty")}, search_installed=False)
-    text = str(raised.value)
-    assert "too old" in text
-    assert f"{old} is Java 8" in text
-    assert install_hint() in text
+    nowhere = {"PATH": str(tmp_path / "empty")}
+    for environ, parts in (
+        ({"JAVA_HOME": str(tmp_path), **nowhere}, ["too old", f"{old} is Java 8"]),
+        (nowhere, ["missing here"]),
+    ):
+        with pytest.raises(LocalBrokerError) as raised:
+            find_java(environ, search_installed=False)
+        for part in (*parts, install_hint()):
+            assert part in str(raised.value)
 
 
-def test_missing_says_how_to_install(tmp_path: Path) -> None:
-    with pytest.raises(LocalBrokerError, match="missing here") as raised:
-        find_java({"PATH": str(tmp_path)}, search_installed=False)
-    assert install_hint() in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("system", "programs", "command"),
-    [
+def test_the_hint_is_one_command_for_the_platform() -> None:
+    for system, programs, command in (
         ("Darwin", (), "brew install openjdk@17"),
         ("Linux", ("apt-get",), "sudo apt-get install -y openjdk-17-jre-headless"),
         ("Linux", ("dnf", "yum"), "sudo dnf install -y java-17-openjdk-headless"),
         ("Linux", ("apk",), "sudo apk add openjdk17-jre-headless"),
         ("Linux", (), "install a Java 17 runtime and set JAVA_HOME to it"),
-    ],
-)
-def test_the_hint_is_one_command_for_the_platform(
-    system: str, programs: tuple[str, ...], command: str
-) -> None:
-    assert install_hint(system, lambda name: name if name in programs else None) == command
-
-
-def test_a_java_that_hangs_is_passed_over(tmp_path: Path) -> None:
-    program = tmp_path / "java"
-    program.write_text("#!/bin/sh\nexec sleep 60\n")
-    program.chmod(0o755)
-    assert java_version(str(program), timeout_s=0.2) is None
+    ):
+        assert install_hint(system, {name: name for name in programs}.get) == command

@@ -24,18 +24,18 @@ def taken_port() -> object:
         yield listener.getsockname()[1]
 
 
-def test_a_listening_port_is_not_free(taken_port: int) -> None:
-    assert not port_is_free(taken_port)
-
-
 def test_free_ports_are_distinct_and_below_the_ephemeral_range(tmp_path: Path) -> None:
     nodes = plan_nodes(tmp_path, 3, None, {"TLS": "SSL"})
     ports = [port for node in nodes for port in node.ports.values()]
     assert len(ports) == len(set(ports)) == 9
     assert all(20_000 <= port < 32_000 for port in ports)
+    base = next(p for p in range(20_000, 32_000, 10) if all(port_is_free(p + i) for i in range(3)))
+    asked = plan_nodes(tmp_path, 3, base, {})
+    assert [node.ports["BROKER"] for node in asked] == [base, base + 1, base + 2]
 
 
 def test_an_asked_port_that_is_taken_is_an_error(tmp_path: Path, taken_port: int) -> None:
+    assert not port_is_free(taken_port)
     with pytest.raises(LocalBrokerError, match=f"port {taken_port} is taken"):
         plan_nodes(tmp_path, 1, taken_port, {})
 
@@ -47,21 +47,14 @@ def test_a_taken_port_is_never_chosen() -> None:
         free_port({base}, (base, base + 1))
 
 
-def test_asked_ports_follow_one_another(tmp_path: Path) -> None:
-    base = next(p for p in range(20_000, 32_000, 10) if all(port_is_free(p + i) for i in range(3)))
-    nodes = plan_nodes(tmp_path, 3, base, {})
-    assert [node.ports["BROKER"] for node in nodes] == [base, base + 1, base + 2]
-
-
-@pytest.mark.parametrize(("brokers", "replicas", "in_sync"), [(1, "1", "1"), (3, "3", "2")])
-def test_replication_fits_the_cluster(tmp_path: Path, brokers: int, replicas: str, in_sync: str) -> None:
-    nodes = plan_nodes(tmp_path, brokers, None, {})
-    values = server_properties(nodes[0], nodes, auto_create_topics=True, extra_listeners={}, properties={})
-    assert values["default.replication.factor"] == replicas
-    assert values["offsets.topic.replication.factor"] == replicas
-    assert values["transaction.state.log.replication.factor"] == replicas
-    assert values["transaction.state.log.min.isr"] == in_sync
-    assert values["min.insync.replicas"] == in_sync
+def test_replication_fits_the_cluster(tmp_path: Path) -> None:
+    factors = ("default", "offsets.topic", "transaction.state.log")
+    for brokers, replicas, in_sync in ((1, "1", "1"), (3, "3", "2")):
+        nodes = plan_nodes(tmp_path, brokers, None, {})
+        given = {"auto_create_topics": True, "extra_listeners": {}, "properties": {}}
+        values = server_properties(nodes[0], nodes, **given)  # type: ignore[arg-type]  # by their names
+        assert {values[f"{one}.replication.factor"] for one in factors} == {replicas}
+        assert values["transaction.state.log.min.isr"] == values["min.insync.replicas"] == in_sync
 
 
 def test_the_callers_properties_win(tmp_path: Path) -> None:
@@ -80,10 +73,6 @@ def test_the_callers_properties_win(tmp_path: Path) -> None:
     assert "CONTROLLER" not in values["advertised.listeners"]
 
 
-def test_properties_are_escaped_for_java() -> None:
-    assert format_properties({"a": "x\\y\nz"}) == "a=x\\\\y\\nz\n"
-
-
 def test_ids_are_22_characters_and_no_option() -> None:
     ids = [random_id() for _ in range(500)]
     assert len(set(ids)) == 500
@@ -91,6 +80,6 @@ def test_ids_are_22_characters_and_no_option() -> None:
 
 
 def test_names_and_values_of_other_scripts_and_with_equals_signs_are_read_back_by_java() -> None:
-    text = format_properties({"user_a=b": "p\\w=ä€ \U0001f511\n"})
-    assert text == "user_a\\=b=p\\\\w=\\u00e4\\u20ac \\ud83d\\udd11\\n\n"
+    text = format_properties({"user_a=b": "p\\w=ä€ \U0001f511\n", "a": "x\ny"})
+    assert text == "user_a\\=b=p\\\\w=\\u00e4\\u20ac \\ud83d\\udd11\\n\na=x\\ny\n"
     assert text.isascii()

@@ -16,25 +16,16 @@ LENIENT = "-XX:+IgnoreUnrecognizedVMOptions"
 
 @pytest.fixture
 def cache(tmp_path: Path) -> StartCache:
+    (tmp_path / "java").touch()
+    (tmp_path / "jars").mkdir()
+    (tmp_path / "jars" / "kafka.jar").touch()
     return cache_of(tmp_path)
 
 
 def cache_of(folder: Path) -> StartCache:
     """Of a user whose caches are in the folder."""
-    return StartCache.of(java(folder), jars(folder), {"XDG_CACHE_HOME": str(folder / "cache")})
-
-
-def java(folder: Path) -> Java:
-    if not (folder / "java").exists():
-        (folder / "java").touch()
-    return Java(str(folder / "java"), 17)
-
-
-def jars(folder: Path) -> Path:
-    (folder / "jars").mkdir(exist_ok=True)
-    if not (folder / "jars" / "kafka.jar").exists():
-        (folder / "jars" / "kafka.jar").touch()
-    return folder / "jars"
+    java = Java(str(folder / "java"), 17)
+    return StartCache.of(java, folder / "jars", {"XDG_CACHE_HOME": str(folder / "cache")})
 
 
 def formatted(folder: Path) -> Path:
@@ -60,6 +51,7 @@ def test_classes_are_read_once_they_were_written(cache: StartCache, tmp_path: Pa
     (written,) = (flag for flag in flags if "ArchiveClassesAtExit" in flag)
     cache.keep_classes(tmp_path)
     assert cache.flags_to_read_classes() == [], "there were none"
+    assert list(tmp_path.glob("cache/kafka-chunked/*/*")) == []
     Path(written.partition("=")[2]).write_bytes(b"classes")
     cache.keep_classes(tmp_path)
     flags = cache.flags_to_read_classes()
@@ -81,20 +73,26 @@ def test_another_java_or_other_jars_begin_anew(cache: StartCache, tmp_path: Path
 
 def test_a_cache_that_cannot_be_written_is_done_without(cache: StartCache, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file where the folder would be")
-    cache.keep_checkpoint(formatted(tmp_path))
-    assert not cache.restore_checkpoint(tmp_path / "data")
-    assert cache.flags_to_read_classes() == []
-    assert cache.flags_to_write_classes(tmp_path) == [], "seconds at each end, for nothing"
+    formatted(tmp_path)
+    # A user without a home has none, nor is there one where a jar is gone.
+    (tmp_path / "jars" / "gone.jar").symlink_to(tmp_path / "nowhere")
+    for one in (cache, cache_of(tmp_path), StartCache(None)):
+        one.keep_checkpoint(tmp_path / "formatted")
+        assert not one.restore_checkpoint(tmp_path / "data")
+        one.keep_classes(tmp_path)
+        assert one.flags_to_read_classes() == []
+        assert one.flags_to_write_classes(tmp_path) == [], "seconds at each end, for nothing"
 
 
-@pytest.mark.parametrize("size", [0, 20, 39])
-def test_a_damaged_checkpoint_is_done_without(cache: StartCache, tmp_path: Path, size: int) -> None:
+def test_a_damaged_checkpoint_is_done_without(cache: StartCache, tmp_path: Path) -> None:
     """Catches: brokers that do not start since the machine lost power while the file was written."""
-    cache.keep_checkpoint(formatted(tmp_path))
-    (kept,) = tmp_path.glob("cache/kafka-chunked/*/*")
-    kept.write_bytes(kept.read_bytes()[:size])
-    assert not cache.restore_checkpoint(tmp_path / "data")
-    assert not (tmp_path / "data").exists()
+    formatted(tmp_path)
+    for size in (0, 20, 39):
+        cache.keep_checkpoint(tmp_path / "formatted")
+        (kept,) = tmp_path.glob("cache/kafka-chunked/*/*")
+        kept.write_bytes(kept.read_bytes()[:size])
+        assert not cache.restore_checkpoint(tmp_path / "data")
+        assert not (tmp_path / "data").exists()
     cache.keep_checkpoint(tmp_path / "formatted")
     assert cache.restore_checkpoint(tmp_path / "data")
 
@@ -119,22 +117,3 @@ def test_folders_of_javas_and_kafkas_that_are_not_used_any_more_are_deleted(
     names = {"kafka-4.3.0", present.name, *(f"starts-{at_s}" for at_s in range(2, MAX_FOLDERS + 1))}
     assert {one.name for one in root.iterdir()} == names
     assert same.restore_checkpoint(tmp_path / "data")
-
-
-def test_a_user_without_a_home_has_no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches: an error in place of a broker that has its jars elsewhere."""
-
-    def fails() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.setattr(Path, "home", fails)
-    cache = StartCache.of(java(tmp_path), jars(tmp_path), {})
-    cache.keep_checkpoint(formatted(tmp_path))
-    assert not cache.restore_checkpoint(tmp_path / "data")
-    cache.keep_classes(tmp_path)
-    assert cache.flags_to_read_classes() == []
-
-
-def test_nothing_is_left_of_a_file_that_cannot_be_kept(cache: StartCache, tmp_path: Path) -> None:
-    cache.keep_classes(tmp_path / "no classes")
-    assert list(tmp_path.glob("cache/kafka-chunked/*/*")) == []

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,6 @@ from local_kafka.processes import SupervisedProcesses
 from tests.support.commands import alive
 from tests.support.waiting import until
 
-SLEEP = ["sleep", "600"]
-
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -24,48 +23,41 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-def test_starts_signals_and_polls(folder: Path) -> None:
-    processes = SupervisedProcesses(folder)
-    try:
-        pid = processes.start("a", SLEEP, log=folder / "log", cwd=folder)
-        assert alive(pid)
-        assert processes.is_running("a")
-        with pytest.raises(LocalBrokerError, match="already running"):
-            processes.start("a", SLEEP, log=folder / "log", cwd=folder)
-        processes.signal("a", signal.SIGTERM)
-        until(lambda: not processes.is_running("a"))
-        processes.signal("a", signal.SIGTERM)  # has ended: nothing happens
-        again = processes.start("a", SLEEP, log=folder / "log", cwd=folder)
-        assert again != pid
-    finally:
-        processes.close()
+@pytest.fixture
+def processes(folder: Path) -> Iterator[SupervisedProcesses]:
+    running = SupervisedProcesses(folder)
+    yield running
+    running.close()
+
+
+def test_starts_signals_and_polls(processes: SupervisedProcesses, folder: Path) -> None:
+    pid = sleeping(processes, folder)
+    assert alive(pid)
+    assert processes.is_running("a")
+    with pytest.raises(LocalBrokerError, match="already running"):
+        sleeping(processes, folder)
+    processes.signal("a", signal.SIGTERM)
+    until(lambda: not processes.is_running("a"))
+    processes.signal("a", signal.SIGTERM)  # has ended: nothing happens
+    with pytest.raises(LocalBrokerError, match="FileNotFoundError"):
+        processes.start("b", ["/no/such/program"], log=folder / "log", cwd=folder)
+    with pytest.raises(LocalBrokerError, match="KeyError"):
+        processes.is_running("c")
+    again = sleeping(processes, folder)
+    assert again != pid
+    # A frozen process ends, too.
+    processes.signal("a", signal.SIGSTOP)
+    processes.close()
     assert not alive(again)
     assert not folder.exists()
 
 
-def test_what_cannot_start_is_an_error_and_the_rest_goes_on(folder: Path) -> None:
-    processes = SupervisedProcesses(folder)
-    try:
-        with pytest.raises(LocalBrokerError, match="FileNotFoundError"):
-            processes.start("a", ["/no/such/program"], log=folder / "log", cwd=folder)
-        with pytest.raises(LocalBrokerError, match="KeyError"):
-            processes.is_running("b")
-        assert processes.start("c", SLEEP, log=folder / "log", cwd=folder) > 0
-    finally:
-        processes.close()
+def sleeping(processes: SupervisedProcesses, folder: Path) -> int:
+    return processes.start("a", ["sleep", "600"], log=folder / "log", cwd=folder)
 
 
-def test_a_frozen_process_ends_too(folder: Path) -> None:
-    processes = SupervisedProcesses(folder)
-    pid = processes.start("a", SLEEP, log=folder / "log", cwd=folder)
-    processes.signal("a", signal.SIGSTOP)
-    processes.close()
-    assert not alive(pid)
-
-
-def test_a_killed_supervisor_leaves_nothing_after_close(folder: Path) -> None:
-    processes = SupervisedProcesses(folder)
-    pid = processes.start("a", SLEEP, log=folder / "log", cwd=folder)
+def test_a_killed_supervisor_leaves_nothing_after_close(processes: SupervisedProcesses, folder: Path) -> None:
+    pid = sleeping(processes, folder)
     os.kill(processes.supervisor_pid, signal.SIGKILL)
     with pytest.raises(LocalBrokerError, match="supervisor is gone"):
         processes.is_running("a")
@@ -75,6 +67,7 @@ def test_a_killed_supervisor_leaves_nothing_after_close(folder: Path) -> None:
 
 PARENT = """
 import os, signal, sys, time
+from collections.abc import Iterator
 from pathlib import Path
 from local_kafka.processes import SupervisedProcesses
 signal.signal(signal.SIGINT, signal.default_int_handler)  # in a shell's background job, too
@@ -89,8 +82,10 @@ time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("kind", ["plain", "fork"])
+@pytest.mark.parametrize(
+    ("how", "kind"),
+    [(signal.SIGKILL, "fork"), (signal.SIGTERM, "fork"), (signal.SIGINT, "plain")],
+)
 def test_everything_ends_with_the_parent(
     folder: Path, project_environment: dict[str, str], how: signal.Signals, kind: str
 ) -> None:

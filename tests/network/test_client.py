@@ -214,15 +214,6 @@ def test_a_connection_cut_inside_of_a_response(cluster: FakeCluster, driver: Dri
         driver.connect()
 
 
-def test_responses_before_the_cut_count(cluster: FakeCluster, driver: Driver) -> None:
-    cluster.script(PRODUCE, Reply(), SWALLOWED)
-    driver.send(produce_request(batch(1)), name="answered")
-    driver.send(produce_request(batch(2)), name="swallowed")
-    assert driver.event(Responded, "answered").response.partitions[0].base_offset == 0
-    assert driver.event(Failed, "swallowed").possibly_sent
-    assert [b.record_count for b in cluster.batches("t", 0)] == [1, 2], "the broker had acted"
-
-
 @pytest.mark.parametrize("reply", [garbage(b"\x15\x03\x03\x00\x02\x02\x46"), Refuse(), error(41), SWALLOWED])
 def test_negotiation_that_fails_backs_off(cluster: FakeCluster, reply: Reply) -> None:
     cluster.script(API_VERSIONS, reply)
@@ -257,21 +248,6 @@ def test_a_metadata_response_with_an_error_of_its_own_fails(cluster: FakeCluster
 # -- time -----------------------------------------------------------------------------------------
 
 
-def test_a_silent_broker_fails_its_requests_after_their_timeout(cluster: FakeCluster, driver: Driver) -> None:
-    cluster.freeze(0)
-    driver.send(produce_request(batch(1)), name="old")
-    driver.clock.now += 10_000
-    driver.send(produce_request(batch(1)), name="new")
-    driver.clock.now += 19_999
-    assert driver.poll() == []
-    driver.clock.now += 1
-    for tag in ("old", "new"):
-        failed = driver.event(Failed, tag)
-        assert isinstance(failed.cause, RequestTimeoutError)
-        assert failed.possibly_sent
-    cluster.thaw(0)
-
-
 def test_poll_ends_at_the_next_deadline(cluster: FakeCluster) -> None:
     started = time.monotonic()
     with Driver(cluster.bootstrap_servers, clock=lambda: time.monotonic() * 1000) as driver:
@@ -280,20 +256,14 @@ def test_poll_ends_at_the_next_deadline(cluster: FakeCluster) -> None:
         cluster.freeze(0)
         driver.clock.now, driver.events = time.monotonic() * 1000, []
         driver.send(dataclasses.replace(produce_request(batch(1)), timeout_ms=200))
-        assert [type(event) for event in driver.poll(60_000)] == [Failed, Disconnected]
+        driver.send(produce_request(batch(1)))
+        first, second, third = driver.poll(60_000)
+        for failed in (first, second):
+            assert isinstance(failed, Failed)
+            assert isinstance(failed.cause, RequestTimeoutError)
+            assert failed.possibly_sent
+        assert isinstance(third, Disconnected)
         assert time.monotonic() - started < 20
-        cluster.thaw(0)
-
-
-def test_a_broker_that_accepts_and_says_nothing_is_given_up(cluster: FakeCluster) -> None:
-    cluster.freeze(0)
-    with Driver(cluster.bootstrap_servers) as driver:
-        driver.ready()
-        driver.until(lambda: cluster.connections())
-        driver.poll(20)
-        assert driver.of(Disconnected) == []
-        driver.clock.now += 10_000
-        assert "connection.setup.timeout.ms" in str(driver.event(Disconnected).cause)
         cluster.thaw(0)
 
 
@@ -318,10 +288,7 @@ def test_dead_bootstrap_addresses_are_skipped(cluster: FakeCluster) -> None:
             return node is not None and driver.ready_for_any(node)
 
         driver.until(ready)
-        assert [type(event) for event in driver.events] in (
-            [Connected],
-            [Disconnected, Connected],
-        )
+        assert [type(event) for event in driver.events] in ([Connected], [Disconnected, Connected])
 
 
 def test_an_attempt_that_hangs_does_not_hold_the_others_up() -> None:
@@ -493,20 +460,20 @@ def test_close_ends_quickly_whatever_is_under_way(cluster: FakeCluster) -> None:
 
 
 def test_opening_and_closing_leaves_no_socket_and_no_thread(cluster: FakeCluster) -> None:
-    def round_trip() -> None:
+    def next_descriptor() -> int:
+        with socket.socket() as probe:
+            return probe.fileno()
+
+    before = math.inf
+    for number in range(20):
         with Driver(cluster.bootstrap_servers) as driver:
             driver.connect()
             driver.send(metadata_request("t"), name="m")
             driver.event(Responded, "m")
-
-    round_trip()
-    with socket.socket() as probe:
-        before = probe.fileno()
-    for _ in range(20):
-        round_trip()
+        if not number:
+            before = next_descriptor()
     # The broker's side of the last connection may still be closing.
-    with socket.socket() as probe:
-        assert probe.fileno() <= before + 2
+    assert next_descriptor() <= before + 2
 
 
 def test_a_login_that_another_thread_has_prepared_is_used_at_once(modules: Modules) -> None:

@@ -7,6 +7,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
@@ -47,6 +48,7 @@ from tests.support.security.token_server import TokenServer
 from tests.support.surroundings import Modules
 
 SECRET = "s3cr:t/+ ü"
+PROVIDERS = "tests.support.security.providers"
 
 
 class Clock:
@@ -116,20 +118,14 @@ def test_a_valid_token_serves_while_its_renewal_hangs() -> None:
     tokens = TokenSource(TokenSettings(), fetch, clock, clock.wait, lambda: 0.0)
     first = tokens.get()
     clock.now += 900
-    renewing = threading.Thread(target=tokens.get)
-    renewing.start()
-    assert asked.wait(20)
-    got: list[Token] = []
-    other = threading.Thread(target=lambda: got.append(tokens.get()))
-    other.start()
-    other.join(30)
-    waited = other.is_alive()
-    hangs.set()
-    other.join(20)
-    renewing.join(20)
-    assert not waited
-    assert got == [first]
-    assert tokens.get().text == Secret("token-2")
+    with ThreadPoolExecutor(2) as threads:
+        renewing = threads.submit(tokens.get)
+        assert asked.wait(20)
+        try:
+            assert threads.submit(tokens.get).result(30) is first
+        finally:
+            hangs.set()
+        assert renewing.result(20).text == tokens.get().text == Secret("token-2")
 
 
 def test_tries_wait_longer_each_time_and_a_refusal_is_final() -> None:
@@ -153,19 +149,15 @@ def test_all_that_want_a_token_at_once_share_one_fetch() -> None:
 
     tokens = TokenSource(TokenSettings(), fetch)
 
-    def run() -> None:
+    def get(_: int) -> Token:
         begin.wait()
-        tokens.get()
+        return tokens.get()
 
-    threads = [threading.Thread(target=run) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as threads:
+        assert len(set(map(id, threads.map(get, range(8))))) == 1
     assert fetched == [1]
-    settings = TokenSettings(provider="tests.support.security.providers.fixed")
-    assert token_source(settings) is token_source(
-        TokenSettings(provider="tests.support.security.providers.fixed")
+    assert token_source(TokenSettings(provider=f"{PROVIDERS}.fixed")) is token_source(
+        TokenSettings(provider=f"{PROVIDERS}.fixed")
     )
 
 
@@ -208,9 +200,6 @@ def test_what_is_no_token_is_refused_without_being_shown() -> None:
 
 
 # -- functions of the user's ------------------------------------------------------------------------
-
-
-PROVIDERS = "tests.support.security.providers"
 
 
 def test_functions_give_tokens_as_text_or_with_their_end() -> None:
@@ -319,7 +308,7 @@ def test_an_endpoint_that_is_not_there_may_come_back() -> None:
 
 def test_an_endpoint_that_is_slow_is_left_within_its_own_bound() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        slow = asking(f"http://127.0.0.1:{silent.getsockname()[1]}/", read_timeout_s=0.2)
+        slow = asking(f"http://127.0.0.1:{silent.getsockname()[1]}/", read_timeout_s=0.5)
         with pytest.raises(TokenUnavailableError, match=r"kafka\.sasl\.login\.read\.timeout\.ms sets this"):
             slow.fetch()
 
@@ -426,10 +415,11 @@ def test_a_file_is_sent_as_it_is_and_read_anew(tmp_path: Path) -> None:
 
 
 def test_a_key_that_is_replaced_signs_the_next_one(tmp_path: Path) -> None:
-    settings = tokens(claim_iss="me", private_key_file=key_file(tmp_path)).assertion
+    path = key_file(tmp_path, CURVES["P-256"])
+    settings = tokens(claim_iss="me", private_key_file=path, algorithm="ES256").assertion
     assert settings is not None
     first = assertion_of(settings, NOW).reveal()
-    renewed = rsa.generate_private_key(65537, 2048)
+    renewed = ec.generate_private_key(ec.SECP256R1())
     key_file(tmp_path, renewed)
     jwt.decode(assertion_of(settings, NOW).reveal(), public(renewed))
     with pytest.raises(BadSignatureError):
