@@ -10,17 +10,14 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from local_kafka import LocalBroker
-from local_kafka import broker as broker_module
 from local_kafka.errors import LocalBrokerError
-from local_kafka.node_config import plan_nodes
 from local_kafka.start_cache import CHECKPOINT, CLASSES, StartCache
 from tests.support.commands import alive, run
 from tests.support.interrupts import interruptible
@@ -102,52 +99,37 @@ def test_java_tools_run_on_the_same_jars(own: LocalBroker) -> None:
 
 
 def test_misuse_is_told(own: LocalBroker) -> None:
-    with pytest.raises(LocalBrokerError, match="already running"):
-        own.start(0)
-    with pytest.raises(LocalBrokerError, match="already running"):
-        own.open()
-    with pytest.raises(LocalBrokerError, match="no broker 1"):
-        own.kill(1)
-    with pytest.raises(LocalBrokerError, match="was not created"):
-        own.create_topic("not a name")
-    with pytest.raises(LocalBrokerError, match="1 or 3"):
-        LocalBroker(brokers=2)
-    with pytest.raises(LocalBrokerError, match="not running"):
-        _ = LocalBroker().bootstrap_servers
+    taken = int(own.bootstrap_servers.rpartition(":")[2])
+    mistakes: dict[str, Callable[[], object]] = {
+        "0 is already running": lambda: own.start(0),
+        "this LocalBroker is already running": own.open,
+        "no broker 1": lambda: own.kill(1),
+        "was not created": lambda: own.create_topic("not a name"),
+        "1 or 3": lambda: LocalBroker(brokers=2),
+        "not running": lambda: LocalBroker().bootstrap_servers,
+        # Before anything starts.
+        f"port {taken} is taken": LocalBroker(port=taken).open,
+        r"StorageTool|ended while it started": LocalBroker(properties={"log.segment.bytes": "many"}).open,
+    }
+    for problem, mistake in mistakes.items():
+        with pytest.raises(LocalBrokerError, match=problem):
+            mistake()
 
 
-def test_a_taken_port_is_told_before_anything_starts() -> None:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        port = listener.getsockname()[1]
-        with pytest.raises(LocalBrokerError, match=f"port {port} is taken"):
-            LocalBroker(port=port).open()
+def test_a_port_lost_between_choice_and_bind_is_chosen_again() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        starts: list[int] = []
 
+        class Unlucky(LocalBroker):
+            def _write_files(self) -> None:
+                if not starts:
+                    self._nodes[0].ports["CONTROLLER"] = listener.getsockname()[1]  # type: ignore[index]  # a dict inside
+                starts.append(1)
+                super()._write_files()
 
-def test_a_port_lost_between_choice_and_bind_is_chosen_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = plan_nodes
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        plans: list[Any] = []
-
-        def first_unlucky(*args: object) -> object:
-            nodes = real(*args)  # type: ignore[arg-type]  # passed on as it came
-            if not plans:
-                nodes[0].ports["CONTROLLER"] = listener.getsockname()[1]  # type: ignore[index]  # a dict inside
-            plans.append(nodes)
-            return nodes
-
-        monkeypatch.setattr(broker_module, "plan_nodes", first_unlucky)
-        with LocalBroker() as running:
+        with Unlucky() as running:
             assert running.is_running(0)
-        assert len(plans) == 2
-
-
-def test_a_broker_that_cannot_start_shows_its_log() -> None:
-    with pytest.raises(LocalBrokerError, match=r"StorageTool|ended while it started"):
-        LocalBroker(properties={"log.segment.bytes": "many"}).open()
+        assert len(starts) == 2
 
 
 def test_no_room_for_the_data_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
