@@ -18,7 +18,7 @@ import os
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -44,14 +44,14 @@ _API = "/api/v1/applications"
 class _Stage:
     write: str
     since_ms: float
-    job: int | None = None
+    was_running: bool = False
 
 
 class StageTracker:
     """Which of the watched stages have lost their job. Pure; times are monotonic milliseconds.
 
-    A job has ended once it was listed as running and is not listed any more: Spark keeps running jobs in the
-    list, whatever else it removes. A job that was never listed says nothing.
+    A job has ended once it was listed as running and is not any more: Spark keeps running jobs in the list,
+    whatever else it removes. A job that was never listed says nothing.
     """
 
     def __init__(self) -> None:
@@ -72,35 +72,29 @@ class StageTracker:
         """For how long the oldest is watched; 0 if none is."""
         return next((now_ms - one.since_ms for one in self.stages.values()), 0.0)
 
-    def observe(self, running: Mapping[int, Collection[int]], now_ms: float) -> list[int]:
-        """These jobs with their stages are listed as running. Returns the watched stages whose job has
-        ended."""
-        for job, stages in running.items():
-            for stage in self.stages.keys() & set(stages):
-                self.stages[stage].job = job
-        ended = [
-            stage for stage, one in self.stages.items() if one.job is not None and one.job not in running
-        ]
-        unseen = [
-            stage
-            for stage, one in self.stages.items()
-            if one.job is None and now_ms - one.since_ms > _UNSEEN_MS
-        ]
-        for stage in (*ended, *unseen):
-            del self.stages[stage]
+    def observe(self, running: Collection[int], now_ms: float) -> list[int]:
+        """The running jobs have these stages. Returns the watched stages whose job has ended."""
+        ended = []
+        for stage, one in list(self.stages.items()):
+            if stage in running:
+                one.was_running = True
+            elif one.was_running or now_ms - one.since_ms > _UNSEEN_MS:
+                del self.stages[stage]
+                if one.was_running:
+                    ended.append(stage)
         return ended
 
 
-def running_jobs(address: tuple[str, int]) -> dict[int, list[int]]:
-    """What Spark's monitoring REST API at this address and port says of the one application that it knows:
-    the running jobs with their stages.
+def running_stages(address: tuple[str, int]) -> set[int]:
+    """The stages of running jobs, as Spark's monitoring REST API at this address and port lists them for the
+    one application that it knows.
 
     Raises OSError, HTTPException, ValueError, LookupError or TypeError where the UI does not say it.
     """
     with closing(http.client.HTTPConnection(*address, timeout=_TIMEOUT_S)) as connection:
         (application,) = _get(connection, _API)
         running = _get(connection, f"{_API}/{application['id']}/jobs?status=running")
-    return {int(job["jobId"]): list(map(int, job["stageIds"])) for job in running}
+    return {int(stage) for job in running for stage in job["stageIds"]}
 
 
 def _get(connection: http.client.HTTPConnection, path: str) -> Any:
@@ -170,7 +164,7 @@ class SparkJobs:
                 ui = ui or self._find()
                 if ui is None:
                     raise LookupError("the driver has no UI")
-                running = running_jobs(ui)
+                running = running_stages(ui)
             except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError) as error:
                 _log.debug("Spark's UI does not list the running jobs: %r", error)
                 ui, pause_s = None, _PAUSE_S

@@ -11,7 +11,7 @@ import pytest
 
 from kafka_sink.clock import monotonic_ms
 from kafka_sink.coordinator import spark_jobs
-from kafka_sink.coordinator.spark_jobs import MAX_STAGES, SparkJobs, StageTracker, running_jobs
+from kafka_sink.coordinator.spark_jobs import MAX_STAGES, SparkJobs, StageTracker, running_stages
 from kafka_sink.driver.driver_process import DriverProcess
 from tests.support.spark_ui import serving_ui
 from tests.support.waiting import until
@@ -25,10 +25,10 @@ def test_a_stage_ends_with_the_job_that_had_it_and_not_before() -> None:
     tracker = StageTracker()
     tracker.watch(7, "w", 0.0)
     tracker.watch(8, "w", 0.0)
-    assert tracker.observe({}, 10.0) == [], "its job is not listed yet"
-    assert tracker.observe({1: [5, 7], 2: [8]}, 20.0) == []
-    assert tracker.observe({2: [8], 3: [9]}, 30.0) == [7]
-    assert tracker.observe({3: [9]}, 40.0) == [8]
+    assert tracker.observe((), 10.0) == [], "its job is not listed yet"
+    assert tracker.observe({5, 7, 8}, 20.0) == []
+    assert tracker.observe({8, 9}, 30.0) == [7]
+    assert tracker.observe({9}, 40.0) == [8]
     assert not tracker.stages
 
 
@@ -36,9 +36,9 @@ def test_a_stage_whose_job_is_never_listed_is_watched_for_a_minute() -> None:
     """Catches: the UI was asked for ever, as Spark drops events under load."""
     tracker = StageTracker()
     tracker.watch(7, "w", 0.0)
-    assert tracker.observe({}, 60_000.0) == []
+    assert tracker.observe((), 60_000.0) == []
     assert list(tracker.stages) == [7]
-    assert tracker.observe({}, 60_001.0) == []
+    assert tracker.observe((), 60_001.0) == []
     assert not tracker.stages
 
 
@@ -46,10 +46,10 @@ def test_a_stage_that_is_watched_again_is_a_new_one() -> None:
     """Catches: where tasks always write, stages whose job was never listed left something behind."""
     tracker = StageTracker()
     tracker.watch(1, "w", 0.0)
-    tracker.observe({}, 60_001.0)
+    tracker.observe((), 60_001.0)
     tracker.watch(1, "w", 60_001.0)
-    assert tracker.observe({5: [1]}, 60_002.0) == []
-    assert tracker.observe({}, 60_003.0) == [1]
+    assert tracker.observe({1}, 60_002.0) == []
+    assert tracker.observe((), 60_003.0) == [1]
 
 
 def test_a_micro_batch_is_not_looked_for() -> None:
@@ -120,7 +120,7 @@ def test_the_end_of_a_job_is_reported() -> None:
 def test_a_ui_that_may_not_be_read_lists_nothing(status: int) -> None:
     """Catches: an error page taken for a list without running jobs would end all tasks."""
     with serving_ui({1: [7]}, status) as port, pytest.raises(LookupError):
-        running_jobs(("127.0.0.1", port))
+        running_stages(("127.0.0.1", port))
 
 
 def test_the_ui_is_found_among_what_the_driver_listens_on() -> None:

@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 _log = logging.getLogger(__name__)
 # Whole: a browser sends `[::1].evil.example` for a site of that name.
 _HOST = re.compile(r"host:\s*(?:\[(?P<address>[0-9a-f:.]+)\]|(?P<name>[^\[\]:\s]+))(?::[0-9]{1,5})?\s*")
-_NO_HEADERS: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +161,7 @@ class HttpServer:
         if not version.startswith("HTTP/1."):
             return _refusal("400 Bad Request")
         if method not in ("GET", "HEAD"):
-            return _refusal("405 Method Not Allowed", headers={"Allow": "GET, HEAD"})
+            return _refusal("405 Method Not Allowed", Allow="GET, HEAD")
         if not self._accepts_host(lines):
             return _refusal("403 Forbidden", "call the live view by its IP address or this host's name")
         page = self._pages.get(target.partition("?")[0])
@@ -187,7 +186,7 @@ class HttpServer:
         return True
 
 
-def _refusal(status: str, text: str = "", headers: Mapping[str, str] = _NO_HEADERS) -> Response:
+def _refusal(status: str, text: str = "", **headers: str) -> Response:
     return Response(f"{status}{': ' if text else ''}{text}\n".encode(), status=status, headers=headers)
 
 

@@ -248,8 +248,9 @@ class ReportChannel(Channel):
         self._read = read
         self._clock_ms = clock_ms
         self._interval_ms = interval_ms
-        self._lock = threading.Lock()  # guards all below
-        self._identity: TaskIdentity | None = None
+        self._lock = threading.Lock()  # guards changes of all below
+        # The task that runs. None between tasks.
+        self.identity: TaskIdentity | None = None
         # When the present task reports, and when a task of this worker last did.
         self._due_ms = self._reported_ms = -math.inf
         self._has_reported = False
@@ -261,7 +262,7 @@ class ReportChannel(Channel):
         host, application = cut(identity.host), cut(identity.application)
         identity = replace(identity, host=host, application=application)
         with self._lock:
-            self._identity, self._has_reported = identity, False
+            self.identity, self._has_reported = identity, False
             self._due_ms = max(self._due_ms, self._clock_ms() + _FIRST_MS)
         self.wake()
 
@@ -271,24 +272,19 @@ class ReportChannel(Channel):
         Of short tasks that follow one another, one reports in an interval: the driver's sums have the others.
         """
         with self._lock:
-            if self._identity is None:
+            if self.identity is None:
                 return
-            self._identity, now_ms = None, self._clock_ms()
+            self.identity, now_ms = None, self._clock_ms()
             if self._has_reported or last.failed or now_ms >= self._reported_ms + self._interval_ms:
                 self._ended.append(last)
                 self._reported_ms = now_ms
         self.wake()
 
-    @property
-    def identity(self) -> TaskIdentity | None:
-        """The task that runs. None between tasks."""
-        return self._identity
-
     def next_message(self, now_ms: float) -> TaskReport | None:
         with self._lock:
             if self._ended:
                 return self._ended.popleft()
-            identity = self._identity
+            identity = self.identity
             if identity is None or now_ms < self._due_ms:
                 return None
             self._reported_ms, self._has_reported = now_ms, True
@@ -296,13 +292,12 @@ class ReportChannel(Channel):
         # Takes locks of the producer, so not under this one.
         report = self._read(identity)
         with self._lock:
-            return report if self._identity is identity else None
+            return report if self.identity is identity else None
 
     def next_message_delay_ms(self, now_ms: float) -> float:
         with self._lock:
-            if self._ended:
-                return 0.0
-            return math.inf if self._identity is None else max(0.0, self._due_ms - now_ms)
+            due_ms = math.inf if self.identity is None else self._due_ms - now_ms
+            return 0.0 if self._ended else max(0.0, due_ms)
 
     @receives(ReportEvery)
     def on_report_every(self, message: ReportEvery, now_ms: float) -> None:

@@ -7,9 +7,9 @@ import base64
 import hashlib
 import json
 import math
-import re
 import socket
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from functools import lru_cache
 from importlib.resources import files
 from typing import Annotated, Any
@@ -105,13 +105,11 @@ class LivePages:
         self._owner = owner
         self._interval_ms = interval_ms
         self._patience_s = patience_s
-        self._begun_ms = -math.inf
-        # One at a time: those for which a busy coordinator has no time must not pile up.
+        # Guards the last snapshot, when it was begun, and the responses that were made of it.
         self._taking = asyncio.Lock()
-        # The next snapshot, which has not begun yet.
-        self._next: asyncio.Task[dict[str, Any]] | None = None
-        # By the function that made it, with its snapshot.
-        self._made: dict[_Render, tuple[dict[str, Any], Response]] = {}
+        self._begun_ms = -math.inf
+        self._snapshot: dict[str, Any] = {}
+        self._made: dict[_Render, Response] = {}
         self.by_path: dict[str, Callable[[], Awaitable[Response]]] = {
             "/": self._page,
             "/metrics.json": lambda: self._shared(as_json),
@@ -123,29 +121,30 @@ class LivePages:
 
     async def _shared(self, render: _Render) -> Response:
         """A response that is made once of each snapshot."""
-        if self._next is None:
-            self._next = asyncio.create_task(self._take())
         try:
-            # A client that gives up must not take it from the others.
-            snapshot = await asyncio.wait_for(asyncio.shield(self._next), self._patience_s)
+            await asyncio.wait_for(self._take_after(monotonic_ms()), self._patience_s)
         except asyncio.TimeoutError:
             busy = "503 Service Unavailable"
             return Response(b"the coordinator is busy\n", status=busy, headers={"Retry-After": "1"})
-        made = self._made.get(render)
-        if made is None or made[0] is not snapshot:
-            made = self._made[render] = snapshot, render(snapshot)
-        return made[1]
+        if render not in self._made:
+            self._made[render] = render(self._snapshot)
+        return self._made[render]
 
-    async def _take(self) -> dict[str, Any]:
+    async def _take_after(self, asked_ms: float) -> None:
         async with self._taking:
-            await asyncio.sleep(max(0.0, self._begun_ms + self._interval_ms - monotonic_ms()) / 1000)
-            self._begun_ms, self._next = monotonic_ms(), None
-            taken = asyncio.run_coroutine_threadsafe(_snapshot_of(self._metrics), self._owner)
-            return await asyncio.wrap_future(taken)
+            if self._begun_ms < asked_ms:
+                await asyncio.sleep(max(0.0, self._begun_ms + self._interval_ms - monotonic_ms()) / 1000)
+                begun_ms = monotonic_ms()
+                taken = Future[dict[str, Any]]()
+                self._owner.call_soon_threadsafe(self._take, taken)
+                self._snapshot = await asyncio.wrap_future(taken)
+                self._begun_ms = begun_ms
+                self._made.clear()
 
-
-async def _snapshot_of(metrics: ApplicationMetrics) -> dict[str, Any]:
-    return metrics.snapshot(monotonic_ms())
+    def _take(self, taken: Future[dict[str, Any]]) -> None:
+        # Those for which a busy coordinator had no time must not pile up.
+        if taken.set_running_or_notify_cancel():
+            taken.set_result(self._metrics.snapshot(monotonic_ms()))
 
 
 def as_json(snapshot: dict[str, Any]) -> Response:
@@ -175,6 +174,5 @@ def page() -> Response:
 
 
 def _hash(text: str, element: str) -> str:
-    found = re.search(rf"<{element}>(.*?)</{element}>", text, re.DOTALL)
-    content = found.group(1) if found else ""
+    content = text.partition(f"<{element}>")[2].partition(f"</{element}>")[0]
     return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"

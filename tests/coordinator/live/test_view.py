@@ -227,24 +227,6 @@ def test_clients_that_ask_again_and_again_cost_no_more_snapshots_than_the_interv
     assert taken[-1] - began_ms >= 4 * 50
 
 
-def test_a_coordinator_that_is_busy_is_reported_and_not_waited_for_for_long() -> None:
-    release = threading.Event()
-
-    async def ask(loop: asyncio.AbstractEventLoop) -> None:
-        impatient = LivePages(ApplicationMetrics(), loop, patience_s=0.1)
-        loop.call_soon_threadsafe(release.wait, 60)
-        try:
-            busy = await impatient.by_path["/metrics"]()
-            assert (busy.status, busy.headers) == ("503 Service Unavailable", {"Retry-After": "1"})
-        finally:
-            release.set()
-        patient = LivePages(ApplicationMetrics(), loop, patience_s=60.0)
-        assert (await patient.by_path["/metrics"]()).status == "200 OK"
-
-    with looping() as loop:
-        asyncio.run(ask(loop))
-
-
 def test_clients_that_ask_while_the_coordinator_is_busy_leave_it_two_snapshots_at_most() -> None:
     """Catches: after a stall of a minute it took 120 snapshots in one iteration of its loop."""
     release, board = threading.Event(), Board()
@@ -255,16 +237,16 @@ def test_clients_that_ask_while_the_coordinator_is_busy_leave_it_two_snapshots_a
         loop.call_soon_threadsafe(release.wait, 60)
         try:
             for _ in range(20):
-                assert (await pages.by_path["/metrics"]()).status == "503 Service Unavailable"
+                busy = await pages.by_path["/metrics"]()
+                assert (busy.status, busy.headers) == ("503 Service Unavailable", {"Retry-After": "1"})
         finally:
             release.set()
-        while len(taken) < 2:
-            await asyncio.sleep(0.001)
-        await asyncio.sleep(0.05)
+        patient = LivePages(board.metrics, loop, patience_s=60.0)
+        assert (await patient.by_path["/metrics"]()).status == "200 OK"
 
     with looping() as loop:
         asyncio.run(ask(loop))
-    assert len(taken) == 2
+    assert len(taken) <= 2
 
 
 def test_the_live_view_costs_less_than_a_hundredth_of_a_jobs_processor_time() -> None:
