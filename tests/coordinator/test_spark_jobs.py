@@ -32,7 +32,7 @@ def test_a_stage_ends_with_the_job_that_had_it_and_not_before() -> None:
     assert not tracker.stages
 
 
-def test_a_stage_whose_job_is_never_listed_is_watched_for_a_minute() -> None:
+def test_a_stage_whose_job_is_never_listed_is_watched_for_a_minute_and_leaves_nothing() -> None:
     """Catches: the UI was asked for ever, as Spark drops events under load."""
     tracker = StageTracker()
     tracker.watch(7, "w", 0.0)
@@ -40,16 +40,9 @@ def test_a_stage_whose_job_is_never_listed_is_watched_for_a_minute() -> None:
     assert list(tracker.stages) == [7]
     assert tracker.observe((), 60_001.0) == []
     assert not tracker.stages
-
-
-def test_a_stage_that_is_watched_again_is_a_new_one() -> None:
-    """Catches: where tasks always write, stages whose job was never listed left something behind."""
-    tracker = StageTracker()
-    tracker.watch(1, "w", 0.0)
-    tracker.observe((), 60_001.0)
-    tracker.watch(1, "w", 60_001.0)
-    assert tracker.observe({1}, 60_002.0) == []
-    assert tracker.observe((), 60_003.0) == [1]
+    tracker.watch(7, "w", 60_001.0)
+    assert tracker.observe({7}, 60_002.0) == []
+    assert tracker.observe((), 60_003.0) == [7]
 
 
 def test_a_micro_batch_is_not_looked_for() -> None:

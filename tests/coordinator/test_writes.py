@@ -82,23 +82,7 @@ def test_only_tasks_of_a_write_that_is_over_are_notified() -> None:
     assert coordinator.end("a") == [(1, WriteOver("a")), ANSWER]
 
 
-def test_an_attempt_that_begins_after_its_write_is_over_is_notified_at_once() -> None:
-    coordinator = Coordinator()
-    coordinator.end("a")
-    assert coordinator.receive(1, Writing("a")) == [(1, WriteOver("a"))]
-    assert coordinator.receive(1, Writing("a/1")) == [], "the next micro-batch"
-
-
-def test_the_driver_hears_once_why_the_last_attempt_failed() -> None:
-    coordinator = Coordinator()
-    for cause in ("the first", "the\nlast"):
-        assert coordinator.receive(1, AttemptFailed("a", cause)) == []
-    assert coordinator.end("b") == [ANSWER]
-    assert coordinator.end("a") == [(DRIVER, WriteCause("the last"))]
-    assert coordinator.end("a") == [ANSWER]
-
-
-def test_the_live_view_hears_of_failures() -> None:
+def test_the_driver_hears_once_why_the_last_attempt_failed_and_the_live_view_of_each() -> None:
     heard: list[tuple[str, str]] = []
 
     class Listener(ApplicationMetrics):
@@ -106,8 +90,12 @@ def test_the_live_view_hears_of_failures() -> None:
             heard.append((write, cause))
 
     coordinator = Coordinator(listener=Listener())
-    coordinator.receive(1, AttemptFailed("a", "no disk"))
-    assert heard == [("a", "no disk")]
+    for cause in ("the first", "the\nlast"):
+        assert coordinator.receive(1, AttemptFailed("a", cause)) == []
+    assert coordinator.end("b") == [ANSWER]
+    assert coordinator.end("a") == [(DRIVER, WriteCause("the last"))]
+    assert coordinator.end("a") == [ANSWER]
+    assert heard == [("a", "the first"), ("a", "the last")]
 
 
 def test_causes_of_failures_are_kept_within_bounds() -> None:
@@ -137,19 +125,9 @@ def test_a_name_that_comes_again_is_not_remembered() -> None:
     assert coordinator.receive(2, Writing("query/5")) == []
 
 
-def test_the_job_of_a_write_that_is_over_is_not_looked_for() -> None:
-    """Catches: the coordinator asked Spark's UI three times a second for every micro-batch of the last
-    minute."""
-    coordinator = Coordinator()
-    coordinator.receive(1, Writing("query/5", 7))
-    coordinator.receive(2, Writing("query/5", 7))
-    coordinator.receive(3, Writing("b", 8))
-    coordinator.end("query/5", again=True)
-    assert list(coordinator.jobs.watched) == [8]
-
-
 def test_the_job_of_a_write_is_not_looked_for_once_its_tasks_write_for_another() -> None:
-    """Catches: with two streams, a stage was looked for after its micro-batch, as its tasks had moved on."""
+    """Catches: Spark's UI was asked three times a second for every micro-batch of the last minute, also where
+    its tasks had moved on."""
     coordinator = Coordinator()
     coordinator.receive(1, Writing("query/5", 7))
     coordinator.receive(2, Writing("query/5", 7))
@@ -227,11 +205,6 @@ def test_a_driver_without_coordinator_goes_on() -> None:
     nobody = CoordinatorAddress("127.0.0.1", CoordinatorLocation(1, b"f" * 32, "name", b"t" * 32))
     assert end_attempts(nobody, "a") == ""
     report_failure(nobody, "a", "no disk")
-
-
-def test_a_driver_whose_coordinator_stalls_goes_on() -> None:
-    with serving(services={WriteService: WriteService}) as server, server.busy():
-        assert end_attempts(server.address, "q/1") == "", "no answer within the bound"
 
 
 @pytest.mark.usefixtures("application")

@@ -16,7 +16,6 @@ from kafka_sink.coordinator.live.messages import (
     DriverWaiting,
     DriverWaits,
     ReportChannel,
-    ReportEvery,
     TaskReport,
     about_job,
     report_end,
@@ -55,15 +54,10 @@ def test_a_state_an_outcome_or_a_step_that_nobody_knows_is_refused(wrong: Messag
 
 
 def test_what_a_job_says_of_itself_is_cut_to_what_a_message_takes() -> None:
-    about = about_job("n" * 500, {f"option-{number}": "v" * 500 for number in range(100)})
-    sent = report(1, replace(TASK, about=about))
-    assert decode(encode(sent)) == sent
-
-
-def test_a_task_with_long_names_reports() -> None:
     """Catches: an application's name of 301 characters, and each report ended the connection."""
+    about = about_job("n" * 500, {f"option-{number}": "v" * 500 for number in range(100)})
     task = Task()
-    task.channel.begin(replace(TASK, application="n" * 301, host="\ud800"))
+    task.channel.begin(replace(TASK, application="n" * 301, host="\ud800", about=about))
     task.now_ms = 300.0
     (sent,) = task.send()
     assert decode(encode(sent)) == sent
@@ -136,14 +130,6 @@ def test_a_task_that_has_failed_or_has_reported_is_always_told_of() -> None:
     assert [one.identity.task for one in task.send()] == [4]
 
 
-def test_a_task_that_has_failed_is_told_of_before_its_driver_reports_the_end() -> None:
-    task = Task()
-    for number, failed in ((1, False), (2, True)):
-        task.channel.begin(replace(TASK, task=number))
-        task.channel.end(report(1, replace(TASK, task=number), done=True, failed=failed))
-        assert [one.identity.task for one in task.send()] == [number]
-
-
 def test_thousands_that_report_at_once_take_turns_and_lose_nothing() -> None:
     """Catches: after a restart 4,000 reports of 0.4 ms each held up what tasks need."""
     board, out = Board(), FakeOutbox()
@@ -171,15 +157,6 @@ def test_thousands_that_report_at_once_take_turns_and_lose_nothing() -> None:
     for number in range(500):
         deliver(service, number, report(2, replace(TASK, task=number), done=True), 6_000.0)
     assert board.total() == 1_000
-
-
-def test_a_task_keeps_to_the_interval_that_it_was_told() -> None:
-    task = Task()
-    deliver(task.channel, ReportEvery(10_000.0), 0.0)
-    task.channel.begin(TASK)
-    task.now_ms = 300.0
-    assert task.send()
-    assert task.channel.next_message_delay_ms(300.0) == 10_000.0
 
 
 # -- the driver ---------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kafka_sink.coordinator.live.prometheus import METRICS, PREFIX, exposition
 from tests.support.live_view_client import sample_names
-from tests.support.task_reports import CLUSTER, Board, broker, final, full_report, report
+from tests.support.task_reports import CLUSTER, Board, broker, full_report, report
 
 
 def test_prometheus_own_parser_reads_the_metrics() -> None:
@@ -29,16 +29,6 @@ def test_prometheus_own_parser_reads_the_metrics() -> None:
     assert not missing
 
 
-def test_the_totals_of_the_metrics_are_those_of_the_summary() -> None:
-    board = Board()
-    board.report(report(10))
-    board.end(final(12_345))
-    families = {
-        one.name: one for one in text_string_to_metric_families(exposition(board.shown())[0].decode())
-    }
-    assert [one.value for one in families[PREFIX + "record_send"].samples] == [12_345]
-
-
 def test_latencies_are_a_histogram() -> None:
     board = Board()
     board.report(report(1, brokers={3: broker(6, (1, 0, 2) + (0,) * 9 + (3,))}))
@@ -49,19 +39,9 @@ def test_latencies_are_a_histogram() -> None:
     assert f'{name}_count{{broker="3",cluster="{CLUSTER}"}} 6.0' in text
 
 
-def test_names_of_topics_cannot_break_the_format() -> None:
-    board = Board()
-    # Kafka refuses such names; a task that is not ours could send one.
-    nasty = 'a"b\\c\n<script>alert(1)</script>'
-    board.report(report(0, topics={nasty: report(1).topics["t"]}))
-    families = {
-        one.name: one for one in text_string_to_metric_families(exposition(board.shown())[0].decode())
-    }
-    assert families[PREFIX + "record_send"].samples[0].labels["topic"] == nasty
-
-
-@pytest.mark.parametrize("name", ["\ud800", "t\udfff-x"])
-def test_a_name_that_utf_8_cannot_encode_does_not_hide_the_others(name: str) -> None:
+# Kafka refuses such names; a task that is not ours could send one.
+@pytest.mark.parametrize("name", ['a"b\\c\n<script>alert(1)</script>', "\ud800", "t\udfff-x"])
+def test_a_name_neither_breaks_the_format_nor_hides_the_others(name: str) -> None:
     """Catches: one task's topic named by a lone surrogate, and /metrics closed connections silently."""
     board = Board()
     board.report(report(5))
