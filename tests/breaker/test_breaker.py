@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import pytest
 
@@ -15,10 +15,7 @@ from kafka_sink.breaker import (
     ProducerStatusContext,
 )
 from kafka_sink.breaker.breaker import Breaker
-from kafka_sink.breaker.mutes import MuteChange
-from kafka_sink.cluster.broker import Broker
 from kafka_sink.coordinator.breaker import BreakerChannel
-from kafka_sink.engine.batch import ProducerBatch
 from kafka_sink.errors import BrokerRefusedError
 from kafka_sink.model import TopicPartition
 from tests.support.breaker_cluster import A0, A1, B0, Cluster, IdleBreaker, numbers, run_pass
@@ -188,10 +185,7 @@ class Recorder(PartitionCircuitBreaker):
         return False
 
     def on_complete(
-        self,
-        context: ProducerStatusContext,
-        topic_partition: TopicPartition,
-        exception: Exception | None,
+        self, context: ProducerStatusContext, topic_partition: TopicPartition, exception: Exception | None
     ) -> bool:
         if self.broken:
             raise ZeroDivisionError("of the user's making")
@@ -268,35 +262,15 @@ def test_a_class_that_raises_is_switched_off_and_its_mutes_end_by_probes(
 
 
 class Shared(BreakerChannel):
-    """A coordinator's side that records its calls."""
+    """A coordinator's side that says nothing."""
 
     is_current = True  # type: ignore[assignment]
 
     def __init__(self) -> None:
         super().__init__(lambda: None, 500.0, lambda: None)
-        self.seen: list[tuple[int, TopicPartition, int, Exception]] = []
-        self.changes: list[MuteChange] = []
-        self.held: list[object] = []
-
-    def failed(
-        self, broker: Broker, batches: Iterable[ProducerBatch], cause: Exception, now_ms: float
-    ) -> None:
-        self.seen += [(broker.id, one.partition, one.record_count, cause) for one in batches]
-
-    def answered(self, node_id: int) -> None:
-        pass
-
-    def changed(self, change: MuteChange) -> None:
-        self.changes.append(change)
-
-    def on_other_cluster(self) -> None:
-        pass
 
     def exchange(self, manager: CircuitBreakManager) -> None:
-        self.held = list(manager.local.held())
-
-    def next_change_ms(self, now_ms: float) -> float:
-        return 250.0
+        pass
 
 
 def test_a_task_does_not_wait_for_mutes_that_are_known() -> None:
@@ -342,23 +316,11 @@ def test_topics_without_a_leader_are_refreshed_when_a_broker_is_probed() -> None
     assert stale == ["t", "t"]
 
 
-def test_outcomes_and_changes_go_to_the_coordinator_until_the_task_leaves_it() -> None:
-    shared = Shared()
+def test_a_task_that_leaves_the_coordinator_goes_on_by_its_own_clock() -> None:
     bench = Bench(Recorder())
-    bench.gate.share(shared)
-    bench.send(P0, 40)
-    bench.answer(P0, REPLICAS, 40)
-    run_pass(bench.gate, bench.now)
-    assert shared.seen == [(1, P0, 40, REPLICAS)]
-    assert [(c.target, c.muted, c.own) for c in shared.changes] == [(P0, True, True)]
-    assert not shared.held
-    bench.gate.local.may_probe(P0)
-    run_pass(bench.gate, bench.now)
-    assert shared.held == [P0]
-    assert bench.gate.next_change_ms(bench.now) == 250.0
+    bench.gate.share(Shared())
     bench.manager.local.apply_shared({1: "another task says so"}, {})
     run_pass(bench.gate, bench.now)
-    assert len(shared.changes) == 1, "changes by the coordinator are not reported to it"
     bench.gate.share(None)
     run_pass(bench.gate, bench.now)
     assert not bench.manager.local.mutes[1].is_shared

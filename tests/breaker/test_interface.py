@@ -9,10 +9,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
-from kafka_sink.breaker import (
-    FailureRateCircuitBreaker,
-    PartitionCircuitBreaker,
-)
+from kafka_sink.breaker import FailureRateCircuitBreaker, PartitionCircuitBreaker
 from kafka_sink.breaker.interface import load_breaker
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import parse
@@ -64,7 +61,9 @@ def test_the_default_class_and_none() -> None:
     assert load(**{"class": "none"}) is None
 
 
-def test_an_own_class_gets_its_options() -> None:
+def test_an_own_class_gets_its_options_and_may_refuse_them() -> None:
+    with pytest.raises(ConfigurationError, match="bad is not good"):
+        load(**{"class": f"{__name__}.Own", "bad": "1"})
     found = load(**{"class": f"{__name__}.Own", "my_option": "7"})
     assert isinstance(found, Own)
     assert found.configs == {
@@ -86,9 +85,7 @@ def test_an_own_class_gets_its_options() -> None:
         (f"{__name__}.Leaving", "cannot be configured: SystemExit.*cannot work like this"),
         (f"{__name__}.made", "is not a subclass of"),
         (f"{__name__}.Own.configure", "cannot be imported: ModuleNotFoundError"),
-        ("", "must be a dotted path"),
         (".Own", "must be a dotted path"),
-        ("..Own", "cannot be imported"),
         ("kafka_sink..Own", "cannot be imported"),
         ("kafka_sink.model.", "has no class ''"),
         ("kafka_sink.breaker.PartitionCircuitBreaker", "cannot be configured: TypeError"),
@@ -114,11 +111,6 @@ def test_a_module_that_cannot_be_imported_says_why(
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ConfigurationError, match=rf"module '{name}' cannot be imported: .*(not here|syntax)"):
         load(**{"class": f"{name}.Own"})
-
-
-def test_the_reason_of_a_class_that_refuses_its_options_is_in_the_error() -> None:
-    with pytest.raises(ConfigurationError, match="bad is not good"):
-        load(**{"class": f"{__name__}.Own", "bad": "1"})
 
 
 @pytest.mark.parametrize(

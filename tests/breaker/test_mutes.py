@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 from hypothesis import strategies as st
@@ -82,30 +83,28 @@ class BookMachine(RuleBasedStateMachine):
 
     @rule(of=st.sampled_from(TARGETS), event=st.sampled_from(sorted(e.value for e in BreakerEvent)))
     def happens(self, of: Target, event: str) -> None:
-        target = of
         kind = BreakerEvent(event)
-        state, _ = self._derive(target)
+        state, _ = self._derive(of)
         if (state, kind) not in TRANSITIONS:
             before = (repr(self.book.mutes), self.book.version, self.book.probes)
             with pytest.raises(IllegalTransitionError, match=f"{state.value} does not allow .* {event}"):
-                self._do(target, kind)
+                self._do(of, kind)
             assert before == (repr(self.book.mutes), self.book.version, self.book.probes)
             return
-        self._do(target, kind)
-        self.story[target].append((event, self.now))
+        self._do(of, kind)
+        self.story[of].append((event, self.now))
 
     def _do(self, target: Target, kind: BreakerEvent) -> None:
         book, now = self.book, self.now
-        if kind is BreakerEvent.TRIP:
-            book.trip(target, "r", now)
-        elif kind is BreakerEvent.PROBE:
-            book.probe(target, now)
-        elif kind is BreakerEvent.FAILURE:
-            book.fail(target, "", now)
-        elif kind is BreakerEvent.EXPIRE:
-            book.expire(target, now)
-        else:
-            (book.succeed if kind is BreakerEvent.SUCCESS else book.reset)(target)
+        calls: dict[BreakerEvent, Callable[[], object]] = {
+            BreakerEvent.TRIP: lambda: book.trip(target, "r", now),
+            BreakerEvent.PROBE: lambda: book.probe(target, now),
+            BreakerEvent.SUCCESS: lambda: book.succeed(target),
+            BreakerEvent.FAILURE: lambda: book.fail(target, "", now),
+            BreakerEvent.EXPIRE: lambda: book.expire(target, now),
+            BreakerEvent.RESET: lambda: book.reset(target),
+        }
+        calls[kind]()
 
     def _derive(self, target: Target) -> tuple[BreakerState, float]:
         """State and the time at which it allows a probe, or loses one."""

@@ -172,10 +172,7 @@ def test_a_duplicate_without_its_offset_is_no_lie() -> None:
     assert high > low + 9
 
 
-@given(
-    place=st.integers(0, 489),
-    change=st.sampled_from(["drop", "double", "swap", "move"]),
-)
+@given(place=st.integers(0, 489), change=st.sampled_from(["drop", "double", "swap", "move"]))
 def test_no_single_change_of_an_acknowledged_row_goes_unseen(place: int, change: str) -> None:
     attempts, log = history()
     attempts = [replace(attempt, result=None) for attempt in attempts]

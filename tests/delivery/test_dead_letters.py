@@ -295,8 +295,7 @@ def test_more_rows_than_errors_max_fail_the_task() -> None:
 
 
 def test_what_a_missing_partition_costs_does_not_shorten_the_valid_rows_wait_for_memory(
-    bound_waits: BoundWaits,
-    monkeypatch: pytest.MonkeyPatch,
+    bound_waits: BoundWaits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Catches: good rows of a table that failed after 0 ms behind a row that had waited for max.block.ms."""
     bound_waits(missing_ms=300.0)

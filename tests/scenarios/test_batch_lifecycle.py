@@ -346,8 +346,5 @@ def test_no_restart_while_a_batch_of_the_partition_is_in_doubt() -> None:
         model.deliveries.raise_failure(model.next_row, model.accumulator.unacknowledged_records())
     assert [
         row for batch in model.logs[TopicPartition(TOPIC, 0)].batches for row in numbers_in(batch.data)
-    ] == [
-        0,
-        2,
-    ]
+    ] == [0, 2]
     model.check_end()

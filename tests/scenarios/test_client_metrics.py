@@ -87,17 +87,6 @@ def client(cluster: FakeCluster) -> Iterator[Client]:
         yield Client(cluster, driver)
 
 
-def test_a_subscription_is_asked_for_and_its_metrics_pushed(client: Client) -> None:
-    client.subscribe()
-    assert client.after(INTERVAL - 1) == 1
-    client.after(1)
-    client.settle(PUSH, 1)
-    assert client.after(0) == INTERVAL
-    (push,) = client.cluster.received(PUSH)
-    assert (push.body.instance_id, push.body.subscription_id) == (Wanted().instance_id, 7)
-    assert client.counts == (1, 1)
-
-
 def test_a_broker_that_takes_no_pushes_is_asked_for_nothing() -> None:
     """Catches: a connection with rows in flight that such a broker closed at each push."""
     only_asks = {GET_SUBSCRIPTIONS: (0, 0)}

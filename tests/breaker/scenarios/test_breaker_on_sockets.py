@@ -75,9 +75,7 @@ def send_elsewhere(producer: Producer, number: int) -> None:
     producer.send(rows(number, 1, partition=1 + number % 2))
 
 
-def test_batches_of_a_muted_partition_go_in_order_once_a_probe_succeeds(
-    cluster: FakeCluster,
-) -> None:
+def test_batches_of_a_muted_partition_go_in_order_once_a_probe_succeeds(cluster: FakeCluster) -> None:
     cluster.script(PRODUCE, *[error(19)] * 5, node_id=0)
     options = {f"{BREAKER}trigger_message_count": 1, f"{BREAKER}mute_retry_interval": 150, **PATIENT}
     with task(cluster, retry_backoff_ms=1, retry_backoff_max_ms=1, **options) as producer:
@@ -228,17 +226,3 @@ def test_rows_that_keep_their_partition_keep_their_order_through_mutes_and_retri
     assert written(cluster) == written(cluster, 1) == list(range(count))
     assert result.breaker_trips >= 2
     assert result.retries > 0
-
-
-def test_one_request_to_a_frozen_broker_is_enough_to_mute_it(cluster: FakeCluster) -> None:
-    """Catches: a sender that sleeps until the response, though the breaker has a deadline for it."""
-    with task(cluster, **QUICK) as producer:
-        producer.sender.max_poll_ms = 1e9
-        for partition in range(3):
-            producer.send(rows(0, 1, partition=partition))
-        until(lambda: all(written(cluster, p) for p in range(3)), "all brokers are known")
-        cluster.freeze(0)
-        producer.send(rows(1, 1))
-        until(lambda: mutes(producer), "it is muted, and no other row woke the sender")
-        cluster.thaw(0)
-        producer.finish()

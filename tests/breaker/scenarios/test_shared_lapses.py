@@ -191,9 +191,7 @@ def test_a_permit_does_not_outlive_its_connection() -> None:
     assert not task.gate.local.may_probe(P0), "perhaps it is another task's by now"
 
 
-def test_one_task_warns_of_a_mute_and_each_logs_it_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_one_task_warns_of_a_mute_and_each_logs_it_once(caplog: pytest.LogCaptureFixture) -> None:
     job = Job(4)
     job.run(100)
     with caplog.at_level(logging.INFO, "kafka_sink"):
