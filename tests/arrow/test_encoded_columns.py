@@ -149,8 +149,7 @@ def _text(key: str | bytes) -> str:
 
 
 def test_every_refused_row_has_its_dead_letter(registry: Server) -> None:
-    """Catches: dead letters of the first rows only, where a column beside the value is converted in
-    slices."""
+    """Catches: dead letters of the first rows only, where a column beside the value comes in slices."""
     count = 20_000
     rejected: list[RejectedRows] = []
     schema = pa.schema([("x", pa.float64()), ("timestamp", pa.timestamp("ns", "UTC"))])

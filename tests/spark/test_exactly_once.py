@@ -120,8 +120,7 @@ def _list_open(prefix: str) -> Steps[list[str]]:
 def test_a_job_that_is_run_again_under_its_version_writes_nothing_and_says_so(
     spark: SparkSession, job: Job, broker: LocalBroker, topic: str, tmp_path: Path
 ) -> None:
-    """Catches: a lower version that was never written was skipped as "written before", and its rows were
-    lost; and a skip was reported as a write of no rows."""
+    """Catches: a lower version that was never written was skipped, and a skip was reported as a write."""
     named = {"txnAppId": "nightly", "delivery.report.path": str(tmp_path / "report")}
     job(spark.range(10).repartition(3), txnVersion="20260131", **named).save()
     # However its rows are split by then.
@@ -147,8 +146,7 @@ def test_of_a_job_that_fails_readers_see_nothing_and_nothing_stays_open(
 def test_a_query_with_for_each_batch_that_fails_after_its_write_writes_each_row_once(
     spark: SparkSession, job: Job, broker: LocalBroker, topic: str, tmp_path: Path
 ) -> None:
-    """A micro-batch fails after its rows are committed, the query is started again, and then its commit log
-    loses a batch: Spark runs both batches twice."""
+    """It fails behind its commit, is started again, and loses a commit file: its batch runs three times."""
     checkpoint = tmp_path / "checkpoint"
     runs: Counter[int] = Counter()
 
@@ -200,8 +198,7 @@ def lose_commit(checkpoint: Path) -> int:
 def test_a_completed_batch_whose_commit_file_is_lost_is_run_again_and_writes_nothing(
     spark: SparkSession, broker: LocalBroker, stream: Stream, topic: str, tmp_path: Path
 ) -> None:
-    """Neither rows nor markers, not even of an aborted transaction. Catches: rows doubled, where the
-    checkpoint was spelt otherwise: the query had other transactional ids, under which nothing was written."""
+    """No marker, either. Catches: rows doubled by other ids, where the checkpoint was spelt otherwise."""
 
     def run(tasks: int, spelt: str) -> list[int]:
         source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 100)
@@ -223,8 +220,7 @@ def test_a_completed_batch_whose_commit_file_is_lost_is_run_again_and_writes_not
 def test_a_checkpoint_that_lost_its_last_batch_loses_no_rows(
     spark: SparkSession, broker: LocalBroker, stream: Stream, topic: str, tmp_path: Path
 ) -> None:
-    """Catches: rows lost in silence. Spark plans another batch under the number that was lost, and all its
-    rows were skipped as those of the first."""
+    """Catches: Spark plans another batch under the number that was lost, and all its rows were skipped."""
     checkpoint, source, report = (tmp_path / name for name in ("checkpoint", "source", "report"))
     source.mkdir()
 
@@ -269,8 +265,7 @@ def outcomes(report: Path) -> list[str]:
 def test_two_sinks_of_one_name_do_not_lose_the_second_ones_rows(
     spark: SparkSession, broker: LocalBroker, topic: str
 ) -> None:
-    """Catches: rows that name their topics have no option that tells the two apart, so the second write was
-    skipped as if it were the first, run again."""
+    """Catches: the second write was skipped as if it were the first, as no option told the two apart."""
 
     def save(first: int, **options: str) -> None:
         (

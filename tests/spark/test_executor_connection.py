@@ -150,8 +150,7 @@ def raises(error: Exception) -> None:
 
 @pytest.mark.parametrize("is_busy", [False, True], ids=["idle", "busy"])
 def test_a_forked_process_watches_with_a_thread_of_its_own(pair: Pair, *, is_busy: bool) -> None:
-    """Catches: no watch, the parent's as well, its pipe left open, or a wait for ever for a lock held at the
-    fork."""
+    """Catches: no watch, the parent's as well, its pipe left open, or a lock that was held at the fork."""
     jvm, worker = pair
     watcher, of_parent = Watcher(), list[Exception]()
     closed = [descriptor for descriptor in range(256) if not is_open(descriptor)]
@@ -273,8 +272,7 @@ def test_rows_are_acknowledged_before_the_kernel_would(pair: Pair) -> None:
 
 
 def test_a_default_timeout_does_not_change_the_workers_socket(pair: Pair) -> None:
-    """Catches: after a user's socket.setdefaulttimeout, PyArrow read from a socket that did not block,
-    and found the rows cut off."""
+    """Catches: after a user's socket.setdefaulttimeout, PyArrow found the rows cut off."""
     _, worker = pair
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(30)

@@ -130,8 +130,7 @@ def test_of_a_job_that_fails_the_log_says_what_was_written(
 def test_exactly_once_a_job_that_fails_leaves_nothing_and_a_version_is_written_once(
     spark: SparkSession, broker: LocalBroker, topic: str, options: Options
 ) -> None:
-    """A job without partitions is a batch without rows. Catches: no task ran, so such a version was not
-    recorded, and passed for success where readers saw a part of it."""
+    """Catches: a version without partitions, for which no task runs, was not recorded."""
     once = options(**{"delivery.guarantee": "exactly-once", "txnAppId": topic})
     failing = spark.range(0, 100, 1, 4).selectExpr("cast(if(id = 99, raise_error('no'), id) as string) value")
     with pytest.raises(Exception, match="no"):

@@ -94,8 +94,7 @@ def test_both_executors_write_and_every_row_arrives_once(
 
 @pytest.mark.usefixtures("cluster")
 def test_of_an_attempt_that_spark_speculates_against_readers_see_nothing(secured: Secured) -> None:
-    """The copy of a task won while rows of the first attempt were in the topic. Readers of committed rows see
-    each row once, and nothing is open."""
+    """The copy of a task won while rows of the first attempt were in the topic."""
     servers = secured.broker.bootstrap_servers
     out = io.StringIO()
     asked = ["list", "--bootstrap-servers", servers, "--prefix", f"{ONCE}-job", "--topic", ONCE]

@@ -68,8 +68,7 @@ def test_transactions_that_ended_have_their_ages() -> None:
 def test_a_driver_that_does_not_learn_what_became_of_a_decision_says_what_readers_see(
     app: str | None, who: str
 ) -> None:
-    """Catches: a job of which readers saw a part, and would for good, failed with the text of a
-    request that failed."""
+    """Catches: a job of which readers saw a part failed with the text of a request that failed."""
     cluster = Cluster()
     report = cluster.write(cluster.plan(), 7, 0, 0, app="nightly")
     if app is None:
@@ -107,8 +106,7 @@ def times_out(cluster: Cluster, *tasks: int) -> Callable[[Operation], bool]:
 def test_what_completes_a_batch_is_said_of_those_that_can_be_completed(
     batch: BatchIdentity, advice: str, never: str
 ) -> None:
-    """Catches: the error said to run an unnamed job again to write just what was missing, and it wrote all
-    rows."""
+    """Catches: an unnamed job was to be run again to write what was missing, and wrote all rows."""
     cluster = Cluster()
     reports = reports_of(cluster, batch)
     with pytest.raises(IncompleteBatchError, match=advice) as reported:
@@ -119,8 +117,7 @@ def test_what_completes_a_batch_is_said_of_those_that_can_be_completed(
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_batch_that_is_lost_in_the_commit_itself_is_just_run_again(protocol: int) -> None:
-    """Catches: it was reported as one that readers see a part of, with advice to ``abandon`` all of its
-    rows."""
+    """Catches: advice to ``abandon`` all rows of a batch of which readers saw none."""
     cluster = Cluster(protocol)
     reports = reports_of(cluster, BatchIdentity.of_query("one", 0))
     with pytest.raises(TransactionError, match=r"Readers see nothing of it.* run it again") as reported:
@@ -132,8 +129,7 @@ def test_a_batch_that_is_lost_in_the_commit_itself_is_just_run_again(protocol: i
 
 
 def test_of_two_queries_under_one_name_no_batch_is_doubled_without_a_warning() -> None:
-    """Catches: a query that was killed behind its decided batch 0 wrote it twice if another query had begun
-    under its name meanwhile; and so did one whose name had changed, which begins with a later batch."""
+    """Catches: a query killed behind its decided batch wrote it twice, if another began under its name."""
     cluster = Cluster()
     doubts = [
         cluster.commit(cluster.write(cluster.plan(), 0, 0, 0, query=query)).doubt
@@ -156,8 +152,7 @@ def test_a_batch_of_which_no_task_reports_is_not_committed() -> None:
 
 
 def test_a_repair_by_tasks_without_rows_is_refused() -> None:
-    """Catches: rows lost in silence. Of an incomplete batch only tasks that are missing were run again, and
-    their source had no rows any more: the commit took that for an empty batch."""
+    """Catches: rows lost, as a repair whose source had no rows any more passed for an empty batch."""
     cluster = Cluster()
     run = cluster.plan()
     reports = [cluster.write(run, 0, index, index) for index in range(2)]
@@ -172,8 +167,7 @@ def test_a_repair_by_tasks_without_rows_is_refused() -> None:
 
 @pytest.mark.parametrize("learns", [True, False])
 def test_a_decision_that_planning_did_not_see_is_not_made_again(*, learns: bool) -> None:
-    """Catches: rows doubled. Planning, and mostly the commit, asked a broker that had been frozen and did not
-    know yet that another one was the group's coordinator, which had taken a decision since."""
+    """Catches: rows doubled, where planning asked a former coordinator, and the commit mostly did, too."""
     cluster = Cluster()
     first = cluster.plan()
     cluster.kafka.replace_coordinator(SCOPE.decision_key(0).group)
@@ -206,8 +200,7 @@ def again(cluster: Cluster, *rows: RowsDigest, compare: str = "content", app: st
 
 
 def test_a_batch_that_is_run_again_with_other_rows_is_refused() -> None:
-    """Catches: rows lost in silence, where a checkpoint lost its last batch and Spark planned another one
-    under its number: all its rows were skipped."""
+    """Catches: rows lost, where a checkpoint lost its last batch and Spark gave its number to another one."""
     cluster = Cluster()
     for number in range(2):
         run = cluster.plan()
@@ -230,8 +223,7 @@ def test_a_batch_that_is_run_again_with_other_rows_is_refused() -> None:
 
 
 def test_of_two_writes_with_one_name_the_second_is_refused() -> None:
-    """Catches: two sinks of foreachBatch with the same txnAppId, and rows that name their topics: the second
-    one lost everything."""
+    """Catches: of two sinks of foreachBatch with one txnAppId the second one lost everything."""
     cluster = Cluster()
     cluster.commit(cluster.write(cluster.plan(), 1, 0, 1, 2, app="first"))
     with pytest.raises(ChangedBatchError, match="give each write a txnAppId of its own"):
@@ -240,8 +232,7 @@ def test_of_two_writes_with_one_name_the_second_is_refused() -> None:
 
 
 def test_an_abandoned_batch_is_compared_when_it_is_run_again() -> None:
-    """Catches: 50 rows lost in a round. What became of a batch could not be known, so it was abandoned; then
-    the checkpoint lost it, and another batch of its number was taken for it."""
+    """Catches: rows lost, where a checkpoint lost an abandoned batch, and another one was taken for it."""
     cluster = Cluster()
     run = cluster.plan()
     reports = [cluster.write(run, 1, index, index) for index in range(2)]

@@ -181,8 +181,7 @@ def listing() -> Steps[set[str]]:
 
 
 def test_a_list_waits_for_no_broker_that_left_and_a_moment_only_for_one_that_hangs(network: Network) -> None:
-    """Catches: a commit failed after kafka.delivery.timeout.ms, as the list was still to come from a broker
-    that Metadata no longer named."""
+    """Catches: a commit failed, as the list was still to come from a broker that had left the cluster."""
     client = connected(network)
     network.dead = {2}
     assert client.run(listing(), 60_000) == {"p-task-1-0", "p-task-3-0"}
@@ -247,8 +246,7 @@ def test_without_any_broker_a_step_ends_with_its_time_and_its_steps_are_told(net
 
 
 def test_a_group_that_does_not_exist_has_no_offsets() -> None:
-    """Catches: the first batch under a prefix failed on brokers that tell such a group from one without
-    offsets, as Kafka does not."""
+    """Catches: a prefix's first batch failed on brokers that know no group without offsets."""
 
     class WithoutGroups(Network):
         def of_groups(self, node: int, api: int) -> Any:
@@ -287,8 +285,7 @@ def test_a_coordinator_that_is_not_believed_is_asked_for_at_another_broker() -> 
 
 
 def test_an_offset_that_stays_pending_is_said_to_be() -> None:
-    """Catches: a run that waited for a progress marker in a transaction that only it could end, until its
-    bound."""
+    """Catches: a run waited for a marker in a transaction that only it could end, until its bound."""
     network = FormerCoordinator()
     client = client_of(network)
     assert client.run(fetch_stable_offsets(OffsetKey("g", PLACE)), 60_000) == {OffsetKey("g", PLACE): None}
@@ -296,8 +293,7 @@ def test_an_offset_that_stays_pending_is_said_to_be() -> None:
 
 
 def test_a_topic_that_is_created_again_with_fewer_partitions_is_asked_for_again(network: Network) -> None:
-    """Catches: a query that failed until its application ended, as it went on to record progress for a
-    partition that its topic did not have any more."""
+    """Catches: a query recorded progress for a partition that its topic had no more, until it ended."""
     network.partitions = 5
     client = connected(network)
     assert client.partitions("t", 60_000) == 5
@@ -346,8 +342,7 @@ PLACE = TopicPartition("t", 0)
 
 
 def test_offsets_fetched_behind_recorded_ones_are_of_the_coordinator_that_took_them() -> None:
-    """Catches: a decision checked against what a former coordinator reported, as the request that only the
-    present one can handle was sent again."""
+    """Catches: a decision was checked against what a former coordinator reported."""
     network = Coordinators()
 
     def steps() -> Steps[Any]:
@@ -362,9 +357,7 @@ def test_offsets_fetched_behind_recorded_ones_are_of_the_coordinator_that_took_t
 
 
 def test_who_owns_an_id_is_not_told_while_it_gets_another_producer_id() -> None:
-    """The markers of a transaction under the last epoch of producer id 7 are written between two requests.
-    Catches: a driver that knew its next producer id by the response to EndTxn, and took what the id still
-    showed for another driver's."""
+    """Catches: what an id still showed at its last epoch was taken for another driver's."""
     states = iter([("PrepareCommit", 7, 32_767), ("CompleteCommit", 1007, 0)])
 
     class LastEpoch(Network):

@@ -76,8 +76,7 @@ def test_a_decision_with_a_chunk_missing_is_not_taken_for_another() -> None:
 
 
 def test_what_earlier_versions_wrote_is_refused_saying_what_to_do() -> None:
-    """Catches: fields were added and the format's tag was not changed, so a decision could not be read by
-    either version and was called a broken one."""
+    """Catches: fields were added under the same tag, so an older decision was called a broken one."""
     for former in ("kc1", "kc2", "kc3"):
         with pytest.raises(ProtocolError, match=r"earlier version of kafka-chunked.*another transactional"):
             decode([f"{former} 1 4 1 0 text"])
@@ -179,8 +178,7 @@ def test_a_query_that_goes_back_before_its_last_batch_is_refused() -> None:
 
 
 def test_a_checkpoint_may_be_deleted_any_number_of_times_and_an_old_copy_is_not_taken_for_new() -> None:
-    """Catches: the 65th query on a path was refused, as each new checkpoint makes another query of it; and
-    the first one, restored from a copy, doubled its batch, as 64 others had been written since."""
+    """Catches: the 65th query on a path was refused, and a copy of the first doubled its batch."""
     last = None
     for name in range(200):
         query = BatchIdentity.of_query(f"id-{name}", 0)

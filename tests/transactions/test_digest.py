@@ -46,8 +46,7 @@ def of_column(values: Sequence[Any], kind: pa.DataType) -> RowsDigest:
 def test_a_digest_depends_neither_on_order_nor_on_batches_nor_on_tasks(
     rows: list[Row], chance: random.Random, cut: int, before: int
 ) -> None:
-    """Catches: rows that came over another network path were taken for others, and just ``rewrite`` was
-    left."""
+    """Catches: rows that came over another network path were taken for others."""
     moved = chance.sample(rows, len(rows))
     whole = of(batch_of(rows))
     # Slices begin anywhere in a buffer.
@@ -108,8 +107,7 @@ def test_the_argument_for_other_digests_holds() -> None:
 
 @pytest.mark.parametrize("places", [(7,), (3,), (3, 7), (2, 6), (0, 4), tuple(range(8))], ids=str)
 def test_no_kind_of_change_of_a_word_keeps_the_low_bits_of_its_checksum(places: tuple[int, ...]) -> None:
-    """Catches: changes of bytes 3 and 7 together changed just the uppermost bits, so that two such changes
-    made up for each other."""
+    """Catches: two changes of bytes 3 and 7 together made up for each other."""
     random_bits = np.random.default_rng(3)
     text = (random_bits.integers(0, 64, (20_000, 8)) + 48).astype(np.uint8)
     changed = text.copy()
@@ -180,8 +178,7 @@ def test_numbers_and_lists_count_too() -> None:
 
 
 def test_blocks_and_buffers_that_are_not_aligned_give_the_same() -> None:
-    """Catches: just the first of 256 rows was looked at, so tasks that exchanged all others passed for the
-    same: the rows of one were lost, and those of the other were doubled."""
+    """Catches: just the first of 256 rows was looked at, so tasks could exchange the others."""
     chance = random.Random(1)
     rows: list[Row] = [
         (chance.choice([None, b"", b"key"]), chance.randbytes(chance.randrange(60))) for _ in range(500)

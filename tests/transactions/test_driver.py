@@ -28,9 +28,7 @@ from tests.support.transactions_of_kafka import Kafka
 
 
 def test_markers_of_a_batchs_first_writing_do_not_stand_for_its_second() -> None:
-    """Catches: rows lost, of a batch that was written again after ``rewrite`` and decided by a driver that
-    died then: the next run took the first writing's progress markers for the second's and aborted what was
-    decided."""
+    """Catches: rows lost, of a batch that was written again after ``rewrite`` by a driver that died."""
     cluster = Cluster()
     run = cluster.plan()
     reports = [cluster.write(run, 0, 0, 0, 1), cluster.write(run, 0, 1, 2)]
@@ -119,8 +117,7 @@ def test_an_abort_does_not_ask_who_has_raised_an_epoch_to_the_last_one() -> None
 
 
 def test_an_abort_leaves_alone_a_driver_that_took_over_after_the_id_was_inspected() -> None:
-    """Catches: with protocol 1 an abort without a transaction is refused, too. The replaced driver took the
-    id over then, whoever had it by now, and so ended a query that was well."""
+    """Catches: with protocol 1 the replaced driver took the id over, as its abort was refused."""
     cluster = Cluster(1)
     replaced = cluster.plan()
     successor: list[TaskHandover] = []
@@ -186,8 +183,7 @@ def test_the_command_leaves_a_batch_alone_that_is_lost_as_a_whole(*, rewrite: bo
 
 
 def test_all_chunks_of_a_decision_are_waited_for() -> None:
-    """Catches: planning waited for the first one only, and failed with "only 1 of 2 chunks are there" where
-    another group's coordinator reported it later."""
+    """Catches: planning failed where another group's coordinator reported its chunk later."""
     scope = replace(SCOPE, partitions=1)
     cluster = Cluster()
     cluster.kafka = Kafka(delays_offsets=True)
@@ -226,8 +222,7 @@ def test_a_decision_without_parts_is_recorded_anew_like_others() -> None:
 
 
 def test_a_replaced_driver_ends_nothing_where_a_former_coordinator_takes_it_for_the_owner() -> None:
-    """Catches: it aborted what its successor had open, as the coordinator of the driver's id was frozen as
-    long as the driver."""
+    """Catches: it aborted what its successor had open, as the id's coordinator was frozen as long as it."""
     cluster = Cluster()
     replaced = cluster.plan()
     cluster.kafka.replace_coordinator_of_id(SCOPE.driver_id)
@@ -241,8 +236,7 @@ def test_a_replaced_driver_ends_nothing_where_a_former_coordinator_takes_it_for_
 
 
 def test_a_repair_that_dies_leaves_the_batch_as_it_was() -> None:
-    """The tasks of the repair take over the ids that tell what became of the batch, and progress markers
-    expire."""
+    """Its tasks take over the ids that tell what became of the batch, and progress markers expire."""
     cluster = Cluster()
     run = cluster.plan()
     reports = [cluster.write(run, 0, index, index) for index in range(2)]

@@ -88,8 +88,7 @@ def test_a_named_application_has_a_prefix_for_each_topic() -> None:
 
 
 def test_each_writer_under_one_prefix_has_names_of_its_own() -> None:
-    """Catches: 64 writers shared one decision, so the 65th query of foreach_batch was refused, and an
-    incomplete batch of one of them stopped all."""
+    """Catches: 64 writers shared a decision: the 65th was refused, and an incomplete batch stopped all."""
 
     def mine(*, is_streaming: bool = False, **options: str) -> str:
         return prefix({}, is_streaming=is_streaming, **{**options, "transactional.id.prefix": "mine"})
@@ -131,8 +130,7 @@ def checkpoint_of(folder: Path, query: str) -> Path:
 
 
 def test_a_query_has_one_name_however_its_checkpoint_is_spelt(tmp_path: Path) -> None:
-    """Catches: the same checkpoint with a scheme, or with another slash, had other transactional ids. A batch
-    that was run again was written twice, and two drivers did not fence each other."""
+    """Catches: a batch was written twice, as its checkpoint with a scheme had other transactional ids."""
     ours = checkpoint_of(tmp_path / "a b" / "orders", "query-1")
     spelt = (
         *(ours, f"{ours}/", f"file:{ours}", f"file://{ours}", f"file://localhost{ours}/", f"FILE://{ours}"),
@@ -159,8 +157,7 @@ def test_a_checkpoint_whose_file_system_is_not_known_is_refused(text: str) -> No
 
 
 def test_two_queries_under_one_prefix_have_names_of_their_own(tmp_path: Path) -> None:
-    """Catches: both were one writer. The first one, killed behind its decided batch 0 and started again after
-    the second had written, wrote that batch twice without a word."""
+    """Catches: both were one writer, so one that was killed and started again wrote its batch twice."""
 
     def named(checkpoint: str | Path) -> str:
         return prefix({"checkpointlocation": str(checkpoint)}, is_streaming=True, **MINE)
@@ -233,8 +230,7 @@ def aborted_under() -> list[ProducerEpoch]:
 
 
 def test_an_abort_in_another_process_knows_what_planning_took(tmp_path: Path) -> None:
-    """Catches: an abort that did nothing after the clock was set back, and readers who waited until
-    kafka.transaction.timeout.ms."""
+    """Catches: an abort did nothing after the clock was set back, so readers waited for the timeout."""
     assert aborted_under() == []
     for epoch in (7, 9):
         take_over("p", by(lambda _, epoch=epoch: Ownership(ProducerEpoch(5, epoch))))

@@ -22,8 +22,7 @@ def test_a_transaction_that_somebody_else_has_ended_is_not_counted_as_aborted() 
 
 
 def test_a_decided_transaction_that_a_former_coordinator_refused_to_commit_is_committed() -> None:
-    """Catches: it says so from memory, as it never saw the transaction. The driver then aborted what it had
-    decided, as an open transaction under that id seemed to be another attempt's."""
+    """Catches: the driver took what it had decided for another attempt's, and aborted it."""
     cluster = Cluster()
     run = cluster.plan()
     name = SCOPE.task_id(0, 0)
@@ -70,8 +69,7 @@ def test_markers_that_only_a_former_coordinator_does_not_have_are_not_missing() 
 
 
 def test_markers_are_looked_for_where_the_tasks_left_them() -> None:
-    """Catches: a batch taken for incomplete, and written twice, as the topic got partitions since
-    planning."""
+    """Catches: a batch was written twice, as the topic got partitions since planning."""
     cluster = Cluster()
     run = cluster.plan()
     cluster.commit(*(cluster.write(run, 0, index, index) for index in range(3)))

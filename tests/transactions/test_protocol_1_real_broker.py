@@ -87,8 +87,7 @@ def _commit(scene: Scene, producer: ProducerEpoch) -> None:
 def test_where_two_transactions_share_an_epoch_late_requests_begin_and_end_one(
     old_broker: LocalBroker, *, commit: bool, seen: list[bytes]
 ) -> None:
-    """What protocol 1 allows, where a client does not do as this sink does: a late write is committed with
-    the second transaction, and a late EndTxn ends it. Verification helps only while nothing is open."""
+    """What protocol 1 allows. Verification helps only while nothing is open."""
     scene = Scene(old_broker)
     assert scene.late_write() == "INVALID_TXN_STATE"
     assert scene.raw.add(scene.aborted, scene.partition) == "NONE"
@@ -139,8 +138,7 @@ def test_without_verification_an_epoch_for_each_transaction_is_not_enough(unveri
 
 
 def test_a_late_copy_of_an_acknowledged_batch_is_written_by_no_broker(unverifying: LocalBroker) -> None:
-    """Its sequence number gives it away, before and after the commit: tasks end with every batch
-    acknowledged."""
+    """Its sequence number gives it away: tasks end with every batch acknowledged."""
     scene = Scene(unverifying)
     own = scene.raw.init()
     assert scene.raw.add(own, scene.partition) == "NONE"

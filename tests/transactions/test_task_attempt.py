@@ -39,8 +39,7 @@ def test_earlier_tasks_are_asked_for_in_a_batch_that_was_planned_long_ago_only()
 
 
 def test_a_stage_that_runs_again_does_not_end_what_its_first_run_has_written() -> None:
-    """Catches: attempt numbers begin at 0 again, so the second run's attempt aborted the transaction of the
-    first run's, which Spark had counted as done."""
+    """Catches: attempt numbers begin at 0 again, so the second run aborted what the first had written."""
     cluster = Cluster()
     run = cluster.plan()
     first = cluster.write(run, 0, 0, 0, 1)

@@ -107,8 +107,7 @@ def test_rows_are_visible_once_their_batch_is_committed_or_completed_by_the_next
 def test_an_abort_completes_its_own_decision_only_where_the_epoch_behind_it_was_not_raised(
     job: Callable[..., Job],
 ) -> None:
-    """With protocol 1 the client raises it by a second request, which may not be sent any more. Catches: the
-    driver before wrote offsets where its successor's decision was, which a repeated EndTxn committed."""
+    """Catches: a replaced driver wrote offsets where its successor's decision was."""
     run = job()
     replaced = run.take_over()
     handover = run.take_over()
@@ -246,8 +245,7 @@ def test_a_timeout_above_the_brokers_limit_is_refused_saying_so(job: Callable[..
 def test_a_marker_that_is_pending_for_the_first_time_is_told_from_one_that_is_not_there(
     job: Callable[..., Job],
 ) -> None:
-    """Asked for all of a group's offsets, brokers leave such a one out, which would pass for a lost
-    commit."""
+    """Catches: it passed for a lost commit. Asked for all of a group's offsets, brokers leave it out."""
     run = job()
     handover = run.take_over()
     report = run.write(handover, 0, 0, ["0-0"])
@@ -261,8 +259,7 @@ def test_a_marker_that_is_pending_for_the_first_time_is_told_from_one_that_is_no
 # Ids that are not in use look the same with protocol 1, whatever became of them.
 @_PROTOCOL_2
 def test_an_attempt_that_has_sent_nothing_yet_is_ended_too(job: Callable[..., Job]) -> None:
-    """Catches: an attempt that had only taken its id over escaped each abort: no broker lists it as open. It
-    began its transaction after the batch, for nobody to end."""
+    """Catches: it began its transaction after the batch, for nobody to end. No broker lists it as open."""
     for ends in ("commit", "abort", "take over"):
         run = job()
         handover = run.take_over()
@@ -296,8 +293,7 @@ _WEEK_MS = 7 * 86_400_000
 
 
 def test_a_complete_batch_stays_complete_when_its_markers_have_expired(job: Callable[..., Job]) -> None:
-    """Catches: a weekly job. Progress markers are older than their decision by up to the job's length. In
-    between the complete batch was called incomplete, and following the error's advice doubled its rows."""
+    """Catches: a weekly job's batch was called incomplete, and the error's advice doubled its rows."""
     run = job()
     _commit_and_expire_marks(run)
     found = run.run(driver.take_over(run.scope, wall_ms() + _WEEK_MS))
@@ -326,8 +322,7 @@ def test_what_brokers_have_forgotten_is_called_unknown_and_not_missing(job: Call
 
 
 def test_a_driver_that_was_replaced_calls_no_batch_incomplete(job: Callable[..., Job]) -> None:
-    """Catches: a driver that froze after its decision. Its successor completed the batch and wrote the next
-    one, so the progress markers were others, and the error advised to rewrite the batch."""
+    """Catches: one that froze after its decision found its successor's markers, and advised to rewrite."""
     first, second = job(), job()
     handover = first.take_over()
     reports = [first.write(handover, 0, index, [f"0-{index}"]) for index in range(2)]
@@ -355,8 +350,7 @@ def test_a_driver_that_was_replaced_calls_no_batch_incomplete(job: Callable[...,
 def test_a_driver_that_was_replaced_before_its_decision_leaves_its_successor_alone(
     job: Callable[..., Job],
 ) -> None:
-    """Catches: an error said that a broker knew nothing, and to start the query again, which fences the
-    successor."""
+    """Catches: the error said to start the query again, which fences the successor."""
     first, second = job(), job()
     older = first.take_over()
     report = first.write(older, 0, 0, ["older"])
@@ -372,8 +366,7 @@ def test_a_driver_that_was_replaced_before_its_decision_leaves_its_successor_alo
 
 @_PROTOCOL_2
 def test_a_task_of_a_replaced_driver_advises_nothing(job: Callable[..., Job]) -> None:
-    """Catches: planning had found an incomplete batch, and each task said so and advised to rewrite it, when
-    another driver had mended it long ago."""
+    """Catches: tasks advised to rewrite a batch that another driver had mended long ago."""
     first, second = job(), job()
     first.lose(first.decided(0, 2)[1])
     broken = first.take_over()
@@ -385,8 +378,7 @@ def test_a_task_of_a_replaced_driver_advises_nothing(job: Callable[..., Job]) ->
 
 
 def test_an_attempt_that_thaws_after_its_batch_adds_nothing(job: Callable[..., Job]) -> None:
-    """It goes on with a transaction that the commit of its batch has aborted, in a partition that it had not
-    written to before."""
+    """Its transaction was aborted by its batch's commit; it goes on in a partition that is new to it."""
     run = job()
     handover = run.take_over()
     frozen = run.attempt(handover, 0, 0)
@@ -416,8 +408,7 @@ def test_an_attempt_that_thaws_after_its_batch_adds_nothing(job: Callable[..., J
 def test_an_attempt_whose_first_row_comes_behind_the_commit_leaves_nothing_open(
     job: Callable[..., Job],
 ) -> None:
-    """Catches: an attempt without anything open yet when the commit looks, whose transaction then held
-    readers up until its timeout, as nobody told it that it was late."""
+    """Catches: its transaction held readers up until the timeout, as nobody told it that it was late."""
     run = job()
     handover = run.take_over()
     late = run.attempt(handover, 0, 0, slot=1)
