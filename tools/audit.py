@@ -23,7 +23,6 @@ _PIN = re.compile(r"^([A-Za-z0-9][\w.-]*)==([^\s;]+)")
 
 
 def pins(constraints: Path) -> list[tuple[str, Version]]:
-    """Names and versions; a package may have one for each Python."""
     found = [_PIN.match(line) for line in constraints.read_text().splitlines()]
     return [(canonicalize_name(one[1]), Version(one[2])) for one in found if one]
 
@@ -67,7 +66,6 @@ def _version(text: str) -> Version:
 
 
 def main(arguments: list[str]) -> int:
-    """The process's exit status."""
     folder = Path(arguments[0])
     if not (folder / "vulns").is_dir():
         print(f"error: {folder} is no checkout of the advisory database: it has no folder vulns")

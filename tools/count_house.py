@@ -59,7 +59,6 @@ def _counted(name: str, items: Iterable[object]) -> dict[str, int]:
 
 @cache
 def tree(path: Path) -> ast.Module:
-    """A file's syntax tree."""
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
@@ -69,7 +68,6 @@ def modules() -> dict[str, Path]:
 
 
 def lines_of(folder: Path, pattern: str = "*.py") -> int:
-    """Lines of all files below."""
     return sum(path.read_text(encoding="utf-8").count("\n") for path in folder.rglob(pattern))
 
 
@@ -174,7 +172,6 @@ def containers() -> dict[str, int]:
 
 
 def _imports(path: Path) -> Iterator[str]:
-    """Modules of the package that a file imports when it is loaded."""
     for node in tree(path).body:
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
             names = [f"{node.module}.{one.name}" for one in node.names]
@@ -388,7 +385,6 @@ def failures(step: dict[str, Any], counts: dict[str, int]) -> Iterator[str]:
 
 
 def show(by_package: dict[str, tuple[int, int]], counts: dict[str, int], *, names: bool) -> None:
-    """Prints the counts beside their budgets."""
     for name in sorted({*by_package, *HOUSE["packages"]}):
         (lines, files), budget = by_package.get(name, (0, 0)), HOUSE["packages"].get(name, (0, 0))
         print(f"{lines:7,} lines {files:4} files   of {budget[0]:6,} {budget[1]:3}  kafka_sink/{name}")
@@ -400,7 +396,6 @@ def show(by_package: dict[str, tuple[int, int]], counts: dict[str, int], *, name
 
 
 def main() -> int:
-    """Prints the counts; 1 where a step's check fails."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -44,8 +44,6 @@ def install(modules: Modules) -> EngineModules:
 
 @dataclass
 class WriteResult:
-    """As Daft's."""
-
     result: Any
     bytes_written: int
     rows_written: int

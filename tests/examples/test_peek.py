@@ -25,7 +25,6 @@ ROW = {"topic": "t", "partition": 0, "offset": 1, "timestamp": 0, "key": None, "
 
 @pytest.fixture(scope="module")
 def peek() -> Any:
-    """The example's names."""
     return runpy.run_path(PEEK)
 
 

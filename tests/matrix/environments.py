@@ -61,7 +61,6 @@ class InstallError(Exception):
 
 
 def build_wheel(folder: Path) -> Path:
-    """The wheel of this checkout."""
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
     subprocess.run([*pip, "--wheel-dir", str(folder), str(_ROOT)], check=True, timeout=200)
     return next(folder.glob("*.whl"))

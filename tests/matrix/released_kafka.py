@@ -180,7 +180,6 @@ class ReleasedKafka:
 
 
 def jars_of(release: Release) -> Path:
-    """The folder with the release's jars, downloaded once per user."""
     final = cache_root() / f"matrix-kafka-{release.version}"
     if final.is_dir():
         return final

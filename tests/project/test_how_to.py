@@ -25,7 +25,6 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 def blocks(page: str) -> list[tuple[str, str]]:
-    """(heading, code)."""
     text = (DOCS / page).read_text(encoding="utf-8")
     found = []
     for section in re.split(r"^##? ", text, flags=re.MULTILINE)[1:]:

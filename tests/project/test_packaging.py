@@ -59,10 +59,7 @@ def test_the_wheel_has_all_that_runs_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         metadata = archive.read(next(name for name in names if name.endswith("METADATA"))).decode()
-    assert {
-        "pyspark_kafka_chunked.py",
-        "kafka_sink/py.typed",
-    } <= set(names)
+    assert {"pyspark_kafka_chunked.py", "kafka_sink/py.typed"} <= set(names)
     tops = {name.split("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {
         "kafka_sink",

@@ -51,7 +51,6 @@ class Job:
     def write(
         self, handover: TaskHandover, number: int, index: int, rows: list[str], slot: int = 0
     ) -> AttemptReport:
-        """A task, as the writer runs it."""
         attempt = self.attempt(handover, number, index, slot)
         batches = iter([pa.record_batch({"value": pa.array([row.encode() for row in rows], pa.binary())})])
         plan = ColumnPlan.of([("value", "binary")], self.scope.topic)
@@ -120,5 +119,4 @@ class Job:
         until(lambda: not self.open(), "the end of all transactions", 90, 0.2)
 
     def await_rows(self, expected: list[str]) -> None:
-        """Markers are written a moment after a commit is answered."""
         until(lambda: self.read() == expected, self.read, poll_s=0.05)

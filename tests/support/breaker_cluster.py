@@ -19,7 +19,6 @@ B0 = TopicPartition("b", 0)
 
 
 def numbers(infos: Iterable[PartitionMetadata]) -> list[int]:
-    """The partitions' numbers."""
     return [info.partition for info in infos]
 
 
@@ -62,11 +61,9 @@ class Cluster:
         self.partitions: dict[TopicPartition, Partition] = {}
 
     def partition(self, name: TopicPartition) -> Partition:
-        """As a producer has it."""
         return self.partitions.setdefault(name, partition_of(name))
 
     def manager(self, retry_interval_ms: float = 2_000.0) -> CircuitBreakManager:
-        """Of a producer of this cluster."""
         return CircuitBreakManager(cast(ClusterMetadata, self), retry_interval_ms, self.partition)
 
     def send(self, gate: Breaker, partition: TopicPartition, rows: int, now_ms: float) -> None:

@@ -34,8 +34,6 @@ class Connection:
 
 
 class Network:
-    """Keeps what is sent."""
-
     def __init__(self) -> None:
         self.connections: dict[int, BrokerConnection] = {}
         self.sent: list[Request] = []
@@ -49,8 +47,6 @@ class Network:
 
 
 class _Batch:
-    """All that a broker looks at of a batch."""
-
     def __init__(self, home: Partition, rows: int) -> None:
         self.partition = home.id
         self.home = home
@@ -64,7 +60,6 @@ def batch_of(home: Partition, rows: int) -> ProducerBatch:
 
 
 def batch(partition: TopicPartition) -> ProducerBatch:
-    """Of a partition of its own."""
     return batch_of(partition_of(partition), 1)
 
 
@@ -97,11 +92,9 @@ class Brokers(dict[int, Broker]):
         return self.of(node_id)
 
     def send(self, node_id: int, partitions: Iterable[TopicPartition], now_ms: float) -> SentRequest:
-        """A Produce request with a batch for each of these partitions."""
         return self.send_batches(node_id, [batch(partition) for partition in partitions], now_ms)
 
     def send_batches(self, node_id: int, batches: Iterable[ProducerBatch], now_ms: float) -> SentRequest:
-        """A Produce request with these."""
         found = list(batches)
         rows = sum(one.record_count for one in found)
         request = Request(0, 12, [], 30_000, _nothing, _nothing, records=rows)
@@ -110,13 +103,11 @@ class Brokers(dict[int, Broker]):
         return sent
 
     def throttle(self, node_id: int, until_ms: float) -> None:
-        """The broker wants no requests."""
         connection = self.of(node_id).connection
         assert connection is not None
         connection.throttled_until_ms = until_ms
 
     def connected(self, node_id: int, setup_ms: float, now_ms: float) -> None:
-        """A connection is ready."""
         self.of(node_id).setup_ms, self.of(node_id).probed_ms = setup_ms, now_ms
 
     def unreachable(self, node_id: int, now_ms: float, *, failing: bool) -> None:

@@ -43,7 +43,6 @@ def main(remote: str, bootstrap: str, topic: str, folder: str) -> None:
 
 
 def error_of(rows: object, bootstrap: str) -> str:
-    """What a user sees of a mistake in the options."""
     from pyspark.errors import PySparkException
 
     writer = rows.write.format("kafka-chunked").mode("append")  # type: ignore[attr-defined]

@@ -34,8 +34,6 @@ HELLO = Hello(GROUP, "a-cluster", {})
 
 
 class Said(Message, frozen=True):
-    """Comes back to who said it."""
-
     number: Count
     text: Annotated[str, Meta(max_length=2**21)] = ""
 
@@ -51,8 +49,6 @@ def clock_ms() -> float:
 
 
 class Echo(Service):
-    """Says back what it hears."""
-
     scope = ServiceScope.CLUSTER
 
     def __init__(self, options: SinkOptions, out: Outbox) -> None:
@@ -120,8 +116,6 @@ def address_at(port: int, identity: ServerIdentity, group: str = GROUP) -> Coord
 
 
 class Serving:
-    """What the tests see of a running server."""
-
     def __init__(self, listening: socket.socket) -> None:
         self.echoes: list[Echo] = []
         self.listening = listening
@@ -132,13 +126,11 @@ class Serving:
 
     @property
     def echo(self) -> Echo:
-        """The only one."""
         (found,) = self.echoes
         return found
 
     @contextmanager
     def busy(self) -> Iterator[None]:
-        """The server's loop stalls meanwhile."""
         over = threading.Event()
         assert self.loop is not None
         self.loop.call_soon_threadsafe(over.wait, 60)
@@ -148,7 +140,6 @@ class Serving:
             over.set()
 
     def die(self) -> None:
-        """On the server's loop: as a process that is killed."""
         assert self.server is not None
         self.is_dead = True
         self.server.close()

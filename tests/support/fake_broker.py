@@ -123,7 +123,6 @@ class FakeCluster:
         self.close()
 
     def close(self) -> None:
-        """Ends every connection and thread."""
         self._closed.set()
         for node in self._nodes:
             self.stop(node.id)
@@ -136,7 +135,6 @@ class FakeCluster:
 
     @property
     def bootstrap_servers(self) -> str:
-        """host:port of every broker."""
         return ",".join(f"127.0.0.1:{node.held.number}" for node in self._nodes)
 
     def port(self, node_id: int) -> int:
@@ -144,17 +142,14 @@ class FakeCluster:
         return self._nodes[node_id].held.number
 
     def received(self, api_key: int, node_id: int | None = None) -> list[Received]:
-        """Requests of one API in the order of their arrival."""
         with self.lock:
             return [r for r in self.requests if r.api_key == api_key and node_id in (None, r.node_id)]
 
     def connections(self) -> int:
-        """Those that are open, to all brokers."""
         with self.lock:
             return sum(len(node.connections) for node in self._nodes)
 
     def batches(self, topic: str, partition: int) -> list[RecordBatch]:
-        """What a partition holds, in order."""
         with self.lock:
             return list(self._state.topics[topic].logs[partition].batches)
 
@@ -166,7 +161,6 @@ class FakeCluster:
             self._scripts[api_key, node_id].extend(replies)
 
     def want_metrics(self, wanted: Wanted) -> None:
-        """Subscribe to these from now on."""
         with self.lock:
             self._state.wanted = wanted
 
@@ -186,7 +180,6 @@ class FakeCluster:
             self._state.add_partitions(name, partitions)
 
     def delete_topic(self, name: str) -> None:
-        """Its data is gone, too."""
         with self.lock:
             del self._state.topics[name]
 
@@ -197,7 +190,6 @@ class FakeCluster:
             leaders[partition] = (node_id, leaders[partition][1] + 1)
 
     def disconnect(self, node_id: int) -> None:
-        """Resets all of a broker's connections; it goes on listening."""
         with self.lock:
             open_now = list(self._nodes[node_id].connections)
         for connection in open_now:
@@ -214,7 +206,6 @@ class FakeCluster:
         self.disconnect(node_id)
 
     def start(self, node_id: int) -> None:
-        """Listens again, on the same port."""
         self._nodes[node_id] = self._listen(node_id, self._nodes[node_id].held)
 
     def freeze(self, node_id: int) -> None:
@@ -222,7 +213,6 @@ class FakeCluster:
         self._nodes[node_id].thawed.clear()
 
     def thaw(self, node_id: int) -> None:
-        """Goes on with what has waited."""
         self._nodes[node_id].thawed.set()
 
     # -- sockets --------------------------------------------------------------------------------------

@@ -55,7 +55,6 @@ class RecordBatch:
 
     @property
     def last_sequence(self) -> int:
-        """The last record's sequence; they wrap from 2^31 - 1 to 0."""
         return (self.base_sequence + self.record_count - 1) % _SEQUENCES
 
 

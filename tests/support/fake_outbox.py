@@ -8,8 +8,6 @@ from kafka_sink.coordinator.schema import Message, decode, encode
 
 
 class FakeOutbox:
-    """Records messages as they arrive: encoded and decoded again."""
-
     def __init__(self) -> None:
         self.sent: list[tuple[int, Message]] = []
         self.encoded = 0
@@ -23,6 +21,5 @@ class FakeOutbox:
         self.sent += [(peer, arrived) for peer in peers]
 
     def taken(self) -> list[tuple[int, Message]]:
-        """What was sent since the last call."""
         sent, self.sent = self.sent, []
         return sent

@@ -49,7 +49,6 @@ class Refuse(Reply):
 
 
 def error(code: int, **changes: object) -> Reply:
-    """The same error for everything in the request."""
     return Reply(error=code, **changes)  # type: ignore[arg-type]  # checked by the dataclass
 
 

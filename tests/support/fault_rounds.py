@@ -43,8 +43,6 @@ TOPICS = [f"t{number}" for number in range(UNITS * NEW_TOPICS)]
 
 @dataclass
 class Round:
-    """What happened in one."""
-
     fault: str
     seconds: float
     warnings: list[str]
@@ -52,8 +50,6 @@ class Round:
 
 @dataclass
 class Scene:
-    """What a fault has at hand."""
-
     application: Application
     location: CoordinatorLocation
     random: random.Random
@@ -121,7 +117,6 @@ class _Warnings(logging.Handler):
 
 
 def run_round(fault: str, seed: int, folder: Path) -> Round:
-    """Raises AssertionError where a promise was broken."""
     chance = random.Random(seed)
     heard = _Warnings()
     logging.getLogger("kafka_sink").addHandler(heard)

@@ -32,7 +32,6 @@ class Footprint:
 
 
 def held_bytes(one: object) -> int:
-    """By an object and all that it refers to, but for classes and functions."""
     seen: dict[int, object] = {}
     ahead = [one]
     while ahead:
@@ -44,7 +43,6 @@ def held_bytes(one: object) -> int:
 
 
 def of_process(pid: int) -> Footprint:
-    """Of a process that runs."""
     folder = Path(f"/proc/{pid}")
     open_files = []
     for entry in (folder / "fd").iterdir():
@@ -67,7 +65,6 @@ def of_process(pid: int) -> Footprint:
 
 
 def descendants(pid: int) -> dict[int, str]:
-    """Command lines by pid of all processes below one."""
     parents: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

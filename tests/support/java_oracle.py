@@ -50,18 +50,15 @@ class JavaOracle:
             self._jvm.kill()
 
     def build(self, batches: list[Batch]) -> list[bytes]:
-        """The uncompressed bytes that MemoryRecordsBuilder makes of each batch."""
         body = b"".join(_batch(batch) for batch in batches)
         reader = BytesIO(self._run("build", len(batches), body))
         return [_read_text(reader) or b"" for _ in batches]
 
     def read(self, encoded: list[bytes]) -> list[Batch]:
-        """What Kafka reads from each batch; raises where it finds one invalid."""
         reader = BytesIO(self._run("read", len(encoded), b"".join(_text(data) for data in encoded)))
         return [_read_batch(reader) for _ in encoded]
 
     def murmur2(self, keys: list[bytes]) -> list[int]:
-        """Utils.murmur2 as unsigned numbers."""
         response = self._run("hash", len(keys), b"".join(_text(key) for key in keys))
         return list(struct.unpack(f">{len(keys)}I", response))
 

@@ -21,12 +21,7 @@ P0, P1, P2 = (TopicPartition("t", partition) for partition in range(3))
 BREAKER = "kafka.producer.circuit.breaker."
 
 
-def service(
-    out: FakeOutbox,
-    budget: MemoryBudget | None = None,
-    /,
-    **breaker: str,
-) -> BreakerService:
+def service(out: FakeOutbox, budget: MemoryBudget | None = None, /, **breaker: str) -> BreakerService:
     """Of the default breaker class, unless ``breaker`` names another."""
     given = {
         "trigger.message.count": "100",
@@ -85,7 +80,6 @@ class Task:
         self.answer(partition, cause)
 
     def fail(self, partition: TopicPartition, cause: Exception, times: int = 3) -> None:
-        """Batches that fail one after the other."""
         for _ in range(times):
             self.batch(partition, cause)
 
@@ -132,23 +126,19 @@ class Job:
         self.tasks[number].exchange.on_lost(self.now)
 
     def restart(self) -> None:
-        """The coordinator is killed, and another one takes its place."""
         for number in list(self.connected):
             self.lose(number)
         self.out = FakeOutbox()
         self.service = service(self.out)
 
     def prober(self) -> int | None:
-        """The task that has a permit."""
         found = (one.prober for one in self.service._muted.values() if one.prober in self.connected)
         return next(found, None)
 
     def say(self, number: int, message: Message) -> None:
-        """To the coordinator, by a task or another connection."""
         deliver(self.service, number, decode(encode(message)), self.now)
 
     def tell(self, number: int, message: Message) -> None:
-        """By the coordinator, to a task."""
         if number in self.connected:
             deliver(self.tasks[number].exchange, message, self.now)
 

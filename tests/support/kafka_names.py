@@ -19,7 +19,6 @@ class KafkaNames:
 
 
 def read_names(broker: LocalBroker) -> KafkaNames:
-    """Asks the classes that the broker runs on."""
     source = Path(__file__).with_name("KafkaNames.java")
     command = [broker.java, "-cp", broker.classpath, str(source)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

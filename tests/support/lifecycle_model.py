@@ -214,7 +214,6 @@ class Model:
             encoder.encode = encode
 
     def flush(self) -> None:
-        """As at the end of the task's rows, but more may follow."""
         self.appender.flush()
         self.accumulator.flushing = False
 
@@ -225,7 +224,6 @@ class Model:
     # -- the sender -----------------------------------------------------------------------------------
 
     def send(self) -> None:
-        """One pass over all brokers."""
         self.responses.mend_sequences(self.identity)
         if self.deliveries.has_failed:
             return
@@ -271,7 +269,6 @@ class Model:
             self.moved += len(rows)
 
     def expire(self) -> None:
-        """What delivery.timeout.ms has passed for."""
         self.responses.expire(self.now)
 
     def expire_while_held(self) -> None:
@@ -286,7 +283,6 @@ class Model:
             self.accumulator.expired = expired  # type: ignore[method-assign]
 
     def fail_all(self) -> None:
-        """As after a refused authentication."""
         self.responses.fail_all(DeliveryError("refused"))
 
     def close(self) -> None:
@@ -344,7 +340,6 @@ class Model:
         return self.logs[partition].append(parsed)
 
     def respond(self, node: int) -> None:
-        """The client reads a broker's next response."""
         request = next((r for r in self.pending if r.node == node), None)
         if request is None or request.response is None:
             return
@@ -401,7 +396,6 @@ class Model:
     # -- invariants -----------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """All of them hold between any two steps."""
         live = self.accumulator.live
         metrics = self.pool.metrics()
         assert metrics.used_bytes + metrics.heap_bytes == held_by(live), (

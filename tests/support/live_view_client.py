@@ -34,7 +34,6 @@ def get(url: str) -> str:
 
 
 def metrics(address: str) -> dict[str, Any]:
-    """What the page at this address shows."""
     found: dict[str, Any] = json.loads(get(f"{address.rstrip('/')}/metrics.json"))
     return found
 
@@ -45,5 +44,4 @@ def eventually(address: str, condition: Callable[[dict[str, Any]], object]) -> N
 
 
 def sample_names() -> set[str]:
-    """The names of all samples, as queries use them."""
     return {PREFIX + one.name + suffix for one in METRICS for suffix in _SUFFIXES[one.kind]}

@@ -18,7 +18,6 @@ DRAWS = os.environ.get("KAFKA_CHUNKED_SCREENSHOTS") == "1"
 
 
 def errors_of(browser: webdriver.Chrome) -> list[str]:
-    """The errors in the console since the last call."""
     return [
         one["message"]
         for one in browser.execute("getLog", {"type": "browser"})["value"]
@@ -27,8 +26,6 @@ def errors_of(browser: webdriver.Chrome) -> list[str]:
 
 
 class Page:
-    """The page in the browser."""
-
     def __init__(self, browser: webdriver.Chrome, url: str) -> None:
         self.browser = browser
         # The test before may have left it as narrow as a phone, where columns are hidden.
@@ -46,7 +43,6 @@ class Page:
         until(condition, lambda: self.browser.find_element("tag name", "body").text, within_s, poll_s=0.2)
 
     def settle(self, for_pictures_s: float, else_s: float = 0.0) -> None:
-        """Gives curves and transitions their time."""
         time.sleep(for_pictures_s if DRAWS else else_s)
 
     def rows(self) -> int:

@@ -16,8 +16,6 @@ SECRET = "hunter2-not-to-be-seen"
 
 
 class Broker:
-    """Responses what a connection has sent, request by request."""
-
     def __init__(self, rounds: int = 1, session_ms: int = 0, **refusals: Any) -> None:
         self.rounds = rounds
         self.session_ms = session_ms

@@ -5,25 +5,19 @@ from __future__ import annotations
 import pyarrow as pa
 
 from kafka_sink.options import SinkOptions, parse
-from tests.support.fake_broker import (
-    METADATA,
-    FakeCluster,
-)
+from tests.support.fake_broker import METADATA, FakeCluster
 
 
 def rows(*topics: str) -> pa.RecordBatch:
-    """One row for each of these topics."""
     values = pa.array([b"v"] * len(topics), pa.binary())
     return pa.record_batch({"topic": pa.array(topics, pa.string()), "value": values})
 
 
 def asked(cluster: FakeCluster) -> list[set[str]]:
-    """The topics of each Metadata request so far."""
     return [{topic.name for topic in one.body.topics} for one in cluster.received(METADATA)]
 
 
 def written(cluster: FakeCluster, topic: str) -> int:
-    """Rows in the topic's partition 0."""
     return sum(batch.record_count for batch in cluster.batches(topic, 0))
 
 

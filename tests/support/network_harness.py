@@ -33,8 +33,6 @@ PATIENCE_S = 60.0
 
 @dataclass(frozen=True)
 class Responded:
-    """A request that the tests call ``name`` has its response."""
-
     node_id: int
     name: object
     response: Any
@@ -43,8 +41,6 @@ class Responded:
 
 @dataclass(frozen=True)
 class Failed:
-    """It gets none."""
-
     node_id: int
     name: object
     cause: Exception
@@ -53,16 +49,12 @@ class Failed:
 
 @dataclass(frozen=True)
 class Connected:
-    """A connection is ready."""
-
     node_id: int
     setup_ms: float
 
 
 @dataclass(frozen=True)
 class Disconnected:
-    """A connection, or an attempt, has ended."""
-
     node_id: int
     cause: Exception
 
@@ -96,8 +88,6 @@ def response_to(sent: Request, answer: bytes) -> Any:
 
 
 class Clock:
-    """A fake clock: milliseconds that only a test changes."""
-
     def __init__(self) -> None:
         self.now = 1_000_000.0
 
@@ -106,13 +96,11 @@ class Clock:
 
 
 def addresses(bootstrap_servers: str) -> tuple[tuple[str, int], ...]:
-    """As SinkOptions wants them."""
     pairs = (entry.rpartition(":") for entry in bootstrap_servers.split(","))
     return tuple((host, int(port)) for host, _, port in pairs)
 
 
 def batch(count: int, *, producer_id: int = -1, sequence: int = -1, value: bytes = b"v" * 20) -> bytes:
-    """A valid V2 record batch, by kafka-python."""
     builder = DefaultRecordBatchBuilder(
         magic=2,
         compression_type=0,
@@ -128,14 +116,8 @@ def batch(count: int, *, producer_id: int = -1, sequence: int = -1, value: bytes
 
 
 def produce_request(
-    data: bytes,
-    *,
-    topic: str = "t",
-    partition: int = 0,
-    version: int = 12,
-    acks: int = -1,
+    data: bytes, *, topic: str = "t", partition: int = 0, version: int = 12, acks: int = -1
 ) -> Request:
-    """One batch for one partition."""
     body = produce.produce_body(
         version, acks, 30_000, None, [(topic, None, [(partition, [memoryview(data)], len(data))])]
     )
@@ -143,7 +125,6 @@ def produce_request(
 
 
 def metadata_request(*topics: str, version: int = 12) -> Request:
-    """Metadata of these topics."""
     body = [requests.encode_metadata(version, topics, False)]
     return request(apis.METADATA, version, body)
 
@@ -172,7 +153,6 @@ class Driver:
         self.client.close()
 
     def poll(self, wait_ms: float = 0.0) -> list[Event]:
-        """One poll; the events are kept as well."""
         before = len(self.events)
         assert self.client.poll(wait_ms, self.clock.now) == len(self.events) - before
         return self.events[before:]
@@ -187,12 +167,10 @@ class Driver:
         return found
 
     def connect(self, node_id: int = -1) -> int:
-        """Until the broker takes requests."""
         self.until(lambda: self.ready_for_any(node_id), "connected")
         return node_id
 
     def connection(self, node_id: int = -1) -> BrokerConnection:
-        """To a broker that the client knows."""
         return self.client.connections[node_id]
 
     def ready_for_any(self, node_id: int = -1) -> bool:
@@ -201,16 +179,13 @@ class Driver:
         return connection is not None and self.client.is_ready(connection, self.clock.now)
 
     def ready(self, node_id: int = -1) -> bool:
-        """As for a Produce request."""
         return self.ready_for_any(node_id) and self.connection(node_id).accepts(self.clock.now)
 
     def ready_delay_ms(self, node_id: int = -1) -> float:
-        """Until that may change by time alone."""
         connection = self.client.connections.get(node_id)
         return math.inf if connection is None else connection.ready_delay_ms(self.clock.now)
 
     def to_ask(self) -> int | None:
-        """The broker that the client would ask for metadata."""
         connection = self.client.least_loaded(self.clock.now)
         return None if connection is None else connection.node.id
 
@@ -232,5 +207,4 @@ class Driver:
         return [event for event in found if name is None or getattr(event, "name", None) == name]
 
     def event(self, kind: type, name: object = None) -> Any:
-        """The first such event; waits for it."""
         return self.until(lambda: self.of(kind, name), f"{kind.__name__} {name}")[0]

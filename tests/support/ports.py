@@ -29,7 +29,6 @@ class HeldPort:
         return listener
 
     def close(self) -> None:
-        """Others may have the port."""
         self._spare.close()
 
 
@@ -42,7 +41,6 @@ def _bound(port: int) -> socket.socket:
 
 @contextmanager
 def refusing_port() -> Iterator[int]:
-    """A port that refuses connections."""
     held = HeldPort()
     try:
         yield held.number

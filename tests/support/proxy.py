@@ -126,7 +126,6 @@ class Proxy:
         self.close()
 
     def close(self) -> None:
-        """Ends every connection and thread."""
         self._closed.set()
         self.thaw()
         self.refuse()
@@ -137,7 +136,6 @@ class Proxy:
 
     @property
     def address(self) -> str:
-        """host:port to connect to."""
         return f"127.0.0.1:{self.port}"
 
     # -- faults -----------------------------------------------------------------------------------
@@ -173,12 +171,10 @@ class Proxy:
             self._thawed[direction].clear()
 
     def thaw(self) -> None:
-        """Goes on with what has waited."""
         for thawed in self._thawed.values():
             thawed.set()
 
     def refuse(self) -> None:
-        """Refuses new connections; those that are open stay."""
         listener, self._listener = self._listener, None
         if listener is not None:
             with contextlib.suppress(OSError):
@@ -186,13 +182,11 @@ class Proxy:
             listener.close()
 
     def accept(self) -> None:
-        """Listens (again), on the same port."""
         if self._listener is None:
             self._listener = self._held.listen()
             self._spawn(self._accept, self._listener)
 
     def receive_buffer(self, size: int) -> None:
-        """Of connections from now on (bytes)."""
         assert self._listener is not None
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size)
 
@@ -344,10 +338,8 @@ class ProxyCluster:
 
     @property
     def bootstrap_servers(self) -> str:
-        """host:port of every proxy."""
         return ",".join(proxy.address for proxy in self.proxies)
 
     @property
     def requests(self) -> Counter[int]:
-        """Requests by API key, of all brokers."""
         return sum((proxy.requests for proxy in self.proxies), Counter())

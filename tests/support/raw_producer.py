@@ -62,7 +62,6 @@ class RawProducer:
         return self._answer(apis.ADD_PARTITIONS_TO_TXN, _ADD_VERSION, body, lambda it: it.errors[partition])
 
     def produce(self, producer: ProducerEpoch, sequence: int, partition: TopicPartition, value: bytes) -> str:
-        """One row."""
         builder = DefaultRecordBatchBuilder(2, 0, True, *producer, sequence, 16_384)
         builder.append(0, int(time.time() * 1000), None, value, [])
         batch = memoryview(bytes(builder.build()))

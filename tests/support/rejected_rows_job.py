@@ -22,7 +22,6 @@ TABLE_BYTES = 2 << 20
 
 
 def peak_mib() -> float:
-    """The most resident memory that this process has had."""
     status = Path("/proc/self/status").read_text()
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) / 1024
 
@@ -37,7 +36,6 @@ def values(start: int, count: int, size: int) -> pa.Array:
 
 
 def main(bootstrap: str, topic: str, dead_letters: str, rows: str, size: str, *given: str) -> None:
-    """One task; see above."""
     options = dict(text.split("=", 1) for text in given)
     keyed = int(options.pop("keyed", "0"))
     raw = {

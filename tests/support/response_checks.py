@@ -207,7 +207,6 @@ PRODUCER = {
 
 
 def every_version(api: int) -> range:
-    """That this client speaks."""
     oldest, newest = apis.APIS[api].versions
     return range(oldest, newest + 1)
 

@@ -22,7 +22,6 @@ _TELEMETRY = {
 
 
 def schema(name: str) -> dict[str, Any]:
-    """Of the response of this API."""
     if name in _TELEMETRY:
         pairs = [field.split() for field in _TELEMETRY[name].split(", ")]
         fields = [{"name": one, "type": kind, "versions": "0+"} for one, kind in pairs]
@@ -33,7 +32,6 @@ def schema(name: str) -> dict[str, Any]:
 
 
 def list_names(name: str, version: int) -> list[str]:
-    """The names of all lists in a response."""
     found = schema(name)
     structs = {one["name"]: one["fields"] for one in found.get("commonStructs", ())}
     names: list[str] = []

@@ -23,7 +23,6 @@ PATIENCE_S = 60.0
 
 
 def rows(start: int, count: int, partition: int = 0) -> pa.RecordBatch:
-    """Numbered rows for one partition."""
     values = [b"<%d>%s" % (number, SECRET.encode()) for number in range(start, start + count)]
     return pa.record_batch(
         {"value": pa.array(values, pa.binary()), "partition": pa.array([partition] * count, pa.int32())}
@@ -46,14 +45,12 @@ def task_options(cluster: FakeCluster, **options: object) -> dict[str, str]:
 
 @contextmanager
 def task(cluster: FakeCluster, **options: object) -> Iterator[Producer]:
-    """A task's producer; short backoffs, no linger."""
     plan = ColumnPlan.of([("value", "binary"), ("partition", "int")], TOPIC)
     with task_producer(parse(task_options(cluster, **options)).options, plan) as producer:
         yield producer
 
 
 def send(cluster: FakeCluster, *batches: pa.RecordBatch, **options: object) -> TaskResult:
-    """One task."""
     with task(cluster, **options) as producer:
         for batch in batches:
             producer.send(batch)
@@ -61,26 +58,21 @@ def send(cluster: FakeCluster, *batches: pa.RecordBatch, **options: object) -> T
 
 
 def written(cluster: FakeCluster, partition: int = 0) -> list[int]:
-    """The rows' numbers in offset order."""
     batches = cluster.batches(TOPIC, partition)
     return [number for batch in batches for number in numbers_in(batch.data)]
 
 
 def attempts(cluster: FakeCluster) -> list[RecordBatch]:
-    """Every batch of every Produce request, in the order of arrival."""
     return [batch for request in cluster.received(PRODUCE) for batch in request.batches]
 
 
 def marks(batch: RecordBatch) -> tuple[int, int, int]:
-    """Producer id, epoch and base sequence."""
     return batch.producer_id, batch.producer_epoch, batch.base_sequence
 
 
 def mutes(producer: Producer) -> Container[TopicPartition]:
-    """What the producer's circuit breaker has muted."""
     return producer.breaker.mutes
 
 
 def sender_threads() -> list[threading.Thread]:
-    """Those that run."""
     return [thread for thread in threading.enumerate() if thread.name == "kafka-chunked-sender"]

@@ -35,7 +35,6 @@ def batch(records: int = 1, partition: Partition = P0) -> ProducerBatch:
 
 
 def sent(of: ProducerIdentity, one: ProducerBatch) -> ProducerBatch:
-    """As the sender does it."""
     assert of.may_send(one, 0)
     of.assign(one)
     one.request_references += 1

@@ -43,12 +43,7 @@ class StandaloneCluster:
     the sink in ``PYTHONPATH``. Where it does not start, the error has what was logged.
     """
 
-    def __init__(
-        self,
-        workers: int = 2,
-        cores: int = 2,
-        environ: Mapping[str, str] = os.environ,
-    ) -> None:
+    def __init__(self, workers: int = 2, cores: int = 2, environ: Mapping[str, str] = os.environ) -> None:
         self.hosts = tuple(f"127.0.0.{number}" for number in range(2, 2 + workers))
         self._cores = cores
         taken = ("PYTHONPATH", "PYSPARK_PYTHON", SPARK_VARIABLE)
@@ -59,7 +54,6 @@ class StandaloneCluster:
 
     @property
     def url(self) -> str:
-        """For ``SparkSession.builder.master``."""
         return f"spark://127.0.0.1:{self._port}"
 
     @property

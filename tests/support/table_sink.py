@@ -8,8 +8,6 @@ import pyarrow as pa
 
 
 class FakeProducer:
-    """Keeps what it is sent."""
-
     def __init__(self) -> None:
         self.units: list[pa.Table] = []
         self.came = threading.Event()

@@ -10,7 +10,6 @@ from kafka_sink.engine.splitting import TakenRecords
 
 
 def values_of(records: TakenRecords) -> list[bytes]:
-    """Of the records in order."""
     ends, times = np.array(records.ends, dtype=np.int64), np.array(records.timestamps_ms, dtype=np.int64)
     rejected = RejectedRecords(records.bodies, ends, "t", 0, times, "", "")
     return [value or b"" for value in rows_of_records(rejected, 1 << 20).value.to_pylist()]

@@ -64,8 +64,6 @@ def full_report() -> TaskReport:
 
 
 class Board:
-    """Metrics as an HTTP client sees them."""
-
     def __init__(self, metrics: ApplicationMetrics | None = None) -> None:
         self.metrics = metrics or ApplicationMetrics(lambda: 1_000.0)
 

@@ -10,12 +10,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
-from kafka.protocol.metadata import (
-    ApiVersionsRequest,
-    ApiVersionsResponse,
-    MetadataRequest,
-    MetadataResponse,
-)
+from kafka.protocol.metadata import ApiVersionsRequest, ApiVersionsResponse, MetadataRequest, MetadataResponse
 from kafka.protocol.producer import (
     InitProducerIdRequest,
     InitProducerIdResponse,
@@ -24,11 +19,7 @@ from kafka.protocol.producer import (
 )
 
 from tests.support.fake_broker import API_VERSIONS, METADATA, PRODUCE, FakeCluster
-from tests.support.fake_replies import (
-    Refuse,
-    Reply,
-    error,
-)
+from tests.support.fake_replies import Refuse, Reply, error
 from tests.support.network_harness import batch
 
 RESPONSES = {
@@ -40,14 +31,11 @@ RESPONSES = {
 
 
 class PlainClient:
-    """One blocking connection."""
-
     def __init__(self, cluster: FakeCluster, node_id: int = 0) -> None:
         self.socket = socket.create_connection(("127.0.0.1", cluster.port(node_id)), timeout=10)
         self.correlation = 0
 
     def send(self, request: Any) -> None:
-        """Only sends."""
         self.correlation += 1
         request.with_header(correlation_id=self.correlation, client_id="plain")
         self.socket.sendall(request.encode(header=True, framed=True))
@@ -63,7 +51,6 @@ class PlainClient:
         return data
 
     def ask(self, request: Any) -> Any:
-        """Sends and decodes."""
         self.send(request)
         size = int.from_bytes(self.read(4), "big")
         response = RESPONSES[type(request)].decode(self.read(size), version=request.version, header=True)
@@ -80,7 +67,6 @@ def cluster() -> Iterator[FakeCluster]:
 
 @pytest.fixture
 def client(cluster: FakeCluster) -> Iterator[PlainClient]:
-    """Connected to broker 0."""
     one = PlainClient(cluster)
     yield one
     one.socket.close()
@@ -89,19 +75,16 @@ def client(cluster: FakeCluster) -> Iterator[PlainClient]:
 def produce(
     data: bytes, partition: int = 0, *, topic: str = "t", version: int = 11, acks: int = -1, id: Any = None
 ) -> Any:
-    """One batch."""
     row = ProduceRequest.TopicProduceData.PartitionProduceData(index=partition, records=data)
     topic_data = ProduceRequest.TopicProduceData(name=topic, topic_id=id, partition_data=[row])
     return ProduceRequest(version=version, acks=acks, timeout_ms=1000, topic_data=[topic_data])
 
 
 def only(response: Any) -> Any:
-    """The one partition of a response."""
     return response.responses[0].partition_responses[0]
 
 
 def metadata(*names: str, version: int = 12) -> Any:
-    """Of these topics."""
     rows = [MetadataRequest.MetadataRequestTopic(name=name, topic_id=None) for name in names]
     return MetadataRequest(version=version, topics=rows)
 

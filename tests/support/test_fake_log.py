@@ -19,7 +19,6 @@ from tests.support.network_harness import batch
 
 
 def parsed(data: bytes) -> RecordBatch:
-    """That must be a valid one."""
     found = parse_batch("t", 0, data)
     assert isinstance(found, RecordBatch)
     return found

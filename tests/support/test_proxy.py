@@ -35,14 +35,12 @@ def cluster() -> Iterator[FakeCluster]:
 
 @pytest.fixture
 def proxies(cluster: FakeCluster) -> Iterator[ProxyCluster]:
-    """In front of both."""
     with ProxyCluster(cluster.bootstrap_servers) as running:
         yield running
 
 
 @pytest.fixture
 def driver(proxies: ProxyCluster) -> Iterator[Driver]:
-    """A client through the proxies, connected to the first."""
     with Driver(proxies.bootstrap_servers) as one:
         one.connect()
         yield one

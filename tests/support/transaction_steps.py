@@ -12,12 +12,7 @@ from kafka_sink.transactions import batch as batches
 from kafka_sink.transactions import driver, task_attempt
 from kafka_sink.transactions.batch import AttemptReport, TaskHandover
 from kafka_sink.transactions.decision import BatchIdentity, Part, RowsDigest
-from kafka_sink.transactions.operations import (
-    EndTransaction,
-    Operation,
-    Scope,
-    Steps,
-)
+from kafka_sink.transactions.operations import EndTransaction, Operation, Scope, Steps
 from tests.support.transactions_of_kafka import Kafka, NotYet, Produce
 
 SCOPE = Scope("q", "t", 2)
@@ -35,7 +30,6 @@ class Cluster:
         self.kafka = Kafka(protocol=protocol)
 
     def run(self, steps: Steps[Any], die_before: Callable[[Operation], bool] | None = None) -> Any:
-        """The steps' result. Raises what they raise, and Died."""
         answers: Any = None
         while True:
             try:

@@ -53,8 +53,6 @@ class NotYet(Exception):
 
 @dataclass
 class Transaction:
-    """One transactional id."""
-
     producer: ProducerEpoch
     state: str = "Empty"
     # With which epoch the last transaction was ended, which a repeated EndTxn carries.
@@ -287,11 +285,9 @@ class Kafka:
         return found.producer
 
     def pending_markers(self) -> list[str]:
-        """Ids whose commit is decided and not visible yet."""
         return [name for name, one in self.transactions.items() if one.state == "PrepareCommit"]
 
     def write_markers(self, name: str) -> None:
-        """Makes a committed transaction visible."""
         found = self.transactions[name]
         self.tell_offsets(name)
         self.visible.update(found.rows)
@@ -310,7 +306,6 @@ class Kafka:
         found.late_offsets = {}
 
     def open(self) -> list[str]:
-        """Ids with an open transaction."""
         return [name for name, one in self.transactions.items() if one.state == OPEN]
 
     def replace_coordinator(self, group: str) -> None:

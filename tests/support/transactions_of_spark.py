@@ -322,7 +322,6 @@ class World:
         )
 
     def fault_moves(self) -> list[Move]:
-        """Faults that are left."""
         found: list[Move] = []
         faults = self.faults
         for actor in [a for a in self.actors if not a.done]:
@@ -469,7 +468,6 @@ class World:
         self._advance(actor, [won[index] for index in sorted(won)])
 
     def _crash(self, actor: Actor) -> None:
-        """Gone, while what it has sent may still arrive."""
         self.faults.crashes -= 1
         actor.done, actor.error = True, TransactionError("crashed")
         self.copies += [(one, actor.protocol) for one in actor.waiting.values()]
@@ -562,7 +560,6 @@ class World:
         return {(key, row) for key in keys for row in rows}
 
     def doubled(self) -> list[Row]:
-        """Rows that readers see more than once."""
         return [
             row for row, count in self.kafka.visible.items() if count > 1 and row[0] not in self.may_double
         ]
