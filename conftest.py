@@ -45,8 +45,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # Collecting makes a million objects that stay: looking through them for garbage takes a third of its time.
-    gc.disable()
     forced.install()
     # Hypothesis bounds an example by wall time, which on a busy machine says nothing about the code.
     settings.register_profile(
@@ -62,6 +60,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # With xdist, workers run the tests and the process that shares them out reports.
     if not config.getoption("numprocesses", default=None):
         config.pluginmanager.register(processor_time.Meter(), "processor-time")
+        # Nothing of what collecting tests makes is garbage, and to look for it takes a third of the time.
+        gc.disable()
     if config.getoption("durations") is not None and not hasattr(config, "workerinput"):
         summary = processor_time.Summary(config.getoption("durations"))
         config.pluginmanager.register(summary, "processor-time-summary")
@@ -71,6 +71,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
+    # Later looks for garbage leave all that alone.
     gc.freeze()
     gc.enable()
 

@@ -82,7 +82,7 @@ class Summary:
             of_folder["/".join(test.partition("::")[0].split("/")[:2])] += used
         terminalreporter.section(f"{sum(of_folder.values()):.0f} s of processor time")
         for table in (of_folder, self._of_test):
-            for name, used in sorted(table.items(), key=lambda item: -item[1])[: self._slowest]:
+            for name, used in sorted(table.items(), key=lambda item: -item[1])[: self._slowest or None]:
                 if used >= 1:
                     terminalreporter.write_line(f"{used:8.1f} s {name}")
             terminalreporter.write_line("")
