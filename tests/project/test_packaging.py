@@ -26,28 +26,34 @@ from tests.support.topics import read_topic
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def build_wheel(source: Path, folder: Path) -> Path:
-    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
-    subprocess.run([*pip, "--wheel-dir", str(folder), str(source)], check=True, timeout=200)
-    return next(folder.glob("*.whl"))
+def build(source: Path, folder: Path, *targets: str) -> Path:
+    """As pip builds, without pip."""
+    hatch = [sys.executable, "-m", "hatchling", "build", "-d", str(folder), *targets]
+    subprocess.run(hatch, check=True, cwd=source, capture_output=True, timeout=200)
+    return folder
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_wheel(ROOT, tmp_path_factory.mktemp("wheel"))
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(ROOT, tmp_path_factory.mktemp("built"))
 
 
 @pytest.fixture(scope="module")
-def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("sdist")
-    hatch = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(folder)]
-    subprocess.run(hatch, check=True, cwd=ROOT, capture_output=True, timeout=200)
-    return next(folder.glob("*.tar.gz"))
+def wheel(built: Path) -> Path:
+    return next(built.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def sdist(built: Path) -> Path:
+    return next(built.glob("*.tar.gz"))
 
 
 @pytest.fixture(scope="module")
 def wheel_of_the_sdist(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_wheel(sdist, tmp_path_factory.mktemp("wheel-of-the-sdist"))
+    folder = tmp_path_factory.mktemp("wheel-of-the-sdist")
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*pip, "--wheel-dir", str(folder), str(sdist)], check=True, timeout=200)
+    return next(folder.glob("*.whl"))
 
 
 def contents(wheel: Path) -> dict[str, bytes]:
@@ -56,22 +62,17 @@ def contents(wheel: Path) -> dict[str, bytes]:
 
 
 def test_the_wheel_has_all_that_runs_and_nothing_else(wheel: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive:
-        names = archive.namelist()
-        metadata = archive.read(next(name for name in names if name.endswith("METADATA"))).decode()
-    assert {"pyspark_kafka_chunked.py", "kafka_sink/py.typed"} <= set(names)
-    tops = {name.split("/")[0] for name in names}
+    files = contents(wheel)
+    (metadata,) = (text.decode() for name, text in files.items() if name.endswith("METADATA"))
+    (entry_points,) = (text.decode() for name, text in files.items() if name.endswith("entry_points.txt"))
+    tops = {name.split("/")[0] for name in files}
     assert {top for top in tops if not top.endswith(".dist-info")} == {
         "kafka_sink",
         "pyspark_kafka_chunked.py",
     }
     sources = {str(path.relative_to(ROOT)) for path in (ROOT / "kafka_sink").rglob("*.py")}
-    assert sources <= set(names)
+    assert sources | {"kafka_sink/py.typed"} <= set(files)
     assert "Requires-Python: >=3.10" in metadata
-    with zipfile.ZipFile(wheel) as archive:
-        entry_points = archive.read(
-            next(name for name in names if name.endswith("entry_points.txt"))
-        ).decode()
     assert "[pysail.datasources]\nkafka-chunked = kafka_sink.spark.datasource:KafkaChunked" in entry_points
     assert "[console_scripts]\nkafka-chunked-doctor = kafka_sink.doctor:main" in entry_points
     # pip must never replace the PySpark of a cluster.
@@ -82,8 +83,7 @@ def test_the_wheel_has_all_that_runs_and_nothing_else(wheel: Path) -> None:
 
 def test_a_scan_of_the_wheel_finds_no_weakness_but_those_with_a_reason(wheel: Path, tmp_path: Path) -> None:
     """By ruff's rules of bandit. Exceptions for all files have their reasons in pyproject.toml."""
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(tmp_path)
+    shutil.unpack_archive(wheel, tmp_path, "zip")
     everywhere = ["S101", "S603", "S607"]
     given = (ROOT / "pyproject.toml").read_text()
     for rule in everywhere:
@@ -160,9 +160,20 @@ def installed(wheel_of_the_sdist: Path, tmp_path_factory: pytest.TempPathFactory
     return target
 
 
-@pytest.mark.parametrize("program", ["kafka-chunked-doctor", "kafka-chunked-transactions"])
+@pytest.mark.parametrize(
+    ("program", "arguments", "said"),
+    [
+        ("kafka-chunked-doctor", [], "cluster fake: 1 brokers"),
+        ("kafka-chunked-transactions", ["list"], "exactly-once needs brokers of Apache Kafka 3.8"),
+    ],
+)
 def test_programs_run_nothing_that_was_planted_in_the_current_folder(
-    installed: Path, project_environment: dict[str, str], tmp_path: Path, program: str
+    installed: Path,
+    project_environment: dict[str, str],
+    tmp_path: Path,
+    program: str,
+    arguments: list[str],
+    said: str,
 ) -> None:
     """Catches: `python -m` in a folder where anybody may write ran its json.py before any line of ours."""
     evidence = tmp_path / "was-run"
@@ -170,15 +181,15 @@ def test_programs_run_nothing_that_was_planted_in_the_current_folder(
     for name in ("json", "argparse", "kafka_sink", "numpy", "kafka"):
         (tmp_path / f"{name}.py").write_text(planted)
     tmp_path.chmod(0o777)
-    environ = {**project_environment, "PYTHONPATH": ""}
+    python, command = installed / "bin" / "python", [installed / "bin" / program, *arguments]
+    environ = {**project_environment, "PYTHONPATH": "", "PYSPARK_PYTHON": str(python)}
     shown = run([installed / "bin" / program, "--help"], environ, folder=tmp_path).stdout
     assert shown.startswith(f"usage: {program}")
-    arguments = ["list"] if program.endswith("transactions") else []
-    command = [str(installed / "bin" / program), *arguments, "--bootstrap-servers", "127.0.0.1:1"]
-    environ |= {"PYSPARK_PYTHON": str(installed / "bin" / "python")}
-    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, timeout=200, check=False)
-    assert b"127.0.0.1:1" in done.stdout + done.stderr
-    assert b"planted" not in done.stdout + done.stderr
+    with FakeCluster({"t": 1}) as cluster:
+        command += ["--bootstrap-servers", cluster.bootstrap_servers]
+        done = run(command, environ, folder=tmp_path, code=None)
+    assert said in done.stdout + done.stderr
+    assert "planted" not in done.stdout + done.stderr
     assert not evidence.exists()
 
 
@@ -277,8 +288,9 @@ def test_the_sink_and_the_kafka_for_trials_do_without_each_other(
 
 
 def test_the_kafka_for_trials_has_a_wheel_of_its_own(tmp_path: Path) -> None:
-    names = set(contents(build_wheel(ROOT / "packages" / "local_kafka", tmp_path)))
     folder = ROOT / "packages" / "local_kafka"
+    (wheel,) = build(folder, tmp_path, "-t", "wheel").glob("*.whl")
+    names = set(contents(wheel))
     sources = {str(path.relative_to(folder)) for path in (folder / "local_kafka").glob("*.py")}
     assert sources | {"local_kafka/jars.sha256", "local_kafka/py.typed"} <= names
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"local_kafka"}
@@ -413,8 +425,7 @@ def links_to(names: set[str], folder: Path) -> None:
 def test_the_wheel_and_its_dependencies_write_a_polars_frame(wheel: Path, tmp_path: Path) -> None:
     """Catches: something of PySpark, or of what it brings, is needed where no Spark is."""
     folder = tmp_path / "installed"
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(folder)
+    shutil.unpack_archive(wheel, folder, "zip")
     (metadata,) = folder.glob("*.dist-info/METADATA")
     needs = Metadata.from_email(metadata.read_bytes(), validate=False).requires_dist or []
     names = {one.name for one in needs if one.marker is None or one.marker.evaluate({"extra": ""})}
