@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import importlib.util
 import runpy
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tests.support.commands import run
 from tests.support.fake_broker import FakeCluster
 from tests.support.scripted_cluster import TOPIC, rows, written
 from tests.support.surroundings import Modules
@@ -104,7 +104,5 @@ def test_with_the_real_library(
     if importlib.util.find_spec(engine) is None:
         pytest.skip(f"{engine} is not installed")
     command = [sys.executable, str(EXAMPLES / f"{engine}_sink.py"), cluster.bootstrap_servers, TOPIC]
-    done = subprocess.run(command, env=project_environment, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    assert f"1,000 orders are in {TOPIC}." in done.stdout
+    assert f"1,000 orders are in {TOPIC}." in run(command, project_environment).stdout
     assert sorted(written(cluster)) == list(range(1_000))

@@ -36,9 +36,8 @@ def of_dashboard() -> list[str]:
 
 def of_rules() -> list[str]:
     text = (DOCS / "prometheus-rules.yml").read_text()
-    return re.findall(r"expr: (?:\|\n((?:          .*\n)+)|(.*)\n)", text) and [
-        first or second for first, second in re.findall(r"expr: (?:\|\n((?:          .*\n)+)|(.*)\n)", text)
-    ]
+    found = re.findall(r"expr: (?:\|\n((?:          .*\n)+)|(.*)\n)", text)
+    return [several_lines or one_line for several_lines, one_line in found]
 
 
 @pytest.mark.parametrize("expression", [*of_dashboard(), *of_rules()])

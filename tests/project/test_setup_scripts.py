@@ -33,8 +33,10 @@ class Machine:
         program.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
         program.chmod(0o755)
 
-    def has_java(self, banner: str) -> None:
-        self.has("java", f"echo '{banner}' >&2")
+    def is_roots(self, apt: str = "") -> None:
+        """With an apt that notes what it is called with, and does this."""
+        self.has("id", "echo 0")
+        self.has("apt-get", f'echo "$@" >> "$CALLS"\n{apt}')
 
     def runs(
         self, script: str, *args: str, folder: Path | None = None, **environ: str
@@ -74,8 +76,7 @@ def test_what_is_there_is_left_alone(machine: Machine, script: str, programs: di
 @pytest.mark.parametrize("script", ["ensure_java.sh", "ensure_chromium.sh"])
 def test_an_installation_is_announced_and_can_be_refused(machine: Machine, script: str) -> None:
     """Catches: `make demo` as root, which installed packages for the whole system unasked."""
-    machine.has("id", "echo 0")
-    machine.has("apt-get", 'echo "$@" >> "$CALLS"')
+    machine.is_roots()
     refused = machine.runs(script, KAFKA_CHUNKED_INSTALL="no")
     assert refused.returncode == 1
     assert "apt-get install -y" in refused.stderr
@@ -88,11 +89,8 @@ def test_an_installation_is_announced_and_can_be_refused(machine: Machine, scrip
 
 
 def test_root_with_apt_installs_a_headless_java(machine: Machine) -> None:
-    machine.has("id", "echo 0")
     java = "#!/bin/sh\\necho openjdk version '\\\"17.0.1\\\"' >&2"
-    machine.has(
-        "apt-get",
-        f'echo "$@" >> "$CALLS"\n'
+    machine.is_roots(
         f'case "$*" in *openjdk-17-jre-headless*) printf "%b" "{java}" > {machine.bin}/java; '
         f"chmod +x {machine.bin}/java;; esac",
     )
@@ -103,8 +101,7 @@ def test_root_with_apt_installs_a_headless_java(machine: Machine) -> None:
 
 
 def test_root_with_apt_that_has_no_java_fails_clearly(machine: Machine) -> None:
-    machine.has("id", "echo 0")
-    machine.has("apt-get", 'echo "$@" >> "$CALLS"; exit 100')
+    machine.is_roots("exit 100")
     done = machine.runs("ensure_java.sh")
     assert done.returncode == 1
     assert "apt installed no Java 17" in done.stderr
@@ -129,47 +126,52 @@ def test_others_are_told_the_one_command(machine: Machine, script: str, program:
     assert not machine.calls.exists()
 
 
-def test_on_a_mac_it_is_brew(machine: Machine) -> None:
-    machine.has("uname", "echo Darwin")
-    done = machine.runs("ensure_java.sh")
-    assert done.returncode == 1
-    assert "brew install openjdk@17" in done.stderr
-
-
-def test_an_old_java_is_named(machine: Machine) -> None:
-    machine.has_java('java version "1.8.0_441"')
-    done = machine.runs("ensure_java.sh")
-    assert done.returncode == 1
-    assert "(Java 8)" in done.stderr
-
-
-def test_a_bad_java_home_is_told_though_path_has_a_good_one(machine: Machine, tmp_path: Path) -> None:
-    machine.has_java('openjdk version "17.0.15"')
-    done = machine.runs("ensure_java.sh", JAVA_HOME=str(tmp_path / "gone"))
-    assert done.returncode == 1
-    assert "Unset JAVA_HOME" in done.stderr
-
-
 def test_root_with_apt_installs_a_browser_and_its_driver(machine: Machine) -> None:
     machine.has("chromium", "exit 0")
-    machine.has("id", "echo 0")
-    machine.has("apt-get", 'echo "$@" >> "$CALLS"')
+    machine.is_roots()
     assert machine.runs("ensure_chromium.sh").returncode == 0
     assert "install -y -qq --no-install-recommends chromium chromium-driver" in machine.calls.read_text()
 
 
-def test_an_old_python_is_told(machine: Machine, tmp_path: Path) -> None:
-    machine.has("oldpython", 'case "$1" in --version) echo Python 3.9.18;; *) exit 1;; esac')
-    done = machine.runs("setup_venv.sh", "oldpython", str(tmp_path / "venv"))
+@pytest.mark.parametrize(
+    ("script", "programs", "environ", "said"),
+    [
+        ("ensure_java.sh", {"uname": "echo Darwin"}, {}, "brew install openjdk@17"),
+        ("ensure_java.sh", {"java": """echo 'java version "1.8.0_441"' >&2"""}, {}, "(Java 8)"),
+        (
+            "ensure_java.sh",
+            {"java": """echo 'openjdk version "17.0.15"' >&2"""},
+            {"JAVA_HOME": "/nowhere"},
+            "Unset JAVA_HOME",
+        ),
+        (
+            "setup_venv.sh",
+            {"a-python": 'case "$1" in --version) echo Python 3.9.18;; *) exit 1;; esac'},
+            {},
+            "Python 3.10 or newer is needed; a-python is: Python 3.9.18",
+        ),
+        (
+            "setup_venv.sh",
+            {"a-python": 'case "$*" in *ensurepip*) exit 1;; esac'},
+            {},
+            "sudo apt-get install -y python3-venv",
+        ),
+    ],
+    ids=["a Mac", "an old Java", "a bad JAVA_HOME beside a good Java", "an old Python", "no venv"],
+)
+def test_what_is_wrong_is_told(
+    machine: Machine,
+    tmp_path: Path,
+    script: str,
+    programs: dict[str, str],
+    environ: dict[str, str],
+    said: str,
+) -> None:
+    for name, text in programs.items():
+        machine.has(name, text)
+    done = machine.runs(script, "a-python", str(tmp_path / "venv"), folder=tmp_path, **environ)
     assert done.returncode == 1
-    assert "Python 3.10 or newer is needed; oldpython is: Python 3.9.18" in done.stderr
-
-
-def test_a_python_without_venv_is_told_how_to_get_it(machine: Machine, tmp_path: Path) -> None:
-    machine.has("halfpython", 'case "$*" in *ensurepip*) exit 1;; esac')
-    done = machine.runs("setup_venv.sh", "halfpython", str(tmp_path / "venv"))
-    assert done.returncode == 1
-    assert "sudo apt-get install -y python3-venv" in done.stderr
+    assert said in done.stderr
 
 
 def test_an_environment_gets_the_pinned_versions_but_where_another_is_asked_for(
