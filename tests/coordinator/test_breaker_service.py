@@ -385,15 +385,11 @@ def test_only_those_that_know_at_first_hand_end_a_mute() -> None:
 
 def test_tasks_are_told_how_many_they_are() -> None:
     """Of thousands, one after the other sends to what is unmuted."""
-    for tasks in (1, 8, 1_000):
-        bench = Bench(tasks)
-        muted_broker(bench)
-        bench.say(0, unmuted(SICK))
-        bench.run(400)
-        _, _, message = bench.pushed[-1]
-        assert isinstance(message, Mutes)
-        assert message.removed == (SICK,)
-        assert message.tasks == tasks
+    bench = Bench(8)
+    muted_broker(bench)
+    bench.say(0, unmuted(SICK))
+    bench.run(400)
+    assert bench.pushed[-1][2] == Mutes(False, (), (SICK,), 8)
 
 
 def test_what_nobody_writes_to_and_brokers_are_forgotten_after_ten_minutes() -> None:

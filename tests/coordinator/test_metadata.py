@@ -143,12 +143,16 @@ def leaders(pushed: Pushed) -> set[tuple[int, int]]:
 
 
 def test_one_response_serves_all_waiting_tasks_and_later_ones_at_once() -> None:
-    coordinator = Coordinator()
-    for peer in (1, 2):
+    """A thousand workers begin with the same two thousand topics: what all are told is encoded once."""
+    coordinator = Coordinator(tasks=50)
+    for peer in range(1, 50):
         assert coordinator.want(peer, "a", "b") == []
     assert len(coordinator.asked) == 1
-    assert names(coordinator.respond(metadata("a"), metadata("b"))) == [(1, ["a", "b"]), (2, ["a", "b"])]
-    assert names(coordinator.want(3, "a")) == [(3, ["a"])]
+    coordinator.out.encoded = 0
+    pushed = coordinator.respond(metadata("a"), metadata("b"))
+    assert names(pushed) == [(peer, ["a", "b"]) for peer in range(1, 50)]
+    assert coordinator.out.encoded == 1
+    assert names(coordinator.want(50, "a")) == [(50, ["a"])]
     assert not coordinator.asked
 
 
@@ -268,12 +272,16 @@ def test_the_only_task_is_given_time() -> None:
     assert names(coordinator.respond(metadata("a"))) == [(1, ["a"])]
 
 
-def test_a_fetch_of_a_task_that_leaves_goes_to_another_at_once() -> None:
+@pytest.mark.parametrize("fails", [True, False], ids=["fails", "leaves"])
+def test_a_fetch_that_fails_or_whose_task_leaves_goes_to_another_at_once(fails: bool) -> None:
     coordinator = Coordinator(tasks=3)
     coordinator.want(3, "a")
-    coordinator.service.on_gone(1, coordinator.now_ms)
-    coordinator.pushed()
-    assert [peer for peer, _ in coordinator.asked] == [1, 2]
+    if fails:
+        assert {one.pending for _, one in coordinator.fail()} == {True}
+    else:
+        coordinator.service.on_gone(1, coordinator.now_ms)
+        coordinator.pushed()
+    assert coordinator.asked[-1][0] == 2
     assert names(coordinator.respond(metadata("a"))) == [(3, ["a"])]
 
 
@@ -287,15 +295,6 @@ def test_the_last_task_that_leaves_does_not_make_brokers_look_unreachable() -> N
     assert coordinator.want(2, "b") == []
     coordinator.after(500)
     assert coordinator.asked
-
-
-def test_a_fetch_that_fails_goes_to_another_task_at_once() -> None:
-    coordinator = Coordinator(tasks=3)
-    coordinator.want(3, "a")
-    assert {one.pending for _, one in coordinator.fail()} == {True}
-    coordinator.pushed()
-    assert [peer for peer, _ in coordinator.asked] == [2]
-    assert names(coordinator.respond(metadata("a"))) == [(3, ["a"])]
 
 
 def test_when_three_tasks_have_failed_the_next_is_asked_after_the_backoff() -> None:
@@ -486,7 +485,6 @@ def test_hints_that_make_no_sense_are_refused(part: SnapshotPart) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        TopicsWanted({f"t{number}": None for number in range(5001)}),
         TopicsWanted({"x" * 250: None}),
         TopicsWanted({"a": -1.0}),
         TopicsWanted({f"t{number}": 0.0 for number in range(5001)}),
@@ -651,17 +649,6 @@ def test_tasks_that_wait_for_the_same_topics_share_them() -> None:
     assert taken < 2**20
 
 
-def test_a_response_for_many_tasks_is_encoded_once() -> None:
-    """A thousand workers begin with the same two thousand topics, and wait meanwhile."""
-    coordinator = Coordinator(tasks=50)
-    for peer in range(1, 51):
-        coordinator.want(peer, "a", "b")
-    coordinator.out.encoded = 0
-    pushed = coordinator.respond(metadata("a"), metadata("b"))
-    assert names(pushed) == [(peer, ["a", "b"]) for peer in range(1, 51)]
-    assert coordinator.out.encoded == 1
-
-
 def test_tasks_that_begin_with_many_known_topics_share_an_answer() -> None:
     coordinator = Coordinator(tasks=50)
     topics = [f"t{number}" for number in range(1_000)]
@@ -792,34 +779,24 @@ def test_a_leader_that_moved_is_reported_at_once() -> None:
     assert task.channel.is_waiting
 
 
-def test_thousands_of_leaders_that_move_together_are_all_told() -> None:
-    task = Task()
-    for number in range(7_500):
-        task.channel.report_stale(f"t{number}")
-    sent: list[str] = []
-    for _ in range(2):
-        message = task.send()
-        assert isinstance(message, TopicsWanted)
-        sent += message.topics
-    assert sent == [f"t{number}" for number in range(7_500)]
-    assert task.send() is None
-
-
 def test_the_largest_messages_are_taken_by_the_coordinator() -> None:
-    many = [f"{number:05}".ljust(249, "x") for number in range(20_000)]
+    many = [f"{number:05}".ljust(249, "x") for number in range(7_500)]
     task = Task()
-    task.channel.ask(many)
-    task.channel.note_use(many)
-    for _ in range(4):
-        message = task.send()
-        assert message is not None
-        assert decode(encode(message)) == message
-    task.now_ms = 3_600_000.0
-    for name in many[:5_000]:
-        task.channel.report_stale(name)
-    message = task.send()
-    assert isinstance(message, TopicsWanted)
-    assert decode(encode(message)) == message
+    for told in (
+        task.channel.ask,
+        task.channel.note_use,
+        lambda names: [*map(task.channel.report_stale, names)],
+    ):
+        task.now_ms += 3_600_000.0
+        told(many)
+        sent: list[str] = []
+        for _ in range(2):
+            message = task.send()
+            assert isinstance(message, TopicsWanted)
+            assert decode(encode(message)) == message
+            sent += message.topics
+        assert sent == many
+        assert task.send() is None
 
 
 def test_a_leader_found_stale_while_a_clock_was_read_has_no_negative_age() -> None:
@@ -849,33 +826,20 @@ def test_requests_are_held_as_long_as_metadata_may_come() -> None:
 
 def test_who_has_lost_the_coordinator_asks_nobody_until_it_is_back() -> None:
     task = Task()
+    task.channel.note_use(["u"])
+    assert task.send() == TopicsWanted({"u": None})
     task.channel.ask(["a"])
+    assert task.view.shared, "refreshing is left to the coordinator"
     task.channel.on_lost(10)
     assert task.view.held_until_ms == 10
+    assert not task.view.shared
     assert not task.channel.ask(["b"])
     task.channel.on_connected(20)
+    assert task.view.shared
     assert task.send() == TopicsWanted({"a": None}), "it is in use"
     assert task.channel.ask(["b"])
-
-
-def test_a_new_coordinator_hears_again_what_a_task_uses() -> None:
-    task = Task()
-    task.channel.note_use(["a"])
-    assert task.send() == TopicsWanted({"a": None})
-    task.channel.on_lost(10)
-    task.channel.on_connected(20)
-    task.channel.note_use(["a"])
-    task.now_ms = 20
-    assert task.send() == TopicsWanted({"a": None})
-
-
-def test_refreshing_is_left_to_the_coordinator_while_it_is_there() -> None:
-    task = Task()
-    assert task.view.shared
-    task.channel.on_lost(10)
-    assert not task.view.shared
-    task.channel.on_connected(20)
-    assert task.view.shared
+    task.channel.note_use(["u"])
+    assert task.send() == TopicsWanted({"b": ANY_AGE_MS, "u": None}), "a new one has to hear it again"
 
 
 def test_a_task_fetches_for_others_and_says_what_brokers_said() -> None:
@@ -1075,20 +1039,6 @@ def test_two_thousand_topics_take_a_request_cold_and_none_warm() -> None:
     again.run(300)
     assert again.requests == []
     assert all(again.knows(task, topics) for task in range(8))
-
-
-def test_a_frozen_broker_at_one_task_costs_the_others_a_second() -> None:
-    job = Job(3, latency_ms=math.inf)
-    job.use(0, "a")
-    job.use(1, "a")
-    job.run(900)
-    assert len(job.requests) == 1
-    job.latency_ms = 5.0
-    job.responses.clear()
-    job.run(150)
-    assert [number for number, _ in job.requests] == [0, 1]
-    assert job.knows(0, "a")
-    assert job.knows(1, "a")
 
 
 def test_a_lying_task_misleads_for_one_refresh() -> None:
