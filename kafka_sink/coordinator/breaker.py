@@ -1,8 +1,7 @@
 """The circuit breaker of a job (KIP-693) for all its tasks together: the messages, and a task's side of it.
 
 A task reports what fails for it, and what it has muted by evidence of its own. The coordinator asks others,
-mutes for all and lets one task probe in each interval: see breaker_service. Thousands of partitions may fail
-at once, so those of one topic, and those of which the same is said, stand together in a message.
+mutes for all and lets one task probe in each interval: see breaker_service.
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ MAX_TARGETS = 400
 MAX_WAITING = 100
 # After a mute one task sends again, a step later two more, then four, and so on.
 _RAMP_STEP_MS = 100.0
-# Thousands of tasks do not report at once, but within so long for each of them: what the first ones say is
-# enough, and what is muted meanwhile needs no report.
+# Tasks report within so long for each of them: what the first ones say is enough, and what is muted meanwhile
+# needs no report.
 _SPREAD_MS = 0.3
 # A task that has named many muted partitions names others only after this time.
 _NAME_AGAIN_MS = 10_000.0
@@ -181,7 +180,6 @@ class BreakerChannel(Channel):
         self._interval_ms = report_interval_ms
         self._cluster_id = cluster_id
         self._random = random
-        # How many tasks share the coordinator's mutes.
         self._tasks = 1
         # The cluster of this connection; whether all its mutes have come, or no coordinator can be reached.
         self._joined: str | None = None

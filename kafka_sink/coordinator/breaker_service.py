@@ -47,23 +47,21 @@ from kafka_sink.options.table import DEFAULT_BREAKER
 _WATCH_MS, _QUESTION_MS = 400.0, 250.0
 # A partition that does not fail by the sums is not watched again sooner.
 _REST_MS = 1_000.0
-# How many tasks watch a partition at most, and at least where thousands are watched; and how many reports of
-# watchers may come in all.
+# How many tasks watch a partition at most, and at least; and how many reports may come of all together.
 _MAX_WATCHERS, _MIN_WATCHERS, _MAX_REPORTS = 100, 10, 20_000
 # How many of the tasks that report without being asked count: few beside the least number of watchers.
 _MAX_REPORTERS = 3
 # How many tasks are asked about one broker, and about how many brokers at a time.
 _MAX_ASKED, _MAX_QUESTIONS = 20, 200
-# How many partitions are judged, watched and checked in one iteration of the loop, and how often muted ones
-# are checked.
+# Partitions in one iteration of the loop, and how often muted ones are checked.
 _JUDGED_AT_ONCE, _WATCHED_AT_ONCE, _CHECKED_AT_ONCE = 300, 1_000, 250
 _CHECK_MS = 20.0
 # Of how many tasks a mute knows that they have batches or rows for it.
 _MAX_HOLDERS = 16
 # Bytes of all mutes as JSON, since one message takes them.
 _MAX_MUTES_BYTES = 1_800_000
-# A change, and a new task while anything is muted, waits for others this long per task, and at most this long
-# in all. So sending takes only a part of the time.
+# A change, and a new task while anything is muted, waits for others this long per task, at most this long in
+# all: sending takes only a part of the time.
 _TELL_MS, _MAX_TELL_MS = 0.3, 1_000.0
 # Bytes that are kept of a partition or broker in question, and of a mute: estimates.
 _WATCHED_BYTES, _MUTE_BYTES = 2_500, 3_000
@@ -100,10 +98,8 @@ class FailingPartitions:
         self._trigger_count = trigger_count
         self._perc = trigger_perc
         self._random = random
-        # Sent by all tasks.
-        self.rows = 0
-        # Whether there is no memory to watch more.
-        self.is_full = False
+        # Sent by all tasks; and whether there is no memory to watch more.
+        self.rows, self.is_full = 0, False
         self._watched: dict[TopicPartition, _Watched] = {}
         # Of these, those that nobody watches yet; and until when others wait for reports, the first first.
         self._new: deque[TopicPartition] = deque()
@@ -223,8 +219,7 @@ class BreakerService(Service):
         random: Random = RANDOM,
     ) -> None:
         super().__init__(out)
-        self._budget = MemoryBudget() if budget is None else budget
-        self._cost = 0
+        self._budget, self._cost = MemoryBudget() if budget is None else budget, 0
         self._random = random
         settings = options.breaker
         # None where a user's class decides, whose mutes are shared.

@@ -181,11 +181,8 @@ def use_interval_ms(idle_ms: float) -> float:
 
 
 def coordinator_idle_ms(idle_ms: float) -> float:
-    """After how long without reports the coordinator considers a topic idle.
-
-    A use just after a report is reported one interval later, and that report may be delayed by another
-    interval to be sent with others.
-    """
+    """After how long without reports a topic is idle: a use just after a report is told an interval later, or
+    with others' after another one."""
     return idle_ms + 2 * use_interval_ms(idle_ms)
 
 
@@ -196,8 +193,6 @@ def coordinator_idle_ms(idle_ms: float) -> float:
 # become non-urgent at half of metadata.max.age.ms (KIP-526); tasks leave those to the coordinator.
 _SHARE_OF_AGE = 0.9
 _MAX_TOPICS_OF_A_TASK, _MAX_CONTRADICTED = 50_000, 1000
-# Errors that pass: the topic is being created, or its leader is being elected.
-_TRANSIENT_ERRORS = frozenset({UNKNOWN_TOPIC_OR_PARTITION, LEADER_NOT_AVAILABLE})
 # Tasks that fail or are silent before the fetch has failed.
 _MAX_ASKED = 3
 # An answer waits so long for each further topic, which others may want, too: 2,000 take 10 ms to encode.
@@ -249,10 +244,12 @@ class MetadataService(Service):
             metadata_max_age_ms=int(options.metadata_max_age_ms * _SHARE_OF_AGE),
             metadata_max_idle_ms=int(coordinator_idle_ms(options.metadata_max_idle_ms)),
         )
-        non_urgent_share = NON_URGENT_SHARE / _SHARE_OF_AGE
-        self.view = ClusterMetadata(own, lambda: 0.0, random=random, non_urgent_share=non_urgent_share)
-        may_create = options.allow_auto_create_topics
-        self._transient = _TRANSIENT_ERRORS - (set() if may_create else {UNKNOWN_TOPIC_OR_PARTITION})
+        share = NON_URGENT_SHARE / _SHARE_OF_AGE
+        self.view = ClusterMetadata(own, lambda: 0.0, random=random, non_urgent_share=share)
+        # Errors that pass: a leader is being elected, or the topic created.
+        self._transient = {LEADER_NOT_AVAILABLE}
+        if options.allow_auto_create_topics:
+            self._transient.add(UNKNOWN_TOPIC_OR_PARTITION)
         # Tasks, the one that was asked to fetch longest ago first.
         self._tasks: OrderedDict[int, None] = OrderedDict()
         # What each task uses, and the tasks that use exactly these: many share a set.
@@ -265,7 +262,7 @@ class MetadataService(Service):
         # What changed, for the sets that have not been told yet.
         self._fresh: set[str] = set()
         self._untold: OrderedDict[frozenset[str], None] = OrderedDict()
-        # Topics that are known, and the tasks that need them; and when to send the first of them.
+        # Topics that are known, the tasks that need them, and when to send the first of them.
         self._answers: OrderedDict[frozenset[str], dict[int, None]] = OrderedDict()
         self._answers_due_ms = math.inf
 
@@ -400,7 +397,7 @@ class MetadataService(Service):
             return
         response = snapshot_of(message.part)
         self._fetch = None
-        if self._doubts(None, is_contradicted=self.view.is_other_cluster(response.cluster_id)):
+        if self._doubts(None, self.view.is_other_cluster(response.cluster_id)):
             self.view.on_failure(now_ms)
             return
         asked = fetch.message.topics
@@ -436,7 +433,7 @@ class MetadataService(Service):
                 self.view.forget(topic.name)
             return False
         is_contradicted = known is not None and contradicts(known, topic)
-        if self._doubts(topic.name, is_contradicted=is_contradicted):
+        if self._doubts(topic.name, is_contradicted):
             return False
         if is_contradicted:
             # The second response in a row replaces what is known.
@@ -444,7 +441,7 @@ class MetadataService(Service):
             self.view.note_use((topic.name,), now_ms)
         return True
 
-    def _doubts(self, key: str | None, *, is_contradicted: bool) -> bool:
+    def _doubts(self, key: str | None, is_contradicted: bool) -> bool:
         """Whether a response is not to be believed yet: it is the first in a row that contradicts what is
         known. Brokers may lag, and a task may have erred."""
         if not is_contradicted or key in self._contradicted:
@@ -475,9 +472,8 @@ class MetadataService(Service):
 
     def _send(self, peers: Iterable[int], known: frozenset[str], now_ms: float) -> int:
         """Encoded once for all of these tasks. Returns what it has cost, in topics."""
-        if known:
-            for part in parts_of(self.view.snapshot(now_ms, known)):
-                self.out.broadcast(list(peers), Topics(part))
+        for part in parts_of(self.view.snapshot(now_ms, known)) if known else ():
+            self.out.broadcast(list(peers), Topics(part))
         return _COST_OF_SET + len(known)
 
     def next_change_ms(self, now_ms: float) -> float:
@@ -485,10 +481,8 @@ class MetadataService(Service):
             return math.inf
         if self._untold:
             return 0.0
-        if self._fetch is None:
-            delay_ms = self.view.next_request_delay_ms(now_ms)
-        else:
-            delay_ms = self._fetch.silent_at_ms - now_ms
+        fetch = self._fetch
+        delay_ms = fetch.silent_at_ms - now_ms if fetch else self.view.next_request_delay_ms(now_ms)
         return max(0.0, min(delay_ms, self._answers_due_ms - now_ms))
 
 
@@ -509,8 +503,8 @@ def contradicts(known: TopicMetadata, response: TopicMetadata) -> bool:
 class MetadataChannel(Channel):
     """Asks the coordinator for metadata, passes on what a ClusterMetadata learns, and fetches for others.
 
-    Before the first connection the channel accepts requests, so that a task's first topics wait for it up to
-    ``HINT_WAIT_MS``. After ``on_lost`` it accepts none until there is a connection again.
+    It accepts requests before the first connection, for which a task's first topics wait up to
+    ``HINT_WAIT_MS``, and none after ``on_lost`` until there is a connection again.
     """
 
     scope = ServiceScope.GROUP
@@ -679,6 +673,5 @@ def _response(fetch: Fetch, update: MetadataUpdate | None) -> TopicsKnown:
     asked = frozenset(fetch.topics)
     topics = tuple(TopicSnapshot(one, 0.0) for one in update.topics if one.name in asked)
     part = next(parts_of(MetadataSnapshot(topics, update.nodes, 0.0, update.cluster_id)))
-    return TopicsKnown(
-        fetch.number, part, {name: code for name, code in update.errors.items() if name in asked}
-    )
+    errors = {name: code for name, code in update.errors.items() if name in asked}
+    return TopicsKnown(fetch.number, part, errors)
