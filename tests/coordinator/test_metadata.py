@@ -512,26 +512,22 @@ def test_a_response_that_there_is_no_capacity_for_is_not_taken() -> None:
     assert 3_000 < coordinator.view.sizes()[1] <= 6_000
 
 
-def test_a_snapshot_survives_the_wire() -> None:
-    topics = tuple(
-        TopicMetadata.of(f"t{number}", ID if number % 2 else None, infos)
-        for number, infos in enumerate(
-            [(), (PartitionMetadata("t1", 0, -1, -1), PartitionMetadata("t1", 1, 2**31 - 1, 7))]
-        )
+def test_a_snapshot_survives_the_wire_in_several_messages() -> None:
+    infos = (PartitionMetadata("", 0, -1, -1), PartitionMetadata("", 1, 2**31 - 1, 7))
+    wide = [PartitionMetadata("wide", one, 1, one) for one in range(100_000)]
+    topics = (
+        TopicMetadata.of("wide", ID, wide),
+        TopicMetadata.of("empty", None, ()),
+        TopicMetadata.of("t", ID, infos),
+        *(metadata(f"{number:06}".ljust(249, "x")) for number in range(6_000)),
     )
     sent = MetadataSnapshot(tuple(TopicSnapshot(one, 5.0) for one in topics), NODES, 7.0, "c")
-    (part,) = parts_of(sent)
-    assert snapshot_of(part) == sent
-
-
-def test_a_large_snapshot_is_several_messages() -> None:
-    wide = TopicMetadata.of("wide", ID, [PartitionMetadata("wide", one, 1, one) for one in range(100_000)])
-    topics = (wide, *(metadata(f"{number:06}".ljust(249, "x")) for number in range(9_000)))
-    sent = MetadataSnapshot(tuple(TopicSnapshot(one, 0.0) for one in topics), NODES, 0.0, "c")
     messages = [decode(encode(Topics(part))) for part in parts_of(sent)]
-    parts = [snapshot_of(one.part) for one in messages if isinstance(one, Topics)]
-    assert tuple(one for part in parts for one in part.topics) == sent.topics
-    assert [len(part.nodes) for part in parts] == [2] + [0] * (len(parts) - 1)
+    first, *others = [snapshot_of(one.part) for one in messages if isinstance(one, Topics)]
+    assert (first.nodes, first.nodes_age_ms, first.cluster_id) == (NODES, 7.0, "c")
+    assert others
+    assert not any(one.nodes for one in others)
+    assert tuple(one for part in (first, *others) for one in part.topics) == sent.topics
 
 
 # -- bounds -----------------------------------------------------------------------------------------------
@@ -826,8 +822,6 @@ def test_requests_are_held_as_long_as_metadata_may_come() -> None:
 
 def test_who_has_lost_the_coordinator_asks_nobody_until_it_is_back() -> None:
     task = Task()
-    task.channel.note_use(["u"])
-    assert task.send() == TopicsWanted({"u": None})
     task.channel.ask(["a"])
     assert task.view.shared, "refreshing is left to the coordinator"
     task.channel.on_lost(10)
@@ -838,8 +832,16 @@ def test_who_has_lost_the_coordinator_asks_nobody_until_it_is_back() -> None:
     assert task.view.shared
     assert task.send() == TopicsWanted({"a": None}), "it is in use"
     assert task.channel.ask(["b"])
-    task.channel.note_use(["u"])
-    assert task.send() == TopicsWanted({"b": ANY_AGE_MS, "u": None}), "a new one has to hear it again"
+
+
+def test_a_new_coordinator_hears_again_what_a_task_uses() -> None:
+    task = Task()
+    for now_ms in (0, 20):
+        task.now_ms = now_ms
+        task.channel.note_use(["a"])
+        assert task.send() == TopicsWanted({"a": None})
+        task.channel.on_lost(now_ms)
+        task.channel.on_connected(now_ms)
 
 
 def test_a_task_fetches_for_others_and_says_what_brokers_said() -> None:

@@ -119,24 +119,17 @@ def test_a_moved_leader_is_known_to_all_tasks_after_one_task_met_it(is_named: bo
         assert len(asked_by[METADATA]) <= 3
 
 
-def test_a_refused_topic_fails_as_it_does_without_a_coordinator() -> None:
+@pytest.mark.parametrize(
+    ("refused", "failure"), [(9, InvalidRowError), (0, MetadataTimeoutError)], ids=["refused", "missing"]
+)
+def test_a_topic_fails_within_max_block_as_it_does_without_a_coordinator(
+    refused: int, failure: type[Exception]
+) -> None:
     with FakeCluster() as cluster, coordinating() as found:
-        cluster.script(METADATA, *(error(TOPIC_AUTHORIZATION_FAILED) for _ in range(9)))
-        with (
-            pytest.raises(InvalidRowError, match="TOPIC_AUTHORIZATION_FAILED"),
-            task(options_of(cluster), found.address) as producer,
-        ):
-            producer.send(rows("secret"))
-
-
-def test_a_missing_topic_fails_within_max_block() -> None:
-    with FakeCluster() as cluster, coordinating() as found:
+        cluster.script(METADATA, *(error(TOPIC_AUTHORIZATION_FAILED) for _ in range(refused)))
         options = options_of(cluster, max_block_ms=700)
-        with (
-            pytest.raises(MetadataTimeoutError, match="missing"),
-            task(options, found.address) as producer,
-        ):
-            producer.send(rows("missing"))
+        with pytest.raises(failure, match="secret"), task(options, found.address) as producer:
+            producer.send(rows("secret"))
 
 
 @pytest.mark.usefixtures("patient")
