@@ -15,12 +15,11 @@ from tests.support.broker_settings import SHORT_SESSIONS
 
 
 def main() -> int:
-    """0 where no row was lost or doubled; with at-least-once, where the rounds have found doubled ones."""
+    """0 where no row was lost or doubled."""
     parser = argparse.ArgumentParser(prog="python -m tests.exactly_once", description=__doc__)
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1, help="of the first round; the next ones follow")
     parser.add_argument("--minutes", type=float, default=0, help="start no further round after that long")
-    parser.add_argument("--guarantee", choices=("exactly-once", "at-least-once"), default="exactly-once")
     parser.add_argument("--kafka", choices=[one.version for one in RELEASES if one.zookeeper is None])
     arguments = parser.parse_args()
     home = None
@@ -35,17 +34,15 @@ def main() -> int:
             for seed in range(arguments.seed, arguments.seed + arguments.rounds):
                 if arguments.minutes and time.monotonic() - began > arguments.minutes * 60:
                     break
-                reports.append(Round(cluster, zygote, seed, arguments.guarantee).run())
+                reports.append(Round(cluster, zygote, seed).run())
                 print(reports[-1], flush=True)
     finally:
         zygote.close()
-    print(summary(reports, arguments.guarantee, time.monotonic() - began))
-    if arguments.guarantee == "at-least-once":
-        return 0 if any(report.doubled for report in reports) else 1
+    print(summary(reports, time.monotonic() - began))
     return 1 if any(report.is_broken for report in reports) else 0
 
 
-def summary(reports: list[Report], guarantee: str, wall_s: float) -> str:
+def summary(reports: list[Report], wall_s: float) -> str:
     """What all rounds came to."""
     faults: Counter[Fault] = Counter()
     for report in reports:
@@ -55,7 +52,7 @@ def summary(reports: list[Report], guarantee: str, wall_s: float) -> str:
         sum(getattr(report, name) for report in reports) for name in ("lost", "doubled", "foreign")
     )
     return (
-        f"{len(reports)} rounds with {guarantee}: {sum(report.rows for report in reports):,} rows, {lost} "
+        f"{len(reports)} rounds: {sum(report.rows for report in reports):,} rows, {lost} "
         f"lost, {doubled} doubled, {foreign} of no committed batch, "
         f"in {sum(report.is_broken for report in reports)} rounds; "
         f"{sum(report.runs for report in reports)} runs of the query, "

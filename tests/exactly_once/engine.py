@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
@@ -28,9 +29,10 @@ from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.task.producer_cache import task_producer
 from kafka_sink.transactions import planning
 from kafka_sink.transactions.batch import TaskRole
+from kafka_sink.transactions.client import TransactionClient
 from kafka_sink.transactions.decision import BatchIdentity
+from kafka_sink.transactions.operations import EndTransaction, Operation
 from kafka_sink.transactions.task_attempt import TaskAttempt
-from tests.exactly_once import dying
 
 DONE, FAILED, INCOMPLETE, OTHER_DRIVER = 0, 1, 3, 4
 _QUERY = "query"
@@ -48,7 +50,6 @@ class Settings:
     bootstrap_servers: str
     topic: str
     checkpoint: str
-    guarantee: str
     batches: int
     rows: int
     tasks: int
@@ -61,7 +62,7 @@ class Settings:
         raw = {
             "kafka.bootstrap.servers": self.bootstrap_servers,
             "topic": self.topic,
-            "delivery.guarantee": self.guarantee,
+            "delivery.guarantee": "exactly-once",
             "kafka.request.timeout.ms": "5000",
             "kafka.delivery.timeout.ms": "60000",
             **self.options,
@@ -84,6 +85,12 @@ def rows_of(settings: Settings, number: int) -> range:
     return range(number * settings.rows, (number + 1) * settings.rows)
 
 
+def key_of(settings: Settings, row: int) -> int:
+    """A row's key, in which rows stand one behind the other."""
+    place = row % settings.rows
+    return next(key for key in reversed(range(_KEYS)) if settings.rows * key // _KEYS <= place)
+
+
 # -- the driver -----------------------------------------------------------------------------------
 
 
@@ -92,7 +99,7 @@ def drive(settings: Settings) -> int:
     options = settings.sink_options()
     chance = random.Random(settings.seed)
     if settings.die_before_commit:
-        dying.install(settings.die_before_commit)
+        die_before_commit(settings.die_before_commit)
     pool = Workers(settings)
     try:
         while (number := committed(settings)) < settings.batches:
@@ -113,16 +120,13 @@ def _batch(
     raw = {"checkpointlocation": settings.checkpoint}
     rows = rows_of(settings, number)
     planned = planning.plan(options, raw, is_streaming=True, for_tasks=True)
+    assert planned is not None
     try:
         reports = pool.run(planned, number, rows, chance)
-        if planned is not None:
-            planning.commit(options, planned, reports)
+        planning.commit(options, planned, reports)
     except Exception:
-        if planned is not None:
-            try:
-                planning.abort(options, planned)
-            except KafkaSinkError:
-                pass
+        with suppress(KafkaSinkError):
+            planning.abort(options, planned)
         raise
     pause(chance, 0.05)
     # As Spark's log, it refuses what another driver has written.
@@ -134,6 +138,32 @@ def _batch(
 def pause(chance: random.Random, at_most_s: float) -> None:
     """A drawn time, so that faults find everything at any step."""
     time.sleep(chance.random() * at_most_s)
+
+
+def die_before_commit(count: int) -> None:
+    """This process commits one by one, and dies, as by kill -9, before the ``count``th task's transaction."""
+    execute = TransactionClient.execute
+    left = count
+
+    def dying(self: TransactionClient, operations: tuple[Operation, ...]) -> tuple[Any, ...]:
+        nonlocal left
+        if not any(_commits_a_task(one) for one in operations):
+            return execute(self, operations)
+        results: list[Any] = []
+        for operation in operations:
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            results += execute(self, (operation,))
+        return tuple(results)
+
+    TransactionClient.execute = dying  # type: ignore[method-assign]
+
+
+def _commits_a_task(operation: Operation) -> bool:
+    return (
+        isinstance(operation, EndTransaction) and operation.commit and "-task-" in operation.transactional_id
+    )
 
 
 class TaskFailedError(Exception):
@@ -187,7 +217,7 @@ class Workers:
             undone = [task for task in attempts if task not in reports]
             if undone and chance.random() < 0.04:
                 self._start(planned, number, chance.choice(undone), attempts)
-        return [reports[task] for task in sorted(reports)] if planned is not None else []
+        return [reports[task] for task in sorted(reports)]
 
     def _start(self, planned: Any, number: int, task: int, attempts: dict[int, int]) -> None:
         if attempts[task] > _MAX_FAILURES:
@@ -246,21 +276,10 @@ def _task(
 ) -> Any:
     plan = ColumnPlan.of([("key", "binary"), ("value", "binary")], settings.topic)
     batches = _rows(settings, number, rows, task)
-    if planned is None:
-        with task_producer(options, plan) as producer:
-            for one in batches:
-                producer.send(one)
-            return producer.finish()
     with planning.client_of(options) as client:
+        identity, bound_ms = BatchIdentity.of_query(_QUERY, number), options.max_block_ms
         ours = TaskAttempt(
-            client,
-            planned.scope,
-            planned.handover,
-            BatchIdentity.of_query(_QUERY, number),
-            task,
-            attempt,
-            plan.parts,
-            options.max_block_ms,
+            client, planned.scope, planned.handover, identity, task, attempt, plan.parts, bound_ms
         )
         if ours.role is not TaskRole.WRITE:
             ours.digest_only(batches)

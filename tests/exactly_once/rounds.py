@@ -12,21 +12,26 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from confluent_kafka import Consumer, IsolationLevel, KafkaException, TopicPartition
+from confluent_kafka import IsolationLevel, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
-from kafka_sink.transactions import planning
+from kafka_sink.errors import KafkaSinkError
+from kafka_sink.options import SinkOptions
+from kafka_sink.transactions import driver, planning
+from kafka_sink.transactions.client import TransactionClient
+from kafka_sink.transactions.operations import Scope, describe
 from local_kafka import LocalBroker
 from local_kafka.errors import LocalBrokerError
 from tests.exactly_once import engine
 from tests.exactly_once.engine import Settings
-from tests.exactly_once.kafka_state import coordinator_of, last_decided
+from tests.support.topics import read_to_end
 from tests.support.waiting import until, within
 
 PARTITIONS = 3
@@ -154,47 +159,43 @@ class Report:
 class Round:
     """One topic, one checkpoint, faults drawn from the seed."""
 
-    def __init__(self, cluster: LocalBroker, zygote: Zygote, seed: int, guarantee: str) -> None:
+    def __init__(self, cluster: LocalBroker, zygote: Zygote, seed: int) -> None:
         self._cluster = cluster
         self._zygote = zygote
         self._chance = random.Random(seed)
         self._report = Report(seed)
-        self._topic = f"rounds-{guarantee[:2]}-{seed}-{os.getpid()}"
+        self._topic = f"rounds-{seed}-{os.getpid()}"
         self._checkpoint = Path(tempfile.mkdtemp(prefix="exactly-once-"))
         (self._checkpoint / "commits").mkdir()
         (self._checkpoint / "metadata").write_text(json.dumps({"id": self._checkpoint.name}))
-        self._prefix_counts = guarantee == "exactly-once"
         kinds = list(Fault)
         count = self._chance.randint(1, 4)
         self._faults = self._chance.choices(kinds, [_WEIGHTS[one] for one in kinds], k=count)
         self._times_out = Fault.OUTLAST_TIMEOUT in self._faults
+        options = {"transactional.id.prefix": self._topic}
+        options |= {"kafka.transaction.timeout.ms": "4000"} if self._times_out else {}
         self._settings = Settings(
             cluster.bootstrap_servers,
             self._topic,
             str(self._checkpoint),
-            guarantee,
             batches=self._chance.randint(3, 6),
             rows=self._chance.choice((60, 600, 3000)),
             tasks=self._chance.randint(1, 4),
             seed=seed,
-            options=self._options(guarantee),
+            options=options,
         )
         self._prefix = self._writer_name()
         self._drivers: list[int] = []
         self._frozen: list[int] = []
-        self._down: list[tuple[float, Callable[[], None]]] = []
-
-    def _options(self, guarantee: str) -> dict[str, str]:
-        if guarantee != "exactly-once":
-            return {}
-        options = {"transactional.id.prefix": self._topic}
-        return options | ({"kafka.transaction.timeout.ms": "4000"} if self._times_out else {})
+        # Until when, what, and what heals it. One broker is down at a time.
+        self._down: list[tuple[float, str, Callable[[], None]]] = []
 
     def _writer_name(self) -> str:
         raw = {"checkpointlocation": str(self._checkpoint)}
         options = self._settings.sink_options()
         planned = planning.plan(options, raw, is_streaming=True, for_tasks=False)
-        return "" if planned is None else planned.scope.prefix
+        assert planned is not None
+        return planned.scope.prefix
 
     def run(self) -> Report:
         """Runs the query under faults, then without, and reads the topic."""
@@ -318,14 +319,14 @@ class Round:
         """Not where the batch behind it was decided: Spark goes on with the last one that it has planned, and
         the engine would go back."""
         done = engine.committed(self._settings)
-        is_last = not self._prefix_counts or last_decided(self._settings.sink_options(), self._prefix) < done
+        is_last = last_decided(self._settings.sink_options(), self._prefix) < done
         if done and is_last:
             (self._settings.commits / str(done - 1)).unlink()
 
     def _freeze_coordinator(self) -> None:
         """For long enough that another broker replaces it, while a driver waits for its response. What it
         says when it thaws is of what it remembers."""
-        if any("broker" in str(act) for _, act in self._down):
+        if self._has_broker_down():
             return
         broker = coordinator_of(self._settings.sink_options(), self._prefix)
         if broker is None:
@@ -345,7 +346,7 @@ class Round:
         if self._signal(pid, signal.SIGSTOP):
             self._frozen.append(pid)
             until = time.monotonic() + 0.3 + self._chance.random() * 4
-            self._down.append((until, lambda: self._thaw(pid)))
+            self._down.append((until, "process", lambda: self._thaw(pid)))
 
     def _thaw(self, pid: int) -> None:
         if pid in self._frozen:
@@ -354,21 +355,21 @@ class Round:
 
     def _strike_broker(self, fault: Fault) -> None:
         broker = self._chance.randrange(3)
-        if not self._cluster.is_running(broker) or any("broker" in str(act) for _, act in self._down):
+        if not self._cluster.is_running(broker) or self._has_broker_down():
             return
         until = time.monotonic() + 0.5 + self._chance.random() * 6
         if fault is Fault.KILL_BROKER:
             self._cluster.kill(broker)
-            self._down.append((until, _BrokerHealing(lambda: self._cluster.start(broker))))
+            self._down.append((until, "broker", lambda: self._cluster.start(broker)))
         else:
             self._cluster.freeze(broker)
-            self._down.append((until, _BrokerHealing(lambda: self._cluster.thaw(broker))))
+            self._down.append((until, "broker", lambda: self._cluster.thaw(broker)))
 
     def _meet_thawing_broker(self) -> None:
         """It answers for groups that have other coordinators by now, until it learns of it. Batches were
         decided meanwhile, and the commit log has lost the last one."""
         broker = self._chance.randrange(3)
-        if any("broker" in str(act) for _, act in self._down):
+        if self._has_broker_down():
             return
         self._cluster.freeze(broker)
         try:
@@ -377,9 +378,7 @@ class Round:
             while engine.committed(self._settings) < self._settings.batches and time.monotonic() < until:
                 self._ensure_running()
                 self._pause(0.1)
-            for pid in self._running():
-                self._kill_group(pid)
-            self._await_end(5)
+            self._end_drivers()
             self._lose_commit()
             self._start(bootstrap_servers=self._cluster.bootstrap_servers.split(",")[broker])
             self._pause(0.5 + self._chance.random() * 1.5)
@@ -391,8 +390,11 @@ class Round:
         """What was to be down until now comes back; with ``wait`` everything does."""
         due = [one for one in self._down if wait or one[0] <= time.monotonic()]
         self._down = [one for one in self._down if one not in due]
-        for _, act in due:
+        for *_, act in due:
             act()
+
+    def _has_broker_down(self) -> bool:
+        return any(what == "broker" for _, what, _ in self._down)
 
     def _signal(self, pid: int, number: signal.Signals) -> bool:
         try:
@@ -413,26 +415,29 @@ class Round:
         done = engine.committed(self._settings)
         total = done * self._settings.rows
         await_ended_transactions(self._cluster.bootstrap_servers, self._topic)
-        rows = read_committed(self._cluster.bootstrap_servers, self._topic)
-        seen = Counter(row for _, row in rows)
+        rows = list(map(int, read_to_end(self._cluster.bootstrap_servers, self._topic, PARTITIONS)))
+        seen = Counter(rows)
         self._report.rows = total
         self._report.lost = sum(1 for row in range(total) if not seen[row])
         self._report.doubled = sum(count - 1 for count in seen.values() if count > 1)
-        self._report.disordered = disordered(rows)
+        self._report.disordered = disordered((engine.key_of(self._settings, row), row) for row in rows)
         self._report.foreign = sum(1 for row in seen if row >= total)
 
 
-@dataclass
-class _BrokerHealing:
-    """Named, so that one broker is down at a time."""
+def coordinator_of(options: SinkOptions, prefix: str) -> int | None:
+    """The broker that coordinates the driver's id; None where nobody says so now."""
+    name = Scope(prefix, "", 1).driver_id
+    with closing(TransactionClient(options)) as client, suppress(KafkaSinkError):
+        client.run(describe(name), 5000.0)
+        return client.coordinators.get((False, name))
+    return None
 
-    act: Callable[[], None]
 
-    def __call__(self) -> None:
-        self.act()
-
-    def __str__(self) -> str:
-        return "broker"
+def last_decided(options: SinkOptions, prefix: str) -> int:
+    """The number of the batch, -1 where none was."""
+    with closing(TransactionClient(options)) as client:
+        decision = client.run(driver.read_decision(Scope(prefix, "", 1)), 60_000.0)
+    return -1 if decision is None else decision.batch.number
 
 
 def children(pid: int) -> list[int]:
@@ -453,9 +458,9 @@ def create_topic(cluster: LocalBroker, name: str) -> None:
             raise
 
 
-def disordered(rows: Iterable[tuple[bytes | None, int]]) -> int:
+def disordered(rows: Iterable[tuple[int, int]]) -> int:
     """How many of these rows, as they were read, stand behind a later one of their key."""
-    last: dict[bytes | None, int] = {}
+    last: dict[int, int] = {}
     count = 0
     for key, row in rows:
         count += row < last.get(key, row)
@@ -477,38 +482,3 @@ def await_ended_transactions(bootstrap_servers: str, topic: str) -> None:
         return stable == all_rows
 
     until(are_over, f"the end of all transactions in {topic}", poll_s=0.1)
-
-
-def read_committed(bootstrap_servers: str, topic: str) -> list[tuple[bytes | None, int]]:
-    """Keys and rows that readers of committed rows see now."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": bootstrap_servers,
-            "group.id": "rounds",
-            "enable.auto.commit": False,
-            "isolation.level": "read_committed",
-            "enable.partition.eof": True,
-            "log_level": 0,
-        }
-    )
-    consumer.assign([TopicPartition(topic, partition, 0) for partition in range(PARTITIONS)])
-    rows: list[tuple[bytes | None, int]] = []
-    ended: set[int] = set()
-    deadline = time.monotonic() + 60
-    try:
-        while len(ended) < PARTITIONS:
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{topic} could not be read to its end")
-            message = consumer.poll(1)
-            if message is None:
-                continue
-            error = message.error()
-            if error is None:
-                rows.append((message.key(), int(message.value() or b"")))
-            elif error.name() == "_PARTITION_EOF":
-                ended.add(message.partition() or 0)
-            elif not error.retriable():
-                raise KafkaException(error)
-    finally:
-        consumer.close()
-    return rows
