@@ -36,11 +36,12 @@ def test_the_json_summary_is_one_object_that_joins_with_a_querys_progress(
 ) -> None:
     write = planned(log_summary_format="json")
     write.commit([committed((0, 9), query="q-1"), committed((10, 14), query="q-1")], 7)
-    (line,) = capfd.readouterr().err.splitlines()
-    found = json.loads(line)
+    write.abort([committed((0, 9)), None])
+    found, aborted = map(json.loads, capfd.readouterr().err.splitlines())
     assert (found["queryId"], found["batchId"], found["outcome"]) == ("q-1", 7, "committed")
     assert (found["rows"], found["rowsByTopic"], found["tasks"]) == (15, {"t": 15}, 2)
     assert (found["sentBytes"], found["rawBytes"], found["partitions"]) == (150, 300, 1)
+    assert [aborted[name] for name in ("outcome", "rows", "tasks", "queryId")] == ["aborted", 10, 2, None]
 
 
 @pytest.mark.usefixtures("application")
@@ -106,13 +107,6 @@ def test_a_micro_batch_has_one_name_in_all_its_reports(
     planned_again.commit([of_task], 7)
     assert [line["write"] for line in lines(path)] == [producers[0]["task"].write] * 3 == ["0123/7"] * 3
     assert [line["queryId"] for line in lines(path)] == [None, "q-1", "q-1"]
-
-
-def test_a_failed_write_has_a_json_line_too(capfd: pytest.CaptureFixture[str]) -> None:
-    planned(log_summary_format="json").abort([committed((0, 9)), None])
-    (line,) = capfd.readouterr().err.splitlines()
-    found = json.loads(line)
-    assert (found["outcome"], found["rows"], found["tasks"], found["queryId"]) == ("aborted", 10, 2, None)
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
