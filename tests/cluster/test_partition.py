@@ -6,8 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_sink.engine.batch import ProducerBatch
-from kafka_sink.engine.identity import ProducerIdentity
 from kafka_sink.errors import KafkaSinkError
 from kafka_sink.model import TopicPartition
 from tests.support.brokers import Brokers
@@ -96,17 +94,13 @@ def test_pieces_are_passed_by_no_more_than_their_parent() -> None:
     for one in others:
         one.request_references -= 1
         one.home.acknowledged(one, -1, 0, 0)
-    acknowledge_piece(of, pieces[0])
-    sent(of, batch())
-    assert not of.may_send(batch(), 0), "four have passed the second piece"
-    acknowledge_piece(of, pieces[1])
-    assert of.may_send(batch(), 0)
-
-
-def acknowledge_piece(of: ProducerIdentity, piece: ProducerBatch) -> None:
-    assert of.may_send(piece, 0)
-    piece.request_references += 1
-    acknowledge(piece)
+    for piece, full in zip(pieces, (False, True), strict=True):
+        assert of.may_send(piece, 0)
+        piece.request_references += 1
+        acknowledge(piece)
+        if not full:
+            sent(of, batch())
+        assert of.may_send(batch(), 0) is full, "four have passed the second piece"
 
 
 def test_an_acknowledgement_means_that_earlier_batches_are_written_too() -> None:

@@ -115,10 +115,9 @@ def test_dates_that_the_formats_have_not(kind: pa.DataType) -> None:
         assert dead_letter_values(row)[0].as_py()
 
 
-@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
-def test_a_number_that_json_has_not_is_an_error_of_its_row(wrong: float) -> None:
-    column = pa.array([{"x": [1.0]}, {"x": [2.0, wrong]}])
+def test_a_number_that_json_has_not_is_an_error_of_its_row() -> None:
+    column = pa.array([{"x": [1.0]}, {"x": [2.0, math.nan]}, {"x": []}, {"x": [math.inf]}])
     schema = json_schema.derived(pa.field("", column.type, nullable=False), "Row")
     with pytest.raises(UnfitRowsError, match=r"field 'x\[\]' is NaN or infinite") as caught:
         _encoded(schema, column)
-    assert caught.value.rows.tolist() == [False, True]
+    assert caught.value.rows.tolist() == [False, True, False, True]
