@@ -218,3 +218,25 @@ def test_thousands_of_topics_hash_their_keys_at_once() -> None:
     assert {TopicPartition(name, home) for name, home in zip(names * 2, homes, strict=True)} == {
         *ordered.partitions
     }
+
+
+def test_rows_stay_in_the_rack_while_it_has_a_leader_that_takes_them() -> None:
+    """Catches: rows for another zone without need, and rows that avoid their zone's last way out."""
+    led = TopicMetadata.of(
+        "t", None, tuple(PartitionMetadata("t", number, number % 3) for number in range(6))
+    )
+    values = pa.record_batch({"value": pa.array([b"x" * 100] * 2000, pa.binary())})
+    rows = extract(ColumnPlan.of([("value", "binary")], "t"), values, 0)
+
+    def chosen(near: set[int], muted: Iterable[int] = (), unavailable: Iterable[int] = ()) -> set[int]:
+        mutes = {TopicPartition("t", number) for number in muted}
+        one = partitioner(adaptive=True)
+        ordered = one.order(rows, {"t": led}, 0, frozenset(unavailable), mutes, frozenset(near))
+        return {place.partition for place in ordered.partitions}
+
+    assert chosen(near=set()) == {0, 1, 2, 3, 4, 5}
+    assert chosen(near={1}) == {1, 4}
+    assert chosen(near={1}, muted={4}) == {1}
+    assert chosen(near={1}, muted={1, 4}) == {0, 2, 3, 5}
+    assert chosen(near={1}, unavailable={1}) == {0, 2, 3, 5}
+    assert chosen(near={9}) == {0, 1, 2, 3, 4, 5}
