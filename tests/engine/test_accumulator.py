@@ -39,8 +39,7 @@ class Bench:
         self.leaders: dict[TopicPartition, int] = {}
 
     def batch(self, partition: TopicPartition, created: float = 0, size: int = 100) -> ProducerBatch:
-        buffer = self.accumulator.allocator.try_open(size)
-        assert buffer is not None
+        buffer = self.accumulator.allocator.open(size, 0)
         queues = self.accumulator
         with queues.lock:
             home = queues.partition(partition)

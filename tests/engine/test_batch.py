@@ -17,8 +17,7 @@ def pool() -> BufferPool:
 
 
 def batch_in(state: BatchState, memory: BufferPool | None = None) -> ProducerBatch:
-    buffer = incremental_allocator(memory or pool()).try_open(100)
-    assert buffer is not None
+    buffer = incremental_allocator(memory or pool()).open(100, 0)
     batch = ProducerBatch(
         partition_of(TopicPartition("t", 0)), buffer, None, CompressionType.NONE, 1.0, 0, 0.0
     )
@@ -50,9 +49,7 @@ def test_every_response_to_a_failed_batch_is_late_and_harmless() -> None:
 def test_a_batch_that_is_sent_again_is_sent_whole() -> None:
     """Catches: a retry with a part of the batch, or without its header."""
     allocator = incremental_allocator(pool())
-    buffer, between = allocator.try_open(100), allocator.try_open(100)
-    assert buffer is not None
-    assert between is not None
+    buffer, _between = allocator.open(100, 0), allocator.open(100, 0)
     assert buffer.grow(3_000)
     batch = ProducerBatch(
         partition_of(TopicPartition("t", 0)), buffer, None, CompressionType.NONE, 1.0, 0, 0.0

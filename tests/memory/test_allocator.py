@@ -30,12 +30,10 @@ def test_producers_with_one_buffer_memory_share_it_whatever_else_they_differ_in(
     first = pools.allocator("incremental", MEMORY, 512 << 10)
     second = pools.allocator("full", MEMORY, 128 << 10)
     assert (first.full, second.full) == (False, True)
-    held = first.try_open(MEMORY)
-    assert held is not None
+    held = first.open(MEMORY, 0)
     assert second.try_open(1) is None
     held.release()
-    other = second.try_open(1)
-    assert other is not None
+    other = second.open(1, 0)
     assert other.capacity == 128 << 10
     other.release()
 
@@ -43,8 +41,7 @@ def test_producers_with_one_buffer_memory_share_it_whatever_else_they_differ_in(
 def test_another_buffer_memory_is_another_pool() -> None:
     pools = make()
     first, second = pools.allocator("full", MEMORY, MEMORY), pools.allocator("full", 2 * MEMORY, MEMORY)
-    held = first.try_open(1)
-    assert held is not None
+    held = first.open(1, 0)
     assert second.try_open(1) is not None
     held.release()
 
@@ -72,8 +69,7 @@ def test_a_pool_ends_with_its_last_producer() -> None:
 def test_a_fork_begins_with_pools_of_its_own(*, is_busy: bool) -> None:
     """Catches: the parent's chunks counted, or a wait for ever for a lock that was held at the fork."""
     pools = make()
-    held = pools.allocator("incremental", MEMORY, 1024).try_open(MEMORY)
-    assert held is not None
+    held = pools.allocator("incremental", MEMORY, 1024).open(MEMORY, 0)
     with pools._lock if is_busy else nullcontext():
         assert in_a_fork(lambda: pools.allocator("incremental", MEMORY, 1024).try_open(MEMORY) is not None)
     held.release()
@@ -84,6 +80,5 @@ def test_no_batching_at_all_gives_every_record_its_own_memory() -> None:
     for strategy in ("full", "incremental"):
         allocator = make().allocator(strategy, 4096, 0)
         for projected in (1000, 3000, 500, 4000):
-            buffer = allocator.try_open(projected)
-            assert buffer is not None
+            buffer = allocator.open(projected, 0)
             buffer.release()

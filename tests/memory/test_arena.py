@@ -11,18 +11,21 @@ import numpy as np
 import pytest
 
 from kafka_sink.memory.arena import Chunk, ChunkArena
-from kafka_sink.memory.pool import BufferPool
+from kafka_sink.memory.pool import BufferPool, PoolClient
 
 
 def pool_of(total_bytes: int) -> BufferPool:
     return BufferPool(total_bytes, 100, clock_ms=lambda: 0.0)
 
 
+def taken(pool: BufferPool, arena: ChunkArena, count: int) -> list[Chunk]:
+    return pool.take(arena, count, 0, PoolClient())
+
+
 def test_chunks_are_reused_and_the_last_returned_come_first() -> None:
     pool = pool_of(1 << 20)
     arena = pool.arena(100)
-    first = pool.try_take(arena, 3)
-    assert first is not None
+    first = taken(pool, arena, 3)
     pool.give(arena, first)
     assert pool.try_take(arena, 2) == first[:2]
     assert pool.try_take(arena, 1) == first[2:]
@@ -33,17 +36,14 @@ def test_neighbours_stay_neighbours() -> None:
     pool = pool_of(1 << 20)
     arena = pool.arena(4096)
     for _ in range(2):
-        chunks = pool.try_take(arena, 40)
-        assert chunks is not None
+        chunks = taken(pool, arena, 40)
         assert [chunk.start for chunk in chunks] == [4096 * index for index in range(40)]
         pool.give(arena, chunks)
     pool.give(arena, pool.try_take(arena, 10) or [])
     pool.trim_free()
-    some = pool.try_take(arena, 10)
-    assert some is not None
+    some = taken(pool, arena, 10)
     pool.give(arena, some)
-    chunks = pool.try_take(arena, 40)
-    assert chunks is not None
+    chunks = taken(pool, arena, 40)
     assert [chunk.start for chunk in chunks] == [4096 * index for index in range(40)]
 
 
@@ -71,8 +71,7 @@ def resident_bytes(mapped: set[tuple[int, int]]) -> int:
 def test_trimmed_memory_leaves_the_process(keep: int) -> None:
     pool = pool_of(64 << 20)
     arena = pool.arena(16384)
-    chunks = pool.try_take(arena, 4096)
-    assert chunks is not None
+    chunks = taken(pool, arena, 4096)
     mapped = ranges(chunks)
     assert resident_bytes(mapped) < 1 << 20  # nothing is touched that is not written
     for chunk in chunks:
@@ -89,8 +88,7 @@ def test_trimmed_memory_leaves_the_process(keep: int) -> None:
     assert all(bytes(chunk.view) == b"\1" * 16384 for chunk in stay)
     if keep:
         # What was trimmed beside a lent chunk is used again, not mapped again.
-        again = pool.try_take(arena, 4096 - 64)
-        assert again is not None
+        again = taken(pool, arena, 4096 - 64)
         assert {id(chunk.slab) for chunk in again} <= {id(chunk.slab) for chunk in stay}
 
 
@@ -133,8 +131,7 @@ def test_unkept_chunks_leave_their_memory_though_others_of_their_mapping_stay(ba
 def test_trimmed_chunks_smaller_than_a_page_keep_their_neighbours_bytes() -> None:
     pool = pool_of(1 << 20)
     arena = pool.arena(128)
-    chunks = pool.try_take(arena, 64)
-    assert chunks is not None
+    chunks = taken(pool, arena, 64)
     for chunk in chunks:
         chunk.view[:] = b"\7" * 128
     pool.give(arena, chunks[1:40])
@@ -147,8 +144,7 @@ def test_trimmed_chunks_smaller_than_a_page_keep_their_neighbours_bytes() -> Non
 def test_chunks_smaller_than_a_page_make_way_for_larger_ones_with_their_pages(size: int) -> None:
     pool = pool_of(16 << 20)
     small, large = pool.arena(size), pool.arena(16384)
-    chunks = pool.try_take(small, pool.total_bytes // size)
-    assert chunks is not None
+    chunks = taken(pool, small, pool.total_bytes // size)
     for chunk in chunks:
         chunk.view[:] = b"\1" * size
     mapped = ranges(chunks)

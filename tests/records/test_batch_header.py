@@ -50,8 +50,7 @@ def encode_batch(
 ) -> bytes:
     """The bytes the accumulator would send, appended in ``pieces`` runs."""
     pool = BufferPool(64 << 20, 4096 if full else 1024, clock_ms=lambda: 0.0)
-    buffer = (full_allocator if full else incremental_allocator)(pool).try_open(batch_header.SIZE + 64)
-    assert buffer is not None
+    buffer = (full_allocator if full else incremental_allocator)(pool).open(batch_header.SIZE + 64, 0)
     base, home = batch.rows[0].timestamp, partition_of(TopicPartition("t", 0))
     made = ProducerBatch(home, buffer, codec_for(compression, None), compression, 1.0, base, 0.0)
     if batch.producer_id >= 0:

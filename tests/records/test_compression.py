@@ -25,8 +25,7 @@ def test_all_batches_of_a_thread_share_one_zstd_context(made: Mock) -> None:
     allocator = incremental_allocator(BufferPool(4 << 20, 16_384, clock_ms=lambda: 0.0), 16_384)
     batches = []
     for partition in range(200):
-        buffer = allocator.try_open(1_000)
-        assert buffer is not None
+        buffer = allocator.open(1_000, 0)
         batch = ProducerBatch(
             partition_of(TopicPartition("t", partition)), buffer, codec, CompressionType.ZSTD, 1.0, 0, 0.0
         )
