@@ -123,7 +123,7 @@ def test_java_reads_every_codec(oracle: JavaOracle, compression: CompressionType
 @pytest.mark.parametrize("compression", list(CompressionType))
 def test_bytes_do_not_depend_on_pieces_or_strategy(compression: CompressionType) -> None:
     """Blocks are cut at fixed raw offsets, so how rows came in leaves no trace."""
-    for batch in cases(7):
+    for batch in cases(7)[::2]:
         whole = encode_batch(batch, compression)
         # As large rows are.
         with patch.object(encoder, "_SLICED_ROW_BYTES", 0):
