@@ -81,17 +81,19 @@ class Bench:
         compression: CompressionType = CompressionType.NONE,
         max_block_ms: int = 0,
         strategy: Callable[[BufferPool, int], BufferAllocator] | None = None,
+        chunk: int | None = None,
         linger_ms: int = 0,
         heap: int | None = None,
     ) -> None:
         self.pool = BufferPool(memory, 128, clock_ms=lambda: 0.0, heap_limit_bytes=heap)
         self.on_open: Callable[[int, float], object] = lambda *_: None
         full = forced.is_full()
-        self.allocator = (
-            Observed(self, self.pool, batch_size if full else 128, full=full)
-            if strategy is None
-            else strategy(self.pool, batch_size)
-        )
+        if strategy is not None:
+            self.allocator = strategy(self.pool, batch_size)
+        elif chunk is not None:
+            self.allocator = incremental_allocator(self.pool, chunk)
+        else:
+            self.allocator = Observed(self, self.pool, batch_size if full else 128, full=full)
         self.brokers = Brokers()
         times = {"linger_ms": linger_ms, "max_block_ms": max_block_ms}
         options = settings(batch_size=batch_size, compression_type=compression, **times)
@@ -191,7 +193,7 @@ def test_uncompressed_rows_never_take_more_than_batch_size(
 ) -> None:
     """Records' upper bounds exceed what the batch has room for by their exact sizes."""
     # A size that is no multiple of a chunk would be rounded up.
-    bench = Bench(batch_size=8 * 128, strategy=lambda pool, size: strategy(pool, size))
+    bench = Bench(batch_size=8 * 128, strategy=strategy)
     for start in range(0, 4_000, 100):
         bench.append(unit(start, [index % 4 for index in range(100)]))
     held = [batch.buffer.capacity for batch in bench.accumulator.live]
@@ -254,9 +256,7 @@ def test_a_batch_that_takes_no_further_row_does_not_wait_for_one() -> None:
 
 
 def test_rows_that_the_pool_cannot_hold_first_fill_the_batch_that_has_room() -> None:
-    bench = Bench(
-        memory=8 * 128, batch_size=16 * 128, strategy=lambda pool, size: incremental_allocator(pool, 128)
-    )
+    bench = Bench(memory=8 * 128, batch_size=16 * 128, chunk=128)
     bench.append(unit(0, [0, 1]))
     records = len(bench.rows(0))
     with pytest.raises(BufferExhaustedError):
@@ -270,12 +270,7 @@ def test_rows_that_the_pool_cannot_hold_first_fill_the_batch_that_has_room() -> 
 
 
 def test_with_lz4_too_rows_first_fill_the_memory_that_is_left() -> None:
-    bench = Bench(
-        memory=512 << 10,
-        batch_size=1 << 20,
-        compression=CompressionType.LZ4,
-        strategy=lambda pool, size: incremental_allocator(pool, 4_096),
-    )
+    bench = Bench(memory=512 << 10, batch_size=1 << 20, compression=CompressionType.LZ4, chunk=4_096)
     teach_ratio(bench.accumulator, 0.5)
     bench.append(unit(0, [0]))
     with pytest.raises(BufferExhaustedError):
@@ -290,12 +285,7 @@ def test_with_lz4_too_rows_first_fill_the_memory_that_is_left() -> None:
 def test_where_raw_rows_take_all_memory_a_batch_closes_for_the_next_one(codec: CompressionType) -> None:
     """gzip and zstd compress a batch when it closes. What that frees is enough: nobody waits, though the
     broker takes nothing."""
-    bench = Bench(
-        memory=4 << 20,
-        batch_size=1 << 20,
-        compression=codec,
-        strategy=lambda pool, size: incremental_allocator(pool, size),
-    )
+    bench = Bench(memory=4 << 20, batch_size=1 << 20, compression=codec, strategy=incremental_allocator)
     teach_ratio(bench.accumulator, 0.2)
     for start in range(0, 8_000, 400):
         bench.append(unit(start, [index % 3 for index in range(400)], size=1_000))
@@ -442,13 +432,7 @@ def test_to_seal_a_batch_takes_the_heap_that_it_needs() -> None:
     """The sender seals too: it cannot wait for memory that only it can bring back."""
     heap_bytes = 0
     for size in range(1_000, 1_128, 4):
-        bench = Bench(
-            memory=8 << 10,
-            batch_size=4 << 10,
-            compression=CompressionType.GZIP,
-            heap=0,
-            strategy=lambda pool, size: incremental_allocator(pool, 128),
-        )
+        bench = Bench(memory=8 << 10, batch_size=4 << 10, compression=CompressionType.GZIP, heap=0, chunk=128)
         bench.append(noise(3, size=size))
         bench.pool.heap_limit_bytes = 0
         while bench.allocator.try_open(64) is not None:
