@@ -296,7 +296,7 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="few tasks, no files: does it run at all")
     options = parser.parse_args()
     if options.smoke:
-        measure(20, 50, 1.0)
+        measure(20, 50, 0.1)
         return
     file = RESULTS / "coordinator.json"
     kept = json.loads(file.read_text()) if file.exists() else {}
