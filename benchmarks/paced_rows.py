@@ -16,7 +16,7 @@ ROW_BYTES = 400
 KEYS = 10_000
 _STEP_S = 0.05
 # What a row tells of itself: its task, its number within the task, when it was offered (Unix milliseconds).
-_STAMP = np.dtype([("task", ">i4"), ("number", ">i8"), ("offered", ">i8")])
+STAMP = np.dtype([("task", ">i4"), ("number", ">i8"), ("offered", ">i8")])
 
 
 def paced(rate: float, seconds: float, keyed: bool) -> Callable[[Iterator[pa.RecordBatch]], Iterator[Any]]:
@@ -52,9 +52,9 @@ def _batch(
     task: int, numbers: npt.NDArray[np.int64], due_s: npt.NDArray[np.float64], keyed: bool
 ) -> pa.RecordBatch:
     rows = np.full((len(numbers), ROW_BYTES), ord("x"), dtype=np.uint8)
-    stamps = np.empty(len(numbers), dtype=_STAMP)
+    stamps = np.empty(len(numbers), dtype=STAMP)
     stamps["task"], stamps["number"], stamps["offered"] = task, numbers, due_s * 1000
-    rows[:, : _STAMP.itemsize] = stamps.view(np.uint8).reshape(len(numbers), -1)
+    rows[:, : STAMP.itemsize] = stamps.view(np.uint8).reshape(len(numbers), -1)
     if keyed:
         texts = (np.int64(task) << 32) + numbers % KEYS
         keys = _fixed(texts.astype(">i8").view(np.uint8).reshape(len(numbers), -1))
@@ -155,7 +155,7 @@ def read_back(bootstrap: str, topic: str, partitions: int) -> Stored:
             messages = consumer.consume(10_000, 1.0)
             left -= len(messages)
             if messages:
-                stamps.append(b"".join((one.value() or b"")[: _STAMP.itemsize] for one in messages))
+                stamps.append(b"".join((one.value() or b"")[: STAMP.itemsize] for one in messages))
                 places.append(
                     np.array([(one.partition(), one.timestamp()[1], one.leader_epoch()) for one in messages])
                 )
@@ -163,7 +163,7 @@ def read_back(bootstrap: str, topic: str, partitions: int) -> Stored:
                 raise RuntimeError(f"{left} rows of {topic} could not be read")
     finally:
         consumer.close()
-    stamped = np.frombuffer(b"".join(stamps), dtype=_STAMP)
+    stamped = np.frombuffer(b"".join(stamps), dtype=STAMP)
     where = np.concatenate(places) if places else np.empty((0, 3), dtype=np.int64)
     order = np.argsort(where[:, 0], kind="stable")
     task, number, offered = (stamped[name].astype(np.int64) for name in ("task", "number", "offered"))

@@ -51,7 +51,7 @@ def test_rows_keep_their_pace_and_tell_who_they_are() -> None:
     values = [value for batch in batches for value in batch.column(1).to_pylist()]
     assert len(values) == 400
     assert all(len(value) == paced_rows.ROW_BYTES for value in values)
-    layout = paced_rows._STAMP
+    layout = paced_rows.STAMP
     stamps = np.frombuffer(b"".join(v[: layout.itemsize] for v in values), layout)
     assert list(stamps["number"]) == list(range(400))
     assert set(stamps["task"]) == {3}

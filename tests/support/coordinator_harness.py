@@ -166,7 +166,7 @@ def serving(
     """A server on a thread. It reads ``clock`` (milliseconds), by real time."""
     listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
     found = Serving(listening)
-    started, stop = threading.Event(), threading.Event()
+    started, stop = threading.Event(), asyncio.Event()
 
     async def serve() -> None:
         found.loop = asyncio.get_running_loop()
@@ -174,8 +174,7 @@ def serving(
         found.server = CoordinatorServer(identity(), made, clock, bounds or ServerBounds())
         found.server.start(listening)
         started.set()
-        while not stop.is_set():
-            await asyncio.sleep(0.01)
+        await stop.wait()
         if not found.is_dead:
             found.server.close()
         await asyncio.sleep(0.01)
@@ -191,6 +190,7 @@ def serving(
         assert started.wait(30)
         yield found
     finally:
-        stop.set()
+        if found.loop is not None:
+            found.loop.call_soon_threadsafe(stop.set)
         thread.join(30)
         listening.close()
