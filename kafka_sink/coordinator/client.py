@@ -156,8 +156,10 @@ class CoordinatorClient(threading.Thread):
         # A task may have ended before this thread first ran. Its last report is sent nevertheless.
         is_needed = self._active or self._leaving
         self._leaving = False
-        if self._connection is None and is_needed and self._clock_ms() >= self._connect_after_ms:
-            self._connect()
+        if is_needed and self.is_connecting:
+            self._connection = connect(self.address, self._times.connect_ms)
+            self._greeted = None
+            self._alive_ms, self._unanswered_ms = -math.inf, math.inf
         return self._connection
 
     def _run_once(self) -> None:
@@ -167,11 +169,6 @@ class CoordinatorClient(threading.Thread):
             # Between tasks, too: others may wait for what this one has fetched, or muted.
             self._send(connection, now_ms)
         self._wait(connection, now_ms)
-
-    def _connect(self) -> None:
-        self._connection = connect(self.address, self._times.connect_ms)
-        self._greeted = None
-        self._alive_ms, self._unanswered_ms = -math.inf, math.inf
 
     def _send(self, connection: Connection, now_ms: float) -> None:
         hello = self._hello()

@@ -14,9 +14,10 @@ import math
 import selectors
 import socket
 import sys
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from kafka_sink.clock import RANDOM, Clock
@@ -52,6 +53,8 @@ _STALL_S, _READ_FIRST_S = 0.2, 0.25
 # A bug in one must not occupy the others.
 _AFTER_BUG_S = 1.0
 _LATE_MS = 1000.0
+# Without a free file descriptor.
+_ACCEPT_AGAIN_S = 1.0
 # In one iteration: connections to accept, events to handle, bytes to write, also to one peer.
 _ACCEPT_AT_ONCE = 128
 _EVENTS_AT_ONCE = 500
@@ -64,6 +67,8 @@ _IDLE_MS: Mapping[ServiceScope, float] = {ServiceScope.GROUP: 600_000.0, Service
 _DEFAULT_BOUNDS = ServerBounds()
 # Of the application, whatever the group, so that a service that needs none may be asked by planning.
 _Key = tuple[object, ...]
+# What a hello says of options.
+_Settings = tuple[tuple[str, str], ...]
 # By the service's class; those of GROUP and CLUSTER are given the group's options first.
 Services = Mapping[type[Service], Callable[..., Service]]
 
@@ -97,22 +102,15 @@ class CoordinatorServer:
         self._bounds = bounds
         self._loop = asyncio.get_running_loop()
         self._listening: socket.socket | None = None
-        self._is_out_of_files = False
         self._connections = Connections(bounds, self._on_removed)
         self._count = 0
-        # What each peer that has proved itself has joined.
-        self._joined: dict[int, dict[type[Service], _Instance]] = {}
-        self._instances: OrderedDict[_Key, _Instance] = OrderedDict()
-        self._options: OrderedDict[tuple[tuple[str, str], ...], SinkOptions] = OrderedDict()
-        # Peers with something to write, in turn.
+        self._instances: dict[_Key, _Instance] = {}
+        # Peers with something to write, in turn. While there are any, ``_write`` is due.
         self._to_write: deque[Peer] = deque()
-        self._writing = False
-        # Peers whose first message waits, in turn: thousands may connect at once.
+        # Peers whose first message waits, in turn: thousands may connect at once. As above, with ``_greet``.
         self._newcomers: deque[Peer] = deque()
-        self._greeting = False
         # How many messages have been handled in this iteration, and when the first of them was.
         self._handled, self._began_ms = 0, math.inf
-        self._sweep_due_s = math.inf
         # In all; and how often the loop was so late that tasks may have waited for more than a second.
         self._messages = self._stalls = 0
 
@@ -122,7 +120,7 @@ class CoordinatorServer:
 
     def state(self) -> Mapping[str, Any]:
         """For metrics: counts of messages and stalls, tasks, and connections by kind."""
-        tasks = sum(map(bool, self._joined.values()))
+        tasks = sum(bool(peer.joined) for peer in self._connections.peers.values())
         unproved = self.connections - self._connections.proved
         kinds = {"task": tasks, "idle": self._connections.proved - tasks, "unproved": unproved}
         counts = {"messages": self._messages, "stalls": self._stalls, "tasks": tasks}
@@ -132,12 +130,13 @@ class CoordinatorServer:
         """Begin to accept."""
         listening.setblocking(False)
         self._listening = listening
-        self._loop.add_reader(listening.fileno(), self._accept)
+        self._loop.add_reader(listening, self._accept)
         self._sweep_later()
 
     def close(self) -> None:
         if self._listening is not None:
-            self._loop.remove_reader(self._listening.fileno())
+            self._loop.remove_reader(self._listening)
+            self._listening = None
         self._connections.close()
         for instance in list(self._instances.values()):
             self._close_instance(instance)
@@ -145,18 +144,19 @@ class CoordinatorServer:
     # -- connections --------------------------------------------------------------------------------
 
     def _accept(self) -> None:
-        assert self._listening is not None
         for _ in range(_ACCEPT_AT_ONCE):
+            # It may have been closed since this was due.
+            if self._listening is None:
+                return
             try:
                 connected, address = self._listening.accept()
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:
-                # Most likely out of file descriptors. The socket stays readable, so the loop would spin; the
-                # next sweep accepts again.
+                # Most likely out of file descriptors. The socket stays readable, so the loop would spin.
                 _log.warning("a connection could not be accepted: %s", error)
-                self._loop.remove_reader(self._listening.fileno())
-                self._is_out_of_files = True
+                self._loop.remove_reader(self._listening)
+                self._loop.call_later(_ACCEPT_AGAIN_S, self._accept_again)
                 return
             connected.setblocking(False)
             # Else a second small message waits for the acknowledgement of the first one: 40 ms.
@@ -166,12 +166,15 @@ class CoordinatorServer:
             self._connections.add(peer)
             self._loop.add_reader(connected, self._on_readable, peer)
 
+    def _accept_again(self) -> None:
+        if self._listening is not None:
+            self._loop.add_reader(self._listening, self._accept)
+
     def _on_removed(self, peer: Peer) -> None:
         self._loop.remove_reader(peer.fileno())
         self._loop.remove_writer(peer.fileno())
-        joined = self._joined.pop(peer.number, {})
-        for kind in list(joined):
-            self._leave(peer.number, joined, kind)
+        for kind in list(peer.joined):
+            self._leave(peer, kind)
 
     # -- bytes --------------------------------------------------------------------------------------
 
@@ -180,17 +183,15 @@ class CoordinatorServer:
             self._loop.remove_reader(peer.fileno())
             # Until its turn comes, no time runs.
             peer.begun_ms = peer.heard_ms = math.inf
-            self._newcomers.append(peer)
-            if not self._greeting:
-                self._greeting = True
+            if not self._newcomers:
                 self._loop.call_soon(self._greet)
+            self._newcomers.append(peer)
         elif not self._is_spent(peer):
             # Otherwise the selector names it again in the next iteration.
             self._guarded(peer, self._receive)
 
     def _greet(self) -> None:
         """Take first messages for a part of the iteration: tasks who are there wait for no newcomer."""
-        self._greeting = False
         until_ms = self._clock_ms() + self._bounds.greeting_ms
         while self._newcomers and (now_ms := self._clock_ms()) < until_ms:
             peer = self._newcomers.popleft()
@@ -199,7 +200,6 @@ class CoordinatorServer:
                 self._loop.add_reader(peer.fileno(), self._on_readable, peer)
                 self._guarded(peer, self._receive)
         if self._newcomers:
-            self._greeting = True
             self._loop.call_soon(self._greet)
 
     def _is_spent(self, peer: Peer) -> bool:
@@ -293,7 +293,6 @@ class CoordinatorServer:
             self._flush(peer)
             return
         self._connections.on_proved(peer)
-        self._joined[peer.number] = {}
 
     # -- messages -----------------------------------------------------------------------------------
 
@@ -301,23 +300,22 @@ class CoordinatorServer:
         if isinstance(message, Alive):
             self.send(peer.number, message)
         elif isinstance(message, Hello):
-            self._on_hello(peer.number, message)
+            self._on_hello(peer, message)
         else:
             kind = self._of_message.get(type(message))
             if kind is None:
                 raise ProtocolError(f"{type(message).__name__} is not for the coordinator")
-            instance = self._joined[peer.number].get(kind)
+            instance = peer.joined.get(kind)
             if instance is None:
                 if kind.scope is not ServiceScope.APPLICATION:
                     raise ProtocolError("a task must say Hello first")
-                instance = self._join(peer.number, kind, (kind,), ())
+                instance = self._join(peer, kind, (kind,), ())
             deliver(instance.service, peer.number, message, self._clock_ms())
             self._arm(instance)
 
-    def _on_hello(self, number: int, hello: Hello) -> None:
+    def _on_hello(self, peer: Peer, hello: Hello) -> None:
         settings = tuple(sorted(hello.settings.items()))
-        options = self._options_of(settings)
-        joined = self._joined[number]
+        options = _options_of(settings)
         for kind in self._services:
             if kind.scope is ServiceScope.APPLICATION:
                 continue
@@ -325,43 +323,29 @@ class CoordinatorServer:
             key: _Key = (kind, hello.group, tuple(one for one in settings if one[0] in SHARED_OPTIONS))
             if kind.scope is ServiceScope.CLUSTER:
                 key += (hello.cluster_id,)
-            if kind not in joined or joined[kind].key != key:
-                self._leave(number, joined, kind)
-                self._join(number, kind, key, (options,))
+            if kind not in peer.joined or peer.joined[kind].key != key:
+                self._leave(peer, kind)
+                self._join(peer, kind, key, (options,))
 
-    def _options_of(self, settings: tuple[tuple[str, str], ...]) -> SinkOptions:
-        found = self._options.get(settings)
-        if found is None:
-            if any(name not in GROUP_OPTIONS for name, _ in settings):
-                raise ProtocolError("a setting that groups do not have")
-            try:
-                found = parse({"kafka.bootstrap.servers": "coordinator.invalid:1", **dict(settings)}).options
-            except ConfigurationError as error:
-                raise ProtocolError(f"invalid settings: {error}") from None
-            self._options[settings] = found
-            if len(self._options) > self._bounds.instances:
-                self._options.popitem(last=False)
-        return found
-
-    def _join(self, number: int, kind: type[Service], key: _Key, arguments: tuple[Any, ...]) -> _Instance:
+    def _join(self, peer: Peer, kind: type[Service], key: _Key, arguments: tuple[Any, ...]) -> _Instance:
         instance = self._instances.get(key)
         if instance is None:
             if len(self._instances) >= self._bounds.instances:
                 self._make_capacity()
             instance = self._instances[key] = _Instance(key, self._services[kind](*arguments, self))
         instance.tasks += 1
-        self._joined[number][kind] = instance
-        instance.service.on_joined(number, self._clock_ms())
+        peer.joined[kind] = instance
+        instance.service.on_joined(peer.number, self._clock_ms())
         self._arm(instance)
         return instance
 
-    def _leave(self, number: int, joined: dict[type[Service], _Instance], kind: type[Service]) -> None:
-        instance = joined.pop(kind, None)
+    def _leave(self, peer: Peer, kind: type[Service]) -> None:
+        instance = peer.joined.pop(kind, None)
         if instance is None:
             return
         instance.tasks -= 1
         instance.unused_ms = self._clock_ms()
-        instance.service.on_gone(number, instance.unused_ms)
+        instance.service.on_gone(peer.number, instance.unused_ms)
         self._arm(instance)
 
     def _make_capacity(self) -> None:
@@ -423,23 +407,25 @@ class CoordinatorServer:
             # Not now: a service may be in the middle of its list of tasks.
             self._loop.call_soon(self._connections.drop, peer, Dropped.UNREAD)
             return
-        if not peer.unread:
-            self._to_write.append(peer)
+        is_next = not peer.unread
         peer.enqueue(data, shared=shared)
-        if not self._writing:
-            self._writing = True
+        if is_next:
+            self._write_later(peer)
+
+    def _write_later(self, peer: Peer) -> None:
+        if not self._to_write:
             self._loop.call_soon(self._write)
+        self._to_write.append(peer)
 
     def _write(self) -> None:
         """Write to peers in turn, and a bounded amount at once, so that others are read in between."""
-        self._writing = False
         until_ms, left = self._clock_ms() + self._bounds.iteration_ms, _WRITE_AT_ONCE
         while self._to_write and left > 0 and self._clock_ms() < until_ms:
-            peer = self._to_write.popleft()
+            peer = self._to_write[0]
             if not peer.is_gone:
                 left -= self._flush(peer)
+            self._to_write.popleft()
         if self._to_write:
-            self._writing = True
             self._loop.call_soon(self._write)
 
     def _flush(self, peer: Peer) -> int:
@@ -449,7 +435,7 @@ class CoordinatorServer:
             self._connections.remove(peer)
             return 0
         if peer.unread and written >= _PEER_AT_ONCE:
-            self._to_write.append(peer)
+            self._write_later(peer)
         elif peer.unread and peer.unread_since_ms == math.inf:
             peer.unread_since_ms = self._clock_ms()
             self._loop.add_writer(peer.fileno(), self._on_writable, peer)
@@ -463,12 +449,11 @@ class CoordinatorServer:
     # -- sweep --------------------------------------------------------------------------------------
 
     def _sweep_later(self) -> None:
-        delay_s = self._bounds.sweep_ms / 1000
-        self._sweep_due_s = self._loop.time() + delay_s
-        self._loop.call_later(delay_s, self._sweep)
+        due_s = self._loop.time() + self._bounds.sweep_ms / 1000
+        self._loop.call_at(due_s, self._sweep, due_s)
 
-    def _sweep(self) -> None:
-        now_ms, late_ms = self._clock_ms(), 1000 * (self._loop.time() - self._sweep_due_s)
+    def _sweep(self, due_s: float) -> None:
+        now_ms, late_ms = self._clock_ms(), 1000 * (self._loop.time() - due_s)
         self._stalls += late_ms > _LATE_MS
         # After a stall first of all what peers have sent and read meanwhile is to be seen.
         if late_ms <= self._bounds.sweep_ms:
@@ -481,10 +466,18 @@ class CoordinatorServer:
         for one in list(self._instances.values()):
             if not one.tasks and now_ms - one.unused_ms >= _IDLE_MS.get(one.service.scope, math.inf):
                 self._close_instance(one)
-        if self._is_out_of_files and self._listening is not None:
-            self._is_out_of_files = False
-            self._loop.add_reader(self._listening.fileno(), self._accept)
         self._sweep_later()
+
+
+@lru_cache(maxsize=500)
+def _options_of(settings: _Settings) -> SinkOptions:
+    """Kept, because a thousand tasks have the same. Raises ProtocolError."""
+    if any(name not in GROUP_OPTIONS for name, _ in settings):
+        raise ProtocolError("a setting that groups do not have")
+    try:
+        return parse({"kafka.bootstrap.servers": "coordinator.invalid:1", **dict(settings)}).options
+    except ConfigurationError as error:
+        raise ProtocolError(f"invalid settings: {error}") from None
 
 
 # -- the loop -------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from enum import Enum
 from random import Random
+from typing import Any
 
 from kafka_sink.clock import RANDOM
 from kafka_sink.coordinator.address import CoordinatorAddress
@@ -214,15 +215,17 @@ class Peer:
     """
 
     __slots__ = (
-        "_at", "_handshaken", "_incoming", "_outgoing", "_own", "_queue", "_queued", "_rest", "_socket",
-        "_tls", "_without_data", "allowance", "allowed_ms", "begun_ms", "frames", "heard_ms", "is_gone",
-        "is_paused", "is_proved", "number", "source", "unfinished", "unread_since_ms",
+        "_at", "_incoming", "_outgoing", "_queue", "_queued", "_rest", "_socket", "_tls", "_without_data",
+        "allowance", "allowed_ms", "begun_ms", "frames", "heard_ms", "is_gone", "is_paused", "is_proved",
+        "joined", "number", "source", "unfinished", "unread_since_ms",
     )  # fmt: skip
 
     def __init__(self, number: int, source: str, connected: socket.socket, now_ms: float) -> None:
         self.number = number
         self.source = source
         self.is_proved = self.is_gone = self.is_paused = False
+        # What the server has let it join.
+        self.joined: dict[Any, Any] = {}
         self.frames = FrameReader(_PROOF_BYTES)
         # When the incomplete message began. The first one is the proof, and begins with the connection.
         self.begun_ms = self.heard_ms = self.allowed_ms = now_ms
@@ -233,12 +236,11 @@ class Peer:
         self.unfinished = 0
         self._socket = connected
         self._tls: ssl.SSLObject | None = None
-        self._handshaken = False
         self._without_data = 0
         # Messages, each with whether peers share it; then how much of the first is encrypted, in bytes.
         # A list, as an empty deque takes 600 bytes.
         self._queue: list[tuple[bytes, bool]] = []
-        self._at = self._queued = self._own = 0
+        self._at = self._queued = 0
         self._rest = memoryview(b"")
 
     def fileno(self) -> int:
@@ -286,10 +288,8 @@ class Peer:
             return False
 
     def _decrypt(self, tls: ssl.SSLObject) -> None:
-        if not self._handshaken:
-            tls.do_handshake()
-            self._handshaken = True
         while True:
+            # It does the handshake, too.
             piece = tls.read(_READ_BYTES)
             if not piece:
                 raise ConnectionError("it closed the connection")
@@ -306,14 +306,12 @@ class Peer:
     @property
     def held(self) -> int:
         """Bytes of memory held for this peer alone."""
-        return self._own + len(self._rest)
+        return sum(len(data) for data, shared in self._queue if not shared) + len(self._rest)
 
     def enqueue(self, data: bytes, *, shared: bool) -> None:
         """Queue the frame of a message, which other peers may share."""
         self._queue.append((data, shared))
         self._queued += len(data)
-        if not shared:
-            self._own += len(data)
 
     def flush(self, most: int) -> int:
         """Write while the peer keeps up, up to ``most`` bytes. Returns their number; raises OSError.
@@ -323,7 +321,7 @@ class Peer:
         written = 0
         while self._flush_tls() and self._queue and written < most:
             assert self._tls is not None
-            data, shared = self._queue[0]
+            data, _ = self._queue[0]
             piece = memoryview(data)[self._at : self._at + _PIECE_BYTES]
             self._tls.write(piece)
             written += len(piece)
@@ -332,7 +330,6 @@ class Peer:
             if self._at == len(data):
                 del self._queue[0]
                 self._at = 0
-                self._own -= 0 if shared else len(data)
         return written
 
     def _flush_tls(self) -> bool:
@@ -351,7 +348,7 @@ class Peer:
         """Close the connection at once, without reading or writing more."""
         self.is_gone = True
         self._queue.clear()
-        self._queued = self._own = 0
+        self._queued = 0
         self._rest = memoryview(b"")
         self._socket.close()
 
@@ -414,19 +411,14 @@ class Connections:
         self._on_removed = on_removed
         self._random = random
         self.peers: dict[int, Peer] = {}
-        # Those without proof, and those of each address.
-        self._unproved: dict[int, Peer] = {}
-        self._unproved_of: dict[str, dict[int, Peer]] = {}
+        # How many have proved that they know the token; the others by address.
+        self.proved = 0
+        self._unproved: dict[str, dict[int, Peer]] = {}
         self._unfinished = 0
         # Since the last line, how many were dropped why, and an address of each reason.
         self._dropped: Counter[Dropped] = Counter()
         self._sources: dict[Dropped, str] = {}
         self._logged_ms = -math.inf
-
-    @property
-    def proved(self) -> int:
-        """How many have proved that they know the token."""
-        return len(self.peers) - len(self._unproved)
 
     @property
     def is_full(self) -> bool:
@@ -440,26 +432,26 @@ class Connections:
         one of the address that has most of them. So a flood is its own victim, and a task at the same address
         is most likely not hit in the moment that its proof takes.
         """
-        if len(self._unproved) >= self._bounds.unproved:
-            most = max(self._unproved_of.values(), key=len)
+        if len(self.peers) - self.proved >= self._bounds.unproved:
+            most = max(self._unproved.values(), key=len)
             self.drop(most[self._random.choice(list(most))], Dropped.MADE_ROOM)
         peer.allowance = self._bounds.burst
-        self.peers[peer.number] = self._unproved[peer.number] = peer
-        self._unproved_of.setdefault(peer.source, {})[peer.number] = peer
+        self.peers[peer.number] = peer
+        self._unproved.setdefault(peer.source, {})[peer.number] = peer
 
     def on_proved(self, peer: Peer) -> None:
         """The peer has shown that it knows the token."""
+        self._forget_unproved(peer)
+        self.proved += 1
         peer.is_proved = True
         peer.begun_ms = math.inf
         peer.frames.max_bytes = MAX_MESSAGE_BYTES
-        self._forget_unproved(peer)
 
     def _forget_unproved(self, peer: Peer) -> None:
-        if self._unproved.pop(peer.number, None) is not None:
-            of_source = self._unproved_of[peer.source]
-            del of_source[peer.number]
-            if not of_source:
-                del self._unproved_of[peer.source]
+        of_source = self._unproved[peer.source]
+        del of_source[peer.number]
+        if not of_source:
+            del self._unproved[peer.source]
 
     def drop(self, peer: Peer, why: Dropped) -> None:
         """End a connection, and log the reason."""
@@ -487,7 +479,10 @@ class Connections:
         """End a connection. One that is gone already stays gone."""
         if self.peers.pop(peer.number, None) is None:
             return
-        self._forget_unproved(peer)
+        if peer.is_proved:
+            self.proved -= 1
+        else:
+            self._forget_unproved(peer)
         self._unfinished -= peer.unfinished
         self._on_removed(peer)
         peer.close()

@@ -291,7 +291,14 @@ def test_a_message_that_never_ends_is_bounded_in_time() -> None:
 
 @pytest.mark.parametrize(
     "data",
-    [b"[]", b'["Nobody"]', b'["Said",-1]', b'["Said",1,"\\ud800"]', encode(Full()), b"\xff" * 100],
+    [
+        b"[]",
+        b"Nobody {}",
+        b'Said {"number":-1}',
+        b'Said {"number":1,"text":"\\ud800"}',
+        encode(Full()),
+        b"\xff",
+    ],
 )
 def test_messages_that_make_no_sense_end_the_connection(data: bytes) -> None:
     with serving() as found, task(found) as one:
@@ -347,6 +354,19 @@ def test_a_peer_that_reads_slowly_is_not_dropped() -> None:
             now_ms += 6.0
             time.sleep(0.001)
         assert now_ms > 2 * bounds.frame_ms
+
+
+def test_a_peer_that_reads_again_gets_all_that_waits_for_it() -> None:
+    """Catches: what one turn left over was written only when somebody else was sent something."""
+    bounds = replace(PATIENT, unread_bytes=64 * 1024 * 1024, burst=10_000)
+    text = os.urandom(400_000).hex()
+    with serving(bounds) as found, task(found) as one:
+        for number in range(12):
+            one.send(Said(number, text))
+        until(lambda: len(found.echo.heard) == 12)
+        received: list[Message] = []
+        while len(received) < 12:
+            received += one.receive()
 
 
 def test_a_message_to_many_is_in_memory_once_and_reaches_all() -> None:
