@@ -81,12 +81,8 @@ class Server:
                 pass_fds=(listening.fileno(), alive),
             )
         self.found = self._wait()
-        location = CoordinatorLocation(
-            self.found.port,
-            bytes.fromhex(self.found.fingerprint),
-            self.found.name,
-            bytes.fromhex(self.found.token),
-        )
+        found = self.found
+        location = CoordinatorLocation(found.port, found.fingerprint, found.name, found.token)
         opened = ask(
             CoordinatorAddress("127.0.0.1", location), OpenView("127.0.0.1", 0), ViewOpened, 1000 * START_S
         )

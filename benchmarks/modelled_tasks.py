@@ -299,7 +299,7 @@ class Crowd:
         """It has connected: the proof, the group, and what it does."""
         found = self.find()
         hello = Hello(found.group_of(OPTIONS.identity_of_cluster()), CLUSTER_ID, OPTIONS.group_settings())
-        proof = framed_bytes(bytes((VERSION,)) + bytes.fromhex(found.token))
+        proof = framed_bytes(bytes((VERSION,)) + found.token)
         task.stage, task.failures = 2, 0
         self._write(task, proof + framed(hello) + self._uses + self._writing + self._alive)
         task.alive_at = self.clock()

@@ -91,9 +91,9 @@ def _location(found: RunningCoordinator, group: str = "") -> CoordinatorLocation
     where = Placement(found.address, found.port)
     return CoordinatorLocation(
         found.port,
-        bytes.fromhex(found.fingerprint),
+        found.fingerprint,
         found.name,
-        bytes.fromhex(found.token),
+        found.token,
         group,
         where.address if where.is_loopback else "",
         bool(found.view),

@@ -23,8 +23,10 @@ import stat
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from kafka_sink.secret import HiddenBytes
 
@@ -36,15 +38,15 @@ _LOCK_POLL_S = 0.005
 class RunningCoordinator:
     """A coordinator that serves, or has served.
 
-    ``address`` is what it listens on; ``fingerprint``, ``name`` and ``token`` (hexadecimal): see transport.
-    ``view``: the live view's URL; ``view_port``, also where it failed; ``view_error``: why there is none.
+    ``address`` is what it listens on; ``fingerprint``, ``name`` and ``token``: see transport. ``view``: the
+    live view's URL; ``view_port``, also where it failed; ``view_error``: why there is none.
     """
 
     port: int
     address: str
-    fingerprint: str
+    fingerprint: bytes
     name: str = field(repr=False)
-    token: str = field(repr=False)
+    token: bytes = field(repr=False)
     view: str = ""
     view_port: int = 0
     view_error: str = ""
@@ -55,7 +57,7 @@ class RunningCoordinator:
         It is keyed with the token: options contain passwords, which could be guessed from a plain hash.
         """
         text = json.dumps(sorted(options.items()))
-        return hmac.digest(bytes.fromhex(self.token), text.encode(), "sha256").hex()[:32]
+        return hmac.digest(self.token, text.encode(), "sha256").hex()[:32]
 
 
 class LocationFolder:
@@ -143,7 +145,7 @@ class LocationFolder:
 
     def publish(self, found: RunningCoordinator) -> None:
         """Tell planning of a coordinator: by itself; by planning, under the lock, of a change."""
-        content = HiddenBytes(json.dumps(asdict(found)).encode())
+        content = HiddenBytes(msgspec.json.encode(found))
         fresh = self._found.with_name(self._found.name + ".new")
         with open(os.open(fresh, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
             file.write(content)
@@ -165,10 +167,8 @@ def _check_private(folder: Path) -> None:
 def read_found(path: Path) -> RunningCoordinator | None:
     """What a coordinator or planning has published; None where nothing is."""
     try:
-        fields = json.loads(path.read_bytes())
-        bytes.fromhex(fields["token"] + fields["fingerprint"])
-        return RunningCoordinator(**fields)
-    except (OSError, KeyError, TypeError, ValueError):
+        return msgspec.json.decode(path.read_bytes(), type=RunningCoordinator)
+    except (OSError, msgspec.MsgspecError, ValueError):
         return None
 
 

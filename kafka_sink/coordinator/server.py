@@ -284,7 +284,7 @@ class CoordinatorServer:
     def _on_proof(self, peer: Peer, data: bytes) -> None:
         if data[0] != VERSION or not hmac.compare_digest(data[1:], self._identity.token):
             raise ProtocolError("a wrong token, or another version")
-        if self._connections.is_full:
+        if self._connections.proved >= self._bounds.connections:
             # Not closed at once: what the task has sent meanwhile would destroy what it is to read. Like one
             # without proof, it goes when its time is over.
             self._loop.remove_reader(peer.fileno())

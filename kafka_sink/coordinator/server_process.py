@@ -28,7 +28,7 @@ from kafka_sink.coordinator.rates import RateService
 from kafka_sink.coordinator.rendezvous import LocationFolder, RunningCoordinator, read_found
 from kafka_sink.coordinator.server import CoordinatorServer, Services, new_loop
 from kafka_sink.coordinator.spark_jobs import SparkJobs, find_ui
-from kafka_sink.coordinator.transport import ServerBounds, ServerIdentity, new_identity
+from kafka_sink.coordinator.transport import ServerBounds, new_identity
 from kafka_sink.coordinator.writes import WriteService
 from kafka_sink.driver.driver_process import DriverProcess
 
@@ -64,7 +64,9 @@ class ServerProcess:
         self._metrics.coordinator = server.state
         self._jobs.call = loop.call_soon_threadsafe
         server.start(listening)
-        self._place.publish(found_of(self._identity, listening, str(self._settings["address"])))
+        one, port = self._identity, listening.getsockname()[1]
+        address = str(self._settings["address"])
+        self._place.publish(RunningCoordinator(port, address, one.fingerprint, one.name, one.token))
         while self._driver.is_alive() and self._is_current():
             self._metrics.sample(monotonic_ms())
             await asyncio.sleep(_CHECK_S)
@@ -85,18 +87,7 @@ class ServerProcess:
     def _is_current(self) -> bool:
         """Whether the application's folder exists, and no other coordinator has been started in it."""
         found = read_found(self._place.folder / "found")
-        return found is not None and found.token == self._identity.token.hex()
-
-
-def found_of(identity: ServerIdentity, listening: socket.socket, address: str) -> RunningCoordinator:
-    """What planning must know of a process that serves at this socket."""
-    return RunningCoordinator(
-        listening.getsockname()[1],
-        address,
-        identity.fingerprint.hex(),
-        identity.name,
-        identity.token.hex(),
-    )
+        return found is not None and found.token == self._identity.token
 
 
 def bounds_of_process() -> ServerBounds:

@@ -420,11 +420,6 @@ class Connections:
         self._sources: dict[Dropped, str] = {}
         self._logged_ms = -math.inf
 
-    @property
-    def is_full(self) -> bool:
-        """Whether another with proof is too many."""
-        return self.proved >= self._bounds.connections
-
     def add(self, peer: Peer) -> None:
         """A new connection, without proof so far.
 

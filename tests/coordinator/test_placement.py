@@ -7,6 +7,7 @@ import socket
 import pytest
 
 from kafka_sink.coordinator.placement import Placement, is_enabled, placement, ui_placement
+from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import SinkOptions, parse
 
 
@@ -28,6 +29,10 @@ def test_administrators_override_jobs() -> None:
     assert ui_placement(options(ui_port="0"), {}) == Placement("127.0.0.1", 0)
     assert not is_enabled(options(), {"KAFKA_CHUNKED_COORDINATOR_ENABLED": "false"})
     assert not is_enabled(options(coordinator_enabled="false"), {"KAFKA_CHUNKED_COORDINATOR_ENABLED": "true"})
+    environ = {"KAFKA_CHUNKED_COORDINATOR_PORT": "7", "KAFKA_CHUNKED_COORDINATOR_BIND_ADDRESS": "127.0.0.7"}
+    assert placement(options(coordinator_port="9"), environ, {}) == Placement("127.0.0.7", 7)
+    with pytest.raises(ConfigurationError, match="'KAFKA_CHUNKED_COORDINATOR_ENABLED' must be true or false"):
+        is_enabled(options(), {"KAFKA_CHUNKED_COORDINATOR_ENABLED": "flase"})
 
 
 def test_without_settings_it_is_the_drivers_address(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,36 +26,27 @@ from kafka_sink.coordinator.transport import (
 from kafka_sink.errors import ProtocolError
 from tests.support.coordinator_harness import address_at, identity
 
-SIZES = (1, 65_536, 200_000)
+
+def test_a_message_comes_out_whole_however_its_bytes_come() -> None:
+    for size in (1, 65_536, 200_000):
+        data = bytes(range(256)) * (size // 256 + 1)
+        stream = framed_bytes(data[:size]) + framed_bytes(b"next")
+        for step in (1 if size < 70_000 else 4_099, 16_384, len(stream)):
+            reader, found = FrameReader(2**21), []
+            for at in range(0, len(stream), step):
+                reader.feed(stream[at : at + step])
+                while (message := reader.next_message()) is not None:
+                    found.append(message)
+            assert found == [data[:size], b"next"]
+            assert reader.held == 0
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_a_message_comes_out_whole_however_its_bytes_come(size: int) -> None:
-    data = bytes(range(256)) * (size // 256 + 1)
-    stream = framed_bytes(data[:size]) + framed_bytes(b"next")
-    for step in (1 if size < 70_000 else 4_099, 16_384, len(stream)):
-        reader, found = FrameReader(2**21), []
-        for at in range(0, len(stream), step):
-            reader.feed(stream[at : at + step])
-            while (message := reader.next_message()) is not None:
-                found.append(message)
-        assert found == [data[:size], b"next"]
-        assert reader.held == 0
-
-
-@pytest.mark.parametrize(
-    "frame",
-    [
-        struct.pack(">I", 0),
-        struct.pack(">I", 101),
-        struct.pack(">I", 2**32 - 1),
-    ],
-)
-def test_a_frame_outside_the_bounds_is_refused_by_its_length(frame: bytes) -> None:
-    reader = FrameReader(100)
-    reader.feed(frame)
-    with pytest.raises(ProtocolError, match="a frame of"):
-        reader.next_message()
+def test_a_frame_outside_the_bounds_is_refused_by_its_length() -> None:
+    for length in (0, 101, 2**32 - 1):
+        reader = FrameReader(100)
+        reader.feed(struct.pack(">I", length))
+        with pytest.raises(ProtocolError, match="a frame of"):
+            reader.next_message()
 
 
 def test_an_identity_is_new_each_time_and_hidden() -> None:
@@ -99,65 +90,63 @@ def test_a_client_tells_its_token_to_no_other_certificate(foreign: int) -> None:
         Connection(address_at(foreign, identity()), 5_000)
 
 
-def trusting() -> ssl.SSLContext:
-    """A client that believes any certificate."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    return context
+class _Client:
+    """TLS over a pair of sockets with a peer of the server; it has said its first message."""
+
+    def __init__(self, name: str = "") -> None:
+        left, self.socket = socket.socketpair()
+        left.setblocking(False)
+        self.socket.settimeout(5)
+        self.peer = Peer(1, "x", left, 0.0)
+        # It believes any certificate.
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        self.incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self.tls = context.wrap_bio(self.incoming, outgoing, server_hostname=name or identity().name)
+        with pytest.raises(ssl.SSLWantReadError):
+            self.tls.do_handshake()
+        self.hello = outgoing.read()
+
+    def __enter__(self) -> _Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.peer.close()
+        self.socket.close()
 
 
 def test_only_who_knows_the_name_gets_a_handshake() -> None:
     """Catches: a port scanner, or a flood, that costs a signature for each connection."""
-    left, right = socket.socketpair()
-    with left, right:
-        left.setblocking(False)
-        right.settimeout(5)
-        peer = Peer(1, "x", left, 0.0)
-        context = trusting()
-        incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        stranger = context.wrap_bio(incoming, outgoing, server_hostname="wrong.invalid")
-        with pytest.raises(ssl.SSLWantReadError):
-            stranger.do_handshake()
-        right.sendall(outgoing.read())
+    with _Client("wrong.invalid") as stranger:
+        stranger.socket.sendall(stranger.hello)
         with pytest.raises(ssl.SSLError):
-            peer.receive(identity().context)
-        incoming.write(right.recv(10_000))
+            stranger.peer.receive(identity().context)
+        stranger.incoming.write(stranger.socket.recv(10_000))
         with pytest.raises(ssl.SSLError, match=r"(?i)unrecognized.name"):
-            stranger.do_handshake()
+            stranger.tls.do_handshake()
 
 
 def test_who_has_given_up_before_its_turn_costs_no_handshake() -> None:
     """Catches: a server that works through thousands who have gone while those who are there give up."""
-    left, right = socket.socketpair()
-    with left:
-        left.setblocking(False)
-        peer = Peer(1, "x", left, 0.0)
-        incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        client = trusting().wrap_bio(incoming, outgoing, server_hostname=identity().name)
-        with pytest.raises(ssl.SSLWantReadError):
-            client.do_handshake()
-        right.sendall(outgoing.read())
-        right.close()
+    with _Client() as gone:
+        gone.socket.sendall(gone.hello)
+        gone.socket.close()
         with pytest.raises(ConnectionError, match="before its turn"):
-            peer.receive(identity().context)
-        assert not peer.has_begun
+            gone.peer.receive(identity().context)
+        assert not gone.peer.has_begun
 
 
 def test_messages_of_tls_without_data_are_bounded() -> None:
     """A peer that only sends what TLS itself answers would keep the loop busy for ever."""
-    left, right = socket.socketpair()
-    with left, right:
-        left.setblocking(False)
-        peer = Peer(1, "x", left, 0.0)
+    with _Client() as one:
         # A first message of 128 KiB in records of 16 KiB.
         header, hello = b"\x16\x03\x01\x40\x00", b"\x01\x01\xff\xff".ljust(16_384, b"\0")
-        sent = (header + hello + (header + bytes(16_384)) * 3)[: 64 * 1024]
-        right.sendall(sent)
+        one.socket.sendall((header + hello + (header + bytes(16_384)) * 3)[: 64 * 1024])
         for _ in range(4):
-            peer.receive(identity().context)
-        right.sendall(b"\0")
+            one.peer.receive(identity().context)
+        one.socket.sendall(b"\0")
         with pytest.raises(ProtocolError, match="without any data"):
-            peer.receive(identity().context)
+            one.peer.receive(identity().context)
 
 
 # -- which connections are kept ---------------------------------------------------------------------------
@@ -187,7 +176,7 @@ class _Peers:
 
 @pytest.fixture
 def peers() -> Iterator[_Peers]:
-    made = _Peers(ServerBounds(unproved=3))
+    made = _Peers(ServerBounds(unproved=3, unfinished_bytes=1_000, unread_bytes_of_all=1_000))
     yield made
     made.close()
 
@@ -235,8 +224,7 @@ def test_times_of_peers_are_bounded(peers: _Peers) -> None:
     assert not well.is_gone
 
 
-def test_unfinished_messages_are_bounded_over_all_peers() -> None:
-    peers = _Peers(ServerBounds(unfinished_bytes=1_000))
+def test_unfinished_messages_are_bounded_over_all_peers(peers: _Peers) -> None:
     one, other = peers.add(proved=True), peers.add(proved=True)
     one.frames.feed(bytes(600))
     peers.connections.note_unfinished(one, 0.0)
@@ -245,11 +233,9 @@ def test_unfinished_messages_are_bounded_over_all_peers() -> None:
         peers.connections.note_unfinished(other, 0.0)
     peers.connections.drop(other, Dropped.NONSENSE)
     peers.connections.note_unfinished(one, 0.0)
-    peers.close()
 
 
-def test_what_is_unread_is_bounded_over_all_peers_and_shared_messages_count_once() -> None:
-    peers = _Peers(ServerBounds(unread_bytes_of_all=1_000))
+def test_what_is_unread_is_bounded_over_all_peers_and_shared_messages_count_once(peers: _Peers) -> None:
     shared = bytes(10_000)
     tasks = [peers.add(proved=True) for _ in range(4)]
     for number, one in enumerate(tasks):
@@ -261,7 +247,6 @@ def test_what_is_unread_is_bounded_over_all_peers_and_shared_messages_count_once
     peers.connections.bound_unread()
     assert peers.removed == [tasks[1].number]
     assert tasks[1].held == 0
-    peers.close()
 
 
 def test_dropped_connections_are_logged_once_a_minute(peers: _Peers) -> None:
