@@ -63,6 +63,7 @@ class ServerProcess:
         server = CoordinatorServer(self._identity, self._services(), monotonic_ms, bounds_of_process())
         self._metrics.coordinator = server.state
         self._jobs.call = loop.call_soon_threadsafe
+        self._jobs.start()
         server.start(listening)
         one, port = self._identity, listening.getsockname()[1]
         address = str(self._settings["address"])

@@ -47,44 +47,6 @@ class _Stage:
     was_running: bool = False
 
 
-class StageTracker:
-    """Which of the watched stages have lost their job. Pure; times are monotonic milliseconds.
-
-    A job has ended once it was listed as running and is not any more: Spark keeps running jobs in the list,
-    whatever else it removes. A job that was never listed says nothing.
-    """
-
-    def __init__(self) -> None:
-        self.stages: OrderedDict[int, _Stage] = OrderedDict()
-
-    def watch(self, stage: int, write: str, now_ms: float) -> None:
-        """Tasks of this stage write."""
-        self.stages.setdefault(stage, _Stage(write, now_ms))
-        if len(self.stages) > MAX_STAGES:
-            self.stages.popitem(last=False)
-
-    def unwatch(self, write: str) -> None:
-        """Forget the stages of a write that is over."""
-        for stage in [stage for stage, one in self.stages.items() if one.write == write]:
-            del self.stages[stage]
-
-    def watched_for_ms(self, now_ms: float) -> float:
-        """For how long the oldest is watched; 0 if none is."""
-        return next((now_ms - one.since_ms for one in self.stages.values()), 0.0)
-
-    def observe(self, running: Collection[int], now_ms: float) -> list[int]:
-        """The running jobs have these stages. Returns the watched stages whose job has ended."""
-        ended = []
-        for stage, one in list(self.stages.items()):
-            if stage in running:
-                one.was_running = True
-            elif one.was_running or now_ms - one.since_ms > _UNSEEN_MS:
-                del self.stages[stage]
-                if one.was_running:
-                    ended.append(stage)
-        return ended
-
-
 def running_stages(address: tuple[str, int]) -> set[int]:
     """The stages of running jobs, as Spark's monitoring REST API at this address and port lists them for the
     one application that it knows.
@@ -107,9 +69,13 @@ def _get(connection: http.client.HTTPConnection, path: str) -> Any:
 
 
 class SparkJobs:
-    """Which watched stages have ended. A daemon thread asks the UI that ``find`` finds (see ``find_ui``), and
-    only while stages are watched; by ``call`` it has ``on_ended`` called with those whose job has ended. Any
-    thread calls the methods.
+    """Which watched stages have lost their job. A job has ended once it was listed as running and is not any
+    more: Spark keeps running jobs in the list, whatever else it removes. A job that was never listed says
+    nothing.
+
+    Once started, a daemon thread asks the UI that ``find`` finds (see ``find_ui``), and only while stages are
+    watched; by ``call`` it has ``on_ended`` called with those whose job has ended. Any thread calls the
+    methods.
     """
 
     def __init__(
@@ -121,27 +87,43 @@ class SparkJobs:
     ) -> None:
         self.call: Callable[..., object] = lambda act, stages: act(stages)
         self.on_ended: Callable[[list[int]], None] = lambda _: None
+        self._find = find
         self._clock_ms = clock_ms
         self._interval_s = interval_s
         self._changed = threading.Condition()  # guards the next two
-        self._tracker = StageTracker()
+        self.stages: OrderedDict[int, _Stage] = OrderedDict()
         self._is_closing = False
-        self._thread: threading.Thread | None = None
-        self._find = find
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, name="kafka-chunked-jobs", daemon=True).start()
 
     def watch(self, stage: int, write: str) -> None:
         """Tasks of this stage write."""
         with self._changed:
-            self._tracker.watch(stage, write, self._clock_ms())
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="kafka-chunked-jobs", daemon=True)
-                self._thread.start()
+            self.stages.setdefault(stage, _Stage(write, self._clock_ms()))
+            if len(self.stages) > MAX_STAGES:
+                self.stages.popitem(last=False)
             self._changed.notify()
 
     def unwatch(self, write: str) -> None:
         """The write is over, and its tasks know."""
         with self._changed:
-            self._tracker.unwatch(write)
+            for stage in [stage for stage, one in self.stages.items() if one.write == write]:
+                del self.stages[stage]
+
+    def observe(self, running: Collection[int]) -> list[int]:
+        """The running jobs have these stages. Returns the watched stages whose job has ended."""
+        ended = []
+        with self._changed:
+            unseen_ms = self._clock_ms() - _UNSEEN_MS
+            for stage, one in list(self.stages.items()):
+                if stage in running:
+                    one.was_running = True
+                elif one.was_running or one.since_ms < unseen_ms:
+                    del self.stages[stage]
+                    if one.was_running:
+                        ended.append(stage)
+        return ended
 
     def close(self) -> None:
         """Ask the thread to end."""
@@ -153,12 +135,12 @@ class SparkJobs:
         ui, pause_s = None, self._interval_s
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._is_closing or self._tracker.stages)
+                self._changed.wait_for(lambda: self._is_closing or self.stages)
                 if self._changed.wait_for(lambda: self._is_closing, pause_s):
                     break
-                watched_ms = self._tracker.watched_for_ms(self._clock_ms())
+                oldest = next(iter(self.stages.values()), None)
             pause_s = self._interval_s
-            if watched_ms < self._interval_s * 1000:
+            if oldest is None or self._clock_ms() - oldest.since_ms < self._interval_s * 1000:
                 continue
             try:
                 ui = ui or self._find()
@@ -169,8 +151,7 @@ class SparkJobs:
                 _log.debug("Spark's UI does not list the running jobs: %r", error)
                 ui, pause_s = None, _PAUSE_S
                 continue
-            with self._changed:
-                ended = self._tracker.observe(running, self._clock_ms())
+            ended = self.observe(running)
             if ended:
                 self.call(self.on_ended, ended)
 

@@ -11,7 +11,7 @@ import pytest
 
 from kafka_sink.clock import monotonic_ms
 from kafka_sink.coordinator import spark_jobs
-from kafka_sink.coordinator.spark_jobs import MAX_STAGES, SparkJobs, StageTracker, running_stages
+from kafka_sink.coordinator.spark_jobs import MAX_STAGES, SparkJobs, running_stages
 from kafka_sink.driver.driver_process import DriverProcess
 from tests.support.spark_ui import serving_ui
 from tests.support.waiting import until
@@ -21,47 +21,45 @@ def _nothing(stages: list[int]) -> None:
     raise AssertionError(f"{stages} have not ended")
 
 
+class Watched(SparkJobs):
+    """Stages that are watched in virtual time, without a thread."""
+
+    def __init__(self, *stages: int) -> None:
+        self.now_ms = 0.0
+        super().__init__(lambda: None, lambda: self.now_ms)
+        for stage in stages:
+            self.watch(stage, "w")
+
+
 def test_a_stage_ends_with_the_job_that_had_it_and_not_before() -> None:
-    tracker = StageTracker()
-    tracker.watch(7, "w", 0.0)
-    tracker.watch(8, "w", 0.0)
-    assert tracker.observe((), 10.0) == [], "its job is not listed yet"
-    assert tracker.observe({5, 7, 8}, 20.0) == []
-    assert tracker.observe({8, 9}, 30.0) == [7]
-    assert tracker.observe({9}, 40.0) == [8]
-    assert not tracker.stages
+    jobs = Watched(7, 8)
+    assert jobs.observe(()) == [], "its job is not listed yet"
+    assert jobs.observe({5, 7, 8}) == []
+    assert jobs.observe({8, 9}) == [7]
+    assert jobs.observe({9}) == [8]
+    assert not jobs.stages
 
 
 def test_a_stage_whose_job_is_never_listed_is_watched_for_a_minute_and_leaves_nothing() -> None:
     """Catches: the UI was asked for ever, as Spark drops events under load."""
-    tracker = StageTracker()
-    tracker.watch(7, "w", 0.0)
-    assert tracker.observe((), 60_000.0) == []
-    assert list(tracker.stages) == [7]
-    assert tracker.observe((), 60_001.0) == []
-    assert not tracker.stages
-    tracker.watch(7, "w", 60_001.0)
-    assert tracker.observe({7}, 60_002.0) == []
-    assert tracker.observe((), 60_003.0) == [7]
+    jobs = Watched(7)
+    jobs.now_ms = 60_000.0
+    assert jobs.observe(()) == []
+    assert list(jobs.stages) == [7]
+    jobs.now_ms = 60_001.0
+    assert jobs.observe(()) == []
+    assert not jobs.stages
+    jobs.watch(7, "w")
+    assert jobs.observe({7}) == []
+    assert jobs.observe(()) == [7]
 
 
-def test_a_micro_batch_is_not_looked_for() -> None:
+def test_watched_stages_are_bounded_and_nothing_is_left_of_a_write_that_is_over() -> None:
     """Catches: each micro-batch was looked for three times a second, for a minute after its end."""
-    tracker = StageTracker()
-    for stage in range(3):
-        tracker.watch(stage, "w", 0.0)
-        tracker.unwatch("w")
-    assert not tracker.stages, "nothing is left of a micro-batch, so the thread sleeps"
-    assert tracker.watched_for_ms(1000.0) == 0.0
-    tracker.watch(9, "w", 1000.0)
-    assert tracker.watched_for_ms(1010.0) == 10.0
-
-
-def test_the_number_of_watched_stages_is_bounded() -> None:
-    tracker = StageTracker()
-    for stage in range(MAX_STAGES + 5):
-        tracker.watch(stage, "w", 0.0)
-    assert list(tracker.stages) == list(range(5, MAX_STAGES + 5))
+    jobs = Watched(*range(MAX_STAGES + 5))
+    assert list(jobs.stages) == list(range(5, MAX_STAGES + 5))
+    jobs.unwatch("w")
+    assert not jobs.stages, "so the thread sleeps"
 
 
 @contextmanager
@@ -73,6 +71,7 @@ def watching(
 ) -> Iterator[SparkJobs]:
     jobs = SparkJobs(lambda: ("127.0.0.1", port), clock, interval_s=interval_s)
     jobs.on_ended = on_end
+    jobs.start()
     yield jobs
     jobs.close()
     until(lambda: not any(one.name == "kafka-chunked-jobs" for one in threading.enumerate()))

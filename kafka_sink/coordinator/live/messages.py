@@ -42,9 +42,7 @@ from kafka_sink.options import SinkOptions
 from kafka_sink.printable import printable
 
 # A task names this many topics. Rows of its other topics count under no name.
-MAX_TOPICS = 100
-MAX_BROKERS = 200
-MAX_MUTES = 20
+MAX_TOPICS, MAX_BROKERS, MAX_MUTES = 100, 200, 20
 # Partitions that a mute names, dead letters by topic and reason, options that a job names.
 MAX_PARTITIONS, MAX_DEAD_LETTERS, _MAX_OPTIONS = 5, 20, 60
 # The driver's report names all topics of a write up to this number.

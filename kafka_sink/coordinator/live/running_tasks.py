@@ -37,15 +37,15 @@ class RunningTask:
 
     identity: TaskIdentity
     cluster: str
-    reported_ms: float = -math.inf
-    elapsed_ms: float = 0.0
-    state: str = STATES[0]
-    state_since_ms: float = 0.0
-    transaction_since_ms: float | None = None
-    gauges: tuple[Number, ...] = ()
-    waits_for: dict[int, tuple[int, float]] = field(default_factory=dict)
-    mutes: tuple[MuteReport, ...] = ()
-    totals: dict[TotalsKey, tuple[Number, ...]] = field(default_factory=dict)
+    reported_ms: float
+    elapsed_ms: float
+    state: str
+    state_since_ms: float
+    transaction_since_ms: float | None
+    gauges: tuple[Number, ...]
+    waits_for: dict[int, tuple[int, float]]
+    mutes: tuple[MuteReport, ...]
+    totals: dict[TotalsKey, tuple[Number, ...]]
 
     @property
     def key(self) -> AttemptKey:
@@ -74,30 +74,30 @@ class RunningTasks:
         return iter(self._tasks.values())
 
     def report(self, cluster: str, report: TaskReport, now_ms: float) -> RunningTask:
-        one = report.identity
-        task = self._tasks.get((one.write, one.task))
-        if task is None:
-            task = RunningTask(replace(one, application="", about=None), cluster)
-            self._tasks[task.key] = task
-            self._of_write.setdefault(one.write, set()).add(one.task)
-            while len(self._tasks) > self._max_tasks:
-                self.remove(next(iter(self._tasks)))
-        self._tasks.move_to_end(task.key)
-        task.reported_ms, task.elapsed_ms = now_ms, report.elapsed_ms
-        task.state, task.state_since_ms = report.state, now_ms - report.state_ms
-        has_transaction = report.transaction_ms is not None and not report.failed
-        task.transaction_since_ms = now_ms - (report.transaction_ms or 0.0) if has_transaction else None
-        task.gauges = tuple(report.gauges.get(name, 0) for name in GAUGES)
-        self.entries -= len(task.waits_for) + len(task.mutes)
+        identity = replace(report.identity, application="", about=None)
+        before = self._tasks.pop((identity.write, identity.task), None)
+        if before is not None:
+            self.entries -= len(before.waits_for) + len(before.mutes)
         waiting = (
             (node, (one.in_flight, now_ms - one.oldest_ms))
             for node, one in report.brokers.items()
             if one.in_flight or one.oldest_ms
         )
-        task.waits_for = dict(islice(waiting, self.capacity))
-        # Each target once, whatever the report says.
-        task.mutes = tuple({one.target: one for one in report.mutes[: self.capacity]}.values())
+        has_transaction = report.transaction_ms is not None and not report.failed
+        task = RunningTask(
+            *(identity, cluster, now_ms, report.elapsed_ms, report.state, now_ms - report.state_ms),
+            now_ms - (report.transaction_ms or 0.0) if has_transaction else None,
+            tuple(report.gauges.get(name, 0) for name in GAUGES),
+            dict(islice(waiting, self.capacity)),
+            # Each target once, whatever the report says.
+            tuple({one.target: one for one in report.mutes[: self.capacity]}.values()),
+            {} if before is None else before.totals,
+        )
         self.entries += len(task.waits_for) + len(task.mutes)
+        self._tasks[task.key] = task
+        self._of_write.setdefault(identity.write, set()).add(identity.task)
+        if len(self._tasks) > self._max_tasks:
+            self.remove(next(iter(self._tasks)))
         return task
 
     @property
