@@ -74,7 +74,7 @@ class SparkJobs:
     nothing.
 
     Once started, a daemon thread asks the UI that ``find`` finds (see ``find_ui``), and only while stages are
-    watched; by ``call`` it has ``on_ended`` called with those whose job has ended. Any thread calls the
+    watched; by ``call`` it has ``on_ended`` called with each whose job has ended. Any thread calls the
     methods.
     """
 
@@ -85,8 +85,8 @@ class SparkJobs:
         *,
         interval_s: float = _INTERVAL_S,
     ) -> None:
-        self.call: Callable[..., object] = lambda act, stages: act(stages)
-        self.on_ended: Callable[[list[int]], None] = lambda _: None
+        self.call: Callable[..., object] = lambda act, stage: act(stage)
+        self.on_ended: Callable[[int], None] = lambda _: None
         self._find = find
         self._clock_ms = clock_ms
         self._interval_s = interval_s
@@ -151,9 +151,8 @@ class SparkJobs:
                 _log.debug("Spark's UI does not list the running jobs: %r", error)
                 ui, pause_s = None, _PAUSE_S
                 continue
-            ended = self.observe(running)
-            if ended:
-                self.call(self.on_ended, ended)
+            for stage in self.observe(running):
+                self.call(self.on_ended, stage)
 
 
 _DEFAULT_PORT = 4040

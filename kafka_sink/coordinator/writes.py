@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
@@ -102,7 +102,7 @@ class WriteService(Service):
         super().__init__(out)
         self._jobs = jobs
         if jobs is not None:
-            jobs.on_ended = self.on_stages_ended
+            jobs.on_ended = self.end
         self._listener = listener
         # By task what it writes for, and by the write's name and the stage's number their tasks.
         self._writing: dict[int, Writing] = {}
@@ -145,20 +145,16 @@ class WriteService(Service):
     def on_write_ending(self, peer: int, message: WriteEnding, now_ms: float) -> None:
         if self._jobs is not None:
             self._jobs.unwatch(message.write)
-        self._end(message.write, again=message.again)
+        self.end(message.write, again=message.again)
         self.out.send(peer, WriteCause(self._causes.pop(message.write, "")))
 
-    def _end(self, over: str | int, *, again: bool = False) -> None:
+    def end(self, over: str | int, *, again: bool = False) -> None:
+        """This write is over, or Spark has ended the job of this stage."""
         if not again:
             self._over[over] = None
             if len(self._over) > MAX_OVER:
                 self._over.popitem(last=False)
         self.out.broadcast(list(self._tasks.get(over, ())), WriteOver(over))
-
-    def on_stages_ended(self, stages: Iterable[int]) -> None:
-        """Spark has ended the jobs of these stages."""
-        for stage in stages:
-            self._end(stage)
 
 
 def _keys(writing: Writing) -> tuple[str | int, ...]:

@@ -17,8 +17,8 @@ from tests.support.spark_ui import serving_ui
 from tests.support.waiting import until
 
 
-def _nothing(stages: list[int]) -> None:
-    raise AssertionError(f"{stages} have not ended")
+def _nothing(stage: int) -> None:
+    raise AssertionError(f"{stage} has not ended")
 
 
 class Watched(SparkJobs):
@@ -65,7 +65,7 @@ def test_watched_stages_are_bounded_and_nothing_is_left_of_a_write_that_is_over(
 @contextmanager
 def watching(
     port: int,
-    on_end: Callable[[list[int]], None],
+    on_end: Callable[[int], None],
     clock: Callable[[], float] = monotonic_ms,
     interval_s: float = 0.01,
 ) -> Iterator[SparkJobs]:
@@ -98,14 +98,14 @@ def test_a_stage_that_is_watched_for_less_than_an_interval_costs_no_request() ->
 
 def test_the_end_of_a_job_is_reported() -> None:
     running = {1: [6, 7]}
-    ended, requests = list[list[int]](), list[str]()
+    ended, requests = list[int](), list[str]()
     with serving_ui(running, requests=requests) as port, watching(port, ended.append) as jobs:
         jobs.watch(7, "w")
         # The second list is asked for once the first was looked at.
         until(lambda: sum("/jobs?" in one for one in requests) >= 2)
         assert not ended
         running.clear()
-        until(lambda: ended == [[7]])
+        until(lambda: ended == [7])
 
 
 @pytest.mark.parametrize("status", [302, 403, 500])

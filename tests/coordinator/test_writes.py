@@ -63,8 +63,8 @@ class Coordinator:
     def end(self, write: str, *, again: bool = False) -> list[tuple[int, Message]]:
         return self.receive(DRIVER, WriteEnding(write, again))
 
-    def end_job(self, *stages: int) -> list[tuple[int, Message]]:
-        self.jobs.on_ended(list(stages))
+    def end_job(self, stage: int) -> list[tuple[int, Message]]:
+        self.jobs.on_ended(stage)
         return self.out.taken()
 
 
@@ -143,7 +143,7 @@ def test_tasks_of_a_job_that_spark_ended_are_notified_before_the_driver_calls_ab
     coordinator = Coordinator()
     coordinator.receive(1, Writing("a", 7))
     coordinator.receive(2, Writing("b", 8))
-    assert coordinator.end_job() == []
+    assert coordinator.end_job(6) == []
     assert coordinator.end_job(7) == [(1, WriteOver(7))]
     assert coordinator.receive(3, Writing("a", 7)) == [(3, WriteOver(7))]
     assert coordinator.receive(3, Writing("a", 9)) == []

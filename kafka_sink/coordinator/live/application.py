@@ -2,10 +2,7 @@
 
 Tasks report totals. The difference to the last report is added, so that a lost or repeated report does no
 harm. Totals by cluster, topic and broker never shrink: they count what brokers acknowledged, also in attempts
-that failed later. When the driver reports that a write has ended, its job shows exactly the sums in that
-report, as the summary does.
-
-Everything is bounded: the numbers of clusters, jobs, writes, attempts, topics and brokers that are kept.
+that failed later. When a write has ended, its job shows the driver's sums. All that is kept is bounded.
 """
 
 from __future__ import annotations
@@ -37,16 +34,11 @@ from kafka_sink.coordinator.schema import Outbox, Service, ServiceScope, receive
 from kafka_sink.counts import GAUGES, NAMES, Number, RateWindow, TopicMetrics
 from kafka_sink.printable import printable
 
-# Topics and brokers beyond these count under OTHER, as do clusters.
-MAX_TOPICS = 200
-MAX_BROKERS = 500
-_MAX_CLUSTERS = 100
+# Topics, clusters and dead letters beyond these count under OTHER, brokers not at all.
+MAX_TOPICS, MAX_BROKERS, _MAX_CLUSTERS, _MAX_DEAD_LETTERS = 200, 500, 100, 100
 OTHER = "(other)"
-_MAX_JOBS = 100
-_MAX_TASKS_SHOWN = 100
-_MAX_MUTES_SHOWN = 200
-_MAX_DEAD_LETTERS = 100
-_MAX_ENDED_WRITES = 10_000
+_MAX_JOBS, _MAX_ENDED_WRITES = 100, 10_000
+_MAX_TASKS_SHOWN, _MAX_MUTES_SHOWN = 100, 200
 MAX_EVENTS, _MAX_EVENT_TEXT = 50, 400
 _HISTORY = 300
 # Tasks report every second, or less often where there are many: 200 reports a second cost the coordinator's
@@ -236,22 +228,13 @@ class ApplicationMetrics:
         job.about = identity.about or job.about
         return job
 
-    def _forget_lost_writes(self, now_ms: float) -> None:
-        for name, write in list(self.writes.items()):
-            job = self._jobs.get(write.job)
-            # The job may have made room for others while its tasks go on.
-            if job is not None and now_ms - job.reported_ms > _LOST_MS:
-                # A micro-batch that runs again has its name.
-                self._forget_write(name, write.last_task if job.query else math.inf)
-                if job.state == "running":
-                    self._end_job(write.job, job, "lost")
-
     def _end_job(self, key: str, job: _Job, state: str) -> None:
         job.state, job.ended_s = state, self._wall_s()
         if job.query and state == "committed":
             return
+        label = f"{'query' if job.query else 'write'} {job.about.name or key[:8]}"
         why = f": {job.cause}" if job.cause and state != "committed" else ""
-        self._note(_LEVELS[state], f"{_label(key, job)} {state}{why}")
+        self._note(_LEVELS[state], f"{label} {state}{why}")
 
     def _add_counters(
         self, attempt: RunningTask, report: TaskReport, sums: Iterable[Counter[str]], job: _Job
@@ -342,7 +325,15 @@ class ApplicationMetrics:
         # Where no task has finished, the driver does not know the query.
         query = write.job if write.job != ended.write else ""
         job = self._job_of(name, TaskIdentity(ended.write, 0, query=query, batch=ended.batch), now_ms)
-        self._replace_sums(name, cluster, job, write, ended)
+        # What its tasks have reported gives way to the driver's sums, but no total shrinks.
+        for counter in ended.counters.keys() & set(NAMES):
+            missing = ended.counters[counter] - write.counters[counter]
+            job.counters[counter] += missing  # type: ignore[assignment]
+            cluster.counters[counter] += max(0, missing)  # type: ignore[assignment]
+        cluster.counters["uncommitted"] += max(0, _rows(write.counters) - _rows(ended.counters))
+        for topic, sums in ended.topics.items():
+            pairs = zip_longest(sums, write.topics.get(topic, ()), fillvalue=0)
+            self._add_to_topic(name, job, topic, [max(0, now - old) for now, old in pairs])
         cluster.counters[f"writes_{ended.outcome}"] += 1
         for outcome in TRANSACTION_OUTCOMES:
             cluster.counters[f"transactions_{outcome}"] += ended.transactions.get(outcome, 0)
@@ -354,19 +345,6 @@ class ApplicationMetrics:
         # Of an aborted micro-batch nothing may be known, and its next run has the same name.
         is_final = last_task < 0 and (ended.outcome == "committed" or ended.batch < 0)
         self._forget_write(ended.write, math.inf if is_final else last_task)
-
-    def _replace_sums(
-        self, name: str, cluster: _Cluster, job: _Job, write: _Write, ended: WriteEnded
-    ) -> None:
-        """What its tasks have reported gives way to the driver's sums, but no total shrinks."""
-        for counter in ended.counters.keys() & set(NAMES):
-            missing = ended.counters[counter] - write.counters[counter]
-            job.counters[counter] += missing  # type: ignore[assignment]
-            cluster.counters[counter] += max(0, missing)  # type: ignore[assignment]
-        cluster.counters["uncommitted"] += max(0, _rows(write.counters) - _rows(ended.counters))
-        for topic, sums in ended.topics.items():
-            pairs = zip_longest(sums, write.topics.get(topic, ()), fillvalue=0)
-            self._add_to_topic(name, job, topic, [max(0, now - old) for now, old in pairs])
 
     def _forget_write(self, name: str, last_task: float) -> None:
         self._ended_writes[name] = last_task
@@ -380,10 +358,17 @@ class ApplicationMetrics:
     # -- once a second ------------------------------------------------------------------------------
 
     def sample(self, now_ms: float) -> None:
-        """Once a second: take the totals from which rates are computed, and note what is muted."""
+        """Once a second: forget lost writes, take the totals for rates, and note what is muted."""
         if not self._clusters:
             return
-        self._forget_lost_writes(now_ms)
+        for name, write in list(self.writes.items()):
+            found = self._jobs.get(write.job)
+            # The job may have made room for others while its tasks go on.
+            if found is not None and now_ms - found.reported_ms > _LOST_MS:
+                # A micro-batch that runs again has its name.
+                self._forget_write(name, write.last_task if found.query else math.inf)
+                if found.state == "running":
+                    self._end_job(write.job, found, "lost")
         for topic in self._topics.values():
             topic.records.add(now_ms, topic.totals[0])
         for job in self._jobs.values():
@@ -507,7 +492,7 @@ class ApplicationMetrics:
     def _shown_job(
         self, key: str, job: _Job, tasks: int, opened: tuple[int, float] | None, now_ms: float
     ) -> dict[str, Any]:
-        state = job.state
+        state, since_ms = job.state, job.acknowledged_ms
         if job.query and not tasks and state in ("running", "committed"):
             state = "waiting for rows"
         return {
@@ -519,9 +504,9 @@ class ApplicationMetrics:
             "options": job.about.options or None,
             "cause": job.cause,
             **_shown_open([opened] if opened else [], now_ms),
-            "acknowledged": _age_s(job.acknowledged_ms, now_ms),
+            "acknowledged": None if since_ms == -math.inf else (now_ms - since_ms) / 1000,
             # Since a task, or the driver that waits for brokers, said anything.
-            "quiet": _age_s(job.reported_ms, now_ms),
+            "quiet": (now_ms - job.reported_ms) / 1000,
             "ended": None if job.ended_s is None else self._wall_s() - job.ended_s,
             "started": job.started_s,
             "seconds": (job.ended_s or self._wall_s()) - job.started_s,
@@ -587,14 +572,6 @@ def _shown_open(opened: Iterable[tuple[int, float]], now_ms: float) -> dict[str,
 
 def _rows(counters: Mapping[str, Number]) -> int:
     return int(sum(counters.get(name, 0) for name in _ACKNOWLEDGED))
-
-
-def _label(key: str, job: _Job) -> str:
-    return f"{'query' if job.query else 'write'} {job.about.name or key[:8]}"
-
-
-def _age_s(since_ms: float, now_ms: float) -> float | None:
-    return (now_ms - since_ms) / 1000 if since_ms > -math.inf else None
 
 
 def _recent_latency_s(brokers: Collection[_Broker]) -> float | None:

@@ -9,7 +9,7 @@ import heapq
 import math
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice, zip_longest
 from typing import Any
 
@@ -157,48 +157,31 @@ def longest_waits(tasks: Iterable[RunningTask], count: int, silent_before_ms: fl
 
 
 def muted(tasks: Iterable[RunningTask], now_ms: float) -> list[dict[str, Any]]:
-    """Brokers and partitions that tasks have muted, and what waits for them: the longest first."""
-    found: dict[tuple[str, str], _MutedTarget] = {}
+    """Brokers and partitions that tasks have muted, and what waits for them: the longest first.
+
+    ``left``: seconds until the first of the rows reach delivery.timeout.ms; None where none wait. Added up
+    report by report: each second there may be 300,000 of them.
+    """
+    found: dict[tuple[str, str], dict[str, Any]] = {}
     for task in tasks:
+        silence_ms = now_ms - task.reported_ms
         for one in task.mutes:
-            key = task.cluster, one.target
-            target = found.get(key)
+            target = found.get((task.cluster, one.target))
             if target is None:
                 if len(found) >= _MAX_TARGETS:
                     continue
-                target = found[key] = _MutedTarget()
-            target.add(one, task.reported_ms)
-    return [one.shown(*key, now_ms) for key, one in sorted(found.items(), key=lambda item: item[1].since_ms)]
-
-
-@dataclass(slots=True)
-class _MutedTarget:
-    """A target as tasks see it, added up report by report: each second there may be 300,000 of them."""
-
-    since_ms: float = math.inf
-    reason: str = ""
-    rows: int = 0
-    named: dict[str, None] = field(default_factory=dict)
-    deadline_ms: float = math.inf
-
-    def add(self, one: MuteReport, at_ms: float) -> None:
-        if at_ms - one.age_ms < self.since_ms:
-            self.since_ms, self.reason = at_ms - one.age_ms, one.reason
-        if one.left_ms is not None and at_ms + one.left_ms < self.deadline_ms:
-            self.deadline_ms = at_ms + one.left_ms
-        self.rows += one.rows
-        if len(self.named) < MAX_PARTITIONS:
-            self.named.update(dict.fromkeys(one.named[: MAX_PARTITIONS - len(self.named)]))
-
-    def shown(self, cluster: str, target: str, now_ms: float) -> dict[str, Any]:
-        """``left``: seconds until the first of the rows reach delivery.timeout.ms; None where none wait."""
-        return {
-            "cluster": cluster,
-            "target": target,
-            "kind": "broker" if target.lstrip("-").isdigit() else "partition",
-            "reason": self.reason,
-            "seconds": max(0.0, now_ms - self.since_ms) / 1000,
-            "rows": self.rows,
-            "named": list(self.named),
-            "left": max(0.0, self.deadline_ms - now_ms) / 1000 if self.deadline_ms < math.inf else None,
-        }
+                kind = "broker" if one.target.lstrip("-").isdigit() else "partition"
+                target = {"cluster": task.cluster, "target": one.target, "kind": kind, "seconds": -1.0}
+                target |= {"rows": 0, "named": [], "left": None}
+                found[task.cluster, one.target] = target
+            seconds = (one.age_ms + silence_ms) / 1000
+            if seconds > target["seconds"]:
+                target["seconds"], target["reason"] = seconds, one.reason
+            if one.left_ms is not None:
+                left = max(0.0, one.left_ms - silence_ms) / 1000
+                target["left"] = left if target["left"] is None else min(left, target["left"])
+            target["rows"] += one.rows
+            if len(target["named"]) < MAX_PARTITIONS:
+                named = dict.fromkeys((*target["named"], *one.named))
+                target["named"] = list(named)[:MAX_PARTITIONS]
+    return sorted(found.values(), key=lambda target: -target["seconds"])
