@@ -168,7 +168,7 @@ class RateChannel(Channel):
         # than for a share of its own.
         self.is_shared = True
         self._asked: RowsWanted | None = None
-        self._must_send = False
+        self._unsent: RowsWanted | None = None
         self._granted = 0
 
     def expect(self) -> None:
@@ -190,8 +190,8 @@ class RateChannel(Channel):
         with self._changed:
             if not self.is_shared:
                 return False
-            self._asked = RowsWanted(f"{job} {limits}", rows, needs_ms)
-            self._must_send, self._granted = True, 0
+            self._asked = self._unsent = RowsWanted(f"{job} {limits}", rows, needs_ms)
+            self._granted = 0
         self.wake()
         return True
 
@@ -205,8 +205,8 @@ class RateChannel(Channel):
 
     def next_message(self, now_ms: float) -> RowsWanted | None:
         with self._changed:
-            must_send, self._must_send = self._must_send, False
-            return self._asked if must_send else None
+            unsent, self._unsent = self._unsent, None
+            return unsent
 
     @receives(RowsGranted)
     def on_rows_granted(self, message: RowsGranted, now_ms: float) -> None:
@@ -219,7 +219,7 @@ class RateChannel(Channel):
     def on_connected(self, now_ms: float) -> None:
         with self._changed:
             self.is_shared = True
-            self._must_send = self._asked is not None
+            self._unsent = self._asked
 
     def on_lost(self, now_ms: float) -> None:
         """The task goes on with a share of its own."""

@@ -175,7 +175,7 @@ class WriteChannel(Channel):
         # Guards the next two, and makes ``end`` wait for a running call of ``abort``.
         self._lock = threading.Lock()
         self._writing: Writing | None = None
-        self._must_send = False
+        self._unsent: Writing | None = None
 
     def begin(self, name: str | None, stage: int | None = None) -> None:
         """A task of the write with this name starts. None: the write has no name.
@@ -183,32 +183,30 @@ class WriteChannel(Channel):
         ``stage``: Spark's number of the task's stage, where it is known.
         """
         with self._lock:
-            self._writing = None if name is None else Writing(name, stage)
-            self._must_send = name is not None
+            self._writing = self._unsent = None if name is None else Writing(name, stage)
         self.wake()
 
     def end(self) -> None:
         """The task has ended: ``abort`` is not called any more."""
         with self._lock:
-            self._writing, self._must_send = None, False
+            self._writing = self._unsent = None
 
     def next_message(self, now_ms: float) -> Writing | None:
         with self._lock:
-            must_send, self._must_send = self._must_send, False
-            return self._writing if must_send else None
+            unsent, self._unsent = self._unsent, None
+            return unsent
 
     @receives(WriteOver)
     def on_write_over(self, message: WriteOver, now_ms: float) -> None:
         with self._lock:
             # A late message may concern the task before.
             if self._writing is not None and message.over in _keys(self._writing):
-                self._abort(
-                    WriteOverError("Spark committed or aborted this write while the attempt still ran")
-                )
+                why = "Spark committed or aborted this write while the attempt still ran"
+                self._abort(WriteOverError(why))
 
     def on_connected(self, now_ms: float) -> None:
         with self._lock:
-            self._must_send = self._writing is not None
+            self._unsent = self._writing
 
 
 def report_failure(address: CoordinatorAddress, name: str, cause: str) -> None:

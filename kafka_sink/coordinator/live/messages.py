@@ -71,12 +71,11 @@ _WAIT_REPORTED_MS, _WAIT_LOGGED_MS = 1000.0, 3000.0
 _Tell = Callable[[CoordinatorAddress, Message, float], None]
 
 Counts = Annotated[dict[Name, Count | Ms], Meta(max_length=_MAX_NAMES)]
-# As TopicMetrics has them; decoded at once, because a report may have hundreds.
+# As TopicMetrics has them.
 TopicCounts = Annotated[tuple[Count, ...], Meta(max_length=len(TopicMetrics._fields))]
 _State = Annotated[str, Meta(pattern=rf"^({'|'.join(STATES)})\Z")]
 _Step = Annotated[str, Meta(pattern=rf"^({'|'.join(STEPS)})\Z")]
 _Outcome = Annotated[str, Meta(pattern=rf"^({'|'.join(OUTCOMES)})\Z")]
-_ByOutcome = Annotated[dict[Name, Count], Meta(max_length=_MAX_OUTCOMES)]
 
 
 class AboutJob(Structure, frozen=True):
@@ -199,7 +198,7 @@ class WriteEnded(Message, frozen=True):
     topics: Annotated[dict[Topic, TopicCounts], Meta(max_length=MAX_FINAL_TOPICS)] = field(
         default_factory=dict
     )
-    transactions: _ByOutcome = field(default_factory=dict)
+    transactions: Annotated[dict[Name, Count], Meta(max_length=_MAX_OUTCOMES)] = field(default_factory=dict)
     last_task: Int64 = -1
     cause: Annotated[str, Meta(max_length=MAX_CAUSE)] = ""
 

@@ -179,9 +179,11 @@ def muted(tasks: Iterable[RunningTask], now_ms: float) -> list[dict[str, Any]]:
                 target["seconds"], target["reason"] = seconds, one.reason
             if one.left_ms is not None:
                 left = max(0.0, one.left_ms - silence_ms) / 1000
-                target["left"] = left if target["left"] is None else min(left, target["left"])
+                if target["left"] is None or left < target["left"]:
+                    target["left"] = left
             target["rows"] += one.rows
-            if len(target["named"]) < MAX_PARTITIONS:
-                named = dict.fromkeys((*target["named"], *one.named))
-                target["named"] = list(named)[:MAX_PARTITIONS]
+            named = target["named"]
+            if len(named) < MAX_PARTITIONS:
+                named += [name for name in one.named if name not in named]
+                del named[MAX_PARTITIONS:]
     return sorted(found.values(), key=lambda target: -target["seconds"])

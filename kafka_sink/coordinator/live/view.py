@@ -23,10 +23,6 @@ from kafka_sink.coordinator.live.http_server import HttpServer, Response
 from kafka_sink.coordinator.schema import Message, Outbox, Service, ServiceScope, Text, cut, receives
 from kafka_sink.version import __version__
 
-# From one snapshot to the next, however many clients ask.
-_SNAPSHOT_INTERVAL_MS = 500.0
-# How long a client waits for one.
-_SNAPSHOT_S = 2.0
 _BACKLOG = 64
 _Render = Callable[[dict[str, Any]], Response]
 
@@ -91,15 +87,16 @@ class LivePages:
     """The pages, for the server's thread. ``owner`` is the loop that ``metrics`` belongs to.
 
     A client gets a snapshot that was begun after its request, so with the sums of each write that had ended
-    by then. All who wait for the next one share it, so that many clients cost no more than one.
+    by then. All who wait for the next one share it, so that many clients cost no more than one: at most one
+    in ``interval_ms``. Nobody waits longer for it than ``patience_s``.
     """
 
     def __init__(
         self,
         metrics: ApplicationMetrics,
         owner: asyncio.AbstractEventLoop,
-        interval_ms: float = _SNAPSHOT_INTERVAL_MS,
-        patience_s: float = _SNAPSHOT_S,
+        interval_ms: float = 500.0,
+        patience_s: float = 2.0,
     ) -> None:
         self._metrics = metrics
         self._owner = owner
