@@ -82,8 +82,7 @@ def plan_coordinator(
 def live_view_address() -> CoordinatorAddress | None:
     """That of the application's coordinator, where it runs and has a live view. Raises OSError."""
     local_dirs = spark_application.local_dirs()
-    place = LocationFolder.of(local_dirs) if local_dirs else None
-    found = _serving(place) if place is not None and os.path.lexists(place.folder) else None
+    found = _serving(LocationFolder.of(local_dirs)) if local_dirs else None
     return _driver_address(found, _location(found)) if found is not None and found.view else None
 
 
@@ -108,8 +107,7 @@ def _driver_address(found: RunningCoordinator, location: CoordinatorLocation) ->
 def _find_or_start(
     options: SinkOptions, local_dirs: str, environ: Mapping[str, str]
 ) -> RunningCoordinator | None:
-    place = LocationFolder.of(local_dirs)
-    found = _serving(place) if os.path.lexists(place.folder) else None
+    found = _serving(LocationFolder.of(local_dirs))
     if found is not None and _has_view(found, ui_placement(options, environ)):
         return found
     if spark_application.happened_within(UNAVAILABLE, _AFTER_FAILURE_S):
@@ -142,7 +140,7 @@ def _find_or_start(
 
 
 def _serving(place: LocationFolder) -> RunningCoordinator | None:
-    found = place.found()
+    found = place.found() if os.path.lexists(place.folder) else None
     return found if found is not None and place.is_alive() else None
 
 

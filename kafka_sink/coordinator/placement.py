@@ -54,33 +54,27 @@ class Placement:
 
 def is_enabled(options: SinkOptions, environ: Mapping[str, str], conf: Mapping[str, str] = _NO_CONF) -> bool:
     """False if the job or the administrator disables it. Raises ConfigurationError for an invalid setting."""
-    return options.coordinator_enabled and _administered(_ENABLED, environ, conf) is not False
+    return options.coordinator_enabled and bool(_administered(_ENABLED, environ, conf, True))
 
 
 def placement(options: SinkOptions, environ: Mapping[str, str], conf: Mapping[str, str]) -> Placement:
     """Where the coordinator listens. Raises ConfigurationError for an administrator's invalid setting."""
-    port = _administered(_PORT, environ, conf)
-    address = _administered(_ADDRESS, environ, conf) or options.coordinator_bind_address
-    return Placement(
-        without_brackets(address or _drivers_address(environ, conf)),
-        options.coordinator_port if port is None else port,
-    )
+    port = _administered(_PORT, environ, conf, options.coordinator_port)
+    address = _administered(_ADDRESS, environ, conf, options.coordinator_bind_address)
+    return Placement(without_brackets(address or _drivers_address(environ, conf)), port)
 
 
 def ui_placement(
     options: SinkOptions, environ: Mapping[str, str], conf: Mapping[str, str] = _NO_CONF
 ) -> Placement | None:
     """Where the live view listens; None where it is off. Raises as ``placement``."""
-    port = _administered(_UI_PORT, environ, conf)
-    port = options.ui_port if port is None else port
-    if port < 0:
-        return None
-    address = _administered(_UI_ADDRESS, environ, conf) or options.ui_bind_address
-    return Placement(without_brackets(address), port)
+    port = _administered(_UI_PORT, environ, conf, options.ui_port)
+    address = _administered(_UI_ADDRESS, environ, conf, options.ui_bind_address)
+    return Placement(without_brackets(address), port) if port >= 0 else None
 
 
-def _administered(name: str, environ: Mapping[str, str], conf: Mapping[str, str]) -> Any:
-    """The administrator's value of an option, or None."""
+def _administered(name: str, environ: Mapping[str, str], conf: Mapping[str, str], jobs: Any) -> Any:
+    """The administrator's value of an option, or the job's."""
     variable = "KAFKA_CHUNKED_" + name.upper().replace(".", "_")
     for source, text in ((variable, environ.get(variable)), (OWN_PREFIX + name, conf.get(OWN_PREFIX + name))):
         if text is None or not text.strip():
@@ -89,7 +83,7 @@ def _administered(name: str, environ: Mapping[str, str], conf: Mapping[str, str]
             return _KINDS[name].parse(text.strip())
         except ValueError as problem:
             raise ConfigurationError(f"'{source}' {problem}, got '{text.strip()}'") from None
-    return None
+    return jobs
 
 
 def _drivers_address(environ: Mapping[str, str], conf: Mapping[str, str]) -> str:

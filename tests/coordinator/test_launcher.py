@@ -78,7 +78,10 @@ def test_the_first_write_starts_it_and_the_next_find_it(application: Application
     first = planned()
     assert first.location is not None
     assert first == planned() == planned(kafka_client_id="another")
-    assert answers(first)
+    address = first.driver_address
+    assert address is not None
+    end_attempts(address, "a")
+    assert ask(address, Writing("a", None), WriteOver, 30_000) == WriteOver("a")
     pid = application.processes[0].pid
     assert os.getsid(pid) == os.getpgid(pid) == pid, "Ctrl-C in the driver's terminal is not for it"
     # Groups share it.
@@ -148,14 +151,6 @@ def test_a_folder_that_others_could_write_to_is_not_believed(
     assert len(warnings(caplog)) == 1
     assert str(folder) in warnings(caplog)[0]
     assert len(application.processes) == 1
-
-
-@pytest.mark.usefixtures("application")
-def test_the_process_notifies_attempts_whose_write_is_over() -> None:
-    address = planned().driver_address
-    assert address is not None
-    end_attempts(address, "a")
-    assert ask(address, Writing("a", None), WriteOver, 30_000) == WriteOver("a")
 
 
 def test_a_taken_port_costs_one_warning(application: Application, caplog: pytest.LogCaptureFixture) -> None:
