@@ -1,4 +1,7 @@
-"""The sentence that helps is the last line of the driver's log, whatever Spark and Python print after it."""
+"""The sentence that helps is the last line of the driver's log, whatever Spark and Python print after it.
+
+Of a real driver: ``tests/security/test_secured_spark.py``.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,6 @@ import pytest
 from kafka_sink import spark_application
 from kafka_sink.driver import last_line
 from kafka_sink.spark_application import SparkApplication, planning_for
-from local_kafka import LocalBroker
-from tests.support.commands import run
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the driver's stderr is found in /proc")
@@ -84,77 +85,3 @@ def opened_by(pid: int) -> list[str]:
         with contextlib.suppress(FileNotFoundError):
             found.append(os.readlink(one))
     return found
-
-
-JOB = """
-import sys, traceback
-from pyspark.sql import SparkSession
-from pyspark.sql.functions import udf
-servers, checkpoint = sys.argv[1:]
-spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
-
-def options(writer):
-    return (writer.format("kafka-chunked").option("kafka.bootstrap.servers", servers)
-        .option("topic", "last-line").option("topic.create", "true").option("kafka.max.block.ms", "3000"))
-
-def fails(write, name):
-    print("begin", name, file=sys.stderr, flush=True)
-    try:
-        write()
-    except Exception:
-        print("end", name, file=sys.stderr, flush=True)
-    else:
-        sys.exit("it succeeded")
-
-rows = spark.range(20).selectExpr("cast(id as string) value", "7 as partition").coalesce(1)
-fails(options(spark.range(1).write).mode("append").save, "planning")
-fails(options(rows.write).mode("append").save, "task")
-for name, rows in {
-    "cast": spark.sql("SELECT string(int(id || 'x')) AS value FROM range(9)"),
-    "raise": spark.sql("SELECT if(id = 8, raise_error('mine'), 'x') AS value FROM range(9)"),
-    "udf": spark.range(9).select(udf(lambda id: str(1 / 0))("id").alias("value")),
-}.items():
-    # One task: Spark waits for others that it kills.
-    fails(options(rows.coalesce(1).write).mode("append").save, name)
-from_rate = spark.readStream.format("rate").option("rowsPerSecond", 100).load()
-from_rate = from_rate.selectExpr("cast(value as string) value", "7 as partition").coalesce(1)
-options(from_rate.writeStream).option("checkpointLocation", checkpoint).start().awaitTermination()
-"""
-
-
-def test_planning_tasks_and_streams(
-    broker: LocalBroker, project_environment: dict[str, str], tmp_path: Path
-) -> None:
-    """Catches: 16 lines of traceback and a bare SQLSTATE behind the sentence, 200 lines of tasks, and 109 of
-    a stream's Java frames. An application of its own, because the last line comes when the driver has ended.
-    """
-    script = tmp_path / "job.py"
-    script.write_text(JOB)
-    done = run(
-        [sys.executable, script, broker.bootstrap_servers, tmp_path / "checkpoint"],
-        project_environment,
-        code=1,
-    )
-    log = done.stderr
-    assert "short_tracebacks.py" not in log
-    planning = log[log.index("begin planning") : log.index("end planning")].splitlines()
-    (line,) = [one for one in planning if " ERROR kafka_sink: " in one]
-    assert "Required attribute 'value' not found" in line
-    assert len(planning) <= 4, "lines up to the one that helps"
-    task = log[log.index("begin task") : log.index("end task")].splitlines()
-    partition = "Invalid partition: column 'partition' has 7 in a row for topic 'last-line'"
-    (line,) = [one for one in task if " ERROR kafka_sink: " in one]
-    assert "kafka-chunked: aborted, 1 of 1 tasks did not finish: task 0 on " in line
-    assert partition in line
-    assert task.index(line) >= len(task) - 3
-    assert "ArrowInvalid" not in log
-    for name, cause in (("cast", "CAST_INVALID_INPUT"), ("raise", "mine"), ("udf", "ZeroDivisionError")):
-        above, said, _ = log[log.index(f"begin {name}") : log.index(f"end {name}")].partition(
-            "Spark failed while it computed the rows: its error stands above"
-        )
-        assert said
-        assert cause in above
-    last = log.splitlines()[-1]
-    assert " ERROR kafka_sink: kafka-chunked, micro-batch " in last
-    assert partition in last
-    assert last.endswith("or set errors.tolerance=all to skip such rows")

@@ -1,20 +1,18 @@
-"""Spark jobs on a secured cluster: batch, streaming, topic creation, with and without the coordinator.
-
-And what they leave behind of the secrets that they were given.
-"""
+"""Spark jobs on a secured cluster, in one driver of their own: what they write, what they leave behind of the
+secrets that they were given, and what a driver's last line says of a failure."""
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
 import sys
 import threading
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from kafka_sink.spark.reading import SPARK_FAILED
 from tests.support.commands import run
 from tests.support.security.secured_broker import (
     KEY_PASSWORD,
@@ -23,18 +21,12 @@ from tests.support.security.secured_broker import (
     Secured,
     given,
     plain_jaas,
-    secured_broker,
 )
 from tests.support.topics import read_topic
 
-JOB = Path(__file__).parents[1] / "support" / "security" / "secured_job.py"
+SUPPORT = Path(__file__).parents[1] / "support"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "secured.py"
 WRONG_PASSWORD = "wrong-password-5521"
-
-
-@pytest.fixture(scope="module")
-def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
-    with secured_broker(tmp_path_factory.mktemp("secured")) as running:
-        yield running
 
 
 @dataclass(frozen=True)
@@ -44,70 +36,51 @@ class Driver:
     code: int
     output: str
     folder: Path
-    seen: frozenset[str] = frozenset()
-    key: str = ""
-
-
-def run_jobs(jobs: list[dict[str, object]], folder: Path, environ: dict[str, str]) -> Driver:
-    """A driver of its own, its options through stdin as no secret belongs in a command line."""
-    local = folder / "local"
-    local.mkdir(exist_ok=True)
-    job = {"jobs": jobs, "master": "local[2]", "folder": str(folder)}
-    environ = {**environ, "SPARK_LOCAL_DIRS": str(local)}
-    done = run([sys.executable, JOB], environ, given=json.dumps(job), code=None)
-    (folder / "output").write_text(done.stdout + done.stderr)
-    return Driver(done.returncode, done.stdout + done.stderr, folder)
-
-
-KINDS = [("batch", "true"), ("stream", "false")]
-
-
-def topic_of(kind: str, coordinator: str) -> str:
-    return f"spark-{kind}-{coordinator}"
+    seen: frozenset[str]
+    key: str
 
 
 @pytest.fixture(scope="module")
 def driver(
     secured: Secured, tmp_path_factory: pytest.TempPathFactory, project_environment: dict[str, str]
 ) -> Driver:
-    """Watched while it runs a job with a wrong password, then one of each kind, then the example."""
-    usual = given(secured) | {"topic.create": "true", "topic.partitions": "3"}
+    """Watched while it runs a job with a wrong password, a stream, the example and writes that fail. Its
+    options come through stdin as no secret belongs in a command line."""
+    folder = tmp_path_factory.mktemp("jobs")
+    usual = given(secured) | {"topic.create": "true", "topic.partitions": "3", "coordinator.enabled": "true"}
     refused = plain_jaas(password=WRONG_PASSWORD, module="scram.ScramLoginModule")
-    wrong = {"topic": "refused", "kafka.sasl.jaas.config": refused}
-    jobs: list[dict[str, object]] = [{"kind": "batch", "options": usual | wrong}]
-    for kind, coordinator in KINDS:
-        own = {"topic": topic_of(kind, coordinator), "coordinator.enabled": coordinator}
-        jobs.append({"kind": kind, "options": usual | own})
     login = tmp_path_factory.mktemp("login") / "login.json"
     login.touch(mode=0o600)
     login.write_text(json.dumps({"username": USER, "password": PASSWORD}), encoding="utf-8")
-    arguments = [secured.bootstrap("SASL"), str(login), secured.trust, "secured-example"]
-    jobs.append({"kind": "example", "arguments": arguments})
+    example = [str(EXAMPLE), secured.bootstrap("SASL"), str(login), secured.trust, "secured-example"]
+    failing = [str(SUPPORT / "failing_job.py"), secured.broker.bootstrap_servers, str(folder / "checkpoint")]
+    jobs: list[dict[str, object]] = [
+        {"kind": "batch", "options": usual | {"topic": "refused", "kafka.sasl.jaas.config": refused}},
+        {"kind": "stream", "options": usual | {"topic": "secured-stream"}},
+        {"kind": "script", "arguments": example},
+        {"kind": "script", "arguments": failing},
+    ]
+    (folder / "local").mkdir()
+    environ = {**project_environment, "SPARK_LOCAL_DIRS": str(folder / "local")}
     seen: set[str] = set()
     stop = threading.Event()
-    watcher = threading.Thread(target=_watch_children, args=(os.getpid(), seen, stop))
+    watcher = threading.Thread(target=_watch, args=(str(folder), seen, stop))
     watcher.start()
     try:
-        ended = run_jobs(jobs, tmp_path_factory.mktemp("jobs"), project_environment)
+        job = json.dumps({"jobs": jobs, "folder": str(folder)})
+        done = run([sys.executable, SUPPORT / "security" / "secured_job.py"], environ, given=job, code=2)
     finally:
         stop.set()
         watcher.join()
-    return replace(ended, seen=frozenset(seen), key=usual["kafka.ssl.keystore.key"])
+    output = done.stdout + done.stderr
+    (folder / "output").write_text(output)
+    return Driver(done.returncode, output, folder, frozenset(seen), usual["kafka.ssl.keystore.key"])
 
 
-@pytest.mark.parametrize(("kind", "coordinator"), KINDS)
-def test_jobs_write_to_a_secured_cluster(
-    secured: Secured, driver: Driver, kind: str, coordinator: str
-) -> None:
-    assert driver.code == 1, f"only the wrong password fails: {driver.output[-3000:]}"
-    topic = topic_of(kind, coordinator)
-    assert sorted(int(row.value or b"-1") for row in read_topic(secured.broker, topic)) == list(range(300))
-
-
-def test_the_example_writes_to_a_secured_cluster(secured: Secured, driver: Driver) -> None:
-    assert driver.code == 1, f"only the wrong password fails: {driver.output[-3000:]}"
-    rows = read_topic(secured.broker, "secured-example")
-    assert sorted(int(row.value or b"-1") for row in rows) == list(range(1_000))
+@pytest.mark.parametrize(("topic", "rows"), [("secured-stream", 300), ("secured-example", 1_000)])
+def test_jobs_write_to_a_secured_cluster(secured: Secured, driver: Driver, topic: str, rows: int) -> None:
+    assert driver.code == 2, f"the wrong password fails, and writes that are to: {driver.output[-3000:]}"
+    assert sorted(int(row.value or b"-1") for row in read_topic(secured.broker, topic)) == list(range(rows))
 
 
 def test_a_wrong_password_fails_the_job_when_it_is_planned(driver: Driver) -> None:
@@ -128,34 +101,43 @@ def test_no_secret_is_left_anywhere(driver: Driver) -> None:
             assert not any(form in text for text in driver.seen)
 
 
-def _watch_children(root: int, seen: set[str], stop: threading.Event) -> None:
+def test_the_sentence_that_helps_is_the_last_line(driver: Driver) -> None:
+    """Catches: 16 lines of traceback and a bare SQLSTATE behind the sentence, 200 lines of tasks, and 109 of
+    a stream's Java frames. The last line comes when the driver has ended."""
+    log = driver.output
+    assert "short_tracebacks.py" not in log
+
+    def part(name: str) -> str:
+        return log[log.index(f"begin {name}") : log.index(f"end {name}")]
+
+    planning = part("planning").splitlines()
+    (line,) = [one for one in planning if " ERROR kafka_sink: " in one]
+    assert "Required attribute 'value' not found" in line
+    assert len(planning) <= 4, "lines up to the one that helps"
+    task = part("task").splitlines()
+    partition = "Invalid partition: column 'partition' has 7 in a row for topic 'last-line'"
+    (line,) = [one for one in task if " ERROR kafka_sink: " in one]
+    assert "kafka-chunked: aborted, 1 of 1 tasks did not finish: task 0 on " in line
+    assert partition in line
+    assert task.index(line) >= len(task) - 3
+    assert "ArrowInvalid" not in log
+    for name, cause in (("cast", "CAST_INVALID_INPUT"), ("udf", "ZeroDivisionError")):
+        above, said, _ = part(name).partition(SPARK_FAILED)
+        assert said
+        assert cause in above
+    last = log.splitlines()[-1]
+    assert " ERROR kafka_sink: kafka-chunked, micro-batch " in last
+    assert partition in last
+    assert last.endswith("or set errors.tolerance=all to skip such rows")
+
+
+def _watch(mark: str, seen: set[str], stop: threading.Event) -> None:
+    """Of processes with the mark in their environment, and of coordinators."""
     while not stop.wait(0.1):
-        for pid in _descendants(root):
-            for name in ("cmdline", "environ"):
-                try:
-                    seen.add(Path(f"/proc/{pid}/{name}").read_text(errors="replace"))
-                except OSError:
-                    pass
-
-
-def _descendants(root: int) -> set[int]:
-    parents: dict[int, int] = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            fields = (folder / "stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        parents[int(folder.name)] = int(fields[1])
-    found: set[int] = set()
-    frontier = {root}
-    while frontier:
-        frontier = {pid for pid, parent in parents.items() if parent in frontier} - found
-        found |= frontier
-    # The coordinator has a session and a parent of its own.
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if b"kafka_sink" in (folder / "cmdline").read_bytes():
-                found.add(int(folder.name))
-        except OSError:
-            pass
-    return found
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                command, environ = (
+                    (process / one).read_text(errors="replace") for one in ("cmdline", "environ")
+                )
+                if mark in environ or "kafka_sink" in command:
+                    seen |= {command, environ}

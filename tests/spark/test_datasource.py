@@ -1,7 +1,7 @@
 """Mistakes of users, as planning meets them: the last line of the driver's log says what to do.
 
 Those about logins, certificates and brokers are in ``tests/security/test_secured_broker.py``, what tasks and
-streams print around the line in ``tests/driver/test_last_line.py``.
+streams print around the line in ``tests/security/test_secured_spark.py``.
 """
 
 from __future__ import annotations

@@ -14,16 +14,15 @@ from collections import defaultdict
 import pytest
 
 # What tests with one of these session fixtures share. The first that a test has names its group.
-SHARED = ("cluster3", "spark", "broker", "old_broker", "chromium")
+SHARED = ("cluster3", "spark", "broker", "security_broker", "old_broker", "chromium")
 FIRST = (
     "spark",
     "broker",
     "cluster3",
-    "tests/security/test_secured_spark.py",
+    "security_broker",
     "tests/exactly_once/test_rounds.py",
     "tests/standalone/test_standalone.py",
     "tests/project/test_packaging.py",
-    "tests/security/test_secured_broker.py",
     "tests/coordinator/test_launcher.py",
     "tests/local_kafka/test_local_broker.py",
     "old_broker",

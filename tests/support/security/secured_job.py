@@ -1,4 +1,4 @@
-"""A driver of its own that runs jobs of 300 numbers each. What it needs comes through stdin.
+"""A driver of its own that runs jobs of 300 numbers each, and scripts. What it needs comes through stdin.
 
 Its exit code is how many of the jobs failed.
 """
@@ -9,7 +9,6 @@ import json
 import runpy
 import sys
 import traceback
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kafka_sink.driver import driver_conf
@@ -25,7 +24,7 @@ def main() -> int:
     given = json.load(sys.stdin)
     folder = given["folder"]
     spark = (
-        SparkSession.builder.master(given["master"])
+        SparkSession.builder.master("local[2]")
         .appName("secured")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
@@ -49,28 +48,21 @@ def main() -> int:
 
 
 def write(spark: SparkSession, job: dict[str, Any], folder: str) -> None:
-    """One job: a batch, a stream, or the example with these arguments."""
-    if job["kind"] == "example":
-        example = Path(__file__).parents[3] / "examples" / "secured.py"
-        sys.argv = [str(example), *job["arguments"]]
+    """One job: a batch, a stream, or a script with its arguments."""
+    if job["kind"] == "script":
+        sys.argv = job["arguments"]
         with lent(spark):
-            runpy.run_path(str(example), run_name="__main__")
+            runpy.run_path(sys.argv[0], run_name="__main__")
         return
+    rows = spark.range(0, 300, 1, 4).selectExpr("cast(id AS string) AS value")
     if job["kind"] == "batch":
-        frame = spark.range(0, 300, 1, 4).selectExpr("cast(id AS string) AS value")
-        frame.write.format("kafka-chunked").mode("append").options(**job["options"]).save()
+        rows.write.format("kafka-chunked").mode("append").options(**job["options"]).save()
         return
-    spark.range(0, 300, 1, 3).selectExpr("cast(id AS string) AS value").write.parquet(f"{folder}/in")
-    stream = spark.readStream.schema("value string").option("maxFilesPerTrigger", 1)
-    query = (
-        stream.parquet(f"{folder}/in")
-        .writeStream.format("kafka-chunked")
-        .options(**job["options"])
-        .option("checkpointLocation", f"{folder}/checkpoint")
-        .trigger(availableNow=True)
-        .start()
-    )
-    query.awaitTermination()
+    rows.coalesce(3).write.parquet(f"{folder}/in")
+    stream = spark.readStream.schema("value string").option("maxFilesPerTrigger", 1).parquet(f"{folder}/in")
+    writer = stream.writeStream.format("kafka-chunked").options(**job["options"])
+    writer = writer.option("checkpointLocation", f"{folder}/checkpoint").trigger(availableNow=True)
+    writer.start().awaitTermination()
 
 
 if __name__ == "__main__":
