@@ -61,19 +61,29 @@ BOUND_S = 15.0
 QUICK = {"kafka.max.block.ms": "2500"}
 
 
+Options = Callable[[Secured], dict[str, str]]
+
+
+def to(listener: str, at: str | None = None, **more: str) -> Options:
+    """Options for this listener; ``at``: sent to another one."""
+
+    def made(secured: Secured) -> dict[str, str]:
+        elsewhere = {} if at is None else {"kafka.bootstrap.servers": secured.bootstrap(at)}
+        return secured.options(listener, **more) | elsewhere
+
+    return made
+
+
 def mutual(secured: Secured) -> dict[str, str]:
-    path = secured.client.pkcs12_file(secured.folder / "client.p12", "key, word")
-    return secured.options(
-        "MUTUAL",
-        ssl_keystore_type="PKCS12",
-        ssl_keystore_location=str(path),
-        ssl_keystore_password="key, word",
-    )
+    path = str(secured.client.pkcs12_file(secured.folder / "client.p12", "key, word"))
+    store = {"ssl_keystore_type": "PKCS12", "ssl_keystore_location": path}
+    return secured.options("MUTUAL", **store, ssl_keystore_password="key, word")
 
 
-def by_token(secured: Secured) -> dict[str, str]:
-    path = secured.folder / "token"
-    path.write_text(secured.tokens.token())
+def by_token(secured: Secured, **claims: object) -> dict[str, str]:
+    """With a file of a token, which has these claims, too."""
+    path = secured.folder / f"token-{'-'.join(claims)}"
+    path.write_text(secured.tokens.token(**claims))  # type: ignore[arg-type]
     return secured.options(
         "SASL",
         sasl_mechanism="OAUTHBEARER",
@@ -82,22 +92,14 @@ def by_token(secured: Secured) -> dict[str, str]:
     )
 
 
-def scram(secured: Secured, mechanism: str) -> dict[str, str]:
-    jaas = plain_jaas(module="scram.ScramLoginModule")
-    return secured.options("SASL", sasl_mechanism=mechanism, sasl_jaas_config=jaas)
-
-
-WAYS: dict[str, Callable[[Secured], dict[str, str]]] = {
-    "TLS": lambda secured: secured.options("TLS"),
+SCRAM = plain_jaas(module="scram.ScramLoginModule")
+WAYS: dict[str, Options] = {
+    "TLS": to("TLS"),
     "mutual TLS": mutual,
-    "PLAIN": lambda secured: secured.options(
-        "SASL", sasl_mechanism="PLAIN", sasl_username="bob", sasl_password=PASSWORD
-    ),
-    "PLAIN in clear": lambda secured: secured.options(
-        "CLEARSASL", sasl_mechanism="plain", sasl_jaas_config=plain_jaas("bob")
-    ),
-    "SCRAM-SHA-256": lambda secured: scram(secured, "SCRAM-SHA-256"),
-    "SCRAM-SHA-512": lambda secured: scram(secured, "SCRAM-SHA-512"),
+    "PLAIN": to("SASL", sasl_mechanism="PLAIN", sasl_username="bob", sasl_password=PASSWORD),
+    "PLAIN in clear": to("CLEARSASL", sasl_mechanism="plain", sasl_jaas_config=plain_jaas("bob")),
+    "SCRAM-SHA-256": to("SASL", sasl_mechanism="SCRAM-SHA-256", sasl_jaas_config=SCRAM),
+    "SCRAM-SHA-512": to("SASL", sasl_mechanism="SCRAM-SHA-512", sasl_jaas_config=SCRAM),
     "OAUTHBEARER from a file": by_token,
     "OAUTHBEARER from a function": lambda secured: {
         **secured.options("SASL", sasl_mechanism="OAUTHBEARER"),
@@ -141,9 +143,9 @@ def test_tokens_come_from_an_endpoint_once_for_all_connections(secured: Secured)
             prepare_topic(options(other))
 
 
-MISTAKES: dict[str, tuple[Callable[[Secured], dict[str, str]], type[KafkaSinkError], str]] = {
+MISTAKES: dict[str, tuple[Options, type[KafkaSinkError], str]] = {
     "unknown name": (
-        lambda secured: {"kafka.bootstrap.servers": "no-such-host.invalid:9092", **QUICK},
+        lambda _: {"kafka.bootstrap.servers": "no-such-host.invalid:9092", **QUICK},
         BrokersUnreachableError,
         r"no-such-host\.invalid:9092: looking up its name failed: cannot resolve",
     ),
@@ -165,51 +167,34 @@ MISTAKES: dict[str, tuple[Callable[[Secured], dict[str, str]], type[KafkaSinkErr
         r"may need a login \(kafka\.security\.protocol=SASL_PLAINTEXT\)",
     ),
     "TLS without the login": (
-        lambda secured: {**secured.options("TLS"), "kafka.bootstrap.servers": secured.bootstrap("SASL")},
+        to("TLS", at="SASL"),
         BrokersUnreachableError,
         r"may need a login \(kafka\.security\.protocol=SASL_SSL\)",
     ),
     "client certificate wanted": (
-        lambda secured: secured.options("MUTUAL"),
-        AuthenticationError,
-        r"certificate.*kafka\.ssl\.keystore\.location",
+        to("MUTUAL"), AuthenticationError, r"certificate.*kafka\.ssl\.keystore\.location",
     ),
     "mechanism not offered": (
-        lambda secured: secured.options("SASL", sasl_kerberos_service_name="kafka")
-        | {"kafka.sasl.mechanism": "AWS_MSK_IAM", "kafka.sasl.kerberos.service.name": ""},
+        to("SASL", sasl_mechanism="AWS_MSK_IAM"),
         AuthenticationError,
         r"does not offer AWS_MSK_IAM but .*PLAIN.*: set kafka\.sasl\.mechanism",
     ),
     "wrong password": (
-        lambda secured: secured.options(
-            "SASL", sasl_mechanism="PLAIN", sasl_jaas_config=plain_jaas("bob", "no")
-        ),
+        to("SASL", sasl_mechanism="PLAIN", sasl_jaas_config=plain_jaas("bob", "no")),
         AuthenticationError,
         r"refuses the credentials for SASL PLAIN .*check the user name and the password",
     ),
     "login where none is taken": (
-        lambda secured: {
-            **secured.options("SASL", sasl_mechanism="PLAIN", sasl_username="bob", sasl_password="x"),
-            "kafka.bootstrap.servers": secured.bootstrap("TLS"),
-        },
+        to("SASL", at="TLS", sasl_mechanism="PLAIN", sasl_username="bob", sasl_password="x"),
         AuthenticationError,
         r"its listener takes no login",
     ),
     "token for somebody else": (
-        lambda secured: {
-            **by_token(secured),
-            "kafka.sasl.oauthbearer.token.endpoint.url": _token_file(secured, aud="other"),
-        },
+        lambda secured: by_token(secured, aud="other"),
         AuthenticationError,
         "check the token's issuer, audience and lifetime",
     ),
 }  # fmt: skip
-
-
-def _token_file(secured: Secured, **claims: object) -> str:
-    path = secured.folder / f"token-{'-'.join(claims)}"
-    path.write_text(secured.tokens.token(**claims))  # type: ignore[arg-type]
-    return path.as_uri()
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
@@ -277,7 +262,7 @@ def test_the_doctor_checks_a_secured_cluster_and_writes_no_secret(
     written = said + caplog.text + "".join(capfd.readouterr())
     texts = [given[spec.name] for spec in SPECS if spec.secret and spec.name in given]
     texts += [PASSWORD, KEY_PASSWORD, token, *token.split(".")]
-    texts += [(secured.folder / "token").read_text()] if way == "OAUTHBEARER from a file" else []
+    texts += [(secured.folder / "token-").read_text()] if way == "OAUTHBEARER from a file" else []
     secrets = list(map(Secret.known, texts))
     assert not [line for line in written.splitlines() if repeats_secret(line)]
     assert secrets
