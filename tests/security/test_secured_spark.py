@@ -133,11 +133,14 @@ def test_the_sentence_that_helps_is_the_last_line(driver: Driver) -> None:
 
 def _watch(mark: str, seen: set[str], stop: threading.Event) -> None:
     """Of processes with the mark in their environment, and of coordinators."""
+    known: set[tuple[str, str]] = set()
     while not stop.wait(0.1):
         for process in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                command, environ = (
-                    (process / one).read_text(errors="replace") for one in ("cmdline", "environ")
-                )
+                command = (process / "cmdline").read_text(errors="replace")
+                if (process.name, command) in known:
+                    continue
+                environ = (process / "environ").read_text(errors="replace")
+                known.add((process.name, command))
                 if mark in environ or "kafka_sink" in command:
                     seen |= {command, environ}
