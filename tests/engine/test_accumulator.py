@@ -233,6 +233,17 @@ def test_rows_are_accounted_for_before_their_batch_counts_as_complete() -> None:
     assert bench.accumulator.incomplete == 0
 
 
+def test_pieces_of_a_batch_that_failed_before_are_given_back() -> None:
+    bench = Bench()
+    taken = bench.flying()
+    bench.accumulator.fail(taken, nothing)
+    buffer = bench.accumulator.allocator.open(100, 0)
+    piece = ProducerBatch(bench.accumulator.partition(P[0]), buffer, None, CompressionType.NONE, 1.0, 0, 0)
+    assert not bench.accumulator.reenqueue_split(taken, [piece])
+    assert (bench.used(), bench.accumulator.incomplete) == (0, 0)
+    assert bench.ready(10_000)[0] == {}
+
+
 def test_expired_batches_and_the_time_until_the_next() -> None:
     bench = Bench()
     old, held = bench.batch(P[0], created=0), bench.batch(P[1], created=0)
