@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from kafka_sink.cluster.broker import Broker
-from kafka_sink.engine.accumulator import HOLD_MS, RecordAccumulator
+from kafka_sink.engine.accumulator import HOLD_MS, RecordAccumulator, WrittenBatch
 from kafka_sink.engine.batch import BatchState, ProducerBatch
 from kafka_sink.errors import BufferExhaustedError, IllegalTransitionError
 from kafka_sink.memory.pool import BufferPool
@@ -233,6 +233,19 @@ def test_rows_are_accounted_for_before_their_batch_counts_as_complete() -> None:
     assert bench.accumulator.incomplete == 0
 
 
+def test_a_late_response_changes_nothing_but_frees_the_memory() -> None:
+    bench = Bench()
+    taken = bench.flying()
+    assert bench.accumulator.fail(taken, nothing)
+    assert not bench.accumulator.fail(taken, nothing)
+    assert bench.used() > 0
+    recorded: list[WrittenBatch] = []
+    bench.accumulator.complete([(taken, 0, -1)], recorded.extend)
+    assert (recorded, bench.used(), bench.accumulator.incomplete) == ([], 0, 0)
+    assert taken.state is BatchState.FAILED
+    assert not bench.accumulator.live
+
+
 def test_pieces_of_a_batch_that_failed_before_are_given_back() -> None:
     bench = Bench()
     taken = bench.flying()
@@ -244,6 +257,17 @@ def test_pieces_of_a_batch_that_failed_before_are_given_back() -> None:
     assert bench.ready(10_000)[0] == {}
 
 
+def test_a_held_batch_is_not_failed() -> None:
+    bench = Bench()
+    batch = bench.batch(P[0])
+    batch.held = True
+    assert not bench.accumulator.fail(batch, nothing)
+    assert batch.state is BatchState.OPEN
+    batch.held = False
+    assert bench.accumulator.fail(batch, nothing)
+    assert (bench.used(), bench.ready(10_000)) == (0, ({}, math.inf))
+
+
 def test_expired_batches_and_the_time_until_the_next() -> None:
     bench = Bench()
     old, held = bench.batch(P[0], created=0), bench.batch(P[1], created=0)
@@ -253,6 +277,27 @@ def test_expired_batches_and_the_time_until_the_next() -> None:
     assert bench.accumulator.expired(10_000) == ([old], HOLD_MS)
     held.held = False
     assert bench.accumulator.expired(10_000) == ([old, held], 400)
+
+
+@pytest.mark.parametrize("include_held", [False, True])
+def test_closing_gives_all_back_wherever_it_is(include_held: bool) -> None:
+    bench = Bench()
+    bench.closed(P[0])
+    bench.closed(P[0])
+    bench.drain(0)
+    (expired,) = bench.drain(0)
+    bench.accumulator.fail(expired, nothing)
+    bench.batch(P[1])
+    held = bench.batch(P[2])
+    held.held = True
+    failed: list[ProducerBatch] = []
+    bench.accumulator.abort_incomplete(failed.append, include_held=include_held)
+    assert len(failed) == (3 if include_held else 2)
+    assert (held in failed) is include_held
+    assert (bench.used() == 0) is include_held
+    bench.accumulator.abort_incomplete(failed.append, include_held=True)
+    assert (len(failed), bench.used(), bench.accumulator.incomplete) == (3, 0, 0)
+    assert not bench.accumulator.live
 
 
 def test_the_partitioner_learns_how_many_batches_wait() -> None:
