@@ -23,12 +23,6 @@ def test_delays_double_up_to_the_maximum_with_a_fifth_of_jitter(
     assert delay_ms == grown * (1 - 0.2 + 2 * 0.2 * drawn)
 
 
-@given(_MS, _MS, st.integers(0, 50))
-def test_without_luck_a_later_delay_is_never_shorter(base_ms: int, max_ms: int, attempts: int) -> None:
-    backoff = ExponentialBackoff(base_ms, max_ms, lambda: 0.5)
-    assert backoff.delay_ms(attempts) <= backoff.delay_ms(attempts + 1)
-
-
 _OPTIONS = parse({"kafka.bootstrap.servers": "broker:9092"}).options
 
 

@@ -79,15 +79,11 @@ def test_workers_share_what_the_daemon_imported_and_nothing_is_left_of_a_driver_
     broker.create_topic("by-daemon", 3)
     script, log = tmp_path / "job.py", tmp_path / "log"
     script.write_text(textwrap.dedent(JOB))
-    options = {
-        "kafka.bootstrap.servers": broker.bootstrap_servers,
-        "topic": "by-daemon",
-        "kafka.compression.type": "zstd",
-    }
+    options = {"kafka.bootstrap.servers": broker.bootstrap_servers, "kafka.compression.type": "zstd"}
     with (
         log.open("w") as stderr,
         subprocess.Popen(
-            [sys.executable, script, json.dumps(options)],
+            [sys.executable, script, json.dumps(options | {"topic": "by-daemon"})],
             env=project_environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

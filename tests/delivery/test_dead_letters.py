@@ -40,10 +40,10 @@ TOLERANT = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": DEAD
 
 
 def tolerant(
-    cluster: FakeCluster, plan: ColumnPlan = PLAN, extra: dict[str, str] | None = None, **options: object
+    cluster: FakeCluster, extra: dict[str, str] | None = None, **options: object
 ) -> AbstractContextManager[Producer]:
     raw = task_options(cluster, **options) | TOLERANT | (extra or {})
-    return task_producer(parse(raw).options, plan, task=TaskIdentity("w", 7, 7))
+    return task_producer(parse(raw).options, PLAN, task=TaskIdentity("w", 7, 7))
 
 
 def by_topic_column(cluster: FakeCluster) -> dict[str, str]:

@@ -1,7 +1,4 @@
-"""Every number that an option takes, at both bounds: rows are delivered, or the task ends and says why.
-
-Through the whole of a task's write, as Spark calls it: the time that rows are held is an option, too.
-"""
+"""Every number that an option takes, at both bounds: rows are delivered, or the task ends and says why."""
 
 from __future__ import annotations
 

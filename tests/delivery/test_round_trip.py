@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import random
 from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
@@ -55,8 +56,6 @@ def mixed_records(seed: int) -> list[Record]:
 
 
 def write(spark: SparkSession, broker: LocalBroker, topic: str, records: list[Record], codec: str) -> None:
-    import datetime
-
     rows = [
         (
             record.key,
@@ -134,25 +133,7 @@ def test_everything_arrives_once_and_in_order_with_each_codec(
             for row in rows:
                 homes[row.key].add(partition)
         assert all(len(places) == 1 for key, places in homes.items() if key is not None)
-        check_with_kafka_python(broker, topic, arrived)
     check_with_java(broker)
-
-
-def check_with_kafka_python(broker: LocalBroker, topic: str, expected: list[Record]) -> None:
-    from kafka import KafkaConsumer
-    from kafka import TopicPartition as Assigned
-
-    consumer = KafkaConsumer(
-        bootstrap_servers=broker.bootstrap_servers, auto_offset_reset="earliest", consumer_timeout_ms=20_000
-    )
-    consumer.assign([Assigned(topic, partition) for partition in range(PARTITIONS)])
-    found: dict[int, list[Record]] = defaultdict(list)
-    for _ in range(len(expected)):
-        message = next(consumer)
-        headers = tuple((name, value) for name, value in message.headers)
-        found[message.partition].append(Record(message.key, message.value, message.timestamp, headers))
-    consumer.close()
-    assert [record for partition in sorted(found) for record in found[partition]] == expected
 
 
 def check_with_java(broker: LocalBroker) -> None:

@@ -1,7 +1,4 @@
-"""The batch lifecycle under every order of append, drain, response, error, split, expiry, mute and close.
-
-The last test shows what this would find: each of its bugs, put into the code, breaks an invariant.
-"""
+"""The batch lifecycle under any order of append, drain, response, error, split, expiry, mute and close."""
 
 from __future__ import annotations
 
