@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kafka_sink.cluster.partition import Partition
+from kafka_sink.engine import accumulator as accumulator_module
 from kafka_sink.engine import response_classifier
 from kafka_sink.engine.accumulator import HOLD_MS, RecordAccumulator
 from kafka_sink.engine.batch import BatchState, ProducerBatch
@@ -261,6 +262,10 @@ def _pieces_get_no_sequence(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Partition, "replaced", replaced)
 
 
+def _split_parents_keep_their_memory(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(accumulator_module, "TERMINAL", frozenset({BatchState.SUCCEEDED, BatchState.FAILED}))
+
+
 def _muted_partitions_are_sent(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(lifecycle_model, "take_muted", lambda *arguments: {})
 
@@ -296,6 +301,7 @@ BUGS: list[Bug] = [
     _each_attempt_gets_a_new_sequence,
     _unknown_outcomes_are_forgotten,
     _pieces_get_no_sequence,
+    _split_parents_keep_their_memory,
     _muted_partitions_are_sent,
     _a_close_forgets_what_is_in_flight,
     _expired_batches_vanish,
@@ -345,3 +351,49 @@ def test_no_restart_while_a_batch_of_the_partition_is_in_doubt() -> None:
         row for batch in model.logs[TopicPartition(TOPIC, 0)].batches for row in numbers_in(batch.data)
     ] == [0, 2]
     model.check_end()
+
+
+def _established() -> Model:
+    """A partition whose first batch is acknowledged."""
+    model = Model()
+    _one_more(model)
+    model.arrive(0, 0, append=True)
+    model.respond(0)
+    return model
+
+
+def _one_more(model: Model) -> None:
+    model.append([0], 5, lambda: None)
+    model.flush()
+    model.send()
+
+
+def test_after_a_refusal_batches_go_one_by_one_until_one_is_acknowledged() -> None:
+    model = _established()
+    _one_more(model)
+    model.arrive(0, 19, append=False)
+    model.respond(0)
+    model.now += 500
+    model.send()
+    _one_more(model)
+    assert len(model.pending) == 1
+    model.arrive(0, 0, append=True)
+    model.respond(0)
+    _one_more(model)
+    model.send()
+    assert len(model.pending) == 2
+
+
+def test_an_unknown_producer_restarts_sequences_if_the_log_of_earlier_batches_is_gone() -> None:
+    model = _established()
+    _one_more(model)
+    _one_more(model)
+    model.arrive(0, 19, append=False)
+    model.arrive(0, 59, append=False, log_start=1_000)
+    model.respond(0)
+    model.respond(0)
+    model.send()
+    assert model.identity.producer_epoch == 1
+    model.settle()
+    model.check_end()
+    assert model.acknowledged == [0, 1, 2]
