@@ -75,7 +75,6 @@ def coordinators_under(ancestor: int) -> list[int]:
 def test_workers_share_what_the_daemon_imported_and_nothing_is_left_of_a_driver_that_was_killed(
     broker: LocalBroker, project_environment: dict[str, str], tmp_path: Path
 ) -> None:
-    """One application for both, as its JVM is slow to start."""
     broker.create_topic("by-daemon", 3)
     script, log = tmp_path / "job.py", tmp_path / "log"
     script.write_text(textwrap.dedent(JOB))

@@ -28,8 +28,7 @@ ENDS: dict[tuple[str, int], type[KafkaSinkError]] = {
     ("kafka.socket.connection.setup.timeout.max.ms", 0): MetadataTimeoutError,
 }
 
-# A response that is already there when the sender looks for it counts, so rows are delivered or the task
-# ends.
+# A response that is already there when the sender looks for it counts.
 MAY_END: dict[tuple[str, int], type[KafkaSinkError]] = {("kafka.request.timeout.ms", 0): MetadataTimeoutError}
 
 

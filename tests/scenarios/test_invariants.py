@@ -107,6 +107,36 @@ def test_only_the_first_unacknowledged_batch_of_a_partition_is_sent_again() -> N
     model.check_end()
 
 
+def test_after_a_refusal_batches_go_one_by_one_until_one_is_acknowledged() -> None:
+    model = established()
+    one_more(model)
+    model.arrive(0, 19, append=False)
+    model.respond(0)
+    model.now += 500
+    model.send()
+    one_more(model)
+    assert len(model.pending) == 1
+    acknowledge(model)
+    one_more(model)
+    model.send()
+    assert len(model.pending) == 2
+
+
+def test_an_unknown_producer_restarts_sequences_if_the_log_of_earlier_batches_is_gone() -> None:
+    model = established()
+    one_more(model)
+    one_more(model)
+    model.arrive(0, 19, append=False)
+    model.arrive(0, 59, append=False, log_start=1_000)
+    model.respond(0)
+    model.respond(0)
+    model.send()
+    assert model.identity.producer_epoch == 1
+    model.settle()
+    model.check_end()
+    assert model.acknowledged == [0, 1, 2]
+
+
 class CountedPool:
     """Counts how often each chunk of a pool was lent and returned."""
 

@@ -72,8 +72,7 @@ class Scenario:
         self.attempts = 0
 
     def run(self, errors: dict[int, int], named: dict[int, tuple[int, int]]) -> None:
-        """One pass of the sender; what it sent is answered at once. ``errors`` of brokers; ``named``: the
-        leader that each names beside an error, with its epoch."""
+        """One pass of the sender, answered at once. ``named``: the leader and epoch that a broker names."""
         self.known.refresh(self.model.now)
         self.model.send()
         for node in range(NODES):

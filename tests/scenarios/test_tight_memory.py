@@ -1,6 +1,5 @@
 """Any codec, strategy, batch.size, pool and max.message.bytes, with rows that brokers refuse: the task never
-waits for memory that nobody can free, every row arrives once and in order or is refused, and memory keeps its
-bounds.
+waits for memory that nobody can free, and every row arrives once and in order or is refused.
 
 One thread: whenever the task is about to wait, the broker answers all that it may. What it cannot get then,
 it would have waited for until max.block.ms is over.

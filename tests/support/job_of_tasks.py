@@ -165,6 +165,13 @@ class Job:
         return [task.muted() for task in self.tasks]
 
 
+def started(tasks: int, **breaker: str) -> Job:
+    """A job whose tasks know their coordinator."""
+    job = Job(tasks, **breaker)
+    job.run(100)
+    return job
+
+
 def frozen(job: Job) -> None:
     """Broker 1 is silent for task 0, and responds to no other that is asked: it is muted for all."""
     first = job.tasks[0]

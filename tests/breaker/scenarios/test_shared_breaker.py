@@ -7,14 +7,13 @@ import itertools
 from kafka_sink.breaker.mutes import Evidence
 from kafka_sink.errors import BrokerRefusedError
 from kafka_sink.model import TopicPartition
-from tests.support.job_of_tasks import INTERVAL, P0, P1, P2, Job, Task, frozen
+from tests.support.job_of_tasks import INTERVAL, P0, P1, P2, Job, Task, frozen, started
 
 REPLICAS = BrokerRefusedError("NOT_ENOUGH_REPLICAS", 19)
 
 
 def test_a_mute_by_one_task_holds_for_all_and_its_response_unmutes_for_all() -> None:
-    job = Job(8)
-    job.run(100)
+    job = started(8)
     frozen(job)
     job.run(100)
     assert job.mutes() == [{1}] * 8
@@ -27,8 +26,7 @@ def test_a_mute_by_one_task_holds_for_all_and_its_response_unmutes_for_all() -> 
 
 
 def test_failures_of_all_tasks_together_mute() -> None:
-    job = Job(4)
-    job.run(100)
+    job = started(4)
     for task in job.tasks:
         task.send(P0, 30)
         task.answer(P0, REPLICAS, 30)
@@ -42,8 +40,7 @@ def test_failures_of_all_tasks_together_mute() -> None:
 
 
 def test_successes_of_others_outweigh_one_tasks_failures() -> None:
-    job = Job(4)
-    job.run(100)
+    job = started(4)
     for task in job.tasks[1:]:
         task.batch(P0)
     job.run(2_500)
@@ -56,8 +53,7 @@ def test_successes_of_others_outweigh_one_tasks_failures() -> None:
 
 
 def test_one_probe_an_interval_for_the_whole_job() -> None:
-    job = Job(28)
-    job.run(100)
+    job = started(28)
     frozen(job)
     for task in job.tasks[1:]:
         task.waiting = {P0}
@@ -76,8 +72,7 @@ def test_one_probe_an_interval_for_the_whole_job() -> None:
 
 
 def test_a_successful_probe_unmutes_for_all_and_a_failed_one_delays_the_next() -> None:
-    job = Job(3)
-    job.run(100)
+    job = started(3)
     for task in job.tasks:
         task.send(P0, 50)
         task.answer(P0, REPLICAS, 50)
@@ -111,8 +106,7 @@ def test_a_successful_probe_unmutes_for_all_and_a_failed_one_delays_the_next() -
 
 def test_a_partitions_trial_goes_to_the_task_that_has_rows() -> None:
     """Catches: trials that rotate through idle tasks: with 300 tasks and rows in one, none came in 600 s."""
-    job = Job(30)
-    job.run(100)
+    job = started(30)
     for task in job.tasks[:3]:
         task.fail(P0, REPLICAS)
     job.run(1_500)
@@ -129,8 +123,7 @@ def test_a_partitions_trial_goes_to_the_task_that_has_rows() -> None:
 
 
 def test_without_the_coordinator_each_task_goes_on_alone_and_reports_when_it_is_back() -> None:
-    job = Job(2)
-    job.run(100)
+    job = started(2)
     job.lose(0)
     job.run(50)
     frozen(job)
@@ -150,8 +143,7 @@ def test_without_the_coordinator_each_task_goes_on_alone_and_reports_when_it_is_
 
 
 def test_mutes_of_a_users_class_hold_for_all() -> None:
-    job = Job(3, **{"class": "a.users.Class"})
-    job.run(100)
+    job = started(3, **{"class": "a.users.Class"})
     job.tasks[2].manager.mute(P1, "my own reason")
     job.run(100)
     assert job.mutes() == [{P1}] * 3
@@ -162,8 +154,7 @@ def test_mutes_of_a_users_class_hold_for_all() -> None:
 
 
 def test_between_tasks_reports_do_not_pile_up() -> None:
-    job = Job(1)
-    job.run(100)
+    job = started(1)
     task = job.tasks[0]
     task.manager.mute(P2, "x")
     for _ in range(500):
@@ -192,8 +183,7 @@ def test_a_task_with_many_failing_partitions_is_outvoted_by_those_that_write_the
 
 
 def test_a_broker_that_responds_to_no_task_is_muted_for_all_on_one_tasks_report() -> None:
-    job = Job(5)
-    job.run(100)
+    job = started(5)
     job.tasks[0].manager.mute(1, "I say so")
     job.run(200)
     assert job.mutes()[1:] == [set()] * 4
@@ -202,8 +192,7 @@ def test_a_broker_that_responds_to_no_task_is_muted_for_all_on_one_tasks_report(
 
 
 def test_a_new_mute_stops_tasks_that_have_not_started_again() -> None:
-    job = Job(40)
-    job.run(100)
+    job = started(40)
     frozen(job)
     job.run(200)
     first = job.tasks[0]

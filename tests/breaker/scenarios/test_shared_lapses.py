@@ -12,7 +12,7 @@ from kafka_sink.breaker.mutes import Evidence, Target
 from kafka_sink.coordinator.breaker import Mutes, Probe, reasoned
 from kafka_sink.coordinator.schema import deliver
 from kafka_sink.errors import BrokerRefusedError
-from tests.support.job_of_tasks import INTERVAL, P0, P1, P2, Job, Task, frozen
+from tests.support.job_of_tasks import INTERVAL, P0, P1, P2, Job, Task, frozen, started
 
 REPLICAS = BrokerRefusedError("NOT_ENOUGH_REPLICAS", 19)
 
@@ -30,8 +30,7 @@ def tell(
 
 def test_a_late_answer_says_nothing() -> None:
     """Catches: a response from before a broker froze that a stalled task reports late."""
-    job = Job(2)
-    job.run(100)
+    job = started(2)
     job.tasks[1].batch(P0)
     job.paused = {1}
     job.tasks[0].manager.mute(1, "silent", Evidence(silence_ms=800.0))
@@ -44,8 +43,7 @@ def test_a_late_answer_says_nothing() -> None:
 
 
 def test_a_late_report_leaves_its_failures_out() -> None:
-    job = Job(2)
-    job.run(100)
+    job = started(2)
     task = job.tasks[1]
     task.send(P0, 60)
     task.answer(P0, REPLICAS, 60)
@@ -89,8 +87,7 @@ def _probes_of(job: Job, ms: float) -> list[float]:
 
 def test_a_new_coordinator_learns_of_mutes_whose_task_is_gone() -> None:
     """Catches: as many probes an interval as there are tasks, after the coordinator was restarted."""
-    job = Job(50)
-    job.run(100)
+    job = started(50)
     frozen(job)
     job.run(200)
     assert job.mutes() == [{1}] * 50
@@ -114,8 +111,7 @@ def test_a_new_coordinator_learns_of_mutes_whose_task_is_gone() -> None:
 
 def test_a_coordinator_that_is_killed_causes_no_probes() -> None:
     """Catches: all tasks that probe at once when they lose the coordinator, though it is back at once."""
-    job = Job(30)
-    job.run(100)
+    job = started(30)
     frozen(job)
     job.run(2 * INTERVAL)
     before, lost = {task.number: len(task.probed) for task in job.tasks}, job.now
@@ -135,8 +131,7 @@ def test_a_coordinator_that_is_killed_causes_no_probes() -> None:
 
 def test_a_mute_that_one_task_kept_is_refuted_by_those_that_know_better() -> None:
     """Catches: a healthy broker that is muted for all because one task missed its return."""
-    job = Job(3)
-    job.run(100)
+    job = started(3)
     frozen(job)
     job.run(200)
     job.lose(2)
@@ -155,8 +150,7 @@ def test_a_mute_that_one_task_kept_is_refuted_by_those_that_know_better() -> Non
 
 def test_one_tasks_bad_network_does_not_make_all_mute_and_unmute() -> None:
     """Catches: a mute by one task, ended by the others' responses, found again by the one, and so on."""
-    job = Job(3)
-    job.run(100)
+    job = started(3)
     lonely, others = job.tasks[0], job.tasks[1:]
     lonely.batch(P0)
     job.run(10)
@@ -192,8 +186,7 @@ def test_a_permit_does_not_outlive_its_connection() -> None:
 
 
 def test_one_task_warns_of_a_mute_and_each_logs_it_once(caplog: pytest.LogCaptureFixture) -> None:
-    job = Job(4)
-    job.run(100)
+    job = started(4)
     with caplog.at_level(logging.INFO, "kafka_sink"):
         frozen(job)
         job.run(3_000)
@@ -209,8 +202,7 @@ def test_one_task_warns_of_a_mute_and_each_logs_it_once(caplog: pytest.LogCaptur
 
 
 def test_if_a_users_class_decides_the_coordinator_counts_nothing() -> None:
-    job = Job(2, **{"class": "a.users.Class"})
-    job.run(100)
+    job = started(2, **{"class": "a.users.Class"})
     job.tasks[0].fail(P0, REPLICAS)
     job.run(3_000)
     assert job.mutes() == [{P0}, set()]
