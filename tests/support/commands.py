@@ -19,6 +19,7 @@ def run(
     folder: Path | None = None,
     given: str = "",
     code: int | None = 0,
+    timeout_s: float = _TIMEOUT_S,
 ) -> subprocess.CompletedProcess[str]:
     """Run it to its end, with ``given`` as its input. Fails the test, and shows its output, if it ends with
     another code; None stands for any."""
@@ -30,7 +31,7 @@ def run(
         input=given,
         capture_output=True,
         text=True,
-        timeout=_TIMEOUT_S,
+        timeout=timeout_s,
         check=False,
     )
     assert code in (None, done.returncode), f"{done.returncode}\n{done.stdout}\n{done.stderr[-5000:]}"
