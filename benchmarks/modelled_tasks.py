@@ -31,9 +31,9 @@ from kafka_sink.coordinator.breaker import (
     Answer,
     MuteChanges,
     Mutes,
-    Outcome,
     Outcomes,
     OwnMute,
+    PartitionOutcome,
     Probe,
     Question,
     Waiting,
@@ -445,7 +445,7 @@ class Crowd:
         said = []
         for start in range(0, len(partitions), MAX_TARGETS):
             found = [
-                Outcome(one, written, failed, self.fails, error)
+                PartitionOutcome(one, written, failed, self.fails, error)
                 for one in partitions[start : start + MAX_TARGETS]
             ]
             said.append(framed(Outcomes(1000, tuple(found))))

@@ -83,7 +83,7 @@ class OwnMute(NamedTuple):
     silence_ms: Ms
 
 
-class Outcome(NamedTuple):
+class PartitionOutcome(NamedTuple):
     """Batches that were written to a partition, and that failed, in the last ten seconds. ``answered``: a
     broker responded with ``error``, which was the last one."""
 
@@ -98,7 +98,7 @@ class Outcomes(Message, frozen=True):
     """Of partitions that fail or are watched. ``rows``: sent since the producer began."""
 
     rows: Count
-    partitions: Annotated[tuple[Outcome, ...], Meta(max_length=MAX_TARGETS)]
+    partitions: Annotated[tuple[PartitionOutcome, ...], Meta(max_length=MAX_TARGETS)]
 
 
 class MuteChanges(Message, frozen=True):
@@ -299,7 +299,7 @@ class BreakerChannel(Channel):
             if manager.local.leader_id(partition) in manager.local.mutes:
                 # Failures while the broker is muted say nothing about the partition.
                 failed = total = 0
-            found.append(Outcome(partition, total - failed, failed, answered, cut(error)))
+            found.append(PartitionOutcome(partition, total - failed, failed, answered, cut(error)))
         self._say(Outcomes(manager.rows, tuple(found)))
 
     def _say_waits(self, manager: CircuitBreakManager) -> None:

@@ -28,8 +28,8 @@ from kafka_sink.coordinator.breaker import (
     Answer,
     MuteChanges,
     Mutes,
-    Outcome,
     Outcomes,
+    PartitionOutcome,
     Probe,
     Question,
     Waiting,
@@ -108,7 +108,7 @@ class FailingPartitions:
         self._resting: OrderedDict[TopicPartition, float] = OrderedDict()
         self._asked_ms = -math.inf
 
-    def count(self, peer: int, outcome: Outcome) -> None:
+    def count(self, peer: int, outcome: PartitionOutcome) -> None:
         partition, written, failed, answered, error = outcome
         watched = self._watched.get(partition)
         if watched is None:

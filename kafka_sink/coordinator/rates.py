@@ -64,7 +64,7 @@ class RowsGranted(Message, frozen=True):
 
 
 @dataclass(slots=True)
-class _Job:
+class _RatedJob:
     """``level_ms`` of its limit may be used now; one grant takes it below zero. ``waiting``: what tasks have
     asked for, in the order of asking."""
 
@@ -97,17 +97,17 @@ class RateService(Service):
         self._max_jobs = max_jobs
         # A job is among those that a task waits for, no more than there are tasks, or among the others, the
         # one that was used longest ago first.
-        self._waiting: dict[str, _Job] = {}
-        self._idle: OrderedDict[str, _Job] = OrderedDict()
+        self._waiting: dict[str, _RatedJob] = {}
+        self._idle: OrderedDict[str, _RatedJob] = OrderedDict()
         # What each waiting task waits for, and when one of these jobs may send.
-        self._job_of: dict[int, _Job] = {}
+        self._job_of: dict[int, _RatedJob] = {}
         self._due_ms = math.inf
 
     @receives(RowsWanted)
     def on_rows_wanted(self, peer: int, message: RowsWanted, now_ms: float) -> None:
         self.on_gone(peer, now_ms)
         name = message.job
-        job = self._waiting.get(name) or self._idle.pop(name, None) or _Job(name, now_ms)
+        job = self._waiting.get(name) or self._idle.pop(name, None) or _RatedJob(name, now_ms)
         self._waiting[name] = self._job_of[peer] = job
         job.waiting[peer] = message
         self._serve(job, _AT_ONCE, now_ms)
@@ -118,7 +118,7 @@ class RateService(Service):
             del job.waiting[peer]
             self._rest(job)
 
-    def _serve(self, job: _Job, at_most: int, now_ms: float) -> int:
+    def _serve(self, job: _RatedJob, at_most: int, now_ms: float) -> int:
         """Grant rows to so many tasks of a job at most, and return to how many."""
         job.refill(now_ms)
         served = 0
@@ -132,7 +132,7 @@ class RateService(Service):
         self._rest(job)
         return served
 
-    def _rest(self, job: _Job) -> None:
+    def _rest(self, job: _RatedJob) -> None:
         """If nobody waits for it any more, keep it for a while: those that were used last are kept."""
         if not job.waiting:
             self._idle[job.name] = self._waiting.pop(job.name)

@@ -18,9 +18,9 @@ from kafka_sink.coordinator.breaker import (
     Answer,
     MuteChanges,
     Mutes,
-    Outcome,
     Outcomes,
     OwnMute,
+    PartitionOutcome,
     Probe,
     Question,
     Waiting,
@@ -56,7 +56,7 @@ def outcomes(
     *counts: tuple[TopicPartition, int, int], answered: bool = True, error: str = "NO", rows: int = 1_000
 ) -> Outcomes:
     """Partition, written, failed."""
-    return Outcomes(rows, tuple(Outcome(*one, answered, error if one[2] else "") for one in counts))
+    return Outcomes(rows, tuple(PartitionOutcome(*one, answered, error if one[2] else "") for one in counts))
 
 
 def wanted(target: Target, silence_ms: float = 0.0) -> MuteChanges:

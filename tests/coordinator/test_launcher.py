@@ -246,9 +246,9 @@ def test_no_frame_of_an_error_holds_a_secret(
     seen = [f.f_locals for f in frames if "/kafka_sink/coordinator/" in f.f_code.co_filename]
     assert len(seen) > 2
     found = found_in(application)
-    told = [] if found is None else [repr(found.token), b64encode(found.token).decode(), found.name]
+    secrets = [] if found is None else [repr(found.token), b64encode(found.token).decode(), found.name]
     for local in seen:
-        assert not any(one in repr(local) for one in (PASSWORD, *told))
+        assert not any(one in repr(local) for one in (PASSWORD, *secrets))
 
 
 def test_another_folder_is_another_application(application: Application, tmp_path: Path) -> None:

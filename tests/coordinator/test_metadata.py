@@ -778,13 +778,13 @@ def test_a_leader_that_moved_is_reported_at_once() -> None:
 def test_the_largest_messages_are_taken_by_the_coordinator() -> None:
     many = [f"{number:05}".ljust(249, "x") for number in range(7_500)]
     task = Task()
-    for told in (
+    for tell in (
         task.channel.ask,
         task.channel.note_use,
         lambda names: [*map(task.channel.report_stale, names)],
     ):
         task.now_ms += 3_600_000.0
-        told(many)
+        tell(many)
         sent: list[str] = []
         for _ in range(2):
             message = task.send()

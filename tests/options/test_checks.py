@@ -122,8 +122,8 @@ def test_topic_creation_needs_a_topic_and_is_what_its_settings_need() -> None:
     assert (found.options.topic_partitions, found.options.topic_replication_factor) == (12, 3)
     # Then brokers create nothing unless they are told to.
     assert not found.options.allow_auto_create_topics
-    told = {"topic.create": "true", "kafka.allow.auto.create.topics": "true"}
-    for more in (told, {"topic.create": "false"}):
+    given = {"topic.create": "true", "kafka.allow.auto.create.topics": "true"}
+    for more in (given, {"topic.create": "false"}):
         assert parse({**of_topic, **more}).options.allow_auto_create_topics
 
 

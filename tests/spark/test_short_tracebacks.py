@@ -85,7 +85,7 @@ def test_planning_shows_the_remedy_without_frames(
     assert logged.getMessage().endswith(last)
 
 
-def told(error: Exception, cause: Exception | None) -> str:
+def explained(error: Exception, cause: Exception | None) -> str:
     with pytest.raises(type(error)) as caught:
         fails(error, cause)
     return text_of(caught.value)
@@ -93,15 +93,15 @@ def told(error: Exception, cause: Exception | None) -> str:
 
 def test_causes_that_the_message_quotes_are_left_out_and_those_that_say_more_stay() -> None:
     """Catches: a bug in the sender whose frames nobody sees, and an error in the user's code one link on."""
-    quoted = told(DeliveryError("delivery failed: too large"), RecordTooLargeError("too large"))
+    quoted = explained(DeliveryError("delivery failed: too large"), RecordTooLargeError("too large"))
     assert "direct cause" not in quoted
     of_user = ZeroDivisionError("in the user's code")
-    assert "in the user's code" in told(KafkaSinkError("the class of the user fails"), of_user)
-    bug = told(DeliveryError("delivery failed"), BufferOwnershipError("returned twice"))
+    assert "in the user's code" in explained(KafkaSinkError("the class of the user fails"), of_user)
+    bug = explained(DeliveryError("delivery failed"), BufferOwnershipError("returned twice"))
     assert "BufferOwnershipError: returned twice" in bug
     between = ConfigurationError("the class of the user fails")
     between.__cause__ = of_user
-    assert "ZeroDivisionError: in the user's code" in told(DeliveryError("delivery failed"), between)
+    assert "ZeroDivisionError: in the user's code" in explained(DeliveryError("delivery failed"), between)
 
 
 def test_bugs_keep_their_frames_and_the_error_that_they_came_from() -> None:
@@ -117,7 +117,7 @@ def test_bugs_keep_their_frames_and_the_error_that_they_came_from() -> None:
     with pytest.raises(ProtocolError) as caught:
         reads()
     assert "KeyError: 'length'" in text_of(caught.value)
-    assert told(ProtocolError("a response cannot be read"), None).count("in deep") > 3
+    assert explained(ProtocolError("a response cannot be read"), None).count("in deep") > 3
     with pytest.raises(ZeroDivisionError):
         fails(ZeroDivisionError())
 
