@@ -91,6 +91,13 @@ def test_a_record_too_large_fails_by_size_and_limit() -> None:
     assert isinstance(caught.value.__cause__, RecordTooLargeError)
 
 
+def test_too_large_after_an_attempt_in_doubt_is_not_split(cluster: FakeCluster) -> None:
+    cluster.script(PRODUCE, SWALLOWED, error(10))
+    with pytest.raises(DeliveryError, match=r"t-0: .*error 10.*\[0 rows acknowledged, 10 failed"):
+        send(cluster, rows(0, 10))
+    assert len(attempts(cluster)) == 2
+
+
 def test_a_bad_network_before_a_small_limit_costs_some_attempts_and_not_all(
     tmp_path: Path, environ: Environ
 ) -> None:
@@ -116,6 +123,25 @@ def test_a_duplicate_is_a_success_without_an_offset(cluster: FakeCluster) -> Non
     assert (result.records, result.retries) == (5, 0)
     assert result.partitions[0].offset_ranges == ()
     assert written(cluster) == [0, 1, 2, 3, 4]
+
+
+def test_lost_place_after_an_attempt_in_doubt_fails(cluster: FakeCluster) -> None:
+    cluster.script(PRODUCE, SWALLOWED, error(45))
+    with pytest.raises(DeliveryError, match=r"t-0: .*error 45.*may have been written"):
+        send(cluster, rows(0, 5))
+    assert written(cluster) == [0, 1, 2, 3, 4]
+
+
+def test_a_log_that_moved_past_the_last_write_restarts_the_sequences_of_later_batches(
+    cluster: FakeCluster,
+) -> None:
+    with task(cluster) as producer:
+        producer.send(rows(0, 5))
+        until(lambda: producer.acknowledged == producer.rows, "the first acknowledgement")
+        cluster.script(PRODUCE, error(59, log_start_offset=1000))
+        producer.send(rows(5, 5))
+        assert producer.finish().records == 10
+    assert [batch.producer_epoch for batch in cluster.batches(TOPIC, 0)] == [0, 1]
 
 
 def test_a_final_response_fails_the_task_with_cause_place_and_counts(cluster: FakeCluster) -> None:
