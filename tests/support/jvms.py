@@ -53,7 +53,7 @@ def keep() -> None:
         environ[SPARK_VARIABLE] = " ".join(writing)
         # Whatever is wrong with this Spark, the tests will say it.
         subprocess.run(
-            [sys.executable, "-c", _JOB], env=environ, cwd=folder, capture_output=True, timeout=120
+            [sys.executable, "-c", _JOB], env=environ, cwd=folder, capture_output=True, timeout=600
         )
         kept.keep_classes(Path(folder))
 
