@@ -277,7 +277,7 @@ def test_the_page_says_what_is_wrong(name: str, browser: webdriver.Chrome, tmp_p
     make(night)
     folder = Path(os.environ.get("KAFKA_CHUNKED_STATES", tmp_path))
     with serving(
-        {"/": fixed(page), "/metrics.json": fixed(lambda: as_json(night.metrics.snapshot(night.now_ms)))}
+        {"/": page, "/metrics.json": fixed(lambda: as_json(night.metrics.snapshot(night.now_ms)))}
     ) as url:
         shown = Page(browser, url)
         shown.eventually(lambda: shown.text("verdict").startswith(says), 10)

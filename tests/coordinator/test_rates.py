@@ -223,19 +223,6 @@ def test_thousands_that_wait_are_served_in_parts_of_bounded_size() -> None:
     assert (served, parts) == (2_999, 6)
 
 
-def test_more_jobs_than_one_iteration_serves_are_served_in_turn() -> None:
-    coordinator = Coordinator()
-    for peer in range(3_000):
-        for _ in range(2):
-            coordinator.ask(peer, wanted(10**6, job=f"job {peer}", limits={"rows": 100}))
-    served = set[int]()
-    for _ in range(6):
-        part = {peer for peer, _ in coordinator.at(SECOND)}
-        assert len(part) == 500
-        served |= part
-    assert len(served) == 3_000
-
-
 def test_jobs_that_may_not_send_yet_cost_a_small_part_of_the_time() -> None:
     """Catches: 2,000 connections, each with a job of its own, kept the loop busy all the time."""
     coordinator = Coordinator()

@@ -180,7 +180,10 @@ class ApplicationMetrics:
         self._ended_writes.pop(identity.write, None)
         name, cluster = self._cluster_of(report.cluster)
         job = self._job_of(name, identity, now_ms)
-        write = self._write_of(identity, name)
+        write = self.writes.setdefault(identity.write, _Write(identity.job, name))
+        self.writes.move_to_end(identity.write)
+        if len(self.writes) > self._max_writes:
+            self._forget_write(next(iter(self.writes)), math.inf)
         if identity.task in write.ended:
             return
         write.last_task = max(write.last_task, identity.task)
@@ -206,13 +209,6 @@ class ApplicationMetrics:
         if name not in self._clusters and len(self._clusters) >= _MAX_CLUSTERS:
             name = OTHER
         return name, self._clusters.setdefault(name, _Cluster())
-
-    def _write_of(self, identity: TaskIdentity, cluster: str) -> _Write:
-        write = self.writes.setdefault(identity.write, _Write(identity.job, cluster))
-        self.writes.move_to_end(identity.write)
-        if len(self.writes) > self._max_writes:
-            self._forget_write(next(iter(self.writes)), math.inf)
-        return write
 
     def _job_of(self, cluster: str, identity: TaskIdentity, now_ms: float) -> _Job:
         jobs = self._jobs

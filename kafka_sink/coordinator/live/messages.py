@@ -89,8 +89,7 @@ class AboutJob(Structure, frozen=True):
 
 def about_job(name: str, options: Mapping[str, str]) -> AboutJob:
     """Within the bounds of a message."""
-    shown = list(options.items())[:_MAX_OPTIONS]
-    return AboutJob(cut(name), {cut(one): cut(given) for one, given in shown})
+    return AboutJob(cut(name), {cut(one): cut(value) for one, value in list(options.items())[:_MAX_OPTIONS]})
 
 
 class TaskIdentity(Structure, frozen=True):

@@ -10,7 +10,6 @@ import math
 import socket
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
-from functools import lru_cache
 from importlib.resources import files
 from typing import Annotated, Any
 
@@ -61,7 +60,9 @@ class ViewService(Service):
 
     def _open(self, address: str, port: int) -> ViewOpened:
         try:
-            listening = _listen(address, port)
+            family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
+            is_dual, where = address == "::" and socket.has_dualstack_ipv6(), (address, port)
+            listening = socket.create_server(where, family=family, dualstack_ipv6=is_dual, backlog=_BACKLOG)
         except (OSError, ValueError) as error:
             return ViewOpened(error=cut(f"ui.bind.address={address}, ui.port={port}: {error}"))
         name = socket.gethostname() if address in ANY_ADDRESSES else address
@@ -75,12 +76,6 @@ class ViewService(Service):
     def close(self) -> None:
         if self._server is not None:
             self._server.close()
-
-
-def _listen(address: str, port: int) -> socket.socket:
-    family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
-    dual = address == "::" and socket.has_dualstack_ipv6()
-    return socket.create_server((address, port), family=family, dualstack_ipv6=dual, backlog=_BACKLOG)
 
 
 class LivePages:
@@ -108,13 +103,10 @@ class LivePages:
         self._snapshot: dict[str, Any] = {}
         self._made: dict[_Render, Response] = {}
         self.by_path: dict[str, Callable[[], Awaitable[Response]]] = {
-            "/": self._page,
+            "/": page,
             "/metrics.json": lambda: self._shared(as_json),
             "/metrics": lambda: self._shared(_metrics),
         }
-
-    async def _page(self) -> Response:
-        return page()
 
     async def _shared(self, render: _Render) -> Response:
         """A response that is made once of each snapshot."""
@@ -158,8 +150,7 @@ def _metrics(snapshot: dict[str, Any]) -> Response:
     return Response(body, content_type)
 
 
-@lru_cache(maxsize=1)
-def page() -> Response:
+async def page() -> Response:
     """The page. Its script and styles are in it, and nothing else may run or load."""
     text = files("kafka_sink.coordinator.live").joinpath("page.html").read_text("utf-8")
     policy = (

@@ -236,18 +236,6 @@ def test_thousands_of_writes_that_end_at_once_cost_what_their_tasks_do() -> None
     assert len(board.metrics.running) == 20_000
 
 
-def test_each_new_job_is_shown_though_many_have_ended_and_the_host_is_up_for_long() -> None:
-    """Catches: a new job without a time of its last report counted as lost, and went before all others."""
-    board = Board()
-    up_ms = 7 * 86_400_000.0
-    for number in range(120):
-        board.report(report(1, replace(TASK, write=str(number))), up_ms + 10.0 * number)
-        assert board.shown(up_ms + 10.0 * number)["jobs"][0]["state"] == "running"
-        board.end(final(1, write=str(number)), up_ms + 10.0 * number + 5)
-        newest = board.shown(up_ms + 10.0 * number + 6)["jobs"][0]
-        assert (newest["job"], newest["state"]) == (str(number), "committed")
-
-
 def test_rates_are_of_the_last_seconds() -> None:
     board = Board()
     for second in range(20):
