@@ -66,6 +66,21 @@ def test_a_broker_may_forget_so_after_a_long_silence_the_first_goes_alone_again(
     assert not of.may_send(batch(), 1000 + 300_000)
 
 
+def test_after_an_error_batches_go_one_by_one_and_old_ones_in_order() -> None:
+    of = identity()
+    acknowledge(sent(of, batch()))
+    one, two = sent(of, batch()), sent(of, batch())
+    fail(two)
+    assert not of.may_send(two, 0)
+    assert not of.may_send(batch(), 0)
+    fail(one)
+    assert of.may_send(one, 0)
+    assert (one.home.is_next(one), two.home.is_next(two)) == (True, False)
+    one.request_references += 1
+    acknowledge(one)
+    assert (of.may_send(two, 0), two.home.is_next(two)) == (True, True)
+
+
 def test_no_more_than_four_batches_pass_one_of_unknown_outcome() -> None:
     """However often it is sent again: a broker remembers the last five batches."""
     of = identity()
@@ -110,6 +125,21 @@ def test_an_acknowledgement_means_that_earlier_batches_are_written_too() -> None
     acknowledge(two)
     assert (one.possibly_written, three.possibly_written) == (True, False)
     assert one.home.is_next(one)
+
+
+def test_pieces_share_their_parents_sequences_in_its_place() -> None:
+    of = identity()
+    acknowledge(sent(of, batch()))
+    parent, behind = sent(of, batch(10)), sent(of, batch(1))
+    pieces = [batch(4), batch(6)]
+    parent.home.replaced(parent, pieces)
+    assert [marks(piece) for piece in pieces] == [(7, 0, 1), (7, 0, 5)]
+    assert (of.may_send(pieces[0], 0), of.may_send(pieces[1], 0), of.may_send(behind, 0)) == (
+        True,
+        False,
+        False,
+    )
+    assert behind.sequence.base_sequence == 11
 
 
 def test_batches_behind_dropped_records_take_over_their_sequences() -> None:
