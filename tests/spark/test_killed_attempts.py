@@ -1,11 +1,10 @@
-"""Attempts that Spark kills, through real Spark: nothing arrives once it has let go of them.
-
-This rests on how PySpark's worker is written, in whose frames the watch finds its socket.
-"""
+"""Attempts that Spark kills, through real Spark: nothing arrives once it has let go of them."""
 
 from __future__ import annotations
 
 import itertools
+import os
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -99,3 +98,23 @@ def test_after_a_cancelled_job_nothing_more_is_written(
     watched.stands_still()
     thread.join(PATIENCE_S)
     assert ended.is_set()
+
+
+def test_workers_know_their_socket(spark: SparkSession) -> None:
+    """executor_socket rests on how PySpark's worker is written: this says when that changes."""
+
+    def found(batches: Iterator[object]) -> Iterator[object]:
+        import pyarrow as pa
+
+        from kafka_sink.spark.executor_connection import executor_socket
+
+        for _ in batches:
+            descriptor = executor_socket()
+            is_connected = False
+            if descriptor is not None:
+                with socket.socket(fileno=os.dup(descriptor)) as one:
+                    is_connected = bool(one.getpeername() or one.getsockname())
+            yield pa.record_batch({"found": pa.array([is_connected])})
+
+    frame = spark.range(0, 2, 1, 2).mapInArrow(found, "found boolean")
+    assert [row.found for row in frame.collect()] == [True, True]
