@@ -12,6 +12,7 @@ import runpy
 import struct
 import sys
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,9 +46,25 @@ def topic() -> str:
     return f"example-{uuid.uuid4().hex[:8]}"
 
 
+Run = Callable[..., None]
+
+
+@pytest.fixture
+def run_here(spark: SparkSession) -> Run:
+    """Runs a script with these arguments in this process."""
+
+    def run(script: str, *arguments: str, with_packages: bool = True) -> None:
+        path = str(EXAMPLES / script)
+        with pytest.MonkeyPatch.context() as patch, lent(spark, with_packages=with_packages):
+            patch.setattr(sys, "argv", [path, *arguments])
+            runpy.run_path(path, run_name="__main__")
+
+    return run
+
+
 def test_flights_arrive_complete(
     broker: LocalBroker,
-    spark: SparkSession,
+    run_here: Run,
     monkeypatch: pytest.MonkeyPatch,
     topic: str,
     capsys: pytest.CaptureFixture[str],
@@ -57,7 +74,7 @@ def test_flights_arrive_complete(
     monkeypatch.setattr(pyarrow.csv, "read_csv", lambda *a, **named: read_csv(*a, **named).slice(0, 10_000))
     arguments = ["--topic", topic, "--bootstrap-servers", broker.bootstrap_servers]
     with pytest.raises(SystemExit) as ended:
-        run_here("flights.py", arguments, spark, monkeypatch)
+        run_here("flights.py", *arguments)
     assert ended.value.code == 0
     printed = capsys.readouterr().out
     assert "Every row arrived exactly once, unchanged, in its key's order." in printed
@@ -65,42 +82,21 @@ def test_flights_arrive_complete(
     assert "all     10,000 " in printed
 
 
-def run_here(
-    script: str,
-    arguments: list[str],
-    spark: SparkSession,
-    patch: pytest.MonkeyPatch,
-    *,
-    with_packages: bool = True,
-) -> dict[str, Any]:
-    """The script in this process; its global names."""
-    path = str(EXAMPLES / script)
-    patch.setattr(sys, "argv", [path, *arguments])
-    with lent(spark, with_packages=with_packages):
-        return runpy.run_path(path, run_name="__main__")
-
-
-def test_streaming_goes_on_where_it_stopped(
-    broker: LocalBroker, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, topic: str
-) -> None:
-    run_here("streaming.py", [broker.bootstrap_servers, topic], spark, monkeypatch)
+def test_streaming_goes_on_where_it_stopped(broker: LocalBroker, run_here: Run, topic: str) -> None:
+    run_here("streaming.py", broker.bootstrap_servers, topic)
     values = [row.value for row in read_topic(broker, topic)]
     assert len(values) == len(set(values)) == 2_500
 
 
-def test_spark_submit(
-    broker: LocalBroker, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, topic: str
-) -> None:
-    run_here("spark_submit_job.py", [broker.bootstrap_servers, topic], spark, monkeypatch)
+def test_spark_submit(broker: LocalBroker, run_here: Run, topic: str) -> None:
+    run_here("spark_submit_job.py", broker.bootstrap_servers, topic)
     rows = read_topic(broker, topic)
     assert len({row.value for row in rows}) == len(rows) == 50_000
     assert len({row.key for row in rows}) == 500
 
 
-def test_many_topics(
-    broker: LocalBroker, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, topic: str
-) -> None:
-    run_here("many_topics.py", [broker.bootstrap_servers, topic], spark, monkeypatch)
+def test_many_topics(broker: LocalBroker, run_here: Run, topic: str) -> None:
+    run_here("many_topics.py", broker.bootstrap_servers, topic)
     for country in ("de", "fr", "it", "nl", "pl"):
         rows = read_topic(broker, f"{topic}-{country}")
         assert len({row.key for row in rows}) == len(rows) == 4_000
@@ -108,24 +104,16 @@ def test_many_topics(
 
 
 def test_exactly_once_over_a_restart(
-    broker: LocalBroker,
-    spark: SparkSession,
-    monkeypatch: pytest.MonkeyPatch,
-    topic: str,
-    capsys: pytest.CaptureFixture[str],
+    broker: LocalBroker, run_here: Run, topic: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run_here("exactly_once.py", [broker.bootstrap_servers, topic], spark, monkeypatch)
+    run_here("exactly_once.py", broker.bootstrap_servers, topic)
     assert "readers see 1,500 payments, 1,500 of them exactly once." in capsys.readouterr().out
 
 
 def test_a_long_job_goes_on_where_it_died(
-    broker: LocalBroker,
-    spark: SparkSession,
-    monkeypatch: pytest.MonkeyPatch,
-    topic: str,
-    capsys: pytest.CaptureFixture[str],
+    broker: LocalBroker, run_here: Run, topic: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run_here("long_job.py", [broker.bootstrap_servers, topic], spark, monkeypatch)
+    run_here("long_job.py", broker.bootstrap_servers, topic)
     printed = capsys.readouterr().out
     assert "The first run died after 2 parts." in printed
     assert "readers see 20,000 orders, 20,000 of them exactly once." in printed
@@ -133,7 +121,7 @@ def test_a_long_job_goes_on_where_it_died(
 
 def test_a_frozen_broker_is_muted_and_no_row_is_lost(
     cluster3: LocalBroker,
-    spark: SparkSession,
+    run_here: Run,
     monkeypatch: pytest.MonkeyPatch,
     live_view_port: int,
     capsys: pytest.CaptureFixture[str],
@@ -149,22 +137,15 @@ def test_a_frozen_broker_is_muted_and_no_row_is_lost(
             cluster3.thaw(1)
 
     monkeypatch.setattr("local_kafka.LocalBroker", Lent)
-    run_here("frozen_broker.py", [str(live_view_port), "9"], spark, monkeypatch)
+    run_here("frozen_broker.py", str(live_view_port), "9")
     printed = capsys.readouterr().out
     assert "Broker 1 is muted" in printed
     assert "\n0 rows were acknowledged meanwhile" not in printed
     assert "18,000 of 18,000 rows are in Kafka" in printed
 
 
-def test_schema_registry(
-    broker: LocalBroker,
-    registry: LocalRegistry,
-    spark: SparkSession,
-    monkeypatch: pytest.MonkeyPatch,
-    topic: str,
-) -> None:
-    arguments = [broker.bootstrap_servers, registry.url, topic]
-    run_here("schema_registry.py", arguments, spark, monkeypatch, with_packages=False)
+def test_schema_registry(broker: LocalBroker, registry: LocalRegistry, run_here: Run, topic: str) -> None:
+    run_here("schema_registry.py", broker.bootstrap_servers, registry.url, topic, with_packages=False)
     found: dict[int, list[Any]] = {}
     with SchemaRegistryClient({"url": registry.url}) as client:
         read = AvroDeserializer(client)
