@@ -148,7 +148,7 @@ class CoordinatorClient(threading.Thread):
                     while not any(isinstance(one, (Alive, Full)) for one in connection.receive()):
                         pass
             if self._connection is not None:
-                self._connection.close()
+                self._connection.socket.close()
             self.close()
             self._wake_reader.close()
 
@@ -236,7 +236,7 @@ class CoordinatorClient(threading.Thread):
     def _lose(self, error: Exception) -> None:
         connected, self._connection = self._connection, None
         if connected is not None:
-            connected.close()
+            connected.socket.close()
         if self._closing:
             return
         now_ms = self._clock_ms()
@@ -270,7 +270,8 @@ def ask(
 ) -> _Answer:
     """The first message of this class that comes back. ``before`` is sent first. Raises OSError, TimeoutError
     among them, and ProtocolError."""
-    with contextlib.closing(connect(address, timeout_ms)) as connection:
+    connection = connect(address, timeout_ms)
+    with connection.socket:
         until_ms = monotonic_ms() + timeout_ms
         if before is not None:
             connection.send(before)

@@ -171,8 +171,8 @@ class CoordinatorServer:
             self._loop.add_reader(self._listening, self._accept)
 
     def _on_removed(self, peer: Peer) -> None:
-        self._loop.remove_reader(peer.fileno())
-        self._loop.remove_writer(peer.fileno())
+        self._loop.remove_reader(peer.socket)
+        self._loop.remove_writer(peer.socket)
         for kind in list(peer.joined):
             self._leave(peer, kind)
 
@@ -180,7 +180,7 @@ class CoordinatorServer:
 
     def _on_readable(self, peer: Peer) -> None:
         if not peer.has_begun:
-            self._loop.remove_reader(peer.fileno())
+            self._loop.remove_reader(peer.socket)
             # Until its turn comes, no time runs.
             peer.begun_ms = peer.heard_ms = math.inf
             if not self._newcomers:
@@ -197,7 +197,7 @@ class CoordinatorServer:
             peer = self._newcomers.popleft()
             if not peer.is_gone:
                 peer.begun_ms = peer.heard_ms = now_ms
-                self._loop.add_reader(peer.fileno(), self._on_readable, peer)
+                self._loop.add_reader(peer.socket, self._on_readable, peer)
                 self._guarded(peer, self._receive)
         if self._newcomers:
             self._loop.call_soon(self._greet)
@@ -250,7 +250,7 @@ class CoordinatorServer:
             wait_ms = self._wait_ms(peer)
             if wait_ms is not None:
                 peer.is_paused = True
-                self._loop.remove_reader(peer.fileno())
+                self._loop.remove_reader(peer.socket)
                 self._loop.call_later(wait_ms / 1000, self._resume, peer)
                 return
             data = peer.frames.next_message()
@@ -278,7 +278,7 @@ class CoordinatorServer:
     def _resume(self, peer: Peer) -> None:
         if not peer.is_gone:
             peer.is_paused = False
-            self._loop.add_reader(peer.fileno(), self._on_readable, peer)
+            self._loop.add_reader(peer.socket, self._on_readable, peer)
             self._guarded(peer, self._handle)
 
     def _on_proof(self, peer: Peer, data: bytes) -> None:
@@ -287,7 +287,7 @@ class CoordinatorServer:
         if self._connections.proved >= self._bounds.connections:
             # Not closed at once: what the task has sent meanwhile would destroy what it is to read. Like one
             # without proof, it goes when its time is over.
-            self._loop.remove_reader(peer.fileno())
+            self._loop.remove_reader(peer.socket)
             peer.is_paused = True
             peer.enqueue(framed(Full()), shared=True)
             self._flush(peer)
@@ -438,11 +438,11 @@ class CoordinatorServer:
             self._write_later(peer)
         elif peer.unread and peer.unread_since_ms == math.inf:
             peer.unread_since_ms = self._clock_ms()
-            self._loop.add_writer(peer.fileno(), self._on_writable, peer)
+            self._loop.add_writer(peer.socket, self._on_writable, peer)
         return written
 
     def _on_writable(self, peer: Peer) -> None:
-        self._loop.remove_writer(peer.fileno())
+        self._loop.remove_writer(peer.socket)
         peer.unread_since_ms = math.inf
         self._flush(peer)
 

@@ -192,9 +192,6 @@ class Connection:
             found.append(decode(message))
         return found
 
-    def close(self) -> None:
-        self.socket.close()
-
 
 def _client_context() -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -215,9 +212,9 @@ class Peer:
     """
 
     __slots__ = (
-        "_at", "_incoming", "_outgoing", "_queue", "_queued", "_rest", "_socket", "_tls", "_without_data",
+        "_at", "_incoming", "_outgoing", "_queue", "_queued", "_rest", "_tls", "_without_data",
         "allowance", "allowed_ms", "begun_ms", "frames", "heard_ms", "is_gone", "is_paused", "is_proved",
-        "joined", "number", "source", "unfinished", "unread_since_ms",
+        "joined", "number", "socket", "source", "unfinished", "unread_since_ms",
     )  # fmt: skip
 
     def __init__(self, number: int, source: str, connected: socket.socket, now_ms: float) -> None:
@@ -234,7 +231,7 @@ class Peer:
         # The messages that the rate limit still admits at once, as of ``allowed_ms``.
         self.allowance = 0.0
         self.unfinished = 0
-        self._socket = connected
+        self.socket = connected
         self._tls: ssl.SSLObject | None = None
         self._without_data = 0
         # Messages, each with whether peers share it; then how much of the first is encrypted, in bytes.
@@ -242,9 +239,6 @@ class Peer:
         self._queue: list[tuple[bytes, bool]] = []
         self._at = self._queued = 0
         self._rest = memoryview(b"")
-
-    def fileno(self) -> int:
-        return self._socket.fileno()
 
     # -- receiving ----------------------------------------------------------------------------------
 
@@ -257,7 +251,7 @@ class Peer:
         """Read what is there, up to a bound, and decrypt it. Raises OSError, which includes TLS's errors, at
         the end of the stream, too; and ProtocolError for messages of TLS without any data."""
         try:
-            data = self._socket.recv(_READ_BYTES)
+            data = self.socket.recv(_READ_BYTES)
         except (BlockingIOError, InterruptedError):
             return
         if not data:
@@ -283,7 +277,7 @@ class Peer:
     def _has_left(self) -> bool:
         """Where thousands connect at once, some give up before their turn: that must not cost a handshake."""
         try:
-            return not self._socket.recv(1, socket.MSG_PEEK)
+            return not self.socket.recv(1, socket.MSG_PEEK)
         except (BlockingIOError, InterruptedError):
             return False
 
@@ -338,7 +332,7 @@ class Peer:
             if not self._rest:
                 self._rest = memoryview(self._outgoing.read())
             try:
-                sent = self._socket.send(self._rest)
+                sent = self.socket.send(self._rest)
             except (BlockingIOError, InterruptedError):
                 return False
             self._rest = self._rest[sent:]
@@ -350,7 +344,7 @@ class Peer:
         self._queue.clear()
         self._queued = 0
         self._rest = memoryview(b"")
-        self._socket.close()
+        self.socket.close()
 
 
 class Dropped(Enum):

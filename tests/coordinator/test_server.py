@@ -83,7 +83,7 @@ def task(found: Serving, hello: Hello | None = HELLO) -> Iterator[Connection]:
             connection.send(hello)
         yield connection
     finally:
-        connection.close()
+        connection.socket.close()
 
 
 def heard(connection: Connection) -> list[Message]:
