@@ -260,7 +260,7 @@ class CoordinatorServer:
             if peer.is_proved:
                 data = decompressed(data)
                 peer.allowance -= max(1.0, len(data) / _BYTES_OF_ONE)
-                self._on_message(peer, parsed(data))
+                self.on_message(peer, parsed(data))
                 self._messages += 1
             else:
                 self._on_proof(peer, data)
@@ -296,7 +296,7 @@ class CoordinatorServer:
 
     # -- messages -----------------------------------------------------------------------------------
 
-    def _on_message(self, peer: Peer, message: Message) -> None:
+    def on_message(self, peer: Peer, message: Message) -> None:
         if isinstance(message, Alive):
             self.send(peer.number, message)
         elif isinstance(message, Hello):

@@ -60,7 +60,7 @@ class ServerProcess:
     async def _serve(self) -> None:
         loop = asyncio.get_running_loop()
         listening = socket.socket(fileno=int(self._settings["listening"]))
-        server = CoordinatorServer(self._identity, self._services(), monotonic_ms, bounds_of_process())
+        server = CoordinatorServer(self._identity, self.services(), monotonic_ms, bounds_of_process())
         self._metrics.coordinator = server.state
         self._jobs.call = loop.call_soon_threadsafe
         self._jobs.start()
@@ -74,7 +74,7 @@ class ServerProcess:
         server.close()
         self._jobs.close()
 
-    def _services(self) -> Services:
+    def services(self) -> Services:
         metrics = self._metrics
         return {
             MetadataService: partial(MetadataService, budget=MemoryBudget()),

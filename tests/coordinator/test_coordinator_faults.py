@@ -63,7 +63,7 @@ def run_and_kill(at: int) -> list[str]:
         options = parse(raw).options
         server = found.server
         assert server is not None
-        handle = server._on_message
+        handle = server.on_message
 
         def count(peer: Peer, message: Message) -> None:
             handled.append(type(message).__name__)
@@ -72,7 +72,7 @@ def run_and_kill(at: int) -> list[str]:
                 raise ConnectionError("killed")
             handle(peer, message)
 
-        server._on_message = count  # type: ignore[method-assign]
+        server.on_message = count  # type: ignore[method-assign]
         address = replace(found.address, location=replace(found.address.location, has_view=True))
         failures: list[BaseException] = []
 
