@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -63,17 +62,15 @@ def without_brackets(host: str) -> str:
 # The marker that is renewed whenever the coordinator could not be started.
 UNAVAILABLE = "kafka-chunked: no coordinator"
 
-_warned_lock = threading.Lock()  # guards the set
 _warned: set[str] = set()
 
 
 def warn_of_no_coordinator(problem: str, about: str = "") -> None:
     """Warn once: for all workers that share a folder, or for each worker and ``about``."""
     key = f"no coordinator: {spark_application.folder() or about}"
-    with _warned_lock:
-        if key in _warned:
-            return
-        _warned.add(key)
+    if key in _warned:
+        return
+    _warned.add(key)
     if spark_application.first_time(key):
         driver_log.warn(f"kafka-chunked: {problem}. Writes go on without it: each task asks Kafka by itself")
 

@@ -4,7 +4,8 @@ A message is a frozen msgspec structure whose annotations say types and bounds. 
 checked against them, so that a service or a channel sees only values of the declared types. On the wire a
 message is its class's name and its fields as JSON, compressed where that is long.
 
-Messages are one-way. They carry totals or whole states, so that a lost or repeated one does no harm.
+Reports carry totals. Changes come in the order of one connection; after its loss both sides begin with whole
+states.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ def _decoder(kind: type[Message]) -> msgspec.json.Decoder[Message]:
 
 
 def decompressed(data: bytes) -> bytes:
-    """A message's JSON, whose length tells what parsing costs. Raises ProtocolError."""
+    """A message's name and JSON, whose length tells what parsing costs. Raises ProtocolError."""
     if data[:1] != _COMPRESSED:
         return data
     decompress = zlib.decompressobj()

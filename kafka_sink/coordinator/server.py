@@ -319,7 +319,7 @@ class CoordinatorServer:
         for kind in self._services:
             if kind.scope is ServiceScope.APPLICATION:
                 continue
-            # The first task's hold for all others, of those that only say how long it waits.
+            # Tasks that differ in other settings share a service, which has those of the first.
             key: _Key = (kind, hello.group, tuple(one for one in settings if one[0] in SHARED_OPTIONS))
             if kind.scope is ServiceScope.CLUSTER:
                 key += (hello.cluster_id,)
@@ -351,7 +351,7 @@ class CoordinatorServer:
     def _make_capacity(self) -> None:
         unused = [one for key, one in self._instances.items() if not one.tasks and len(key) > 1]
         if not unused:
-            raise ProtocolError(f"more than {self._bounds.instances} groups of tasks")
+            raise ProtocolError("more groups of tasks than the coordinator serves")
         self._close_instance(min(unused, key=lambda one: one.unused_ms))
 
     def _close_instance(self, instance: _Instance) -> None:
