@@ -64,7 +64,7 @@ else:
         partition: Count
 
 
-_Target = NodeId | Place
+_Target = Annotated[int, Meta(ge=0, le=2**31 - 1)] | Place
 _Targets = Annotated[tuple[_Target, ...], Meta(max_length=MAX_TARGETS)]
 _Some = Annotated[tuple[_Target, ...], Meta(max_length=MAX_WAITING)]
 _AllTargets = Annotated[tuple[_Target, ...], Meta(max_length=MAX_MUTES)]

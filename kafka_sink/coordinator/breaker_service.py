@@ -365,7 +365,9 @@ class BreakerService(Service):
 
     def _mute(self, target: Target, reason: str, now_ms: float, origin: int | None) -> None:
         size = len(json.dumps((target, cut(reason))))
-        is_full = len(self._muted) >= MAX_MUTES or self._mutes_bytes + size > _MAX_MUTES_BYTES
+        # What ended is told in one message, too.
+        count = len(self._muted) + len(self._removed)
+        is_full = count >= MAX_MUTES or self._mutes_bytes + size > _MAX_MUTES_BYTES
         is_paused = origin is not None and now_ms < self._paused_ms.get(target, -math.inf)
         if is_full or is_paused or self._is_full() or not self.table.trip(target, reason, now_ms):
             return

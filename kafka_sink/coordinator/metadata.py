@@ -18,7 +18,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -53,16 +53,15 @@ from kafka_sink.model import (
     Partitions,
     TopicMetadata,
 )
-from kafka_sink.options import SinkOptions
-from kafka_sink.options.values import TOPIC_MAX_LENGTH
+from kafka_sink.options import SinkOptions, topic_problem
 from kafka_sink.printable import is_host
 
 MAX_TOPICS = 5000
 # Of a topic that a task knows nothing of.
 ANY_AGE_MS = 1e12
-_MAX_HOST, _MAX_RACK = 255, 1000
+_MAX_HOST, _MAX_RACK = 255, 100
 # A message with topics holds about so many bytes; one topic may take more.
-_PART_BYTES = 1_000_000
+_PART_BYTES, _NODES_BYTES = 1_000_000, 400_000
 
 
 # Each in four bytes, little-endian as wherever PyArrow runs; JSON has them as base64.
@@ -136,11 +135,14 @@ class Topics(Message, frozen=True):
 
 def parts_of(snapshot: MetadataSnapshot) -> Iterator[SnapshotPart]:
     """One or more, each of which fits into a message."""
-    nodes = tuple(
+    nodes: tuple[NodeHint, ...] = tuple(
         NodeHint(one.id, one.host, one.port, one.rack if one.rack is None else cut(one.rack, _MAX_RACK))
         for one in snapshot.nodes[:MAX_BROKERS]
         if is_host(one.host) and 0 <= one.port < 1 << 16
     )
+    # A character takes up to six bytes. Brokers that do not fit are left to tasks: no cluster has so many.
+    sizes = accumulate(60 + len(one.host) + 6 * len(one.rack or "") for one in nodes)
+    nodes = tuple(one for one, size in zip(nodes, sizes, strict=True) if size < _NODES_BYTES)
     age_ms = snapshot.nodes_age_ms if math.isfinite(snapshot.nodes_age_ms) else 0.0
     topics: list[TopicHint] = []
     taken = 0
@@ -663,7 +665,7 @@ def _age_ms(since_ms: float | None, now_ms: float) -> float | None:
 
 def _may_exist(topic: str) -> bool:
     """Whether a row's topic is one that a message takes. Brokers refuse others."""
-    return len(topic) <= TOPIC_MAX_LENGTH and topic.isascii()
+    return topic_problem(topic) is None
 
 
 def _response(fetch: Fetch, update: MetadataUpdate | None) -> TopicsKnown:

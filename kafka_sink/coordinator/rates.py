@@ -12,7 +12,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, zip_longest
 from typing import Annotated
 
 from msgspec import Meta
@@ -34,7 +34,7 @@ from kafka_sink.coordinator.schema import (
 _TURN_MS, _MIN_GRANT_MS = 100.0, 1.0
 # What a job may send at its start, and what it may catch up on after a pause.
 _START_MS, _BURST_MS = 1.0, 200.0
-# What one grant costs the job at most, whatever size a task claims for a row.
+# What one grant costs the job at most, whatever a task says that a row needs.
 _MAX_DEBT_MS = 10_000.0
 # Jobs that are kept for which nobody waits.
 MAX_JOBS = 10_000
@@ -45,12 +45,12 @@ _Positive = Annotated[int, Meta(ge=1, le=MAX_INT)]
 
 
 class RowsWanted(Message, frozen=True):
-    """From a task of this job: so many rows are ready, and need ``needs_ms`` of the job's limit. An answer
-    follows when the job may send more."""
+    """From a task of this job: so many rows are ready, and need ``needs_ms`` of each of the job's limits. An
+    answer follows when the job may send more."""
 
     job: Name
     rows: _Positive
-    needs_ms: Ms
+    needs_ms: Annotated[tuple[Ms, ...], Meta(min_length=1, max_length=2)]
 
 
 class RowsGranted(Message, frozen=True):
@@ -65,16 +65,16 @@ class RowsGranted(Message, frozen=True):
 
 @dataclass(slots=True)
 class _RatedJob:
-    """``level_ms`` of its limit may be used now; one grant takes it below zero. ``waiting``: what tasks have
-    asked for, in the order of asking."""
+    """``levels_ms`` of its limits may be used now; one grant takes them below zero. ``waiting``: what tasks
+    have asked for, in the order of asking."""
 
     name: str
     at_ms: float
-    level_ms: float = _START_MS
+    levels_ms: list[float]
     waiting: dict[int, RowsWanted] = field(default_factory=dict)
 
     def refill(self, now_ms: float) -> None:
-        self.level_ms = min(_BURST_MS, self.level_ms + now_ms - self.at_ms)
+        self.levels_ms = [min(_BURST_MS, level_ms + now_ms - self.at_ms) for level_ms in self.levels_ms]
         self.at_ms = now_ms
 
     def grant(self) -> tuple[int, RowsGranted]:
@@ -82,8 +82,11 @@ class _RatedJob:
         share_ms = max(_TURN_MS / len(self.waiting), _MIN_GRANT_MS)
         task = next(iter(self.waiting))
         asked = self.waiting.pop(task)
-        rows = max(1, int(asked.rows * share_ms / max(share_ms, asked.needs_ms)))
-        self.level_ms -= min(asked.needs_ms * rows / asked.rows, _MAX_DEBT_MS)
+        most_ms = max(asked.needs_ms)
+        rows = asked.rows if most_ms <= share_ms else max(1, int(asked.rows * share_ms / most_ms))
+        needs_ms = [min(one_ms * rows / asked.rows, _MAX_DEBT_MS) for one_ms in asked.needs_ms]
+        pairs = zip_longest(self.levels_ms, needs_ms[: len(self.levels_ms)], fillvalue=0.0)
+        self.levels_ms = [level_ms - one_ms for level_ms, one_ms in pairs]
         return task, RowsGranted(self.name, rows)
 
 
@@ -107,7 +110,9 @@ class RateService(Service):
     def on_rows_wanted(self, peer: int, message: RowsWanted, now_ms: float) -> None:
         self.on_gone(peer, now_ms)
         name = message.job
-        job = self._waiting.get(name) or self._idle.pop(name, None) or _RatedJob(name, now_ms)
+        job = self._waiting.get(name) or self._idle.pop(name, None)
+        if job is None:
+            job = _RatedJob(name, now_ms, [_START_MS] * len(message.needs_ms))
         self._waiting[name] = self._job_of[peer] = job
         job.waiting[peer] = message
         self._serve(job, _AT_ONCE, now_ms)
@@ -122,13 +127,13 @@ class RateService(Service):
         """Grant rows to so many tasks of a job at most, and return to how many."""
         job.refill(now_ms)
         served = 0
-        while job.waiting and job.level_ms > 0 and served < at_most:
+        while job.waiting and min(job.levels_ms) > 0 and served < at_most:
             task, granted = job.grant()
             del self._job_of[task]
             self.out.send(task, granted)
             served += 1
         if job.waiting:
-            self._due_ms = min(self._due_ms, now_ms + max(0.0, -job.level_ms) + 1.0)
+            self._due_ms = min(self._due_ms, now_ms + max(0.0, -min(job.levels_ms)) + 1.0)
         self._rest(job)
         return served
 
@@ -186,7 +191,7 @@ class RateChannel(Channel):
         Writes of one query may have different limits, and each its own bucket.
         """
         wanted = {"rows": rows, "bytes": max(1, size)}
-        needs_ms = max(1000 * wanted[name] / limit for name, limit in limits.items())
+        needs_ms = tuple(1000 * wanted[name] / limit for name, limit in limits.items())
         with self._changed:
             if not self.is_shared:
                 return False

@@ -32,6 +32,8 @@ _LEVEL = 1
 _COMPRESSED = b"\0"
 
 MAX_TEXT = 300
+# Of a message's class.
+_MAX_NAME = 64
 MAX_INT = (1 << 63) - 1
 Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 Int64 = Annotated[int, Meta(ge=-MAX_INT - 1, le=MAX_INT)]
@@ -40,7 +42,8 @@ Ms = Annotated[float, Meta(ge=0, le=MAX_INT)]
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 # Of a write, a job or a query.
 Name = Annotated[str, Meta(max_length=200)]
-Topic = Annotated[str, Meta(max_length=TOPIC_MAX_LENGTH)]
+# In JSON each character takes a byte.
+Topic = Annotated[str, Meta(max_length=TOPIC_MAX_LENGTH, pattern=r"^[a-zA-Z0-9._-]*\Z")]
 NodeId = Int32
 
 
@@ -76,7 +79,7 @@ def encode(message: Message) -> bytes:
     name = type(message).__name__
     try:
         data = b"%b %b" % (name.encode(), msgspec.json.encode(message))
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise ProtocolError(f"cannot send {name}: {error}") from None
     if len(data) > MAX_MESSAGE_BYTES:
         raise ProtocolError(
@@ -92,12 +95,12 @@ def decode(data: bytes) -> Message:
 
 def parsed(data: bytes) -> Message:
     """The message in these bytes, which ``decompressed`` returned. Raises ProtocolError."""
-    name, _, values = data.partition(b" ")
+    name, _, _ = data[:_MAX_NAME].partition(b" ")
     kind = MESSAGES.get(name.decode(errors="replace"))
     if kind is None:
         raise ProtocolError(f"unknown kind of message {printable(repr(name), 60)}")
     try:
-        return _decoder(kind).decode(values)
+        return _decoder(kind).decode(memoryview(data)[len(name) :])
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         # It may name a field of the peer's.
         raise ProtocolError(f"invalid {kind.__name__}: {printable(str(error), 200)}") from None

@@ -345,7 +345,10 @@ class CoordinatorServer:
             return
         instance.tasks -= 1
         instance.unused_ms = self._clock_ms()
-        instance.service.on_gone(peer.number, instance.unused_ms)
+        try:
+            instance.service.on_gone(peer.number, instance.unused_ms)
+        except Exception:  # noqa: BLE001 - whoever removes the peer goes on
+            _log.exception("a service failed")
         self._arm(instance)
 
     def _make_capacity(self) -> None:
@@ -424,6 +427,7 @@ class CoordinatorServer:
             peer = self._to_write[0]
             if not peer.is_gone:
                 left -= self._flush(peer)
+            # Only now, so that whoever is added meanwhile does not make this due twice.
             self._to_write.popleft()
         if self._to_write:
             self._loop.call_soon(self._write)
@@ -453,6 +457,8 @@ class CoordinatorServer:
         self._loop.call_at(due_s, self._sweep, due_s)
 
     def _sweep(self, due_s: float) -> None:
+        # First, as what follows may fail.
+        self._sweep_later()
         now_ms, late_ms = self._clock_ms(), 1000 * (self._loop.time() - due_s)
         self._stalls += late_ms > _LATE_MS
         # After a stall first of all what peers have sent and read meanwhile is to be seen.
@@ -466,7 +472,6 @@ class CoordinatorServer:
         for one in list(self._instances.values()):
             if not one.tasks and now_ms - one.unused_ms >= _IDLE_MS.get(one.service.scope, math.inf):
                 self._close_instance(one)
-        self._sweep_later()
 
 
 @lru_cache(maxsize=500)

@@ -38,6 +38,8 @@ VERSION = 6
 TOKEN_BYTES = 32
 _PROOF_BYTES = 1 + TOKEN_BYTES
 _LENGTH = struct.Struct(">I")
+# About what a message takes besides its bytes.
+_OBJECT_BYTES = 100
 _READ_BYTES = 16 * 1024
 # OpenSSL keeps buffers of the largest piece for each connection.
 _PIECE_BYTES = 8 * 1024
@@ -300,7 +302,8 @@ class Peer:
     @property
     def held(self) -> int:
         """Bytes of memory held for this peer alone."""
-        return sum(len(data) for data, shared in self._queue if not shared) + len(self._rest)
+        own = sum(_OBJECT_BYTES + len(data) for data, shared in self._queue if not shared)
+        return own + len(self._rest)
 
     def enqueue(self, data: bytes, *, shared: bool) -> None:
         """Queue the frame of a message, which other peers may share."""
@@ -494,13 +497,13 @@ class Connections:
 
     def bound_unread(self) -> None:
         """Drop the peers with most unread bytes until all are within the bound; their tasks work alone."""
-        behind = [peer for peer in self.peers.values() if peer.unread]
-        held = sum(peer.held for peer in behind)
-        for peer in sorted(behind, key=lambda one: one.held, reverse=True):
-            if held <= self._bounds.unread_bytes_of_all:
+        behind = [(peer.held, peer.number) for peer in self.peers.values() if peer.unread]
+        in_all = sum(held for held, _ in behind)
+        for held, number in sorted(behind, reverse=True):
+            if in_all <= self._bounds.unread_bytes_of_all:
                 return
-            held -= peer.held
-            self.drop(peer, Dropped.UNREAD)
+            in_all -= held
+            self.drop(self.peers[number], Dropped.UNREAD)
 
     def drop_late(self, now_ms: float) -> None:
         """Drop the connections whose time is over."""

@@ -126,6 +126,7 @@ class Bench:
     [
         outcomes(*((TopicPartition("t", number), 1, 1) for number in range(401))),
         muted(dict.fromkeys(range(401), "x")),
+        muted({-1: "of no leader"}),
         unmuted(*(TopicPartition("ab"[number % 2], number) for number in range(401))),
         failed(*(TopicPartition("t", number) for number in range(401))),
         Waiting(tuple(range(101)), ()),
@@ -472,6 +473,21 @@ def test_what_ended_and_what_is_new_fit_into_one_message() -> None:
                 bench.say(0, unmuted(*names[start : start + MAX_TARGETS]))
     # Each message is encoded.
     bench.run(2_500)
+
+
+def test_what_ended_is_no_more_than_one_message_names() -> None:
+    """Catches: a task of a user's class that mutes and unmutes ever others within a second; all tasks refused
+    the message about it and lost their connections."""
+    bench = Bench(3_500, **OWN)
+    for turn in range(30):
+        names = [TopicPartition(f"{turn}", number) for number in range(MAX_TARGETS)]
+        bench.say(0, muted(dict.fromkeys(names, "no")))
+        bench.say(0, unmuted(*names))
+    bench.run(2_500)
+    told = {len(message.removed): message for _, _, message in bench.pushed if isinstance(message, Mutes)}
+    assert max(told) == MAX_MUTES
+    for message in told.values():
+        decode(encode(message))
 
 
 # -- a connection that lies -----------------------------------------------------------------------------

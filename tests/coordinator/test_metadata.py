@@ -32,7 +32,15 @@ from kafka_sink.coordinator.metadata import (
 )
 from kafka_sink.coordinator.schema import Message, decode, deliver, encode
 from kafka_sink.errors import MetadataTimeoutError, ProtocolError
-from kafka_sink.model import MetadataUpdate, Node, PartitionMetadata, TopicMetadata, TopicPartition
+from kafka_sink.model import (
+    MAX_BROKERS,
+    MetadataUpdate,
+    Node,
+    PartitionMetadata,
+    Partitions,
+    TopicMetadata,
+    TopicPartition,
+)
 from kafka_sink.options import SinkOptions, parse
 from tests.support.fake_outbox import FakeOutbox
 
@@ -486,6 +494,8 @@ def test_hints_that_make_no_sense_are_refused(part: SnapshotPart) -> None:
     "wrong",
     [
         TopicsWanted({"x" * 250: None}),
+        # Each of these takes six bytes in JSON, and so may a Fetch that the coordinator makes of them.
+        TopicsWanted({"\x01": None}),
         TopicsWanted({"a": -1.0}),
         TopicsWanted({f"t{number}": 0.0 for number in range(5001)}),
         Topics(SnapshotPart(topics=(TopicHint("a", -1.0, None, b"", b""),))),
@@ -773,6 +783,20 @@ def test_a_leader_that_moved_is_reported_at_once() -> None:
     task.channel.ask(["a"])
     assert task.send() == TopicsWanted({"a": ANY_AGE_MS})
     assert task.channel.is_waiting
+
+
+def test_brokers_count_for_the_size_of_a_message() -> None:
+    """Catches: thousands of brokers with long racks beside topics, which made a message larger than 2 MiB."""
+    nodes = tuple(Node(number, f"{number:0250}", 9092, "\x01" * 100) for number in range(MAX_BROKERS))
+    topics = tuple(
+        TopicSnapshot(TopicMetadata(f"{number}", None, Partitions("t", (1,) * 100, (1,) * 100)), 0.0)
+        for number in range(1_500)
+    )
+    parts = list(parts_of(MetadataSnapshot(topics, nodes, 0.0, "c")))
+    assert sum(len(part.topics) for part in parts) == 1_500
+    assert all(part.topics for part in parts), "one without says that there is no capacity"
+    for part in parts:
+        decode(encode(Topics(part)))
 
 
 def test_the_largest_messages_are_taken_by_the_coordinator() -> None:

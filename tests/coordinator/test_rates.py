@@ -63,11 +63,13 @@ class Tasks:
         self.limits = limits
         self.row_bytes = row_bytes
         self.left: dict[int, int] = {}
+        self.bytes_of: dict[int, int] = {}
         self.granted: dict[int, list[tuple[float, int]]] = {}
         self.messages = 0
 
-    def start(self, peer: int, rows: int, now_ms: float) -> None:
+    def start(self, peer: int, rows: int, now_ms: float, row_bytes: int | None = None) -> None:
         self.left[peer] = rows
+        self.bytes_of[peer] = row_bytes or self.row_bytes
         self.granted[peer] = []
         self._ask(peer, now_ms)
 
@@ -75,7 +77,7 @@ class Tasks:
         rows = min(self.left[peer], 20_000)
         if rows:
             self.messages += 1
-            asked = wanted(rows, rows * self.row_bytes, limits=self.limits)
+            asked = wanted(rows, rows * self.bytes_of[peer], limits=self.limits)
             self._take(self.coordinator.ask(peer, asked, now_ms), now_ms)
 
     def _take(self, grants: list[tuple[int, int]], now_ms: float) -> None:
@@ -112,6 +114,26 @@ def test_no_second_exceeds_the_limit_and_none_is_wasted(backlogs: list[int], lim
     limit = min(limits.get("rows", 10**9), limits.get("bytes", 10**9) // tasks.row_bytes)
     assert tasks.rows() <= limit * 10 * 1.05
     assert tasks.rows() >= min(sum(backlogs), limit * 10 * 0.95)
+
+
+def test_with_two_limits_rows_of_other_sizes_use_up_one_of_them() -> None:
+    """Catches: rows that are many and small, and rows that are few and large, paid for with one number."""
+    tasks = Tasks(rows=1_000, bytes=1_000_000)
+    tasks.start(0, 10**9, 0.0, row_bytes=10)
+    tasks.start(1, 10**9, 0.0, row_bytes=100_000)
+    tasks.run(0.0, 60 * SECOND)
+    size = sum(tasks.rows(peer) * tasks.bytes_of[peer] for peer in (0, 1))
+    assert 0.95 < max(tasks.rows() / 60_000, size / 60_000_000) < 1.05
+
+
+@pytest.mark.parametrize("tasks", [1, 2, 3, 7, 63])
+def test_rows_that_fit_are_granted_all(tasks: int) -> None:
+    """Catches: a row too few where a float is rounded down, and another message for it."""
+    for rows in range(1, 200):
+        coordinator = Coordinator()
+        for peer in range(tasks):
+            coordinator.ask(peer, wanted(1, job="j", limits={"rows": 10**9}))
+        assert coordinator.ask(tasks, wanted(rows, limits={"rows": 10**9})) == [(tasks, rows)]
 
 
 def test_a_task_with_few_rows_does_not_wait_for_those_with_many() -> None:
@@ -238,7 +260,13 @@ def test_jobs_that_may_not_send_yet_cost_a_small_part_of_the_time() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [RowsWanted("x" * 201, 1, 1.0), RowsWanted("j", 0, 1.0), RowsWanted("j", 1, -1.0)]
+    "wrong",
+    [
+        RowsWanted("x" * 201, 1, (1.0,)),
+        RowsWanted("j", 0, (1.0,)),
+        RowsWanted("j", 1, (-1.0,)),
+        RowsWanted("j", 1, ()),
+    ],
 )
 def test_a_message_that_makes_no_sense_is_refused(wrong: RowsWanted) -> None:
     with pytest.raises(ProtocolError):

@@ -288,11 +288,15 @@ def test_a_bug_in_a_service_ends_one_connection(caplog: pytest.LogCaptureFixture
         def on_shout(self, peer: int, message: Shout, now_ms: float) -> None:
             raise ZeroDivisionError
 
+        def on_gone(self, peer: int, now_ms: float) -> None:
+            raise ZeroDivisionError
+
     with serving(services={Faulty: Faulty}) as found, task(found, None) as one, task(found, None) as other:
         one.send(Shout(1))
         assert is_closed(one)
         assert asked(other, Alive()) == Alive()
-    assert "a service failed" in caplog.text
+        until(lambda: found.connections() == 1)
+    assert caplog.text.count("a service failed") == 2
 
 
 def test_a_peer_that_does_not_read_is_dropped_and_not_heard_after() -> None:

@@ -240,7 +240,7 @@ def test_what_is_unread_is_bounded_over_all_peers_and_shared_messages_count_once
     tasks = [peers.add(proved=True) for _ in range(4)]
     for number, one in enumerate(tasks):
         one.enqueue(shared, shared=True)
-        one.enqueue(bytes(200 + number), shared=False)
+        one.enqueue(bytes(100 + number), shared=False)
     peers.connections.bound_unread()
     assert not peers.removed
     tasks[1].enqueue(bytes(500), shared=False)

@@ -114,7 +114,7 @@ class _Job:
     batch: int = -1
     tasks_done: int = 0
     topics: set[str] = field(default_factory=set)
-    about: AboutJob = field(default_factory=AboutJob)
+    about: AboutJob | None = None
     # Why it was aborted, or else why a task of it failed.
     cause: str = ""
     # Of its writes, without the micro-batch.
@@ -228,7 +228,7 @@ class ApplicationMetrics:
         job.state, job.ended_s = state, self._wall_s()
         if job.query and state == "committed":
             return
-        label = f"{'query' if job.query else 'write'} {job.about.name or key[:8]}"
+        label = f"{'query' if job.query else 'write'} {(job.about and job.about.name) or key[:8]}"
         why = f": {job.cause}" if job.cause and state != "committed" else ""
         self._note(_LEVELS[state], f"{label} {state}{why}")
 
@@ -496,8 +496,8 @@ class ApplicationMetrics:
             "query": job.query,
             "batch": job.batch,
             "state": state,
-            "name": job.about.name,
-            "options": job.about.options or None,
+            "name": job.about.name if job.about else "",
+            "options": job.about.options if job.about else None,
             "cause": job.cause,
             **_shown_open([opened] if opened else [], now_ms),
             "acknowledged": None if since_ms == -math.inf else (now_ms - since_ms) / 1000,

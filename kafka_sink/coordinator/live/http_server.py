@@ -100,7 +100,8 @@ class HttpServer:
         self._loop.close()
 
     def _await_connection(self) -> None:
-        self._loop.add_reader(self._listening, self._accept)
+        if self._listening.fileno() >= 0:
+            self._loop.add_reader(self._listening, self._accept)
 
     def _accept(self) -> None:
         """Called by the loop. Its own accept loses a connection that it has accepted when it is cancelled."""

@@ -73,9 +73,9 @@ _Tell = Callable[[CoordinatorAddress, Message, float], None]
 Counts = Annotated[dict[Name, Count | Ms], Meta(max_length=_MAX_NAMES)]
 # As TopicMetrics has them.
 TopicCounts = Annotated[tuple[Count, ...], Meta(max_length=len(TopicMetrics._fields))]
-_State = Annotated[str, Meta(pattern=rf"^({'|'.join(STATES)})\Z")]
-_Step = Annotated[str, Meta(pattern=rf"^({'|'.join(STEPS)})\Z")]
-_Outcome = Annotated[str, Meta(pattern=rf"^({'|'.join(OUTCOMES)})\Z")]
+_State = Annotated[str, Meta(max_length=20, pattern=rf"^({'|'.join(STATES)})\Z")]
+_Step = Annotated[str, Meta(max_length=20, pattern=rf"^({'|'.join(STEPS)})\Z")]
+_Outcome = Annotated[str, Meta(max_length=20, pattern=rf"^({'|'.join(OUTCOMES)})\Z")]
 
 
 class AboutJob(Structure, frozen=True):

@@ -133,7 +133,10 @@ class LivePages:
     def _take(self, taken: Future[dict[str, Any]]) -> None:
         # Those for which a busy coordinator had no time must not pile up.
         if taken.set_running_or_notify_cancel():
-            taken.set_result(self._metrics.snapshot(monotonic_ms()))
+            try:
+                taken.set_result(self._metrics.snapshot(monotonic_ms()))
+            except Exception as error:  # noqa: BLE001 - for whoever waits for it
+                taken.set_exception(error)
 
 
 def as_json(snapshot: dict[str, Any]) -> Response:
