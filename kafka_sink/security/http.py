@@ -53,7 +53,8 @@ class HttpClient:
         may repeat headers: show them by ``printable`` only."""
         try:
             connection = self._connection or self._connected(timeout_s)
-            connection.sock.settimeout(timeout_s)
+            # The deadline alone ends an exchange, as only its error names the option.
+            connection.sock.settimeout(None)
             with _Deadline(connection.sock, timeout_s, self._bound):
                 connection.request(method, self._path + path or "/", body, dict(headers))
                 response = connection.getresponse()
