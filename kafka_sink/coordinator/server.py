@@ -109,6 +109,9 @@ class CoordinatorServer:
         self._to_write: deque[Peer] = deque()
         # Peers whose first message waits, in turn: thousands may connect at once. As above, with ``_greet``.
         self._newcomers: deque[Peer] = deque()
+        # Peers whose next message waits for another iteration, in turn.
+        self._waiting: deque[Peer] = deque()
+        self._reads_first = False
         # How many messages have been handled in this iteration, and when the first of them was.
         self._handled, self._began_ms = 0, math.inf
         # In all; and how often the loop was so late that tasks may have waited for more than a second.
@@ -164,15 +167,15 @@ class CoordinatorServer:
             self._count += 1
             peer = Peer(self._count, sys.intern(str(address[0])), connected, self._clock_ms())
             self._connections.add(peer)
-            self._loop.add_reader(connected, self._on_readable, peer)
+            self._loop.add_reader(peer.fd, self._on_readable, peer)
 
     def _accept_again(self) -> None:
         if self._listening is not None:
             self._loop.add_reader(self._listening, self._accept)
 
     def _on_removed(self, peer: Peer) -> None:
-        self._loop.remove_reader(peer.socket)
-        self._loop.remove_writer(peer.socket)
+        self._loop.remove_reader(peer.fd)
+        self._loop.remove_writer(peer.fd)
         for kind in list(peer.joined):
             self._leave(peer, kind)
 
@@ -180,7 +183,7 @@ class CoordinatorServer:
 
     def _on_readable(self, peer: Peer) -> None:
         if not peer.has_begun:
-            self._loop.remove_reader(peer.socket)
+            self._loop.remove_reader(peer.fd)
             # Until its turn comes, no time runs.
             peer.begun_ms = peer.heard_ms = math.inf
             if not self._newcomers:
@@ -197,7 +200,7 @@ class CoordinatorServer:
             peer = self._newcomers.popleft()
             if not peer.is_gone:
                 peer.begun_ms = peer.heard_ms = now_ms
-                self._loop.add_reader(peer.socket, self._on_readable, peer)
+                self._loop.add_reader(peer.fd, self._on_readable, peer)
                 self._guarded(peer, self._receive)
         if self._newcomers:
             self._loop.call_soon(self._greet)
@@ -217,7 +220,11 @@ class CoordinatorServer:
         return True
 
     def _begin_iteration(self) -> None:
+        """Go on with peers that wait. Every second iteration is for those that are to be read."""
         self._began_ms = math.inf
+        self._reads_first = not self._reads_first
+        while self._waiting and not self._is_spent(self._waiting[0]) and not self._reads_first:
+            self._resume(self._waiting.popleft())
 
     def _guarded(self, peer: Peer, step: Callable[[Peer], None]) -> None:
         """Take this step with the peer. What goes wrong ends its connection and no other."""
@@ -246,16 +253,18 @@ class CoordinatorServer:
 
     def _handle(self, peer: Peer) -> None:
         """Handle complete messages as far as the bounds allow, and the others a moment later."""
-        while not (peer.is_gone or peer.is_paused):
+        while not (peer.is_gone or peer.is_paused) and peer.frames.end:
             wait_ms = self._wait_ms(peer)
-            if wait_ms is not None:
+            if wait_ms > 0 or self._is_spent(peer):
                 peer.is_paused = True
-                self._loop.remove_reader(peer.socket)
-                self._loop.call_later(wait_ms / 1000, self._resume, peer)
+                self._loop.remove_reader(peer.fd)
+                if wait_ms > 0:
+                    self._loop.call_later(wait_ms / 1000, self._resume, peer)
+                else:
+                    self._waiting.append(peer)
                 return
             data = peer.frames.next_message()
-            if data is None:
-                return
+            assert data is not None
             self._handled += 1
             if peer.is_proved:
                 data = decompressed(data)
@@ -265,20 +274,20 @@ class CoordinatorServer:
             else:
                 self._on_proof(peer, data)
 
-    def _wait_ms(self, peer: Peer) -> float | None:
-        """How long the peer's next message must wait; None where it need not. A token bucket."""
+    def _wait_ms(self, peer: Peer) -> float:
+        """How long the peer's next message must wait. A token bucket."""
         now_ms, rate = self._clock_ms(), self._bounds.messages_per_s / 1000
         peer.allowance = min(self._bounds.burst, peer.allowance + rate * (now_ms - peer.allowed_ms))
         peer.allowed_ms = now_ms
         if peer.allowance < 1:
             self._connections.note(peer, Dropped.HELD_BACK)
             return max((1 - peer.allowance) / rate, 100.0)
-        return 0.0 if self._is_spent(peer) else None
+        return 0.0
 
     def _resume(self, peer: Peer) -> None:
         if not peer.is_gone:
             peer.is_paused = False
-            self._loop.add_reader(peer.socket, self._on_readable, peer)
+            self._loop.add_reader(peer.fd, self._on_readable, peer)
             self._guarded(peer, self._handle)
 
     def _on_proof(self, peer: Peer, data: bytes) -> None:
@@ -287,7 +296,7 @@ class CoordinatorServer:
         if self._connections.proved >= self._bounds.connections:
             # Not closed at once: what the task has sent meanwhile would destroy what it is to read. Like one
             # without proof, it goes when its time is over.
-            self._loop.remove_reader(peer.socket)
+            self._loop.remove_reader(peer.fd)
             peer.is_paused = True
             peer.enqueue(framed(Full()), shared=True)
             self._flush(peer)
@@ -442,11 +451,11 @@ class CoordinatorServer:
             self._write_later(peer)
         elif peer.unread and peer.unread_since_ms == math.inf:
             peer.unread_since_ms = self._clock_ms()
-            self._loop.add_writer(peer.socket, self._on_writable, peer)
+            self._loop.add_writer(peer.fd, self._on_writable, peer)
         return written
 
     def _on_writable(self, peer: Peer) -> None:
-        self._loop.remove_writer(peer.socket)
+        self._loop.remove_writer(peer.fd)
         peer.unread_since_ms = math.inf
         self._flush(peer)
 

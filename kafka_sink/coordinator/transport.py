@@ -128,18 +128,22 @@ class FrameReader:
     def feed(self, data: bytes | memoryview) -> None:
         self._received += data
 
-    def next_message(self) -> bytes | None:
-        """The next message's bytes, or None while it is incomplete.
-
-        Raises ProtocolError for one that is too large, as soon as its length tells.
-        """
+    @property
+    def end(self) -> int:
+        """Where the next message ends, 0 while it is incomplete. Raises ProtocolError for one that is too
+        large, as soon as its length tells."""
         if len(self._received) < _LENGTH.size:
-            return None
+            return 0
         (length,) = _LENGTH.unpack_from(self._received)
         if not 1 <= length <= self.max_bytes:
             raise ProtocolError(f"a frame of {length} bytes, where {self.max_bytes} are allowed")
-        end = _LENGTH.size + length
-        if len(self._received) < end:
+        end = _LENGTH.size + int(length)
+        return end if len(self._received) >= end else 0
+
+    def next_message(self) -> bytes | None:
+        """The next message's bytes, or None while it is incomplete. Raises ProtocolError as ``end``."""
+        end = self.end
+        if not end:
             return None
         found = bytes(self._received[_LENGTH.size : end])
         del self._received[:end]
@@ -215,8 +219,8 @@ class Peer:
 
     __slots__ = (
         "_at", "_incoming", "_outgoing", "_queue", "_queued", "_rest", "_tls", "_without_data",
-        "allowance", "allowed_ms", "begun_ms", "frames", "heard_ms", "is_gone", "is_paused", "is_proved",
-        "joined", "number", "socket", "source", "unfinished", "unread_since_ms",
+        "allowance", "allowed_ms", "begun_ms", "fd", "frames", "heard_ms", "is_gone", "is_paused",
+        "is_proved", "joined", "number", "socket", "source", "unfinished", "unread_since_ms",
     )  # fmt: skip
 
     def __init__(self, number: int, source: str, connected: socket.socket, now_ms: float) -> None:
@@ -234,6 +238,8 @@ class Peer:
         self.allowance = 0.0
         self.unfinished = 0
         self.socket = connected
+        # For asyncio, which looks it up by a KeyError: with a socket, its text costs two system calls.
+        self.fd = connected.fileno()
         self._tls: ssl.SSLObject | None = None
         self._without_data = 0
         # Messages, each with whether peers share it; then how much of the first is encrypted, in bytes.

@@ -484,9 +484,9 @@ def test_what_ended_is_no_more_than_one_message_names() -> None:
         bench.say(0, muted(dict.fromkeys(names, "no")))
         bench.say(0, unmuted(*names))
     bench.run(2_500)
-    told = {len(message.removed): message for _, _, message in bench.pushed if isinstance(message, Mutes)}
-    assert max(told) == MAX_MUTES
-    for message in told.values():
+    pushed = {len(message.removed): message for _, _, message in bench.pushed if isinstance(message, Mutes)}
+    assert max(pushed) == MAX_MUTES
+    for message in pushed.values():
         decode(encode(message))
 
 
