@@ -233,14 +233,18 @@ def test_rows_are_accounted_for_before_their_batch_counts_as_complete() -> None:
     assert bench.accumulator.incomplete == 0
 
 
-def test_a_late_response_changes_nothing_but_frees_the_memory() -> None:
+@pytest.mark.parametrize("is_written", [True, False])
+def test_a_late_response_changes_nothing_but_frees_the_memory(is_written: bool) -> None:
     bench = Bench()
     taken = bench.flying()
     assert bench.accumulator.fail(taken, nothing)
     assert not bench.accumulator.fail(taken, nothing)
     assert bench.used() > 0
     recorded: list[WrittenBatch] = []
-    bench.accumulator.complete([(taken, 0, -1)], recorded.extend)
+    if is_written:
+        bench.accumulator.complete([(taken, 0, -1)], recorded.extend)
+    else:
+        bench.accumulator.reenqueue(taken, 0)
     assert (recorded, bench.used(), bench.accumulator.incomplete) == ([], 0, 0)
     assert taken.state is BatchState.FAILED
     assert not bench.accumulator.live

@@ -550,6 +550,16 @@ def test_memory_is_given_back_where_a_batch_cannot_be_made(memory: int) -> None:
     assert bench.pool.metrics().used_bytes == 0
 
 
+def test_a_pass_that_fails_keeps_its_batches_held() -> None:
+    """Catches: batches that lack rows and are sent."""
+    bench = Bench()
+    bench.append(unit(0, [0]))
+    fails = patch("kafka_sink.engine.appender.encoder.encode", side_effect=KeyboardInterrupt)
+    with fails, pytest.raises(KeyboardInterrupt):
+        bench.append(unit(1, [0, 1, 1]))
+    assert [batch.held for batch in (*bench.batches(0), *bench.batches(1))] == [True, True]
+
+
 def test_thousands_of_small_batches_are_given_to_the_sender_in_groups() -> None:
     """A lock and a wake-up for each cost as much as a batch of a few rows takes in all."""
     bench = Bench()

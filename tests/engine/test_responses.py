@@ -98,6 +98,14 @@ def test_too_large_after_an_attempt_in_doubt_is_not_split(cluster: FakeCluster) 
     assert len(attempts(cluster)) == 2
 
 
+def test_too_large_after_a_deposed_leader_had_it_is_not_split(cluster: FakeCluster) -> None:
+    """Catches: rows written twice, as the offset beside an error did not count as a sign of a write."""
+    cluster.script(PRODUCE, error(6, append=True, tell_offset=True), error(10))
+    with pytest.raises(DeliveryError, match=r"t-0: .*error 10"):
+        send(cluster, rows(0, 10))
+    assert len(attempts(cluster)) == 2
+
+
 def test_a_bad_network_before_a_small_limit_costs_some_attempts_and_not_all(
     tmp_path: Path, environ: Environ
 ) -> None:

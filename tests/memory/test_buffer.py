@@ -424,6 +424,8 @@ def test_a_batch_that_went_on_outside_the_pool_stays_there() -> None:
     assert (buffer.heap_bytes, content(buffer)) == (256, b"\1" * 200 + b"\2" * 100)
     buffer.release()
     assert_idle(pool)
+    metrics = pool.metrics()
+    assert (metrics.max_heap_bytes, metrics.heap_total_bytes, metrics.allocated_bytes) == (256, 256, 256)
 
 
 def test_full_takes_nothing_from_the_pool_after_batch_size() -> None:
