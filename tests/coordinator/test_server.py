@@ -54,8 +54,8 @@ PATIENT = ServerBounds(frame_ms=60_000, silence_ms=60_000, sweep_ms=100)
 class Raw:
     """A peer that knows the protocol but need not keep to it."""
 
-    def __init__(self, found: Serving) -> None:
-        self.plain = socket.create_connection(("127.0.0.1", found.port), 30)
+    def __init__(self, found: Serving, source: str = "127.0.0.1") -> None:
+        self.plain = socket.create_connection(("127.0.0.1", found.port), 30, source_address=(source, 0))
         self.socket: Any = self.plain
 
     def shake_hands(self) -> Raw:
@@ -67,8 +67,8 @@ class Raw:
 
 
 @contextmanager
-def raw(found: Serving) -> Iterator[Raw]:
-    peer = Raw(found)
+def raw(found: Serving, source: str = "127.0.0.1") -> Iterator[Raw]:
+    peer = Raw(found, source)
     try:
         yield peer
     finally:
@@ -213,6 +213,16 @@ def test_a_thousand_silent_connections_do_not_keep_a_task_out() -> None:
         finally:
             for one in crowd:
                 one.close()
+
+
+def test_a_flood_from_one_address_keeps_no_task_of_another_out() -> None:
+    """Catches: room for a flood that connections of all addresses make."""
+    with serving(replace(PATIENT, unproved=8)) as found, contextlib.ExitStack() as stack:
+        slow = stack.enter_context(raw(found))
+        for _ in range(100):
+            stack.enter_context(raw(found, "127.0.0.2"))
+        assert works(found), "it is accepted after all of the flood"
+        slow.shake_hands()
 
 
 def test_a_task_too_many_is_told_so() -> None:

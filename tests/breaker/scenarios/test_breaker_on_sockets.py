@@ -226,3 +226,18 @@ def test_rows_that_keep_their_partition_keep_their_order_through_mutes_and_retri
     assert written(cluster) == written(cluster, 1) == list(range(count))
     assert result.breaker_trips >= 2
     assert result.retries > 0
+
+
+def test_one_request_to_a_frozen_broker_is_enough_to_mute_it(cluster: FakeCluster) -> None:
+    """Catches: a sender that sleeps until the response, though the breaker has a deadline for it."""
+    patient = {"request_timeout_ms": 300_000, "delivery_timeout_ms": 600_000}
+    with task(cluster, **QUICK, **patient) as producer:
+        producer.sender.max_poll_ms = 1e9
+        for partition in range(3):
+            producer.send(rows(0, 1, partition=partition))
+        until(lambda: all(written(cluster, p) for p in range(3)), "all brokers are known")
+        cluster.freeze(0)
+        producer.send(rows(1, 1))
+        until(lambda: mutes(producer), "it is muted, and no other row woke the sender")
+        cluster.thaw(0)
+        producer.finish()

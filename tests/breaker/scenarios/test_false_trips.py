@@ -12,6 +12,7 @@ from kafka_sink.errors import (
     AuthenticationError,
     BrokerRefusedError,
     BrokerVersionError,
+    DeliveryError,
     ProtocolError,
     RecordTooLargeError,
 )
@@ -178,8 +179,9 @@ def test_every_response_of_the_outcome_table_is_judged() -> None:
         lost = kind("x")
         assert health_of(lost) is Health.UNHEALTHY
         assert not has_response(lost)
-    for other in (AuthenticationError("x"), BrokerVersionError("x"), RecordTooLargeError("x")):
-        assert health_of(other) is Health.NEUTRAL
+    # A response that left the partition out is a DeliveryError.
+    for neutral in (AuthenticationError, BrokerVersionError, DeliveryError, RecordTooLargeError):
+        assert health_of(neutral("x")) is Health.NEUTRAL
 
 
 def test_a_trial_ends_when_a_batch_waits_that_cannot_be_sent() -> None:

@@ -46,7 +46,12 @@ def test_a_report_that_makes_no_sense_is_refused() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [report(1, state="asleep"), final(1, outcome="committed\n"), DriverWaits("b:1", "w", "asleep")],
+    [
+        report(1, state="asleep"),
+        final(1, outcome="lost"),
+        final(1, outcome="committed\n"),
+        DriverWaits("b:1", "w", "asleep"),
+    ],
 )
 def test_a_state_an_outcome_or_a_step_that_nobody_knows_is_refused(wrong: Message) -> None:
     with pytest.raises(ProtocolError):
