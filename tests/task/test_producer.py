@@ -43,6 +43,7 @@ from tests.support.interrupts import interruptible
 from tests.support.scripted_cluster import TOPIC, rows, send, sender_threads, task, task_options, written
 from tests.support.strategy import forced
 from tests.support.surroundings import Environ
+from tests.support.telemetry_messages import GET_SUBSCRIPTIONS, PUSH, Wanted
 from tests.support.waiting import throughout, until, within
 
 
@@ -372,6 +373,16 @@ def test_metrics_come_with_the_result_and_while_the_producer_lives(
     assert second.metrics["batch-size-avg"] < size
     PRODUCERS.close()
     assert kafka_sink.producer_metrics() == []
+
+
+def test_between_tasks_too_metrics_are_pushed() -> None:
+    """Catches: a producer that rests for a moment counts as one that has had no task for long."""
+    with FakeCluster({TOPIC: 1}, versions={GET_SUBSCRIPTIONS: (0, 0), PUSH: (0, 0)}) as cluster:
+        cluster.want_metrics(Wanted(interval_ms=100))
+        send(cluster, rows(0, 5))
+        before = len(cluster.received(PUSH))
+        until(lambda: len(cluster.received(PUSH)) >= before + 2, "pushes")
+        assert not any(one.body.terminating for one in cluster.received(PUSH))
 
 
 def test_a_producer_at_rest_raises_no_heap_limit(cluster: FakeCluster, environ: Environ) -> None:
