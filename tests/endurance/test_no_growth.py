@@ -1,6 +1,6 @@
 """Producers that open, send, meet faults and close, over and over, leave nothing behind.
 
-40 cycles and 12 micro-batches in a usual run; ``make endurance`` runs 2,000 and 1,000.
+80 cycles and 12 micro-batches in a usual run; ``make endurance`` runs 2,000 and 1,000.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def producers_and_pools() -> list[Producer | BufferPool]:
 
 
 def test_cycles_leave_nothing_behind() -> None:
-    count = tries(80) if EFFORT > 1 else 40
+    count = tries(80)
     # Of earlier tests.
     others = len(producers_and_pools())
     cycles = Cycles(seed=1)

@@ -107,10 +107,15 @@ def test_rows_of_many_small_and_uneven_batches_and_of_none(
 
 def test_what_is_refused_before_a_task_runs(spark: SparkSession, broker: LocalBroker, write: Write) -> None:
     """The error of planning ends with our text. tests/spark/test_datasource.py and tests/options have all."""
-    message = failure(lambda: write(spark.sql("SELECT 'a' AS Value"), topic="t").save())
-    assert "SchemaError: Required attribute 'value' not found" in message
-    assert "Failed to initialize Python data source writer" in message
-    assert '  File "' not in message
+    unknown = "ConfigurationError: Unknown option 'kafka.lingr.ms'. Did you mean 'kafka.linger.ms'?"
+    for name, options, text in (
+        ("Value", {}, "SchemaError: Required attribute 'value' not found"),
+        ("value", {"kafka.lingr.ms": "5"}, unknown),
+    ):
+        message = failure(write(spark.sql(f"SELECT 'a' AS {name}"), topic="t", **options).save)
+        assert text in message
+        assert "Failed to initialize Python data source writer" in message
+        assert '  File "' not in message
     frame = spark.sql("SELECT 'a' AS value").write.format("kafka-chunked")
     message = failure(lambda: frame.option("kafka.bootstrap.servers", broker.bootstrap_servers).save())
     assert "UNSUPPORTED_DATA_SOURCE_SAVE_MODE" in message, "without mode('append')"
