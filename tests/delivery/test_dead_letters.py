@@ -499,12 +499,12 @@ def rejected_rows_job(
 
 def test_refused_rows_take_little_memory_beyond_buffer_memory(broker: LocalBroker) -> None:
     options = {"kafka_buffer_memory": 64 * MIB}
-    plain = rejected_rows_job(broker, "taken", 20_000, 67, keyed=1, **options)
-    found = rejected_rows_job(broker, "untaken", 20_000, 67, **options)
-    assert (plain["skipped"], found["skipped"]) == (0, 20_000)
-    assert found["peak_mib"] - plain["peak_mib"] <= 64, "5 kB a dead letter are 100 MiB"
+    plain = rejected_rows_job(broker, "taken", 40_000, 67, keyed=1, **options)
+    found = rejected_rows_job(broker, "untaken", 40_000, 67, **options)
+    assert (plain["skipped"], found["skipped"]) == (0, 40_000)
+    assert found["peak_mib"] - plain["peak_mib"] <= 64, "5 kB a dead letter are 200 MiB"
     dead_letters = read_topic(broker, "untaken-dead-letters")
-    assert sorted(int((dead_letter.value or b"")[:9]) for dead_letter in dead_letters) == list(range(20_000))
+    assert sorted(int((dead_letter.value or b"")[:9]) for dead_letter in dead_letters) == list(range(40_000))
     assert {len(dead_letter.value or b"") for dead_letter in dead_letters} == {67}
 
 
