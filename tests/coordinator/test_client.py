@@ -227,7 +227,7 @@ def test_a_client_comes_back_to_a_coordinator_that_closed_its_connection_while_a
         say(client, channel, Said(1))
         until(lambda: channel.received)
         now_ms += 60_000
-        until(lambda: channel.events == ["connected", "lost", "connected"])
+        until(lambda: channel.events == ["connected", "lost", "connected"], lambda: channel.events)
         client.pause()
         say(client, channel, Said(2))
         until(lambda: len(channel.received) == 2)
