@@ -306,6 +306,7 @@ class CoordinatorServer:
     # -- messages -----------------------------------------------------------------------------------
 
     def on_message(self, peer: Peer, message: Message) -> None:
+        """Answer it, or hand it to its service. Raises ProtocolError, and whatever a service's bug raises."""
         if isinstance(message, Alive):
             self.send(peer.number, message)
         elif isinstance(message, Hello):

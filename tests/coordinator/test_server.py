@@ -407,6 +407,29 @@ def test_a_long_message_counts_as_several(text: str) -> None:
         assert time.monotonic() - started > 0.2
 
 
+def test_peers_that_wait_for_an_iteration_are_not_all_looked_at_in_each() -> None:
+    """Catches: thousands that came at once were paused and resumed in each iteration, which left no time for
+    their messages. Each look at a peer reads the clock."""
+    reads, peers, messages = 0, 100, 5
+
+    def clock() -> float:
+        nonlocal reads
+        reads += 1
+        return 0.0
+
+    bounds = replace(PATIENT, messages_at_once=5)
+    with contextlib.ExitStack() as ends, serving(bounds, clock=clock) as found:
+        tasks = [ends.enter_context(task(found)) for _ in range(peers)]
+        for one in tasks:
+            assert asked(one, Said(0)) == Said(0)
+        reads = 0
+        with found.busy():
+            for one in tasks:
+                one.socket.sendall(framed(Said(1)) * messages)
+        until(lambda: len(found.echo.heard) == peers * (1 + messages))
+        assert reads < 20 * peers * messages
+
+
 class Costly(Service):
     """Takes longer for a message than an iteration may. ``before_long``: messages before one of length 2."""
 
