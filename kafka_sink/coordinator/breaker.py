@@ -53,10 +53,10 @@ _NAME_AGAIN_MS = 10_000.0
 _T = TypeVar("_T")
 
 if TYPE_CHECKING:
-    Place = TopicPartition
+    WirePartition = TopicPartition
 else:
 
-    class Place(TopicPartition):
+    class WirePartition(TopicPartition):
         """A partition, with the bounds of a message."""
 
         __slots__ = ()
@@ -64,9 +64,9 @@ else:
         partition: Count
 
 
-_Target = Annotated[int, Meta(ge=0, le=2**31 - 1)] | Place
+_Target = Annotated[int, Meta(ge=0, le=2**31 - 1)] | WirePartition
 _Targets = Annotated[tuple[_Target, ...], Meta(max_length=MAX_TARGETS)]
-_Some = Annotated[tuple[_Target, ...], Meta(max_length=MAX_WAITING)]
+_SomeTargets = Annotated[tuple[_Target, ...], Meta(max_length=MAX_WAITING)]
 _AllTargets = Annotated[tuple[_Target, ...], Meta(max_length=MAX_MUTES)]
 
 
@@ -87,7 +87,7 @@ class PartitionOutcome(NamedTuple):
     """Batches that were written to a partition, and that failed, in the last ten seconds. ``answered``: a
     broker responded with ``error``, which was the last one."""
 
-    partition: Place
+    partition: WirePartition
     written: Count
     failed: Count
     answered: bool
@@ -119,8 +119,8 @@ class Answer(Message, frozen=True):
 class Waiting(Message, frozen=True):
     """Muted partitions that batches wait for, and others that rows could go to: some of many."""
 
-    held: _Some
-    acceptable: _Some
+    held: _SomeTargets
+    acceptable: _SomeTargets
 
 
 class Mutes(Message, frozen=True):
@@ -136,7 +136,7 @@ class Mutes(Message, frozen=True):
 class Watch(Message, frozen=True):
     """Report the outcomes of these partitions now."""
 
-    partitions: Annotated[tuple[Place, ...], Meta(max_length=MAX_MUTES)]
+    partitions: Annotated[tuple[WirePartition, ...], Meta(max_length=MAX_MUTES)]
 
 
 class Question(Message, frozen=True):

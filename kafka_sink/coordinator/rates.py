@@ -12,7 +12,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import islice, zip_longest
+from itertools import islice
 from typing import Annotated
 
 from msgspec import Meta
@@ -84,9 +84,8 @@ class _RatedJob:
         asked = self.waiting.pop(task)
         most_ms = max(asked.needs_ms)
         rows = asked.rows if most_ms <= share_ms else max(1, int(asked.rows * share_ms / most_ms))
-        needs_ms = [min(one_ms * rows / asked.rows, _MAX_DEBT_MS) for one_ms in asked.needs_ms]
-        pairs = zip_longest(self.levels_ms, needs_ms[: len(self.levels_ms)], fillvalue=0.0)
-        self.levels_ms = [level_ms - one_ms for level_ms, one_ms in pairs]
+        for limit, needs_ms in zip(range(len(self.levels_ms)), asked.needs_ms, strict=False):
+            self.levels_ms[limit] -= min(needs_ms * rows / asked.rows, _MAX_DEBT_MS)
         return task, RowsGranted(self.name, rows)
 
 

@@ -75,6 +75,7 @@ class ServerProcess:
         self._jobs.close()
 
     def services(self) -> Services:
+        """All that the process serves, by class."""
         metrics = self._metrics
         return {
             MetadataService: partial(MetadataService, budget=MemoryBudget()),

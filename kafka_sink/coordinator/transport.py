@@ -238,7 +238,7 @@ class Peer:
         self.allowance = 0.0
         self.unfinished = 0
         self.socket = connected
-        # For asyncio, which looks it up by a KeyError: with a socket, its text costs two system calls.
+        # For asyncio: where it does not know a socket, its KeyError asks the system for both addresses.
         self.fd = connected.fileno()
         self._tls: ssl.SSLObject | None = None
         self._without_data = 0
@@ -469,7 +469,7 @@ class Connections:
             f"{count} {why.value} (the last from {self._sources[why]})"
             for why, count in self._dropped.most_common()
         )
-        line = f"connections dropped in the last minute: {'; '.join(reasons)}"
+        line = f"connections dropped or slowed down in the last minute: {'; '.join(reasons)}"
         self._dropped.clear()
         return line
 

@@ -235,7 +235,6 @@ class ApplicationMetrics:
     def _add_counters(
         self, attempt: RunningTask, report: TaskReport, sums: Iterable[Counter[str]], job: _Job
     ) -> None:
-        # Those of a newer version are ignored.
         now = [report.counters.get(name, 0) for name in NAMES]
         for name, added in zip(NAMES, self.running.grow(attempt, None, now), strict=False):
             if added:

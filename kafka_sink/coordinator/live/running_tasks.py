@@ -85,13 +85,18 @@ class RunningTasks:
         )
         has_transaction = report.transaction_ms is not None and not report.failed
         task = RunningTask(
-            *(identity, cluster, now_ms, report.elapsed_ms, report.state, now_ms - report.state_ms),
-            now_ms - (report.transaction_ms or 0.0) if has_transaction else None,
-            tuple(report.gauges.get(name, 0) for name in GAUGES),
-            dict(islice(waiting, self.capacity)),
+            identity=identity,
+            cluster=cluster,
+            reported_ms=now_ms,
+            elapsed_ms=report.elapsed_ms,
+            state=report.state,
+            state_since_ms=now_ms - report.state_ms,
+            transaction_since_ms=now_ms - (report.transaction_ms or 0.0) if has_transaction else None,
+            gauges=tuple(report.gauges.get(name, 0) for name in GAUGES),
+            waits_for=dict(islice(waiting, self.capacity)),
             # Each target once, whatever the report says.
-            tuple({one.target: one for one in report.mutes[: self.capacity]}.values()),
-            {} if before is None else before.totals,
+            mutes=tuple({one.target: one for one in report.mutes[: self.capacity]}.values()),
+            totals={} if before is None else before.totals,
         )
         self.entries += len(task.waits_for) + len(task.mutes)
         self._tasks[task.key] = task
