@@ -206,14 +206,19 @@ def tests() -> dict[str, int]:
     found: Counter[str] = Counter()
     for path in sorted(TESTS.rglob("*.py")):
         found["test modules"] += path.name.startswith("test_")
+        # What unittest.mock patches counts, too.
+        imported = (node for node in ast.walk(tree(path)) if isinstance(node, ast.ImportFrom))
+        mocks = {name.name for node in imported if node.module == "unittest.mock" for name in node.names}
         for node in ast.walk(tree(path)):
             if not isinstance(node, ast.Attribute):
                 found["sleeps in tests"] += isinstance(node, ast.Name) and node.id == "sleep"
+                found["monkeypatches in tests"] += isinstance(node, ast.Name) and node.id in mocks & {"patch"}
                 continue
             of = node.value.id if isinstance(node.value, ast.Name) else ""
             private = re.match("_(?!_)", node.attr) and node.attr not in _PUBLIC and of not in ("self", "cls")
             found["private accesses in tests"] += bool(private)
             found["monkeypatches in tests"] += of == "monkeypatch" and node.attr in _PATCHES
+            found["monkeypatches in tests"] += of == "mock" and node.attr == "patch"
             found["sleeps in tests"] += node.attr == "sleep"
     alone = [
         module

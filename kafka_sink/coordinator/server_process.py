@@ -92,15 +92,15 @@ class ServerProcess:
         return found is not None and found.token == self._identity.token
 
 
-def bounds_of_process() -> ServerBounds:
+def bounds_of_process(limits: Any = resource) -> ServerBounds:
     """The server's bounds. Each connection is an open file, whose number the system limits."""
     bounds = ServerBounds()
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = limits.getrlimit(resource.RLIMIT_NOFILE)
     wanted = bounds.connections + bounds.unproved + _OTHER_FILES
     files = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if soft != resource.RLIM_INFINITY and soft < files:
         try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+            limits.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
         except (OSError, ValueError):
             files = soft  # the system's own limit is lower: kern.maxfilesperproc of macOS
     if files >= wanted:

@@ -227,19 +227,18 @@ def test_the_process_never_has_a_credential_of_kafka(application: Application) -
                 assert PASSWORD.encode() not in memory.read(end - start)
 
 
-@pytest.mark.parametrize("place", ["publish", "spawn"])
+@pytest.mark.parametrize(
+    ("owner", "name"), [(LocationFolder, "publish"), (subprocess, "Popen")], ids=["publish", "spawn"]
+)
 def test_no_frame_of_an_error_holds_a_secret(
-    application: Application, monkeypatch: pytest.MonkeyPatch, place: str
+    application: Application, monkeypatch: pytest.MonkeyPatch, owner: object, name: str
 ) -> None:
     """Error trackers collect the local variables of every frame (the launcher's held the passwords)."""
 
     def fails(*_: object, **__: object) -> None:
         raise RuntimeError("a bug")
 
-    if place == "spawn":
-        monkeypatch.setattr(subprocess, "Popen", fails)
-    else:
-        monkeypatch.setattr(LocationFolder, place, fails)
+    monkeypatch.setattr(owner, name, fails)
     with pytest.raises(RuntimeError) as caught:
         planned(ui_port="0", kafka_producer_circuit_breaker_token=PASSWORD)
     frames = [frame for frame, _ in traceback.walk_tb(caught.value.__traceback__)]
@@ -310,14 +309,23 @@ def test_the_first_of_sparks_folders_that_can_be_written_to_is_used(
     assert len(application.processes) == 1
 
 
+@pytest.fixture
+def imports_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, list[str]], None]:
+    """Makes this folder the current one, and this the path for imports."""
+
+    def imports(folder: Path, path: list[str]) -> None:
+        monkeypatch.chdir(folder)
+        monkeypatch.setattr(sys, "path", path)
+
+    return imports
+
+
 def test_relative_paths_are_those_of_the_planning_worker(
-    application: Application, monkeypatch: pytest.MonkeyPatch
+    application: Application, imports_in: Callable[[Path, list[str]], None]
 ) -> None:
     """Catches: a coordinator that does not find the package, as it runs in another folder."""
     root = Path(__file__).parents[2]
-    monkeypatch.chdir(root)
-    others = [entry for entry in sys.path if Path(entry or ".").resolve() != root]
-    monkeypatch.setattr(sys, "path", [".", *others])
+    imports_in(root, [".", *(entry for entry in sys.path if Path(entry or ".").resolve() != root)])
     assert answers(planned(environ={"PYTHONPATH": None}))
     if sys.platform == "linux":
         environ = Path(f"/proc/{application.processes[0].pid}/environ").read_bytes().split(b"\0")
@@ -327,7 +335,7 @@ def test_relative_paths_are_those_of_the_planning_worker(
 
 @pytest.mark.usefixtures("application")
 def test_it_imports_nothing_from_folders_that_others_may_write_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, imports_in: Callable[[Path, list[str]], None]
 ) -> None:
     """Catches: a driver started in /tmp whose coordinator imports a json.py that lies there."""
     shared, evidence = tmp_path / "shared", tmp_path / "was-run"
@@ -335,8 +343,7 @@ def test_it_imports_nothing_from_folders_that_others_may_write_to(
     for name in ("json", "hmac"):
         (shared / f"{name}.py").write_text(f"open({str(evidence)!r}, 'w').close()\nraise ImportError\n")
     shared.chmod(0o777)
-    monkeypatch.chdir(shared)
-    monkeypatch.setattr(sys, "path", [str(shared), "", *sys.path])
+    imports_in(shared, [str(shared), "", *sys.path])
     assert answers(planned())
     assert not evidence.exists()
 

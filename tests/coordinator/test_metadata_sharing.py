@@ -46,9 +46,12 @@ def _alone(environ: Environ, tmp_path: Path) -> Iterator[None]:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tasks wait for the coordinator however busy this machine is."""
-    monkeypatch.setattr(cluster_metadata, "HINT_WAIT_MS", 60_000.0)
-    for name in ("HINT_WAIT_MS", "FETCH_SILENCE_MS"):
-        monkeypatch.setattr(coordinator_metadata, name, 60_000.0)
+    for module, name in (
+        (cluster_metadata, "HINT_WAIT_MS"),
+        (coordinator_metadata, "HINT_WAIT_MS"),
+        (coordinator_metadata, "FETCH_SILENCE_MS"),
+    ):
+        monkeypatch.setattr(module, name, 60_000.0)
     monkeypatch.setattr(CoordinatorClient.__init__, "__defaults__", (ClientTimes(silence_ms=60_000.0),))
 
 

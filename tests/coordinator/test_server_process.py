@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,19 +21,14 @@ from kafka_sink.coordinator.transport import ServerBounds
     ],
 )
 def test_a_system_that_allows_few_files_gets_fewer_connections(
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    soft: int,
-    allowed: int,
-    connections: int,
+    caplog: pytest.LogCaptureFixture, soft: int, allowed: int, connections: int
 ) -> None:
     def setrlimit(_: int, limits: tuple[int, int]) -> None:
         if limits[0] > allowed:
             raise ValueError("current limit exceeds maximum limit")
 
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, resource.RLIM_INFINITY))
-    monkeypatch.setattr(resource, "setrlimit", setrlimit)
-    bounds = server_process.bounds_of_process()
+    limits = SimpleNamespace(getrlimit=lambda _: (soft, resource.RLIM_INFINITY), setrlimit=setrlimit)
+    bounds = server_process.bounds_of_process(limits)
     assert bounds.connections == connections
     assert bounds.connections + bounds.unproved <= 20_000 + 8_192
     assert ("ulimit -n" in caplog.text) == (connections < ServerBounds().connections)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -15,7 +15,7 @@ import pytest
 from kafka_sink.breaker import ProducerStatusContext
 from kafka_sink.breaker.breaker import Breaker
 from kafka_sink.clock import monotonic_ms
-from kafka_sink.cluster.broker import Broker, SentRequest
+from kafka_sink.cluster.broker import Broker
 from kafka_sink.engine.responses import ResponseHandler
 from kafka_sink.engine.sender import Sender, take_muted, tell_of_moves
 from kafka_sink.model import MetadataUpdate, Node, TopicPartition
@@ -37,18 +37,23 @@ BACKOFFS: dict[str, object] = {
 }
 
 
+def noting(owner: type, name: str, note: Callable[..., object]) -> Any:
+    """Within the block, ``note`` gets the arguments of each call of this method first."""
+    call = getattr(owner, name)
+
+    def noted(*args: Any) -> Any:
+        note(*args)
+        return call(*args)
+
+    return patch.object(owner, name, noted)
+
+
 @pytest.fixture
-def passes(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+def passes() -> Iterator[list[float]]:
     """Gets an entry for each pass."""
     found: list[float] = []
-    run_once = Sender.run_once
-
-    def counted(sender: Sender, now_ms: float) -> None:
-        found.append(now_ms)
-        run_once(sender, now_ms)
-
-    monkeypatch.setattr(Sender, "run_once", counted)
-    return found
+    with noting(Sender, "run_once", lambda _, now_ms: found.append(now_ms)):
+        yield found
 
 
 def assert_rests(passes: list[float]) -> None:
@@ -100,17 +105,11 @@ def test_a_sender_does_not_spin_while_every_broker_is_away(
 def test_a_request_that_takes_all_rows_is_followed_by_a_wait_for_its_response(passes: list[float]) -> None:
     """Catches: a further pass after each request, which finds nothing to send."""
     sent: list[tuple[int, float]] = []
-    send = Broker.send
-
-    def noted(broker: Broker, request: SentRequest, now_ms: float) -> None:
-        sent.append((len(passes), now_ms))
-        send(broker, request, now_ms)
-
     with FakeCluster({"t": 1}) as cluster, task(cluster) as producer:
         producer.send(rows(0, 1))
         until(lambda: producer.acknowledged == producer.rows, "the first response")
         cluster.freeze(0)
-        with patch.object(Broker, "send", noted):
+        with noting(Broker, "send", lambda _, request, now_ms: sent.append((len(passes), now_ms))):
             producer.send(rows(1, 1))
             until(lambda: sent, "the second request")
         number, at_ms = sent[0]
@@ -123,15 +122,6 @@ def test_a_request_that_takes_all_rows_is_followed_by_a_wait_for_its_response(pa
 def test_a_wait_ends_with_the_deadline_that_its_own_pass_has_set() -> None:
     """Catches: a lost broker was judged up to a second late, as the wait was chosen before it was noted."""
     calls: list[float] = []
-    poll, on_unreachable = NetworkClient.poll, Breaker.on_unreachable
-
-    def noted_poll(network: NetworkClient, timeout_ms: float, now_ms: float) -> int:
-        calls.append(timeout_ms)
-        return poll(network, timeout_ms, now_ms)
-
-    def noted(breaker: Breaker, brokers: Iterable[Broker], now_ms: float) -> None:
-        calls.append(math.nan)
-        on_unreachable(breaker, brokers, now_ms)
 
     def waits() -> list[float]:
         """Those that followed when the broker was first noted."""
@@ -145,7 +135,10 @@ def test_a_wait_ends_with_the_deadline_that_its_own_pass_has_set() -> None:
         until(lambda: not producer.breaker.is_busy, "nothing left to judge")
         cluster.stop(0)
         until(producer.network.connection_errors, "the connection is lost")
-        with patch.object(Breaker, "on_unreachable", noted), patch.object(NetworkClient, "poll", noted_poll):
+        with (
+            noting(Breaker, "on_unreachable", lambda *_: calls.append(math.nan)),
+            noting(NetworkClient, "poll", lambda _, timeout_ms, now_ms: calls.append(timeout_ms)),
+        ):
             producer.send(rows(1, 1))
             until(waits, "the wait for the broker")
             producer.close(abort=True)
@@ -176,23 +169,13 @@ def test_an_acknowledgement_after_which_nothing_can_be_sent_is_no_reason_for_a_p
     """Catches: a second pass for each request, which costs nearly as much as the request; a request that the
     breaker class wants at once, which waits for up to a second."""
     log: list[str] = []
-
-    def logged(owner: type, name: str, entry: str) -> Any:
-        call = getattr(owner, name)
-
-        def noted(*args: Any) -> Any:
-            log.append(entry)
-            return call(*args)
-
-        return patch.object(owner, name, noted)
-
     with FakeCluster({"t": 1}) as cluster, task(cluster, **options) as producer:
         producer.send(rows(0, 1))
         until(lambda: producer.acknowledged == 1, "the first response")
         with (
-            logged(NetworkClient, "poll", "poll"),
-            logged(ResponseHandler, "on_produce", "acknowledged"),
-            logged(Sender, "run_once", "pass"),
+            noting(NetworkClient, "poll", lambda *_: log.append("poll")),
+            noting(ResponseHandler, "on_produce", lambda *_: log.append("acknowledged")),
+            noting(Sender, "run_once", lambda *_: log.append("pass")),
         ):
             producer.send(rows(1, 1))
             until(lambda: log[-1:] == ["poll"] and "acknowledged" in log, "the next poll")

@@ -35,7 +35,12 @@ class Client:
         self._selector.close(how)
 """,
         "kafka_sink/engine/sender.py": "class Client:\n    def idle(self):\n        return None\n",
-        "tests/engine/test_sender.py": "def test(monkeypatch):\n    monkeypatch.chdir(sender._folder)\n",
+        "tests/engine/test_sender.py": """
+from unittest.mock import patch
+def test(monkeypatch):
+    monkeypatch.chdir(sender._folder)
+    patch.object(sender, "x")
+""",
         "docs/design.md": "The `Client` speaks to a `PostBox`. It stood idle.\n",
     }.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -54,7 +59,7 @@ def test_it_counts(house: ModuleType) -> None:
         "containers keyed by partition": 1,
         "imports against the bands": 1,
         "private accesses in tests": 1,
-        "monkeypatches in tests": 1,
+        "monkeypatches in tests": 2,
         "sleeps in tests": 0,
         "modules without a test of their name": 1,
     }

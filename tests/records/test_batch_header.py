@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from itertools import pairwise
-from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +21,7 @@ from kafka_sink.records.record_columns import RecordColumns
 from kafka_sink.rows.murmur2 import murmur2, partitions_for
 from local_kafka import LocalBroker
 from tests.support.allocators import full_allocator, incremental_allocator
+from tests.support.encoder_limits import small_limits
 from tests.support.java_oracle import Batch, JavaOracle, Row
 from tests.support.queues import partition_of
 
@@ -126,7 +126,7 @@ def test_bytes_do_not_depend_on_pieces_or_strategy(compression: CompressionType)
     for batch in cases(7)[::2]:
         whole = encode_batch(batch, compression)
         # As large rows are.
-        with patch.object(encoder, "_SLICED_ROW_BYTES", 0):
+        with small_limits(sliced=True):
             assert encode_batch(batch, compression, pieces=3) == whole
         assert encode_batch(batch, compression, pieces=5) == whole
         assert encode_batch(batch, compression, pieces=2, full=True) == whole

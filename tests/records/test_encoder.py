@@ -7,7 +7,6 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +17,7 @@ from hypothesis import strategies as st
 from kafka_sink.records import encoder, varint
 from kafka_sink.records.encoder import RowRange
 from kafka_sink.records.record_columns import RecordColumns
+from tests.support.encoder_limits import small_limits
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 NOW = 1_700_000_000_000
@@ -96,10 +96,7 @@ SIZES: dict[str, Callable[[random.Random], int | None]] = {
 @pytest.mark.parametrize("seed", range(4))
 def test_records_of_any_shape(values: str, seed: int) -> None:
     # Ranges of a few rows, too, and rows that are sliced as large ones are.
-    with (
-        patch.object(encoder, "_MIN_RANGE_ROWS", 1) if seed else nullcontext(),
-        patch.object(encoder, "_SLICED_ROW_BYTES", 0) if seed % 2 else nullcontext(),
-    ):
+    with small_limits(ranges=seed > 0, sliced=seed % 2 == 1) if seed else nullcontext():
         for keys in (None, *SIZES):
             check_any(random.Random(f"{keys} {values} {seed}"), keys, values)
 
@@ -128,7 +125,7 @@ def check_any(chance: random.Random, keys: str | None, values: str) -> None:
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=30), st.integers(0, 9000), st.integers(0, 70))
 def test_lengths_that_cross_a_varints_width(sizes: list[int], offset: int, delta: int) -> None:
     rows = [{"key": b"k" * 5, "value": b"v" * size, "headers": None} for size in sizes]
-    with patch.object(encoder, "_MIN_RANGE_ROWS", 1):
+    with small_limits(ranges=True):
         check(rows, None, NOW, [RowRange(0, len(rows), offset, NOW - delta)])
 
 

@@ -408,12 +408,14 @@ def test_a_producer_with_something_unresolved_is_not_used_again(cluster: FakeClu
     assert len(cluster.received(INIT_PRODUCER_ID)) == 2
 
 
-def test_a_sender_that_died_at_rest_is_replaced(cluster: FakeCluster) -> None:
+def test_a_sender_that_died_at_rest_is_replaced(cluster: FakeCluster, instead_of_poll: InsteadOfPoll) -> None:
     send(cluster, rows(0, 5))
-    with patch.object(NetworkClient, "poll", side_effect=OSError("no more sockets")):
-        for thread in sender_threads():
-            assert isinstance(thread, Sender)
-            thread.join(10)
+    poll = NetworkClient.poll
+    instead_of_poll(breaking)
+    for thread in sender_threads():
+        assert isinstance(thread, Sender)
+        thread.join(10)
+    instead_of_poll(poll)
     assert sender_threads() == []
     assert send(cluster, rows(5, 5)).records == 5
 
