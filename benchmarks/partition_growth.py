@@ -244,7 +244,7 @@ class Unsent:
                 batch.write_header()
                 batch.move_to(BatchState.IN_FLIGHT)
                 self.sizes.append(batch.size)
-                self._accumulator.complete([(batch, 0, -1)], lambda _: None)
+                self._accumulator.complete([(batch, 0, -1)])
 
     def finish(self) -> None:
         """All rows are written."""

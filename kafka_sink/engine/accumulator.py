@@ -7,20 +7,19 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Sequence
-from functools import partial
+from operator import attrgetter
 
 from kafka_sink.cluster.broker import Broker
 from kafka_sink.cluster.partition import Partition
 from kafka_sink.cluster.topic_limits import TopicLimits, kept_limits
 from kafka_sink.engine.batch import TERMINAL, BatchState, ProducerBatch, open_batch_of
+from kafka_sink.engine.deliveries import TaskDeliveries, WrittenBatch
 from kafka_sink.memory.allocator import BufferAllocator
 from kafka_sink.memory.pool import BufferPool, LentChunks
 from kafka_sink.model import TopicPartition
 from kafka_sink.options import SinkOptions
 from kafka_sink.records.compression import codec_for
 
-# A batch that a broker has, its base offset and its log append time; -1 where the broker did not say.
-WrittenBatch = tuple[ProducerBatch, int, int]
 # How long a batch is usually held: one that has expired meanwhile is looked at again after it.
 HOLD_MS = 5.0
 
@@ -51,6 +50,7 @@ class RecordAccumulator:
         self.any_learnt = bool(self._kept_limits)
         self._limits: dict[str, TopicLimits] = {}
         self.allocator = allocator
+        self.deliveries = TaskDeliveries()
         self.lock = threading.Lock()  # guards batches and their queues
         # Signalled when batches reach a final state.
         self._completed = threading.Condition(self.lock)
@@ -369,11 +369,11 @@ class RecordAccumulator:
         with self.lock:
             self.too_large_batches.append((batch.home.limits, batch.observed_ratio))
 
-    def complete(self, written: Sequence[WrittenBatch], record: Callable[[list[WrittenBatch]], None]) -> None:
-        """End batches that their broker has. ``record`` gets those that had not failed before.
+    def complete(self, written: Sequence[WrittenBatch], *, confirmed: bool = True) -> None:
+        """End batches that their broker has; ``confirmed`` unless acks is 0. One that had failed before stays
+        failed.
 
-        All of a response at once, as the lock and waking the task cost more than a small batch. ``record``
-        counts their rows before the waiting task can see that they are complete.
+        All of a response at once, as the lock and waking the task cost more than a small batch.
         """
         with self.lock:
             first: list[WrittenBatch] = []
@@ -382,18 +382,18 @@ class RecordAccumulator:
                 ended[0].home.in_flight -= 1
                 if ended[0].move_to(BatchState.SUCCEEDED):
                     first.append(ended)
-            record(first)
+            # In this order: no task that waits finds its batches complete and a row unaccounted for.
+            self.deliveries.acknowledged(first, confirmed=confirmed)
             self.incomplete -= len(first)
             self._completed.notify_all()
             self._release_locked(*[batch for batch, _, _ in written])
 
-    def fail(self, batch: ProducerBatch, record: Callable[[], None], *, taken: bool = False) -> bool:
+    def fail(self, batch: ProducerBatch, cause: Exception, *, taken: bool = False) -> bool:
         """Fail a batch in any state; False if it is terminal or held.
 
         The task writes into a held batch, so its memory must stay: the caller tries again later. Memory
         that a request refers to stays until the response. ``taken``: the batch is not in its queue, and the
-        request that had it, if any, has ended. ``record`` counts the rows. It runs before the waiting task
-        can see that the batch is complete, so that the task never finds a row unaccounted for.
+        request that had it, if any, has ended.
         """
         with self.lock:
             if taken:
@@ -401,11 +401,11 @@ class RecordAccumulator:
                 batch.home.in_flight -= 1
             first = not (batch.terminal or batch.held)
             if first:
-                self._fail_locked(batch, record)
+                self._fail_locked(batch, cause)
             self._release_locked(batch)
             return first
 
-    def abort_incomplete(self, record: Callable[[ProducerBatch], None], *, include_held: bool) -> None:
+    def abort_incomplete(self, cause: Exception, *, include_held: bool) -> None:
         """Fail all batches that are left and release their memory. Every connection must be closed.
 
         ``include_held``: the task has ended, so no thread writes into its batches any more.
@@ -417,13 +417,14 @@ class RecordAccumulator:
                 batch.held = False
                 batch.request_references = 0
                 if not batch.terminal:
-                    self._fail_locked(batch, partial(record, batch))
+                    self._fail_locked(batch, cause)
                 self._release_locked(batch)
 
-    def _fail_locked(self, batch: ProducerBatch, record: Callable[[], None]) -> None:
+    def _fail_locked(self, batch: ProducerBatch, cause: Exception) -> None:
         batch.move_to(BatchState.FAILED)
         self._remove_locked(batch)
-        record()
+        # In this order, as in `complete`.
+        self.deliveries.failed(batch.partition, batch.rows, cause)
         self.incomplete -= 1
         self._completed.notify_all()
 
@@ -435,8 +436,7 @@ class RecordAccumulator:
     def unacknowledged_records(self) -> int:
         """The number of rows that were sent and perhaps written, but have no final state."""
         with self.lock:
-            sent = (b for b in self.live if b.attempts and not b.terminal)
-            return sum(0 if batch.dead_letters else batch.record_count for batch in sent)
+            return sum(batch.rows for batch in self.live if batch.attempts and not batch.terminal)
 
     def waiting_rows(self) -> dict[TopicPartition, tuple[int, float]]:
         """By partition, the rows without a final state, and when the first of them were appended."""
@@ -449,23 +449,23 @@ class RecordAccumulator:
         return found
 
     def expired(self, now_ms: float) -> tuple[list[ProducerBatch], float]:
-        """Queued batches older than delivery.timeout.ms, and the milliseconds until there may be others."""
-        timeout = self.options.delivery_timeout_ms
+        """Batches older than delivery.timeout.ms, queued or in flight, and the milliseconds until there may
+        be others."""
+        # A batch that is opened from now on expires later than that.
+        delay: float = self.options.delivery_timeout_ms
         found: list[ProducerBatch] = []
-        delay = math.inf
-        with self.lock:
-            for partition in self.waiting:
-                for batch in partition.batches:
-                    # All of them, as one that came from another partition may be older than those before it.
-                    left = batch.created_ms + timeout - now_ms
-                    if left > 0:
-                        delay = min(delay, left)
-                    elif batch.held:
-                        delay = min(delay, HOLD_MS)
-                    else:
-                        found.append(batch)
+        for batch in self.unfinished():
+            left = batch.created_ms + self.options.delivery_timeout_ms - now_ms
+            if left > 0:
+                delay = min(delay, left)
+            elif batch.held:
+                delay = min(delay, HOLD_MS)
+            else:
+                found.append(batch)
         return found, delay
 
-    def queued_batches_snapshot(self) -> list[ProducerBatch]:
+    def unfinished(self) -> list[ProducerBatch]:
+        """Every batch without a final state, in append order."""
         with self.lock:
-            return [batch for partition in self.waiting for batch in partition.batches]
+            found = [batch for batch in self.live if not batch.terminal]
+        return sorted(found, key=attrgetter("ordinal"))

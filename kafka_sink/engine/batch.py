@@ -219,8 +219,13 @@ class ProducerBatch:
     # -- sizes ----------------------------------------------------------------------------------
 
     @property
+    def rows(self) -> int:
+        """The records that are rows of the task."""
+        return 0 if self.dead_letters else self.record_count
+
+    @property
     def size(self) -> int:
-        """Bytes held now; after seal, bytes on the wire."""
+        """Bytes written so far; after seal, bytes on the wire."""
         return self.buffer.size
 
     @property

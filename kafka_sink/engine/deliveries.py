@@ -5,14 +5,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from kafka_sink.cluster.partition import Partition, PartitionCounts
 from kafka_sink.counts import TopicMetrics
-from kafka_sink.engine.accumulator import WrittenBatch
+from kafka_sink.engine.batch import ProducerBatch
 from kafka_sink.errors import DeliveryError
 from kafka_sink.memory.pool import PoolMetrics
 from kafka_sink.model import PartitionResult, TopicPartition
 from kafka_sink.records import batch_header
+
+# A batch that a broker has, its base offset and its log append time; -1 where the broker did not say.
+WrittenBatch = tuple[ProducerBatch, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,13 @@ class Deliveries:
     def written(self) -> int:
         """Rows that are acknowledged, or with acks=0 sent."""
         return self.records + self.unconfirmed
+
+
+# Counts of partitions that are summed.
+_SUMMED = (
+    *("records", "unconfirmed", "dead_letters", "batches"),
+    *("raw_bytes", "sent_bytes", "compression_rates"),
+)
 
 
 class TaskDeliveries:
@@ -123,24 +134,17 @@ class TaskDeliveries:
         """All as of one moment."""
         with self._lock:
             counts = [one for _, one in self._counted]
-            dead_letters, unconfirmed = (
-                sum(one.dead_letters for one in counts),
-                sum(one.unconfirmed for one in counts),
-            )
+            sums = {name: sum(map(attrgetter(name), counts)) for name in _SUMMED}
+            # Of what partitions have taken.
+            sums["records"] -= sums["dead_letters"] + sums["unconfirmed"]
             return Deliveries(
-                records=sum(one.records for one in counts) - dead_letters - unconfirmed,
-                unconfirmed=unconfirmed,
+                **sums,
+                max_batch_bytes=max((one.max_batch_bytes for one in counts), default=0),
                 failed=self._failed,
-                batches=sum(one.batches for one in counts),
-                raw_bytes=sum(one.raw_bytes for one in counts),
-                sent_bytes=sum(one.sent_bytes for one in counts),
                 requests=self._requests,
                 retries=self._retries,
                 splits=self._splits,
-                dead_letters=dead_letters,
                 moved=self._moved,
-                max_batch_bytes=max((one.max_batch_bytes for one in counts), default=0),
-                compression_rates=sum(one.compression_rates for one in counts),
                 sent_batches=self._sent_batches,
                 queue_ms=self._queue_ms,
                 max_queue_ms=self._max_queue_ms,
@@ -148,15 +152,12 @@ class TaskDeliveries:
 
     def topics(self) -> dict[str, TopicMetrics]:
         """The counts by topic, in the order of their first batches."""
-        found: dict[str, list[int]] = {}
+        found: dict[str, TopicMetrics] = {}
         with self._lock:
-            for partition, counts in self._counted:
-                sums = found.setdefault(partition.id.topic, [0, 0, 0, 0])
-                sums[0] += counts.records
-                sums[1] += counts.sent_bytes
-                sums[2] += counts.raw_bytes
-                sums[3] += counts.batches
-        return {topic: TopicMetrics(*sums) for topic, sums in found.items()}
+            for partition, one in self._counted:
+                counts = TopicMetrics(one.records, one.sent_bytes, one.raw_bytes, one.batches)
+                found[partition.id.topic] = found.get(partition.id.topic, TopicMetrics()).plus(counts)
+        return found
 
     def raise_failure(self, rows: int, unacknowledged: int, skipped: int = 0) -> None:
         """Raise DeliveryError with the first cause if anything failed.
@@ -198,9 +199,7 @@ class TaskDeliveries:
             )
 
 
-# -- a producer's metrics under Kafka's names ---------------------------------------------------------------
-
-
+# A producer's, under Kafka's names.
 Metrics = dict[str, float]
 
 
@@ -210,7 +209,7 @@ def task_metrics(pool: PoolMetrics, before: PoolMetrics, counts: Deliveries) -> 
     Averages are 0.0 before the first batch is sent or acknowledged. docs/metrics.md explains each metric.
     """
     batches, written = counts.batches, counts.records + counts.unconfirmed
-    held, most_held = pool.used_bytes + pool.heap_bytes, pool.max_used_bytes + pool.max_heap_bytes
+    used, most_used = pool.used_bytes + pool.heap_bytes, pool.max_used_bytes + pool.max_heap_bytes
     return {
         "buffer-total-bytes": pool.buffer_total_bytes,
         "buffer-available-bytes": pool.buffer_available_bytes,
@@ -228,9 +227,9 @@ def task_metrics(pool: PoolMetrics, before: PoolMetrics, counts: Deliveries) -> 
         "buffer-heap-bytes": pool.heap_bytes,
         "buffer-heap-bytes-max": pool.max_heap_bytes,
         "buffer-heap-bytes-total": pool.heap_total_bytes - before.heap_total_bytes,
-        # What `full` would hold for the same batches, minus what is held; then both at their peaks.
-        "buffer-saved-bytes": max(0, pool.full_strategy_bytes - held),
-        "buffer-saved-bytes-max": max(0, pool.max_full_strategy_bytes - most_held),
+        # What `full` would use for the same batches, minus what is used; then both at their peaks.
+        "buffer-saved-bytes": max(0, pool.full_strategy_bytes - used),
+        "buffer-saved-bytes-max": max(0, pool.max_full_strategy_bytes - most_used),
         "batch-size-avg": counts.sent_bytes / batches if batches else 0.0,
         "batch-size-max": counts.max_batch_bytes,
         "compression-rate-avg": counts.compression_rates / batches if batches else 0.0,

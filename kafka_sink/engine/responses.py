@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import partial
 
 import numpy as np
 
@@ -20,9 +19,9 @@ from kafka_sink.dead_letters.rejected_rows import (
     RejectedRecords,
 )
 from kafka_sink.engine import response_classifier
-from kafka_sink.engine.accumulator import HOLD_MS, RecordAccumulator, WrittenBatch
+from kafka_sink.engine.accumulator import HOLD_MS, RecordAccumulator
 from kafka_sink.engine.batch import BatchState, ProducerBatch
-from kafka_sink.engine.deliveries import TaskDeliveries
+from kafka_sink.engine.deliveries import WrittenBatch
 from kafka_sink.engine.identity import ProducerIdentity
 from kafka_sink.engine.response_classifier import Action, AttemptFacts, Verdict
 from kafka_sink.engine.splitting import BatchSplitter, take_out
@@ -52,10 +51,9 @@ class ResponseHandler:
     socket may still read it. ``connection_errors`` returns why connections failed.
     """
 
-    def __init__(  # noqa: PLR0913 - the parts of a producer
+    def __init__(
         self,
         options: SinkOptions,
-        deliveries: TaskDeliveries,
         accumulator: RecordAccumulator,
         cluster: ClusterMetadata,
         identity: ProducerIdentity | None,
@@ -64,7 +62,6 @@ class ResponseHandler:
         connection_errors: Callable[[], Mapping[Node, Exception]] = dict,
     ) -> None:
         self._options = options
-        self._deliveries = deliveries
         self._accumulator = accumulator
         self._cluster = cluster
         self._identity = identity
@@ -83,7 +80,7 @@ class ResponseHandler:
         # Rejected batches that wait in their queues until there is room for their dead letters. They must not
         # be sent.
         self.waiting: dict[ProducerBatch, tuple[Sequence[int], Exception]] = {}
-        self.splitter = BatchSplitter(deliveries, accumulator)
+        self.splitter = BatchSplitter(accumulator)
         # Responses after which a broker has all batches of its request, and takes the next at once.
         self.acknowledgements = 0
 
@@ -194,8 +191,7 @@ class ResponseHandler:
         if self._unauthorized_topics:
             for batch in taken:
                 self._unauthorized_topics.pop(batch.partition.topic, None)
-        # Counted before the waiting task can see that they are complete.
-        self._accumulator.complete(batches, partial(self._deliveries.acknowledged, confirmed=confirmed))
+        self._accumulator.complete(batches, confirmed=confirmed)
 
     def _apply(self, batch: ProducerBatch, broker: Broker, verdict: Verdict, now_ms: float) -> None:
         """Carry out the verdict of the classifier. Nothing else ends an attempt that failed."""
@@ -204,21 +200,24 @@ class ResponseHandler:
             return
         cause = verdict.cause or DeliveryError("the broker rejected the batch")
         self._note_failed_attempt(batch, broker, verdict, cause, now_ms)
-        if verdict.action is Action.SPLIT:
-            self._split(batch, cause)
+        if batch.terminal:
+            # The response is late: the batch has failed before, and the task knows.
+            self._accumulator.fail(batch, cause, taken=True)
+        elif verdict.action is Action.SPLIT:
+            self.splitter.split(batch)
         elif self._may_pass(batch, cause, now_ms):
             self._retry(batch, cause, verdict, now_ms)
         elif (
             self.dead_letters is not None
             and verdict.unwritable is not None
             # A dead letter that is rejected fails the task.
-            and not (batch.possibly_written or batch.terminal or batch.dead_letters)
+            and not (batch.possibly_written or batch.dead_letters)
         ):
             self._skip_records(batch, verdict.unwritable, cause)
         elif verdict.action is Action.FAIL or (
             verdict.spends_retry and batch.retries_spent > self._options.retries
         ):
-            self._fail_taken(batch, self._with_reason(batch, verdict, cause))
+            self._accumulator.fail(batch, self._with_reason(batch, verdict, cause), taken=True)
         else:
             if verdict.action is Action.RESTART and self._identity is not None:
                 _log.debug(
@@ -231,8 +230,7 @@ class ResponseHandler:
         self, batch: ProducerBatch, broker: Broker, verdict: Verdict, cause: Exception, now_ms: float
     ) -> None:
         self._breaker.on_complete(broker, [batch], cause, now_ms)
-        error_code = cause.error_code if isinstance(cause, BrokerRefusedError) else 0
-        broker.refused(batch, error_code, now_ms)
+        broker.refused(batch, _code_of(cause), now_ms)
         if verdict.possibly_written:
             batch.possibly_written = True
         batch.last_error = verdict.cause
@@ -257,24 +255,15 @@ class ResponseHandler:
                 wait_ms,
                 "possibly written" if batch.possibly_written else "not written",
             )
-        self._deliveries.count(retries=1)
+        self._accumulator.deliveries.count(retries=1)
         self._accumulator.reenqueue(batch, now_ms + wait_ms)
-
-    def _split(self, batch: ProducerBatch, cause: Exception) -> None:
-        """MESSAGE_TOO_LARGE: the records go on in smaller batches with consecutive sequences."""
-        if batch.terminal:
-            # The response is late: the batch has failed before, and the task knows.
-            self._fail_taken(batch, cause)
-            return
-        self.splitter.split(batch)
 
     def _may_pass(self, batch: ProducerBatch, cause: Exception, now_ms: float) -> bool:
         """With errors.tolerance=all: whether a topic that is not authorized is to be tried again.
 
         Brokers say so while they load their ACLs. Spark runs a task again that fails, but not one that skips.
         """
-        code = cause.error_code if isinstance(cause, BrokerRefusedError) else 0
-        if self.dead_letters is None or code != TOPIC_AUTHORIZATION_FAILED or batch.terminal:
+        if self.dead_letters is None or _code_of(cause) != TOPIC_AUTHORIZATION_FAILED:
             return False
         wait_ms = min(clock.UNAUTHORIZED_TOPIC_MS, self._options.delivery_timeout_ms / 2)
         topic = batch.partition.topic
@@ -315,7 +304,7 @@ class ResponseHandler:
         """Make dead letters of these records. The others go on, with consecutive sequences."""
         if not positions and batch.record_count > 1:
             # The broker did not say which records are invalid. It will when each has a batch of its own.
-            self._split(batch, cause)
+            self.splitter.split(batch)
             return
         dead_letters = self.dead_letters
         assert dead_letters is not None
@@ -323,7 +312,7 @@ class ResponseHandler:
             # Before the records are decoded, which takes long where they are many.
             dead_letters.require_room(len(positions), str(cause))
         except TooManyDeadLettersError as too_many:
-            self._fail_taken(batch, too_many)
+            self._accumulator.fail(batch, too_many, taken=True)
             return
         # No batch of the dead letter topic waits here: dead letters behind it would wait for it. Nor does one
         # that has waited, though the task's thread may have rejected rows since there was room.
@@ -332,22 +321,17 @@ class ResponseHandler:
             self._await_dead_letters(batch, positions, cause)
             return
         pieces, records = take_out(batch, positions or (0,), MAX_WAITING_BYTES)
+        ends, times = (np.array(one, dtype=np.int64) for one in (records.ends, records.timestamps_ms))
         # Kafka's name of a broker's error, or the exception's class.
-        name = error_of(cause.error_code).name if isinstance(cause, BrokerRefusedError) else None
-        rejected_rows = RejectedRecords(
-            records.bodies,
-            np.array(records.ends, dtype=np.int64),
-            *batch.partition,
-            np.array(records.timestamps_ms, dtype=np.int64),
-            str(cause),
-            name or type(cause).__name__,
-        )
+        code = _code_of(cause)
+        error = error_of(code).name if code else type(cause).__name__
+        rejected = RejectedRecords(records.bodies, ends, *batch.partition, times, str(cause), error)
         try:
-            dead_letters.add(rejected_rows)
+            dead_letters.add(rejected)
         except TooManyDeadLettersError as too_many:
             for piece in pieces:
                 piece.buffer.release()
-            self._fail_taken(batch, too_many)
+            self._accumulator.fail(batch, too_many, taken=True)
             return
         # A restart of sequences takes those of batches that wait.
         if self._identity is not None and batch.sequence is not NO_SEQUENCE:
@@ -381,53 +365,26 @@ class ResponseHandler:
 
     # -- failing batches -----------------------------------------------------------------------------
 
-    def _in_flight(self) -> list[ProducerBatch]:
-        return [batch for broker in self._cluster.brokers.values() for batch in broker.batches()]
-
-    def _fail_taken(self, batch: ProducerBatch, cause: Exception) -> None:
-        """Fail a batch that the sender has taken from its queue."""
-        self._accumulator.fail(batch, self._record_failure(batch, cause), taken=True)
-
-    def fail(self, batch: ProducerBatch, cause: Exception) -> bool:
-        """Fail a batch without a response, wherever it is; False where it is held or has ended."""
-        return self._accumulator.fail(batch, self._record_failure(batch, cause))
-
     def fail_all(self, cause: Exception) -> None:
         """Fail every batch: the producer cannot go on (authentication failed, no producer id)."""
-        self._deliveries.failed(None, 0, cause)
-        for batch in [*self._accumulator.queued_batches_snapshot(), *self._in_flight()]:
-            self.fail(batch, cause)
+        self._accumulator.deliveries.failed(None, 0, cause)
+        for batch in self._accumulator.unfinished():
+            self._accumulator.fail(batch, cause)
 
     def abort_incomplete(self, *, include_held: bool) -> None:
         """Fail what is left and give its memory back. Only after the connections are closed."""
-        closed = DeliveryError("the producer was closed")
-
-        def record(batch: ProducerBatch) -> None:
-            self._deliveries.failed(batch.partition, _rows(batch), closed)
-
         for broker in list(self._cluster.brokers.values()):
             broker.sent.clear()
-        self._accumulator.abort_incomplete(record, include_held=include_held)
-
-    def _record_failure(self, batch: ProducerBatch, cause: Exception) -> Callable[[], None]:
-        return partial(self._deliveries.failed, batch.partition, _rows(batch), cause)
+        closed = DeliveryError("the producer was closed")
+        self._accumulator.abort_incomplete(closed, include_held=include_held)
 
     def expire(self, now_ms: float) -> None:
         """Fail batches older than delivery.timeout.ms, and set ``expires_ms`` anew."""
         expired, delay = self._accumulator.expired(now_ms)
-        timeout = self._accumulator.options.delivery_timeout_ms
-        for batch in self._in_flight():
-            left = batch.created_ms + timeout - now_ms
-            if left <= 0:
-                expired.append(batch)
-            else:
-                delay = min(delay, left)
         for batch in expired:
-            if not self._expire(batch, now_ms) and not batch.terminal:
-                # The batch was held. The task may have let it go since.
+            if not self._expire(batch, now_ms):
+                # The task has held it since.
                 delay = min(delay, HOLD_MS)
-        # A batch that is opened from now on expires later than every batch seen here.
-        delay = min(delay, timeout)
         self.expires_ms = now_ms + delay
 
     def _expire(self, batch: ProducerBatch, now_ms: float) -> bool:
@@ -446,7 +403,7 @@ class ResponseHandler:
                 last,
             )
         cause = response_classifier.expiry(batch.partition, timeout, batch.attempts, last, muted)
-        return self.fail(batch, cause)
+        return self._accumulator.fail(batch, cause)
 
     def expire_missing(self, topics: Collection[str], now_ms: float) -> None:
         """Fail rows of ``topics`` whose partition has been missing for max.block.ms.
@@ -454,8 +411,8 @@ class ResponseHandler:
         A topic that is recreated with fewer partitions leaves such rows behind. The partition may come back,
         but a task that fails soon is run again, and its rows then go to the partitions that exist.
         """
-        snapshot = self._accumulator.queued_batches_snapshot() if topics else []
-        queued = [batch for batch in snapshot if batch.partition.topic in topics]
+        unfinished = self._accumulator.unfinished() if topics else []
+        queued = [one for one in unfinished if one.partition.topic in topics and not one.request_references]
         partitions = {batch.home for batch in queued}
         missing = {one for one in partitions if self._partitions_without(one.id) is not None}
         for partition in self.missing - missing:
@@ -469,7 +426,7 @@ class ResponseHandler:
             since_ms = batch.home.missing_since_ms
             if since_ms is not None and now_ms - since_ms >= max_block_ms:
                 reason = f"{self._obstacle(batch.partition)}, for kafka.max.block.ms = {max_block_ms:.0f} ms"
-                self.fail(batch, DeliveryError(f"{batch.partition}: {reason}"))
+                self._accumulator.fail(batch, DeliveryError(f"{batch.partition}: {reason}"))
 
     def _partitions_without(self, partition: TopicPartition) -> int | None:
         topic = self._cluster.topic(partition.topic)
@@ -512,17 +469,16 @@ class ResponseHandler:
         for batch in batches:
             last = "" if batch.last_error is None else f"{batch.last_error}; "
             text = f"{last}{partition.id}: {reason}, and the batch may have been written"
-            self.fail(batch, DeliveryError(text))
+            self._accumulator.fail(batch, DeliveryError(text))
         return bool(batches)
 
 
-def _rows(batch: ProducerBatch) -> int:
-    """The task's rows that end with the batch. Dead letters are none: their rows are counted as skipped."""
-    return 0 if batch.dead_letters else batch.record_count
+def _code_of(cause: Exception) -> int:
+    """A broker's error; 0 for any other."""
+    return cause.error_code if isinstance(cause, BrokerRefusedError) else 0
 
 
 def _error_name(cause: Exception) -> str:
     """Kafka's name and number of a broker's error, or the exception."""
-    if isinstance(cause, BrokerRefusedError):
-        return f"{error_of(cause.error_code).name} ({cause.error_code})"
-    return repr(cause)
+    code = _code_of(cause)
+    return f"{error_of(code).name} ({code})" if code else repr(cause)

@@ -27,7 +27,6 @@ from kafka_sink.counts import BrokerMetrics
 from kafka_sink.dead_letters.rejected_rows import DeadLetters
 from kafka_sink.engine.accumulator import RecordAccumulator
 from kafka_sink.engine.batch import ProducerBatch
-from kafka_sink.engine.deliveries import TaskDeliveries
 from kafka_sink.engine.identity import ProducerIdentity, TransactionalIdentity
 from kafka_sink.engine.produce_requests import fill_request, probe_brokers, produce_request
 from kafka_sink.engine.responses import ResponseHandler
@@ -75,18 +74,11 @@ class Sender(threading.Thread):
         self._identity = identity
         self._clock_ms = clock_ms
         self._breaker = breaker
-        self.deliveries = TaskDeliveries()
+        self._deliveries = accumulator.deliveries
         self._telemetry = telemetry
         backoff = ExponentialBackoff(options.retry_backoff_ms, options.retry_backoff_max_ms, RANDOM.random)
         self._responses = ResponseHandler(
-            options,
-            self.deliveries,
-            accumulator,
-            cluster,
-            identity,
-            backoff,
-            breaker,
-            network.connection_errors,
+            options, accumulator, cluster, identity, backoff, breaker, network.connection_errors
         )
         self._metadata = MetadataRequests(options, cluster, network, self._on_metadata)
         self._transaction_partitions: TransactionPartitions | None = None
@@ -117,12 +109,12 @@ class Sender(threading.Thread):
     def begin(self, dead_letters: DeadLetters | None = None) -> None:
         """A new task: its counts start at zero. It has failed already if the thread has."""
         self._responses.dead_letters = dead_letters
-        self.deliveries.begin()
+        self._deliveries.begin()
         for broker in list(self._cluster.brokers.values()):
             broker.counts = BrokerCounts()
         # Read afterwards: `_end_with` writes it first, so one of the two records the cause for the new task.
         if self._end_cause is not None:
-            self.deliveries.failed(None, 0, self._end_cause)
+            self._deliveries.failed(None, 0, self._end_cause)
 
     # -- the loop ---------------------------------------------------------------------------------
 
@@ -169,7 +161,7 @@ class Sender(threading.Thread):
             timeout_ms, fail = self._options.request_timeout_ms, self._responses.fail_all
             delay = min(delay, identity.refresh(self._network, timeout_ms, fail, now_ms))
             delay = min(delay, self._find_brokers(now_ms))
-        elif not self.deliveries.has_failed:
+        elif not self._deliveries.has_failed:
             # Spark runs a failed task again, so every further row that is sent now would be a duplicate.
             delay = min(delay, self._send_ready(now_ms, breaker.mutes))
             if self._transaction_partitions is not None:
@@ -211,7 +203,7 @@ class Sender(threading.Thread):
 
     def _end_with(self, cause: Exception) -> None:
         self._end_cause = self._end_cause or cause
-        self.deliveries.failed(None, 0, cause)
+        self._deliveries.failed(None, 0, cause)
 
     def close(self, timeout_ms: float, *, abort: bool = False) -> None:
         """End the thread. Batches without a response fail. Called when the task appends no more.
@@ -236,7 +228,7 @@ class Sender(threading.Thread):
         identity = self._identity
         return (
             self.is_alive()
-            and not self.deliveries.has_failed
+            and not self._deliveries.has_failed
             and not unfinished
             and (identity is None or identity.settled)
         )
@@ -325,7 +317,7 @@ class Sender(threading.Thread):
         moved = self._accumulator.move_unsent(stuck, lambda partition: targets[partition.topic])
         if not moved:
             return False
-        self.deliveries.count(moved=tell_of_moves(moved, self._breaker))
+        self._deliveries.count(moved=tell_of_moves(moved, self._breaker))
         return True
 
     def _targets(self, topic: str, muted: Container[TopicPartition]) -> list[TopicPartition]:
@@ -415,7 +407,7 @@ class Sender(threading.Thread):
         )
         broker.send(request, now_ms)
         queue_ms = [now_ms - batch.created_ms for batch in taken if batch.attempts == 1]
-        self.deliveries.sent(queue_ms)
+        self._deliveries.sent(queue_ms)
         if self._telemetry is not None and self._telemetry.is_offered:
             self._telemetry.on_sent(queue_ms)
         breaker = self._breaker
@@ -467,7 +459,7 @@ class Sender(threading.Thread):
 def tell_of_moves(moved: Mapping[TopicPartition, Sequence[ProducerBatch]], breaker: Breaker) -> int:
     """Log the batches that left their partitions; return how many rows that are."""
     batches = [batch for of_partition in moved.values() for batch in of_partition]
-    rows = sum(batch.record_count for batch in batches if not batch.dead_letters)
+    rows = sum(batch.rows for batch in batches)
     dead_letters = sum(batch.record_count for batch in batches if batch.dead_letters)
     what = [f"{rows} rows without a key"] if rows or not dead_letters else []
     what += [f"{dead_letters} dead letters"] if dead_letters else []

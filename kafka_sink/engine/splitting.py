@@ -16,7 +16,6 @@ from math import ceil
 from kafka_sink.cluster.topic_limits import INITIAL_RATIO, SAFETY
 from kafka_sink.engine.accumulator import RecordAccumulator
 from kafka_sink.engine.batch import BatchState, ProducerBatch
-from kafka_sink.engine.deliveries import TaskDeliveries
 from kafka_sink.memory.buffer import ScratchBuffer, put_pieces, share
 from kafka_sink.model import CompressionType
 from kafka_sink.records import batch_header, varint
@@ -61,8 +60,7 @@ class TakenRecords:
 class BatchSplitter:
     """Splits batches of one producer; used by the sender's thread."""
 
-    def __init__(self, deliveries: TaskDeliveries, accumulator: RecordAccumulator) -> None:
-        self._deliveries = deliveries
+    def __init__(self, accumulator: RecordAccumulator) -> None:
         self._accumulator = accumulator
 
     def split(self, batch: ProducerBatch) -> None:
@@ -83,7 +81,7 @@ class BatchSplitter:
             piece.free = may_move
         if batch.sequence is not NO_SEQUENCE:
             batch.home.replaced(batch, pieces)
-        self._deliveries.count(splits=1)
+        self._accumulator.deliveries.count(splits=1)
         self._accumulator.reenqueue_split(batch, pieces)
 
     def split_if_too_large(self, batch: ProducerBatch) -> bool:

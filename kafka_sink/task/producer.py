@@ -451,7 +451,7 @@ class Producer:
             self._send_last_report(self._reports)
         return TaskResult(
             **counts,
-            partitions=self.sender.deliveries.partitions(),
+            partitions=self.accumulator.deliveries.partitions(),
             elapsed_ms=now - task.reporter.started_ms,
             flush_ms=now - started,
             metrics=self.metrics(),
@@ -461,7 +461,7 @@ class Producer:
     def flush(self) -> None:
         """Send what is left, wait until every row so far is acknowledged, and go on. Raises as
         ``finish``."""
-        deliveries, dead_letters = self.sender.deliveries, self._task.dead_letters
+        deliveries, dead_letters = self.accumulator.deliveries, self._task.dead_letters
         self._parts.appender.flush()
         is_complete = False
         with self.activity.waiting(BROKER):
@@ -484,14 +484,14 @@ class Producer:
     @property
     def acknowledged(self) -> int:
         """Rows of this task that brokers have acknowledged; with acks=0 rows that were sent."""
-        return self.sender.deliveries.counts().written
+        return self.accumulator.deliveries.counts().written
 
     def check(self) -> None:
         """Raise DeliveryError if rows of this task have failed. A task that waits calls it now and then."""
         # Read first: a thread that ends records its reason before.
         ended = not self.sender.is_alive()
-        if self.sender.deliveries.has_failed:
-            self.sender.deliveries.raise_failure(
+        if self.accumulator.deliveries.has_failed:
+            self.accumulator.deliveries.raise_failure(
                 self.rows, self.accumulator.unacknowledged_records(), self._skipped
             )
         if ended:
@@ -505,7 +505,7 @@ class Producer:
         """
         unacknowledged = self.accumulator.unacknowledged_records()
         self.sender.abort(cause)
-        written = self.sender.deliveries.counts().written
+        written = self.accumulator.deliveries.counts().written
         skipped, rows = self._skipped, self.rows + held
         _log.warning(
             "%s. Sending has stopped: of %d rows %d are acknowledged, %d were sent and have no response, "
@@ -535,7 +535,7 @@ class Producer:
     def metrics(self) -> Metrics:
         """Metrics of the present task, or else of the last one, under Kafka's names: see docs/metrics.md."""
         task, counts = self._task, self._task.reporter.counts()
-        pool, deliveries = self._parts.allocator.pool.metrics(), self.sender.deliveries.counts()
+        pool, deliveries = self._parts.allocator.pool.metrics(), self.accumulator.deliveries.counts()
         return {
             **task_metrics(pool, task.reporter.memory_before, deliveries),
             "record-size-max": task.largest_record,

@@ -98,7 +98,7 @@ class TaskReporter:
             state_ms=state_ms,
             counters=_rounded(counts),
             gauges={} if done else _rounded(self._gauges()),
-            topics=dict(named_topics(self._parts.sender.deliveries.topics())),
+            topics=dict(named_topics(self._parts.accumulator.deliveries.topics())),
             brokers=self._brokers(now_ms, done=done),
             mutes=() if done else self._mutes(self._parts.breaker, now_ms),
             dead_letters=first_dead_letters(
@@ -111,7 +111,7 @@ class TaskReporter:
 
     def counts(self) -> dict[str, Any]:
         """All of the task's counts, by their names in ``TaskCounts``."""
-        counts, before, other_rack_bytes = self._parts.sender.deliveries.counts(), self._before, 0
+        counts, before, other_rack_bytes = self._parts.accumulator.deliveries.counts(), self._before, 0
         if self._parts.rack.name:
             sent = self._parts.sender.broker_metrics(self._clock_ms())
             other_rack_bytes = sum(

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from kafka_sink.cluster.broker import Broker
-from kafka_sink.engine.accumulator import HOLD_MS, RecordAccumulator, WrittenBatch
+from kafka_sink.engine.accumulator import HOLD_MS, RecordAccumulator
 from kafka_sink.engine.batch import BatchState, ProducerBatch
-from kafka_sink.errors import BufferExhaustedError, IllegalTransitionError
+from kafka_sink.engine.deliveries import Deliveries
+from kafka_sink.errors import BufferExhaustedError, DeliveryError, IllegalTransitionError
 from kafka_sink.memory.pool import BufferPool
 from kafka_sink.model import CompressionType, TopicPartition
 from kafka_sink.records.batch_header import ProducerSequence
@@ -21,7 +23,7 @@ from tests.support.strategy import forced
 P = [TopicPartition("t", index) for index in range(6)]
 
 
-def nothing(*_: object) -> None: ...
+LOST = DeliveryError("lost")
 
 
 def anything(_: ProducerBatch) -> bool:
@@ -87,6 +89,9 @@ class Bench:
         self.closed(P[0])
         (taken,) = self.drain(0)
         return taken
+
+    def counts(self) -> Deliveries:
+        return self.accumulator.deliveries.counts()
 
     def used(self) -> int:
         return self.pool.metrics().used_bytes
@@ -173,7 +178,7 @@ def test_one_in_flight_where_order_asks_for_it(guarded: bool) -> None:
     bench.closed(P[0])
     taken = bench.flying()
     assert bench.ready(0)[0] == ({} if guarded else {0: {0}})
-    bench.accumulator.complete([(taken, 0, -1)], nothing)
+    bench.accumulator.complete([(taken, 0, -1)])
     assert bench.ready(0)[0] == {0: {0}}
 
 
@@ -225,10 +230,13 @@ def test_rows_are_accounted_for_before_their_batch_counts_as_complete() -> None:
     bench = Bench()
     bench.closed(P[0])
     taken = bench.flying()
-    seen = []
-    bench.accumulator.complete([(taken, 0, -1)], lambda _: seen.append(bench.accumulator.incomplete))
+    seen: list[int] = []
+    for count in ("acknowledged", "failed"):
+        noted: Any = lambda *_, **__: seen.append(bench.accumulator.incomplete)  # noqa: E731
+        setattr(bench.accumulator.deliveries, count, noted)
+    bench.accumulator.complete([(taken, 0, -1)])
     (taken,) = bench.drain(0)
-    bench.accumulator.fail(taken, lambda: seen.append(bench.accumulator.incomplete))
+    bench.accumulator.fail(taken, LOST)
     assert seen == [2, 1]
     assert bench.accumulator.incomplete == 0
 
@@ -237,15 +245,14 @@ def test_rows_are_accounted_for_before_their_batch_counts_as_complete() -> None:
 def test_a_late_response_changes_nothing_but_frees_the_memory(is_written: bool) -> None:
     bench = Bench()
     taken = bench.flying()
-    assert bench.accumulator.fail(taken, nothing)
-    assert not bench.accumulator.fail(taken, nothing)
+    assert bench.accumulator.fail(taken, LOST)
+    assert not bench.accumulator.fail(taken, LOST)
     assert bench.used() > 0
-    recorded: list[WrittenBatch] = []
     if is_written:
-        bench.accumulator.complete([(taken, 0, -1)], recorded.extend)
+        bench.accumulator.complete([(taken, 0, -1)])
     else:
         bench.accumulator.reenqueue(taken, 0)
-    assert (recorded, bench.used(), bench.accumulator.incomplete) == ([], 0, 0)
+    assert (bench.counts().records, bench.used(), bench.accumulator.incomplete) == (0, 0, 0)
     assert taken.state is BatchState.FAILED
     assert not bench.accumulator.live
 
@@ -253,7 +260,7 @@ def test_a_late_response_changes_nothing_but_frees_the_memory(is_written: bool) 
 def test_pieces_of_a_batch_that_failed_before_are_given_back() -> None:
     bench = Bench()
     taken = bench.flying()
-    bench.accumulator.fail(taken, nothing)
+    bench.accumulator.fail(taken, LOST)
     buffer = bench.accumulator.allocator.open(100, 0)
     piece = ProducerBatch(bench.accumulator.partition(P[0]), buffer, None, CompressionType.NONE, 1.0, 0, 0)
     assert not bench.accumulator.reenqueue_split(taken, [piece])
@@ -265,10 +272,10 @@ def test_a_held_batch_is_not_failed() -> None:
     bench = Bench()
     batch = bench.batch(P[0])
     batch.held = True
-    assert not bench.accumulator.fail(batch, nothing)
+    assert not bench.accumulator.fail(batch, LOST)
     assert batch.state is BatchState.OPEN
     batch.held = False
-    assert bench.accumulator.fail(batch, nothing)
+    assert bench.accumulator.fail(batch, LOST)
     assert (bench.used(), bench.ready(10_000)) == (0, ({}, math.inf))
 
 
@@ -290,17 +297,17 @@ def test_closing_gives_all_back_wherever_it_is(include_held: bool) -> None:
     bench.closed(P[0])
     bench.drain(0)
     (expired,) = bench.drain(0)
-    bench.accumulator.fail(expired, nothing)
+    bench.accumulator.fail(expired, LOST)
     bench.batch(P[1])
     held = bench.batch(P[2])
     held.held = True
-    failed: list[ProducerBatch] = []
-    bench.accumulator.abort_incomplete(failed.append, include_held=include_held)
-    assert len(failed) == (3 if include_held else 2)
-    assert (held in failed) is include_held
+    before = bench.counts().failed
+    bench.accumulator.abort_incomplete(LOST, include_held=include_held)
+    assert bench.counts().failed - before == 2 * (3 if include_held else 2)
+    assert held.terminal is include_held
     assert (bench.used() == 0) is include_held
-    bench.accumulator.abort_incomplete(failed.append, include_held=True)
-    assert (len(failed), bench.used(), bench.accumulator.incomplete) == (3, 0, 0)
+    bench.accumulator.abort_incomplete(LOST, include_held=True)
+    assert (bench.counts().failed - before, bench.used(), bench.accumulator.incomplete) == (6, 0, 0)
     assert not bench.accumulator.live
 
 
@@ -324,7 +331,7 @@ def test_unacknowledged_rows_are_those_that_were_sent() -> None:
     assert bench.accumulator.unacknowledged_records() == 4
     bench.accumulator.reenqueue(one, 0)
     assert bench.accumulator.unacknowledged_records() == 4
-    bench.accumulator.fail(one, nothing)
+    bench.accumulator.fail(one, LOST)
     assert bench.accumulator.unacknowledged_records() == 2
 
 

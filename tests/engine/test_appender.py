@@ -35,6 +35,7 @@ from tests.support.strategy import forced
 pytestmark = pytest.mark.both_strategies
 
 BATCH_SIZE = 1_024
+DONE = DeliveryError("the sender was done with it")
 
 
 def each_codec(*codecs: CompressionType) -> pytest.MarkDecorator:
@@ -126,7 +127,7 @@ class Bench:
                 ):
                     batch.move_to(BatchState.IN_FLIGHT)
                     self.sent.append(batch.size)
-                    self.accumulator.complete([(batch, 0, -1)], lambda _: None)
+                    self.accumulator.complete([(batch, 0, -1)])
 
     def unowned(self) -> int:
         """Bytes lent out that no batch holds."""
@@ -395,7 +396,7 @@ def test_a_batch_that_outgrew_its_estimate_beyond_the_pool_goes_early() -> None:
     assert batch.buffer.heap_bytes > 0
     assert (batch.state, batch.held) == (BatchState.SEALED, False)
     assert bench.pool.metrics().heap_bytes == batch.buffer.heap_bytes
-    bench.accumulator.fail(batch, lambda: None)
+    bench.accumulator.fail(batch, DONE)
     assert (bench.pool.metrics().heap_bytes, bench.pool.metrics().used_bytes) == (0, 0)
 
 
@@ -467,7 +468,7 @@ def test_while_it_waits_for_memory_it_holds_no_open_batch_of_that_partition() ->
         states = [batch.state for batch in bench.batches(0)]
         blocked.append((states, any(b.held for b in bench.accumulator.live), projected))
         for batch in bench.batches(0):
-            bench.accumulator.fail(batch, lambda: None)  # as if the sender had been done with it
+            bench.accumulator.fail(batch, DONE)
 
     bench.on_open = watch
     bench.append(unit(0, [1]))
@@ -538,7 +539,7 @@ def test_memory_is_given_back_where_a_batch_cannot_be_made(memory: int) -> None:
 
     def fail_then(*_: float) -> None:
         for batch in bench.batches(0):
-            bench.accumulator.fail(batch, lambda: None)
+            bench.accumulator.fail(batch, DONE)
         fails.start()
 
     bench.on_open = fail_then

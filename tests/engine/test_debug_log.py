@@ -73,7 +73,7 @@ def test_a_split_is_logged_with_the_sizes(lines: Callable[[], list[str]]) -> Non
     model.arrive(0, 0, append=True)
     model.respond(0)
     (line,) = lines()[1:]
-    pieces = [batch.size for batch in model.accumulator.queued_batches_snapshot()]
+    pieces = [batch.size for batch in model.accumulator.unfinished()]
     assert len(pieces) > 1
     assert line == f"t-0: split a batch of {size} bytes and 4 records into {len(pieces)} of {pieces} bytes"
 

@@ -196,7 +196,7 @@ def test_a_lost_task_sends_nothing_more() -> None:
         until(lambda: producer.accumulator.unacknowledged_records() == 5, "a request in flight")
         producer.send(rows(12, 5, partition=1))
         cluster.thaw(0)
-        until(lambda: producer.sender.deliveries.has_failed, "the failure")
+        until(lambda: producer.accumulator.deliveries.has_failed, "the failure")
         with patch.object(producer.sender, "run_once", wraps=producer.sender.run_once) as run_once:
             until(lambda: producer.network.wakeup() or run_once.call_count > 5, "some passes of the sender")
         with pytest.raises(DeliveryError, match="5 never sent"):

@@ -16,6 +16,7 @@ from kafka_sink.breaker import ProducerStatusContext
 from kafka_sink.breaker.breaker import Breaker
 from kafka_sink.clock import monotonic_ms
 from kafka_sink.cluster.broker import Broker
+from kafka_sink.engine.batch import ProducerBatch
 from kafka_sink.engine.responses import ResponseHandler
 from kafka_sink.engine.sender import Sender, take_muted, tell_of_moves
 from kafka_sink.model import MetadataUpdate, Node, TopicPartition
@@ -26,6 +27,7 @@ from tests.support.brokers import Brokers
 from tests.support.fake_broker import FakeCluster
 from tests.support.queues import partition_of
 from tests.support.scripted_cluster import mutes, rows, task, written
+from tests.support.sequences import batch
 from tests.support.waiting import throughout, until
 
 # Kafka's defaults: what a cluster that is away is tried with.
@@ -264,9 +266,10 @@ def test_a_gone_brokers_muted_partitions_are_looked_up_though_others_wait_for_it
 def test_dead_letters_that_move_are_no_rows(
     batches: list[tuple[int, bool]], rows: int, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    moved: Any = [
-        SimpleNamespace(record_count=count, dead_letters=dead_letters) for count, dead_letters in batches
-    ]
+    moved: list[ProducerBatch] = []
+    for count, dead_letters in batches:
+        moved.append(batch(count))
+        moved[-1].dead_letters = dead_letters
     breaker: Any = SimpleNamespace(explain=lambda _: "muted")
     with caplog.at_level(logging.WARNING):
         assert tell_of_moves({TopicPartition("t", 0): moved}, breaker) == rows

@@ -17,8 +17,8 @@ from kafka_sink.engine import accumulator as accumulator_module
 from kafka_sink.engine import response_classifier
 from kafka_sink.engine.accumulator import HOLD_MS, RecordAccumulator
 from kafka_sink.engine.batch import BatchState, ProducerBatch
+from kafka_sink.engine.deliveries import TaskDeliveries
 from kafka_sink.engine.identity import ProducerIdentity
-from kafka_sink.engine.responses import ResponseHandler
 from kafka_sink.errors import DeliveryError, IllegalTransitionError
 from kafka_sink.model import TopicPartition
 from kafka_sink.records import batch_header
@@ -63,9 +63,9 @@ def test_letting_go_of_a_batch_while_it_expires_does_not_let_it_live_on() -> Non
     model.now += DELIVERY_TIMEOUT_MS + 1
     batch, fail = next(iter(model.accumulator.live)), model.accumulator.fail
 
-    def held_until_refused(batch: ProducerBatch, record: Callable[[], None], *, taken: bool = False) -> bool:
+    def held_until_refused(batch: ProducerBatch, cause: Exception, *, taken: bool = False) -> bool:
         batch.held = True
-        failed = fail(batch, record, taken=taken)
+        failed = fail(batch, cause, taken=taken)
         batch.held = False
         return failed
 
@@ -204,11 +204,9 @@ def _held_does_not_count(patch: pytest.MonkeyPatch) -> None:
     """The sender fails a batch that the task writes into."""
     fail = RecordAccumulator.fail
 
-    def failing(
-        self: RecordAccumulator, batch: ProducerBatch, record: Callable[[], None], *, taken: bool = False
-    ) -> bool:
+    def failing(self: RecordAccumulator, batch: ProducerBatch, cause: Exception, **taken: bool) -> bool:
         batch.held = False
-        return fail(self, batch, record, taken=taken)
+        return fail(self, batch, cause, **taken)
 
     patch.setattr(RecordAccumulator, "fail", failing)
 
@@ -271,19 +269,17 @@ def _muted_partitions_are_sent(patch: pytest.MonkeyPatch) -> None:
 
 
 def _a_close_forgets_what_is_in_flight(patch: pytest.MonkeyPatch) -> None:
-    def abort_incomplete(
-        self: RecordAccumulator, record: Callable[[ProducerBatch], None], **_: object
-    ) -> None:
+    def abort_incomplete(self: RecordAccumulator, cause: Exception, **_: object) -> None:
         for queue in self.partitions.values():
             for batch in list(queue.batches):
-                self.fail(batch, lambda batch=batch: record(batch))  # type: ignore[misc]
+                self.fail(batch, cause)
 
     patch.setattr(RecordAccumulator, "abort_incomplete", abort_incomplete)
 
 
 def _expired_batches_vanish(patch: pytest.MonkeyPatch) -> None:
     """Rows are dropped without a word."""
-    patch.setattr(ResponseHandler, "_record_failure", lambda *arguments: lambda: None)
+    patch.setattr(TaskDeliveries, "failed", lambda *arguments: None)
 
 
 def _what_was_sent_moves(patch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,6 @@ from kafka.record.default_records import DefaultRecordBatch
 from kafka_sink.engine.accumulator import RecordAccumulator
 from kafka_sink.engine.appender import RecordAppender
 from kafka_sink.engine.batch import BatchState, ProducerBatch
-from kafka_sink.engine.deliveries import TaskDeliveries
 from kafka_sink.engine.produce_requests import fill_request
 from kafka_sink.engine.splitting import BatchSplitter, take_out
 from kafka_sink.memory.allocator import chunk_size
@@ -103,7 +102,7 @@ class Task:
         )
         self.appender = RecordAppender(self.accumulator, lambda: 0.0, lambda: None)
         self.brokers = Brokers()
-        self.splitter = BatchSplitter(TaskDeliveries(), self.accumulator)
+        self.splitter = BatchSplitter(self.accumulator)
         self.written: dict[int, list[bytes]] = {number: [] for number in range(PARTITIONS)}
         self.dead_letters: list[bytes] = []
         self.too_large = self.unit_bytes = self.sent = 0
@@ -196,7 +195,7 @@ class Task:
             self.take_out(batch, bad)
             return
         self.written[batch.partition.partition] += values
-        self.accumulator.complete([(batch, 0, -1)], lambda _: None)
+        self.accumulator.complete([(batch, 0, -1)])
 
     def take_out(self, batch: ProducerBatch, positions: list[int]) -> None:
         pieces, records = take_out(batch, positions, 2_000)

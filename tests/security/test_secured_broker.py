@@ -316,7 +316,7 @@ def test_logins_are_renewed_before_they_run_out(secured: Secured) -> None:
         rows = write_rows(1)
         at_first, set_up_at_first = made(), set_up()
         # A broker may learn late that it leads a partition of a new topic.
-        at_first_retries = producer.sender.deliveries.counts().retries
+        at_first_retries = producer.accumulator.deliveries.counts().retries
         begun = time.monotonic()
         while time.monotonic() - begun < 2.2 * SHORT_SESSION_MS / 1000:
             rows += write_rows(100)

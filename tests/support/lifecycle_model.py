@@ -18,10 +18,10 @@ from kafka_sink.breaker.breaker import Breaker, CircuitBreakManager
 from kafka_sink.clock import ExponentialBackoff
 from kafka_sink.cluster.broker import Broker, SentRequest
 from kafka_sink.dead_letters.rejected_rows import DeadLetters
-from kafka_sink.engine.accumulator import RecordAccumulator, WrittenBatch
+from kafka_sink.engine.accumulator import RecordAccumulator
 from kafka_sink.engine.appender import RecordAppender
 from kafka_sink.engine.batch import BatchState, ProducerBatch
-from kafka_sink.engine.deliveries import TaskDeliveries
+from kafka_sink.engine.deliveries import WrittenBatch
 from kafka_sink.engine.identity import ProducerIdentity
 from kafka_sink.engine.produce_requests import fill_request, produce_request
 from kafka_sink.engine.responses import ResponseHandler
@@ -147,10 +147,9 @@ class Model:
         self.metadata.brokers = self.brokers
         ignored: Any = self.metadata
         breaker = Breaker(None, CircuitBreakManager(ignored, 2_000.0, self.accumulator.partitions.get))
-        self.deliveries = TaskDeliveries()
+        self.deliveries = self.accumulator.deliveries
         self.responses = ResponseHandler(
             options,
-            self.deliveries,
             self.accumulator,
             self.metadata,  # type: ignore[arg-type]
             self.identity,
@@ -175,9 +174,9 @@ class Model:
     def _watch_acknowledgements(self) -> None:
         complete = self.accumulator.complete
 
-        def watched(written: Sequence[WrittenBatch], record: Callable[[list[WrittenBatch]], None]) -> None:
+        def watched(written: Sequence[WrittenBatch], *, confirmed: bool) -> None:
             rows = [numbers_in(b"".join(batch.buffer.views())) for batch, *_ in written if not batch.terminal]
-            complete(written, record)
+            complete(written, confirmed=confirmed)
             self.acknowledged += [row for batch in rows for row in batch]
 
         self.accumulator.complete = watched  # type: ignore[assignment]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kafka_sink.cluster.partition import Partition
-from kafka_sink.engine.accumulator import WrittenBatch
 from kafka_sink.engine.batch import ProducerBatch
+from kafka_sink.engine.deliveries import WrittenBatch
 from kafka_sink.memory.pool import BufferPool
 from kafka_sink.model import CompressionType
 from tests.support.allocators import incremental_allocator
