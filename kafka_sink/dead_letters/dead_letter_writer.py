@@ -236,13 +236,13 @@ def _cut(content: pa.Array, limits: Int64s) -> tuple[pa.Array, Int64s, Bools]:
 
 
 def _without(own: OwnHeaders, dropped: Bools) -> OwnHeaders:
-    kept = indices(np.flatnonzero(np.repeat(~dropped, own.held)))
-    left = np.where(dropped, 0, own.held)
-    return replace(own, held=left, keys=own.keys.take(kept), values=own.values.take(kept))
+    entries = indices(np.flatnonzero(np.repeat(~dropped, own.kept)))
+    left = np.where(dropped, 0, own.kept)
+    return replace(own, kept=left, keys=own.keys.take(entries), values=own.values.take(entries))
 
 
 def _headers(own: OwnHeaders | None, context: list[_Header], count: int) -> pa.Array:
     """Each row's own headers and its context as one list column."""
     none = np.zeros(count, dtype=np.int64)
-    held, keys, values = (none, _NO_BINARY, _NO_BINARY) if own is None else (own.held, own.keys, own.values)
-    return headers_with(held, keys, values, [(header.name, header.value) for header in context])
+    kept, keys, values = (none, _NO_BINARY, _NO_BINARY) if own is None else (own.kept, own.keys, own.values)
+    return headers_with(kept, keys, values, [(header.name, header.value) for header in context])

@@ -30,21 +30,21 @@ _ROW_BYTES = 32
 class OwnHeaders:
     """The headers that rows had: row i ``counts[i]`` of them, which take ``sizes[i]`` bytes in a dead letter.
 
-    ``keys`` (binary, no nulls) and ``values`` (binary) are those of all rows. ``held[i]`` are of row i: all
+    ``keys`` (binary, no nulls) and ``values`` (binary) are those of all rows. ``kept[i]`` are of row i: all
     that it had, or none where they are too many for any dead letter.
     """
 
     counts: Int64s
-    held: Int64s
+    kept: Int64s
     sizes: Int64s
     keys: pa.Array
     values: pa.Array
 
     def slice(self, start: int, stop: int) -> OwnHeaders:
-        first, last = int(self.held[:start].sum()), int(self.held[:stop].sum())
+        first, last = int(self.kept[:start].sum()), int(self.kept[:stop].sum())
         return OwnHeaders(
             self.counts[start:stop],
-            self.held[start:stop],
+            self.kept[start:stop],
             self.sizes[start:stop],
             self.keys.slice(first, last - first),
             self.values.slice(first, last - first),
@@ -75,7 +75,7 @@ class RejectedRows:
         return len(self.value)
 
     @property
-    def held_bytes(self) -> int:
+    def memory_bytes(self) -> int:
         return int(self.sizes.sum()) + self.count * _ROW_BYTES
 
     def topic_of(self, row: int) -> str | None:
@@ -126,7 +126,7 @@ class RejectedRecords:
         return len(self.ends)
 
     @property
-    def held_bytes(self) -> int:
+    def memory_bytes(self) -> int:
         return len(self.bodies) + self.count * _ROW_BYTES
 
     def topic_of(self, row: int) -> str:
@@ -177,7 +177,7 @@ class DeadLetters:
         self._max_rows = max_rows
         self._lock = threading.Lock()  # guards everything below
         self._waiting: deque[Rejected] = deque()
-        self._held_bytes = 0
+        self._waiting_bytes = 0
         # By topic and class of the error.
         self._reasons: Counter[tuple[str, str]] = Counter()
         self._rows = 0
@@ -202,7 +202,7 @@ class DeadLetters:
                 self._reasons[topic if is_kept else "", rejected.error] += count
             if self.topic is not None:
                 self._waiting.append(rejected)
-                self._held_bytes += rejected.held_bytes
+                self._waiting_bytes += rejected.memory_bytes
         for row in range(logged):
             _log.warning(
                 "a row for topic %s can never be written: %s; errors.tolerance=all skips it",
@@ -213,7 +213,7 @@ class DeadLetters:
     @property
     def has_room(self) -> bool:
         """Whether the sender may add rows. Those that wait are in memory beyond buffer.memory."""
-        return self._held_bytes < MAX_WAITING_BYTES
+        return self._waiting_bytes < MAX_WAITING_BYTES
 
     @property
     def is_waiting(self) -> bool:
@@ -226,7 +226,7 @@ class DeadLetters:
             if not self._waiting:
                 return None
             rejected = self._waiting.popleft()
-            self._held_bytes -= rejected.held_bytes
+            self._waiting_bytes -= rejected.memory_bytes
             return rejected
 
     @property

@@ -272,12 +272,12 @@ def _field(data: Bytes, at: Int64s) -> tuple[pa.Array, Int64s]:
 
 
 def _encoded_headers(data: Bytes, at: Int64s, counts: Int64s, limit: int) -> OwnHeaders:
-    held = np.where(counts > limit, 0, counts)
-    first = np.cumsum(held) - held
+    kept = np.where(counts > limit, 0, counts)
+    first = np.cumsum(kept) - kept
     # Where each header's key and value begin and end, and whether the value is null.
-    edges = np.zeros((4, int(held.sum())), dtype=np.int64)
+    edges = np.zeros((4, int(kept.sum())), dtype=np.int64)
     nulls = np.zeros(edges.shape[1], dtype=np.bool_)
-    rows = np.flatnonzero(held)
+    rows = np.flatnonzero(kept)
     at = at[rows]
     number = 0
     while len(rows):
@@ -289,35 +289,35 @@ def _encoded_headers(data: Bytes, at: Int64s, counts: Int64s, limit: int) -> Own
         edges[:, place] = key, key_end, value, at
         nulls[place] = size < 0
         number += 1
-        left = held[rows] > number
+        left = kept[rows] > number
         rows, at = rows[left], at[left]
     keys, values = spans(data, edges[0], edges[1]), spans(data, edges[2], edges[3], nulls)
-    sizes = np.where(held < counts, counts * HEADER_OVERHEAD, _header_sizes(held, keys, values))
-    return OwnHeaders(counts, held, sizes, keys, values)
+    sizes = np.where(kept < counts, counts * HEADER_OVERHEAD, _header_sizes(kept, keys, values))
+    return OwnHeaders(counts, kept, sizes, keys, values)
 
 
 def headers_with(
-    held: Int64s, keys: pa.Array, values: pa.Array, added: Sequence[tuple[bytes, bytes | pa.Array]]
+    kept: Int64s, keys: pa.Array, values: pa.Array, added: Sequence[tuple[bytes, bytes | pa.Array]]
 ) -> pa.ListArray:
-    """A list column of headers, gathered from all keys and all values: row i has the next ``held[i]`` of
+    """A list column of headers, gathered from all keys and all values: row i has the next ``kept[i]`` of
     these, and behind them those that are added.
 
     An added one has one value for all rows, or one each, where null leaves it out.
     """
-    count = len(held)
+    count = len(kept)
     present = [
         np.ones(count, dtype=np.bool_) if isinstance(value, bytes) else ~null_mask(value)
         for _, value in added
     ]
     ends = np.zeros(count + 1, dtype=np.int32)
-    np.cumsum(held + sum(present, np.zeros(count, dtype=np.int64)), out=ends[1:])
+    np.cumsum(kept + sum(present, np.zeros(count, dtype=np.int64)), out=ends[1:])
     key_at = np.empty(int(ends[-1]), dtype=np.int32)
     value_at = np.empty(len(key_at), dtype=np.int32)
     # How far those that are added have moved each of the others.
-    place = np.repeat(ends[:-1] - (np.cumsum(held) - held), held)
+    place = np.repeat(ends[:-1] - (np.cumsum(kept) - kept), kept)
     place += np.arange(len(place))
     key_at[place] = value_at[place] = np.arange(len(place))
-    place = ends[:-1] + held
+    place = ends[:-1] + kept
     sources, filled = [values], len(values)
     for number, ((_, value), shown) in enumerate(zip(added, present, strict=True)):
         key_at[place[shown]] = len(keys) + number

@@ -5,8 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 import threading
-from collections import deque
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from operator import attrgetter
 
 from kafka_sink.cluster.broker import Broker
@@ -259,59 +258,43 @@ class RecordAccumulator:
                 pool.give_all(lent)
 
     def move_unsent(
-        self, sources: Iterable[Partition], targets: Callable[[TopicPartition], Sequence[TopicPartition]]
+        self, sources: Iterable[Partition], targets: Mapping[str, Sequence[TopicPartition]]
     ) -> dict[TopicPartition, list[ProducerBatch]]:
         """Move batches that no request ever had, and whose rows are free, to other partitions.
 
-        ``targets``: where a partition's batches may go, in any order; the shortest queue comes first. Returns
+        ``targets``: where a topic's batches may go, in any order; the shortest queue comes first. Returns
         what was moved, by where it was. Batches keep their order, age and memory. They come behind what is
         queued there, so they and an open batch there take no more rows. They stay where they are while their
         task writes into them, or into every target's open batch.
         """
-        places = [(source, targets(source.id)) for source in sources]
         with self.lock:
-            moved = {source.id: self._move_locked(source, choices) for source, choices in places if choices}
+            moved = {source.id: self._move_locked(source, targets[source.id.topic]) for source in sources}
         return {name: batches for name, batches in moved.items() if batches}
 
-    def _move_locked(self, source: Partition, targets: Sequence[TopicPartition]) -> list[ProducerBatch]:
-        kept: list[ProducerBatch] = []
-        moved: list[ProducerBatch] = []
-        lengths: list[tuple[int, int]] | None = None
-        for batch in source.batches:
-            if batch.may_move and not batch.held:
-                if lengths is None:
-                    lengths = self._lengths_locked(targets)
-                if lengths:
-                    queued, index = lengths[0]
-                    heapq.heapreplace(lengths, (queued + 1, index))
-                    self._append_moved_locked(batch, self.partition(targets[index]))
-                    moved.append(batch)
-                    continue
-            self.held_batch_skipped |= batch.may_move
-            kept.append(batch)
-        source.batches = deque(kept)
-        if not kept:
-            self.waiting.pop(source, None)
-        return moved
-
-    def _lengths_locked(self, targets: Sequence[TopicPartition]) -> list[tuple[int, int]]:
-        """A heap of queue lengths by place in ``targets``, without those whose open batch is held."""
+    def _move_locked(self, source: Partition, names: Sequence[TopicPartition]) -> list[ProducerBatch]:
+        moving = [batch for batch in source.batches if batch.may_move and not batch.held]
+        targets = [self.partition(name) for name in names] if moving else []
+        # Queue lengths, without those whose open batch is held.
         lengths = []
-        for index, name in enumerate(targets):
-            target = self.partition(name)
+        for index, target in enumerate(targets):
             tail = open_batch_of(target)
             if tail is None or not tail.held:
                 lengths.append((len(target.batches), index))
         heapq.heapify(lengths)
-        return lengths
-
-    def _append_moved_locked(self, batch: ProducerBatch, target: Partition) -> None:
-        for one in (batch, open_batch_of(target)):
-            if one is not None and one.state is BatchState.OPEN:
-                one.move_to(BatchState.CLOSED)
-        batch.move_to_partition(target)
-        target.batches.append(batch)
-        self.waiting[target] = None
+        moved = moving if lengths else []
+        for batch in moved:
+            queued, index = lengths[0]
+            heapq.heapreplace(lengths, (queued + 1, index))
+            target = targets[index]
+            for one in (batch, open_batch_of(target)):
+                if one is not None and one.state is BatchState.OPEN:
+                    one.move_to(BatchState.CLOSED)
+            self._remove_locked(batch)
+            batch.move_to_partition(target)
+            target.batches.append(batch)
+            self.waiting[target] = None
+        self.held_batch_skipped |= bool(names) and any(batch.may_move for batch in source.batches)
+        return moved
 
     def put_back(self, batches: Sequence[ProducerBatch]) -> None:
         """Undo ``drain`` for batches that were sealed but not sent."""
@@ -428,10 +411,10 @@ class RecordAccumulator:
         self.incomplete -= 1
         self._completed.notify_all()
 
-    def held_bytes(self, muted: Container[TopicPartition]) -> int:
+    def memory_of(self, partitions: Container[TopicPartition]) -> int:
         """Bytes of memory of these partitions' batches, whatever their state."""
         with self.lock:
-            return sum(batch.buffer.capacity for batch in self.live if batch.partition in muted)
+            return sum(batch.buffer.capacity for batch in self.live if batch.partition in partitions)
 
     def unacknowledged_records(self) -> int:
         """The number of rows that were sent and perhaps written, but have no final state."""

@@ -45,7 +45,7 @@ _GROUP_BYTES = 65_536
 
 
 class MutedMemoryLimit:
-    """Used by the task's thread. ``limit_bytes`` of buffer.memory may be held by muted partitions.
+    """Used by the task's thread. Muted partitions may use ``limit_bytes`` of buffer.memory.
 
     ``mutes`` gives the muted partitions and is false if there are none. ``explain`` says why one is muted.
     """
@@ -93,14 +93,14 @@ class MutedMemoryLimit:
         if not mutes:
             self._said = False
             return len(needs)
-        held = self._accumulator.held_bytes(mutes)
+        used = self._accumulator.memory_of(mutes)
         for taken, (partition, needed) in enumerate(needs):
             if partition not in mutes:
                 continue
-            # If no memory is held, one run may always go, however large it is.
-            if held and held + needed > self._limit_bytes:
+            # If no memory is used, one run may always go, however large it is.
+            if used and used + needed > self._limit_bytes:
                 return taken
-            held += needed
+            used += needed
         return len(needs)
 
     def _say(self, partition: TopicPartition) -> None:
@@ -108,9 +108,9 @@ class MutedMemoryLimit:
             return
         self._said = True
         _log.warning(
-            "rows with a key or a partition column wait for %s, as such rows hold all that muted partitions "
-            "may (%d bytes): %s. Where keys spread over all partitions this stops the task until the broker "
-            "is back, for kafka.delivery.timeout.ms = %.0f ms at most. "
+            "rows with a key or a partition column wait for %s, as such rows use all memory that muted "
+            "partitions may (%d bytes): %s. Where keys spread over all partitions this stops the task until "
+            "the broker is back, for kafka.delivery.timeout.ms = %.0f ms at most. "
             "kafka.partitioner.spread.keys.when.muted=true sends rows with keys to other partitions "
             "meanwhile; rows of one key are then in several partitions",
             partition,
@@ -464,19 +464,19 @@ class RecordAppender:
     def _seal(self, closed: list[ProducerBatch]) -> None:
         """Seal batches and let them go: a large one at once, small ones together."""
         group: list[ProducerBatch] = []
-        held = 0
+        raw_bytes = 0
         for batch in closed:
             batch.seal()
             if batch.codec is not None:
                 batch.home.limits.observe(batch.observed_ratio)
             group.append(batch)
-            held += batch.raw_bytes
-            if held >= _GROUP_BYTES or batch is closed[-1]:
+            raw_bytes += batch.raw_bytes
+            if raw_bytes >= _GROUP_BYTES or batch is closed[-1]:
                 with self._accumulator.lock:
                     for one in group:
                         one.held = False
                 self._wake_sender()
-                group, held = [], 0
+                group, raw_bytes = [], 0
 
     def _wait_for_memory(self, size: int, first_record: int, check: Callable[[], object]) -> ChunkedBuffer:
         def watch() -> None:

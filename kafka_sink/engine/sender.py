@@ -36,6 +36,7 @@ from kafka_sink.model import TopicPartition
 from kafka_sink.network.client import NetworkClient
 from kafka_sink.network.requests import MetadataResponse
 from kafka_sink.options import SinkOptions
+from kafka_sink.rows.partitioner import Choices, choices_of
 
 if TYPE_CHECKING:
     from kafka_sink.engine.transaction_partitions import TransactionPartitions
@@ -257,11 +258,11 @@ class Sender(threading.Thread):
         # Read first: another thread may change what it stands for meanwhile, and raises it then.
         version = self._cluster.version
         ready, leaderless, delay = self._accumulator.ready(self._leader, now_ms, version)
-        held_back = take_muted(ready, muted) if muted else {}
+        of_muted = take_muted(ready, muted) if muted else {}
         # With one request at a time, a batch waits for a response though its queue is not ready. And what a
         # response says of a mute is seen in the next pass.
         self._sent_all = self._options.max_in_flight_requests_per_connection > 1 and not muted
-        if not (ready or held_back or leaderless or self._waited):
+        if not (ready or of_muted or leaderless or self._waited):
             return delay
         blocked = []
         for broker, queues in ready.items():
@@ -276,18 +277,18 @@ class Sender(threading.Thread):
                 delay = 0.0
         if blocked or self._waited:
             self._note_waits(ready, blocked, now_ms)
-        if blocked or leaderless or held_back or self._responses.missing:
-            stuck = [*held_back.items(), *((broker, ready[broker]) for broker in blocked)]
+        if blocked or leaderless or of_muted or self._responses.missing:
+            stuck = [*of_muted.items(), *((broker, ready[broker]) for broker in blocked)]
             delay = min(delay, self._refresh_stale(leaderless, stuck, now_ms))
         self._waited |= bool(leaderless)
         self._sent_all &= not self._waited
-        for broker, queues in held_back.items():
+        for broker, queues in of_muted.items():
             delay = min(delay, self._probe(broker, queues, now_ms))
         if not muted:
             return delay
-        held = [queue for queues in held_back.values() for queue in queues]
-        held += [one for one in leaderless if one.id in muted]
-        return 0.0 if held and self._move_unsent(held, muted) else delay
+        unsent = [queue for queues in of_muted.values() for queue in queues]
+        unsent += [one for one in leaderless if one.id in muted]
+        return 0.0 if unsent and self._move_unsent(unsent, muted) else delay
 
     def _refresh_stale(
         self,
@@ -307,29 +308,25 @@ class Sender(threading.Thread):
             self._cluster.mark_stale(topic, now_ms)
         return self._metadata.refresh(now_ms) if stale else math.inf
 
-    def _move_unsent(self, stuck: Sequence[Partition], muted: Container[TopicPartition]) -> bool:
+    def _move_unsent(self, sources: Sequence[Partition], muted: Container[TopicPartition]) -> bool:
         """Move keyless rows that were never sent away from muted partitions; return whether there were any.
 
         A task ends once all of its rows are acknowledged. Rows that it gave to a partition before it noticed
         that the broker is frozen would wait for that broker, although any other partition will do.
         """
-        targets = {topic: self._targets(topic, muted) for topic in {one.id.topic for one in stuck}}
-        moved = self._accumulator.move_unsent(stuck, lambda partition: targets[partition.topic])
-        if not moved:
-            return False
-        self._deliveries.count(moved=tell_of_moves(moved, self._breaker))
-        return True
+        targets = {topic: self._targets(topic, muted) for topic in {one.id.topic for one in sources}}
+        moved = self._accumulator.move_unsent(sources, targets)
+        if moved:
+            self._deliveries.count(moved=tell_of_moves(moved, self._breaker))
+        return bool(moved)
 
     def _targets(self, topic: str, muted: Container[TopicPartition]) -> list[TopicPartition]:
         """Partitions that take rows now; those of connected brokers where there are any."""
-        metadata = self._cluster.topic(topic)
-        infos = () if metadata is None else metadata.partitions
-        led = [(TopicPartition(topic, info.partition), info.leader) for info in infos if info.leader >= 0]
-        available = [(partition, leader) for partition, leader in led if partition not in muted]
-        connected = [
-            partition for partition, leader in available if self._cluster.broker(leader).is_connected
-        ]
-        return connected or [partition for partition, _ in available]
+        known = self._cluster.topic(topic)
+        connected = [broker.id for broker in self._cluster.brokers.values() if broker.is_connected]
+        choices = Choices(()) if known is None else choices_of(known, (), muted, connected)
+        # Where all partitions are muted, none counts as muted.
+        return [TopicPartition(topic, number) for number in choices.available if choices.muted]
 
     def _note_waits(
         self, ready: Mapping[Broker, Sequence[Partition]], blocked: Collection[Broker], now_ms: float
@@ -481,9 +478,8 @@ def take_muted(
     """Take the muted partitions out."""
     found: dict[Broker, list[Partition]] = {}
     for broker, partitions in list(ready.items()):
-        held = [one for one in partitions if one.id in muted]
-        if held:
-            found[broker] = held
+        if of_muted := [one for one in partitions if one.id in muted]:
+            found[broker] = of_muted
             ready[broker] = [one for one in partitions if one.id not in muted]
             if not ready[broker]:
                 del ready[broker]

@@ -497,16 +497,16 @@ class Producer:
         if ended:
             raise DeliveryError("the sender thread has ended")
 
-    def abort(self, cause: Exception, held: int = 0) -> None:
+    def abort(self, cause: Exception, unsent: int = 0) -> None:
         """Stop sending at once and drop what was not sent. Any thread may call it.
 
-        The task fails with this cause, wherever it waits. The producer serves no other task. ``held``: rows
+        The task fails with this cause, wherever it waits. The producer serves no other task. ``unsent``: rows
         that the task has and did not append yet.
         """
         unacknowledged = self.accumulator.unacknowledged_records()
         self.sender.abort(cause)
         written = self.accumulator.deliveries.counts().written
-        skipped, rows = self._skipped, self.rows + held
+        skipped, rows = self._skipped, self.rows + unsent
         _log.warning(
             "%s. Sending has stopped: of %d rows %d are acknowledged, %d were sent and have no response, "
             "%d are skipped, and %d are dropped",

@@ -149,7 +149,7 @@ class TaskReporter:
         for node_id, one in islice(counted.items(), MAX_BROKERS):
             node, oldest_ms = addresses.get(node_id), one.oldest_ms
             if node_id in waiting and now_ms - one.answered_ms > _QUIET_MS:
-                since_ms = min(held[2] for held in waiting[node_id])
+                since_ms = min(rows[2] for rows in waiting[node_id])
                 # Rows also wait for others to fill their batch.
                 oldest_ms = max(oldest_ms, now_ms - max(one.answered_ms, since_ms + options.linger_ms))
             found[node_id] = BrokerReport(
@@ -185,15 +185,15 @@ class TaskReporter:
         waiting = self._waiting()
         timeout_ms, made = self._parts.accumulator.options.delivery_timeout_ms, []
         for mute, age_ms in muted:
-            held = waiting.get(mute.target, [])
+            unsent = waiting.get(mute.target, [])
             made.append(
                 MuteReport(
                     cut(str(mute.target)),
                     cut(mute.reason),
                     round(age_ms),
-                    sum(rows for _, rows, _ in held),
-                    max(0.0, min(one[2] for one in held) + timeout_ms - now_ms) if held else None,
-                    tuple(cut(str(partition)) for partition, _, _ in held[:MAX_PARTITIONS]),
+                    sum(rows for _, rows, _ in unsent),
+                    max(0.0, min(one[2] for one in unsent) + timeout_ms - now_ms) if unsent else None,
+                    tuple(cut(str(partition)) for partition, _, _ in unsent[:MAX_PARTITIONS]),
                 )
             )
         return tuple(made)

@@ -359,7 +359,7 @@ def move(bench: Bench, source: TopicPartition, *targets: TopicPartition) -> list
     queues = bench.accumulator
     with queues.lock:
         queue = queues.partition(source)
-    return bench.accumulator.move_unsent([queue], lambda _: targets).get(source, [])
+    return bench.accumulator.move_unsent([queue], {"t": targets}).get(source, [])
 
 
 def test_only_free_batches_that_no_request_had_move_and_they_keep_their_order() -> None:

@@ -99,7 +99,7 @@ def test_past_the_share_rows_wait_until_the_mute_ends(caplog: pytest.LogCaptureF
     bench = Bench()
     bench.mutes = {P[0]}
     bench.append(unit([0] * 60))
-    assert bench.accumulator.held_bytes(bench.mutes) <= LIMIT
+    assert bench.accumulator.memory_of(bench.mutes) <= LIMIT
     looked: list[float] = []
 
     def check() -> None:
@@ -125,7 +125,7 @@ def test_a_first_run_may_exceed_the_share_and_the_next_waits_for_delivery_timeou
     bench = Bench()
     bench.mutes = {P[0], P[1]}
     bench.append(unit([0] * 200))
-    assert bench.accumulator.held_bytes(bench.mutes) > LIMIT
+    assert bench.accumulator.memory_of(bench.mutes) > LIMIT
 
     def check() -> None:
         bench.now += 100

@@ -258,7 +258,7 @@ class Model:
             return
         for batch in queue.batches:
             batch.free = True
-        for batch in self.accumulator.move_unsent([queue], lambda _: targets).get(source, []):
+        for batch in self.accumulator.move_unsent([queue], {TOPIC: targets}).get(source, []):
             rows = numbers_in(b"".join(batch.buffer.views()))
             assert rows, "an empty batch"
             left = self.appended[source]
