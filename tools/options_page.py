@@ -9,7 +9,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
 from kafka_sink.options import unsupported
-from kafka_sink.options.table import BREAKER_OPTIONS, SPECS, TARGET, OptionSpec
+from kafka_sink.options.table import (
+    BREAKER,
+    BREAKER_OPTIONS,
+    BY_NAME,
+    FAILURE_RATE_OPTIONS,
+    SPECS,
+    TARGET,
+    OptionSpec,
+)
 from kafka_sink.options.values import BREAKER_PREFIX, KAFKA_PREFIX, TOPIC_CONFIG_PREFIX, Kind
 
 _INTRODUCTION = """\
@@ -40,7 +48,6 @@ FIRST: Mapping[str, str] = {
     "ui.port": "`0` serves a [live view](metrics.md#the-live-view) on a free port",
 }
 _NONE = "none"
-_BY_NAME = {spec.name: spec for spec in SPECS}
 
 
 def document() -> str:
@@ -51,7 +58,7 @@ def _first() -> Iterator[str]:
     yield "| Option | |"
     yield "|---|---|"
     for name, text in FIRST.items():
-        default = _default(_BY_NAME[name])
+        default = _default(BY_NAME[name])
         yield f"| `{name}` | {text}. {'Required' if default == 'required' else f'Default: {default}'} |"
     yield ""
 
@@ -94,7 +101,7 @@ def _kind(kind: Kind) -> str:
 
 
 def _entry(name: str, facts: Iterable[str], doc: str) -> str:
-    return f"- **`{name}`** — {', '.join(facts)}. {doc}"
+    return f"- **`{name}`** — {', '.join(facts)}. {' '.join(doc.split())}"
 
 
 def _reasons(options: Mapping[str, tuple[str, str]]) -> list[str]:
@@ -126,16 +133,12 @@ def _breaker() -> Iterator[str]:
     entries = [
         _entry(
             option.name,
-            [
-                _kind(option.kind),
-                f"default `{option.kind.show(option.default)}`",
-                *(["of the default class"] if option.of_default_class else []),
-            ],
+            [*_facts(option), *(["of the default class"] if option in FAILURE_RATE_OPTIONS else [])],
             option.doc,
         )
         for option in BREAKER_OPTIONS
     ]
-    yield from _section("Circuit breaker", entries, introduction)
+    yield from _section(BREAKER, entries, introduction)
 
 
 def _others() -> Iterator[str]:

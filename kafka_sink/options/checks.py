@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from kafka_sink.errors import ConfigurationError
-from kafka_sink.options.table import FORMATS, SECURITY, SPECS
+from kafka_sink.options.table import BY_NAME, FORMATS, SECURITY, SPECS
 from kafka_sink.options.values import INT_MAX
 
 # A broker remembers the last five batches of a producer per partition. With more in flight it could not
@@ -19,7 +19,6 @@ MAX_CHUNK = 16_384
 
 Values = dict[str, Any]
 _DEFAULTS: Mapping[str, Any] = {spec.attribute: spec.default for spec in SPECS}
-_BY_NAME = {spec.name: spec for spec in SPECS}
 
 
 def settle(given: Mapping[str, Any]) -> tuple[Values, list[str]]:
@@ -28,15 +27,8 @@ def settle(given: Mapping[str, Any]) -> tuple[Values, list[str]]:
     Returns the values to use, including adjusted ones, and warnings. Raises ConfigurationError if values
     contradict each other.
     """
-    values: Values = dict(given)
-    warnings: list[str] = []
-    for rule in _RULES:
-        warnings.extend(rule(values, given))
-    return values, warnings
-
-
-def _get(values: Mapping[str, Any], attribute: str) -> Any:
-    return values.get(attribute, _DEFAULTS[attribute])
+    values = {**_DEFAULTS, **given}
+    return values, [warning for rule in _RULES for warning in rule(values, given)]
 
 
 def _needs(values: Values, given: Mapping[str, Any]) -> list[str]:
@@ -44,8 +36,8 @@ def _needs(values: Values, given: Mapping[str, Any]) -> list[str]:
     for spec in SPECS:
         if spec.needs and spec.attribute in given:
             name, _, wanted = spec.needs.partition("=")
-            other = _BY_NAME[name]
-            if _get(values, other.attribute) != other.kind.parse(wanted):
+            other = BY_NAME[name.lower()]
+            if values[other.attribute] != other.kind.parse(wanted):
                 raise ConfigurationError(
                     f"Option '{spec.name}' has no effect without {spec.needs}: set that, too, or remove "
                     f"'{spec.name}'"
@@ -54,7 +46,7 @@ def _needs(values: Values, given: Mapping[str, Any]) -> list[str]:
 
 
 def _rack(values: Values, _: Mapping[str, Any]) -> list[str]:
-    if _get(values, "partitioner_rack_aware") and not _get(values, "client_rack").strip():
+    if values["partitioner_rack_aware"] and not values["client_rack"].strip():
         raise ConfigurationError(
             "kafka.partitioner.rack.aware=true needs kafka.client.rack: the rack or zone of executors, or "
             "${env:NAME} to read it from their environment"
@@ -63,16 +55,16 @@ def _rack(values: Values, _: Mapping[str, Any]) -> list[str]:
 
 
 def _idempotence(values: Values, given: Mapping[str, Any]) -> list[str]:
-    in_flight = _get(values, "max_in_flight_requests_per_connection")
+    in_flight = values["max_in_flight_requests_per_connection"]
     conflicts = []
-    if _get(values, "acks") != -1:
+    if values["acks"] != -1:
         conflicts.append((f"kafka.acks={values['acks']}", "acks=all"))
-    if _get(values, "retries") == 0:
+    if values["retries"] == 0:
         conflicts.append(("kafka.retries=0", "retries above 0"))
     if in_flight > IDEMPOTENT_IN_FLIGHT:
         name = "kafka.max.in.flight.requests.per.connection"
         conflicts.append((f"{name}={in_flight}", f"at most {IDEMPOTENT_IN_FLIGHT} requests in flight"))
-    if not conflicts or not _get(values, "enable_idempotence"):
+    if not conflicts or not values["enable_idempotence"]:
         return []
     against = " and ".join(conflict for conflict, _ in conflicts)
     needs = " and ".join(need for _, need in conflicts)
@@ -85,23 +77,23 @@ def _idempotence(values: Values, given: Mapping[str, Any]) -> list[str]:
 
 def _exactly_once(values: Values, _: Mapping[str, Any]) -> list[str]:
     """Run after the rule about idempotence, which may have disabled it."""
-    if _get(values, "delivery_guarantee") != "exactly-once":
+    if values["delivery_guarantee"] != "exactly-once":
         return []
-    if _get(values, "acks") != -1:
+    if values["acks"] != -1:
         raise ConfigurationError("delivery.guarantee=exactly-once needs kafka.acks=all")
-    if not _get(values, "enable_idempotence"):
+    if not values["enable_idempotence"]:
         raise ConfigurationError(
             "delivery.guarantee=exactly-once needs idempotence: kafka.enable.idempotence=true, "
             f"kafka.retries above 0 and at most {IDEMPOTENT_IN_FLIGHT} requests in flight"
         )
-    if (_get(values, "txn_app_id") == "") != (_get(values, "txn_version") == -1):
+    if (values["txn_app_id"] == "") != (values["txn_version"] == -1):
         raise ConfigurationError("Options 'txnAppId' and 'txnVersion' must be set together")
     return []
 
 
 def _dead_letters(values: Values, _: Mapping[str, Any]) -> list[str]:
-    topic = _get(values, "errors_deadletterqueue_topic_name")
-    if topic is not None and topic == _get(values, "topic"):
+    topic = values["errors_deadletterqueue_topic_name"]
+    if topic is not None and topic == values["topic"]:
         raise ConfigurationError(
             f"Options 'topic' and 'errors.deadletterqueue.topic.name' both name '{topic}': give dead "
             "dead letters a topic of their own"
@@ -110,7 +102,7 @@ def _dead_letters(values: Values, _: Mapping[str, Any]) -> list[str]:
 
 
 def _unconfirmed(values: Values, _: Mapping[str, Any]) -> list[str]:
-    if _get(values, "acks") != 0:
+    if values["acks"] != 0:
         return []
     return [
         "kafka.acks=0: brokers acknowledge nothing, so rows can be lost without an error (see unconfirmed)"
@@ -118,8 +110,8 @@ def _unconfirmed(values: Values, _: Mapping[str, Any]) -> list[str]:
 
 
 def _delivery_timeout(values: Values, given: Mapping[str, Any]) -> list[str]:
-    linger, request = _get(values, "linger_ms"), _get(values, "request_timeout_ms")
-    delivery, minimum = _get(values, "delivery_timeout_ms"), min(linger + request, INT_MAX)
+    linger, request = values["linger_ms"], values["request_timeout_ms"]
+    delivery, minimum = values["delivery_timeout_ms"], min(linger + request, INT_MAX)
     if delivery >= minimum:
         return []
     sum_text = f"kafka.linger.ms ({linger}) + kafka.request.timeout.ms ({request})"
@@ -130,8 +122,8 @@ def _delivery_timeout(values: Values, given: Mapping[str, Any]) -> list[str]:
 
 
 def _memory(values: Values, _: Mapping[str, Any]) -> list[str]:
-    batch, buffer = _get(values, "batch_size"), _get(values, "buffer_memory")
-    strategy = _get(values, "buffer_memory_allocation_strategy")
+    batch, buffer = values["batch_size"], values["buffer_memory"]
+    strategy = values["buffer_memory_allocation_strategy"]
     sizes = f"kafka.batch.size ({batch}) is larger than kafka.buffer.memory ({buffer})"
     if batch > buffer and strategy == "full":
         raise ConfigurationError(f"{sizes}: with the allocation strategy 'full' no batch could be opened")
@@ -144,7 +136,7 @@ def _memory(values: Values, _: Mapping[str, Any]) -> list[str]:
 
 
 def _request_size(values: Values, _: Mapping[str, Any]) -> list[str]:
-    batch, request = _get(values, "batch_size"), _get(values, "max_request_size")
+    batch, request = values["batch_size"], values["max_request_size"]
     if batch <= request:
         return []
     sizes = f"kafka.batch.size ({batch}) is larger than kafka.max.request.size ({request})"
@@ -164,7 +156,7 @@ def _capped(attribute: str, limit: str) -> Callable[[Values, Mapping[str, Any]],
     """Return the rule that reduces one time to the maximum that another option sets."""
 
     def rule(values: Values, _: Mapping[str, Any]) -> list[str]:
-        value, maximum = _get(values, attribute), _get(values, limit)
+        value, maximum = values[attribute], values[limit]
         if value <= maximum:
             return []
         values[attribute] = maximum
@@ -174,11 +166,11 @@ def _capped(attribute: str, limit: str) -> Callable[[Values, Mapping[str, Any]],
     return rule
 
 
-def _topic_creation(values: Values, _: Mapping[str, Any]) -> list[str]:
-    if not _get(values, "topic_create"):
+def _topic_creation(values: Values, given: Mapping[str, Any]) -> list[str]:
+    if not values["topic_create"]:
         return []
-    if _get(values, "topic") is None:
-        if not _get(values, "topic_create_names"):
+    if values["topic"] is None:
+        if not values["topic_create_names"]:
             raise ConfigurationError(
                 "topic.create=true needs the option 'topic', or topic.create.names: topics in a column "
                 "'topic' are not known in advance"
@@ -186,13 +178,14 @@ def _topic_creation(values: Values, _: Mapping[str, Any]) -> list[str]:
         # Brokers may create those that are not named.
         return []
     # Otherwise a topic that is deleted during the job would come back with the broker's defaults.
-    values.setdefault("allow_auto_create_topics", False)
+    if "allow_auto_create_topics" not in given:
+        values["allow_auto_create_topics"] = False
     return []
 
 
 def _unused_security(values: Values, given: Mapping[str, Any]) -> list[str]:
     """Security options that the protocol does not use are errors. Java ignores them silently."""
-    protocol = _get(values, "security_protocol")
+    protocol = values["security_protocol"]
     changed = [spec for spec in SPECS if spec.group == SECURITY and given.get(spec.attribute, spec.default)
                != spec.default]  # fmt: skip
     tls = [spec.name for spec in changed if "ssl." in spec.name]
@@ -208,22 +201,22 @@ def _unused_security(values: Values, given: Mapping[str, Any]) -> list[str]:
 
 
 def _verification(values: Values, _: Mapping[str, Any]) -> list[str]:
-    if not _get(values, "enable_ssl_certificate_verification"):
+    if not values["enable_ssl_certificate_verification"]:
         raise ConfigurationError(
             "Option 'kafka.enable.ssl.certificate.verification' cannot be false: set "
             "kafka.ssl.truststore.location to a file with the brokers' certificate or that of its authority"
         )
     warnings = []
-    if _get(values, "ssl_endpoint_identification_algorithm") in ("", "none"):
+    if values["ssl_endpoint_identification_algorithm"] in ("", "none"):
         warnings.append(
             "kafka.ssl.endpoint.identification.algorithm is switched off: any host with a certificate of a "
             "trusted authority can impersonate a broker"
         )
-    if _get(values, "security_protocol") == "SASL_PLAINTEXT":
-        mechanism = _get(values, "sasl_mechanism")
+    if values["security_protocol"] == "SASL_PLAINTEXT":
+        mechanism = values["sasl_mechanism"]
         what = "password or token" if mechanism in ("PLAIN", "OAUTHBEARER") else "proof of the login"
         warnings.append(f"kafka.security.protocol=SASL_PLAINTEXT sends rows and the {what} unencrypted")
-    if _get(values, "sasl_oauthbearer_token_endpoint_url").lower().startswith("http://"):
+    if values["sasl_oauthbearer_token_endpoint_url"].lower().startswith("http://"):
         warnings.append(
             "kafka.sasl.oauthbearer.token.endpoint.url begins with http://: client secret and tokens are "
             "sent unencrypted; use https://"
@@ -235,7 +228,7 @@ _SOURCES = ("schema", "schema_id", "schema_version")
 
 
 def _formats(values: Values, given: Mapping[str, Any]) -> list[str]:
-    encoded = [part for part in ("value", "key") if _get(values, f"{part}_format") != "bytes"]
+    encoded = [part for part in ("value", "key") if values[f"{part}_format"] != "bytes"]
     for spec in SPECS:
         if spec.group != FORMATS or given.get(spec.attribute, spec.default) == spec.default:
             continue
@@ -247,9 +240,9 @@ def _formats(values: Values, given: Mapping[str, Any]) -> list[str]:
                 f"Option '{spec.name}' has no effect without {wanted}: set that to avro, protobuf or json, "
                 f"or remove '{spec.name}'"
             )
-    if encoded and not _get(values, "schema_registry_url"):
+    if encoded and not values["schema_registry_url"]:
         raise ConfigurationError(
-            f"{encoded[0]}.format={_get(values, f'{encoded[0]}_format')} needs schema.registry.url"
+            f"{encoded[0]}.format={values[f'{encoded[0]}_format']} needs schema.registry.url"
         )
     for part in encoded:
         _schema_source(values, part)
@@ -261,26 +254,26 @@ def _schema_source(values: Values, part: str) -> None:
     sources = [
         f"{part}.{name.replace('_', '.')}"
         for name in _SOURCES
-        if _get(values, f"{part}_{name}") != _DEFAULTS[f"{part}_{name}"]
+        if values[f"{part}_{name}"] != _DEFAULTS[f"{part}_{name}"]
     ]
-    sources += ["use.latest.version"] if _get(values, "use_latest_version") else []
+    sources += ["use.latest.version"] if values["use_latest_version"] else []
     if len(sources) > 1:
         raise ConfigurationError(
             f"Options '{sources[0]}' and '{sources[1]}' both say which schema to use: give only one"
         )
-    if _get(values, f"{part}_format") == "protobuf" and not sources:
+    if values[f"{part}_format"] == "protobuf" and not sources:
         raise ConfigurationError(
             f"{part}.format=protobuf needs a schema, as none is derived from columns: set {part}.schema, "
             f"{part}.schema.id, {part}.schema.version or use.latest.version"
         )
     if (
-        _get(values, "topic") is None
-        and not _get(values, "schema_registry_topics")
-        and _get(values, f"{part}_subject_name_strategy") != "RecordNameStrategy"
-        and _get(values, f"{part}_schema_id") == -1
+        values["topic"] is None
+        and not values["schema_registry_topics"]
+        and values[f"{part}_subject_name_strategy"] != "RecordNameStrategy"
+        and values[f"{part}_schema_id"] == -1
     ):
         raise ConfigurationError(
-            f"{part}.format={_get(values, f'{part}_format')} needs to know the topics when the write starts, "
+            f"{part}.format={values[f'{part}_format']} needs to know the topics when the write starts, "
             "for their subjects: set the option 'topic', name those of the column 'topic' in "
             f"schema.registry.topics, or set {part}.subject.name.strategy=RecordNameStrategy"
         )
@@ -290,19 +283,19 @@ def _schema_login(values: Values) -> list[str]:
     logins = [
         name
         for name in ("basic.auth.user.info", "bearer.auth.token", "bearer.auth.issuer.endpoint.url")
-        if _get(values, f"schema_registry_{name.replace('.', '_')}")
+        if values[f"schema_registry_{name.replace('.', '_')}"]
     ]
     if len(logins) > 1:
         raise ConfigurationError(
             f"Options 'schema.registry.{logins[0]}' and 'schema.registry.{logins[1]}' are two logins: give "
             "only one"
         )
-    user = _get(values, "schema_registry_basic_auth_user_info")
+    user = values["schema_registry_basic_auth_user_info"]
     if user and ":" not in user.reveal():
         raise ConfigurationError("Option 'schema.registry.basic.auth.user.info' is not user:password")
     issuer = "schema.registry.bearer.auth.issuer.endpoint.url"
-    urls = {"schema.registry.url": _get(values, "schema_registry_url")} if logins else {}
-    urls |= {issuer: _get(values, issuer.replace(".", "_"))}
+    urls = {"schema.registry.url": values["schema_registry_url"]} if logins else {}
+    urls |= {issuer: values[issuer.replace(".", "_")]}
     return [
         f"{name} begins with http://: the login is sent unencrypted; use https://"
         for name, addresses in urls.items()
@@ -322,11 +315,11 @@ _EVENT_HUBS_MAX: Mapping[str, int] = {
 
 def _event_hubs(values: Values, given: Mapping[str, Any]) -> list[str]:
     """Azure's limits are below the defaults: options that were not set are lowered."""
-    if not any(host.lower().endswith(_EVENT_HUBS) for host, _ in _get(values, "bootstrap_servers")):
+    if not any(host.lower().endswith(_EVENT_HUBS) for host, _ in values["bootstrap_servers"]):
         return []
     warnings, adapted = [], []
     for attribute, maximum in _EVENT_HUBS_MAX.items():
-        name, value = f"kafka.{attribute.replace('_', '.')}", _get(values, attribute)
+        name, value = f"kafka.{attribute.replace('_', '.')}", values[attribute]
         if 0 <= value <= maximum:
             continue
         if attribute in given:

@@ -12,7 +12,8 @@ from kafka_sink.options import unsupported
 from kafka_sink.options.checks import settle
 from kafka_sink.options.table import (
     BREAKER_BY_NAME,
-    BREAKER_OPTIONS,
+    BY_NAME,
+    FAILURE_RATE_OPTIONS,
     SPECS,
     BreakerSettings,
     OptionSpec,
@@ -31,16 +32,13 @@ from kafka_sink.options.values import (
 from kafka_sink.printable import printable
 from kafka_sink.secret import HIDDEN, Secret
 
-_BY_NAME: Mapping[str, OptionSpec] = {
-    name.lower(): spec for spec in SPECS for name in (spec.name, *spec.aliases)
-}
 # How similar a misspelt option is, as difflib measures it. No option of Spark or Kafka comes so close to
 # one of this sink.
 _MISSPELT = 0.8
 _BREAKER_OFF = "none"
-_SINK_NAMES = [name for name in _BY_NAME if not name.startswith(KAFKA_PREFIX)]
+_SINK_NAMES = [name for name in BY_NAME if not name.startswith(KAFKA_PREFIX)]
 KAFKA_NAMES = [
-    *(name.removeprefix(KAFKA_PREFIX) for name in _BY_NAME if name.startswith(KAFKA_PREFIX)),
+    *(name.removeprefix(KAFKA_PREFIX) for name in BY_NAME if name.startswith(KAFKA_PREFIX)),
     *unsupported.WITHOUT_EFFECT,
     *unsupported.NOT_SUPPORTED,
 ]
@@ -75,48 +73,35 @@ def parse(raw: Mapping[str, str]) -> ParsedOptions:
     del raw
     if doubled:
         raise ConfigurationError(f"Option '{doubled}' is given twice with different values")
-    plain = {name: text for name, text in given.items() if not name.startswith(KAFKA_PREFIX)}
     breaker: dict[str, Secret] = {}
-    ineffective = []
+    topic_config: dict[str, str] = {}
     settings: dict[str, tuple[str, Secret]] = {}
-    topic_config = {
-        name.removeprefix(TOPIC_CONFIG_PREFIX): plain.pop(name).reveal()
-        for name in sorted(plain)
-        if name.startswith(TOPIC_CONFIG_PREFIX)
-    }
+    ineffective, stray = [], []
     for name, text in given.items():
         kafka_name = name.removeprefix(KAFKA_PREFIX)
-        if name in _BY_NAME:
-            _note(settings, _BY_NAME[name], name, text)
-        elif name in plain or name.startswith(TOPIC_CONFIG_PREFIX):
-            continue
+        if name in BY_NAME:
+            _note(settings, BY_NAME[name], name, text)
+        elif name.startswith(TOPIC_CONFIG_PREFIX):
+            topic_config[name.removeprefix(TOPIC_CONFIG_PREFIX)] = text.reveal()
+        elif kafka_name == name:
+            if name not in unsupported.SPARK_OWN:
+                _require_no_mistake(name)
+                stray.append(name)
         elif kafka_name.startswith(BREAKER_PREFIX) and kafka_name != BREAKER_PREFIX:
             breaker[kafka_name.removeprefix(BREAKER_PREFIX)] = text
-        elif kafka_name in unsupported.WITHOUT_EFFECT or kafka_name.startswith("metrics.context."):
-            if not unsupported.same_setting(
-                text.reveal(), unsupported.WITHOUT_EFFECT.get(kafka_name, ("", ""))[0]
-            ):
-                ineffective.append(name)
-        else:
-            _require_known(kafka_name, text)
-    stray = [name for name in plain if name not in _BY_NAME and name not in unsupported.SPARK_OWN]
-    _require_prefix(stray)
-    _require_spelling(stray)
+        elif _is_without_effect(kafka_name, text):
+            ineffective.append(name)
     _require(settings, stray)
-    settled, warnings = settle(
-        {
-            spec.attribute: _convert(spec, *settings[spec.attribute])
-            for spec in SPECS
-            if spec.attribute in settings
-        }
-    )
+    values = {
+        spec.attribute: _convert(spec, *settings[spec.attribute])
+        for spec in SPECS
+        if spec.attribute in settings
+    }
+    settled, warnings = settle(values)
     options = SinkOptions(
-        **settled, breaker=breaker_settings(breaker), topic_config=tuple(topic_config.items())
+        **settled, breaker=_breaker_settings(breaker), topic_config=tuple(sorted(topic_config.items()))
     )
-    if topic_config and not options.topic_create:
-        raise ConfigurationError(
-            f"Option '{TOPIC_CONFIG_PREFIX}{min(topic_config)}' has no effect without topic.create=true"
-        )
+    _check_topic_config(options)
     _check_schemes(settings["bootstrap_servers"][1].reveal(), options)
     return ParsedOptions(options, (*_about_ignored(ineffective, stray), *warnings))
 
@@ -159,15 +144,19 @@ def _convert(spec: OptionSpec, name: str, text: Secret) -> Any:
     raise ConfigurationError(f"Option '{name}' {problem}, got {shown}")
 
 
-def _require_known(kafka_name: str, text: Secret) -> None:
-    """Raise for a kafka.* option that is unknown, or set to something that this sink does not support."""
+def _is_without_effect(kafka_name: str, text: Secret) -> bool:
+    """Whether an option of Kafka is set, but changes nothing here. Raises ConfigurationError for one that is
+    unknown, or set to something that this sink does not support."""
+    if kafka_name in unsupported.WITHOUT_EFFECT or kafka_name.startswith("metrics.context."):
+        default, _ = unsupported.WITHOUT_EFFECT.get(kafka_name, ("", ""))
+        return not unsupported.same_setting(text.reveal(), default)
     found = unsupported.not_supported(kafka_name)
     if found:
         default, reason = found
         serializer = kafka_name in ("key.serializer", "value.serializer")
         if serializer or not unsupported.same_setting(text.reveal(), default):
             raise ConfigurationError(f"Kafka option '{kafka_name}' {reason}")
-        return
+        return False
     nearest = get_close_matches(kafka_name, KAFKA_NAMES, n=1, cutoff=0.6)
     hint = f". Did you mean 'kafka.{nearest[0]}'?" if nearest else ""
     if kafka_name in _SINK_NAMES:
@@ -175,27 +164,20 @@ def _require_known(kafka_name: str, text: Secret) -> None:
     raise ConfigurationError(f"Unknown option 'kafka.{kafka_name}'{hint}")
 
 
-def _require_prefix(stray: list[str]) -> None:
-    """Raise for options of Kafka that lack their prefix: the job would run without what they ask for."""
-    for name in stray:
-        guards = name in KAFKA_NAMES and name.startswith(("ssl.", "sasl.", "transactional."))
-        if guards or KAFKA_PREFIX + name in _BY_NAME:
-            raise ConfigurationError(
-                f"Option '{name}' has no effect without the prefix 'kafka.': write 'kafka.{name}'"
-            )
-
-
-def _require_spelling(stray: list[str]) -> None:
-    """Raise for what is nearly an option of this sink: without it the job would run at least once, without a
-    limit, or otherwise than its author thinks.
-    """
-    for name in stray:
-        nearest = get_close_matches(name, _BY_NAME, n=1, cutoff=_MISSPELT)
-        if nearest and name not in KAFKA_NAMES:
-            raise ConfigurationError(
-                f"Unknown option '{name}'. Did you mean '{_BY_NAME[nearest[0]].name}'? Remove it if it is "
-                "not meant for this sink"
-            )
+def _require_no_mistake(name: str) -> None:
+    """Raise for what is meant for this sink but would have no effect: the job would run at least once,
+    without a limit, or otherwise than its author thinks."""
+    guards = name in KAFKA_NAMES and name.startswith(("ssl.", "sasl.", "transactional."))
+    if guards or KAFKA_PREFIX + name in BY_NAME:
+        raise ConfigurationError(
+            f"Option '{name}' has no effect without the prefix 'kafka.': write 'kafka.{name}'"
+        )
+    nearest = get_close_matches(name, BY_NAME, n=1, cutoff=_MISSPELT)
+    if nearest and name not in KAFKA_NAMES:
+        raise ConfigurationError(
+            f"Unknown option '{name}'. Did you mean '{BY_NAME[nearest[0]].name}'? Remove it if it is "
+            "not meant for this sink"
+        )
 
 
 def _require(settings: Mapping[str, tuple[str, Secret]], stray: list[str]) -> None:
@@ -205,6 +187,12 @@ def _require(settings: Mapping[str, tuple[str, Secret]], stray: list[str]) -> No
             near = get_close_matches(wanted, stray, n=1, cutoff=0.7)
             hint = f" (found '{near[0]}': the name is '{spec.name}')" if near else ""
             raise ConfigurationError(f"Option '{spec.name}' must be specified{hint}")
+
+
+def _check_topic_config(options: SinkOptions) -> None:
+    if options.topic_config and not options.topic_create:
+        name = TOPIC_CONFIG_PREFIX + options.topic_config[0][0]
+        raise ConfigurationError(f"Option '{name}' has no effect without topic.create=true")
 
 
 def _check_schemes(addresses: str, options: SinkOptions) -> None:
@@ -234,18 +222,12 @@ def _suggestion(name: str) -> str:
     return f" (did you mean '{KAFKA_PREFIX}{nearest[0]}'?)" if nearest else ""
 
 
-def breaker_settings(given: Mapping[str, Secret]) -> BreakerSettings:
-    # The other options may be credentials, and error trackers collect the local variables of every frame.
-    common = {
-        option.name: given[option.name].reveal()
-        for option in BREAKER_OPTIONS
-        if option.name in given and not option.of_default_class
-    }
-    path = breaker_value("class", common)
+def _breaker_settings(given: Mapping[str, Secret]) -> BreakerSettings:
+    path = breaker_value("class", given)
     return BreakerSettings(
         None if path.lower() == _BREAKER_OFF else path,
-        breaker_value("mute.retry.interval", common),
-        breaker_value("muted.buffer.memory.perc", common),
+        breaker_value("mute.retry.interval", given),
+        breaker_value("muted.buffer.memory.perc", given),
         tuple(sorted((name, text.reveal()) for name, text in given.items())),
     )
 
@@ -263,31 +245,15 @@ class FailureRateSettings:
 
 def failure_rate_settings(given: Mapping[str, str]) -> FailureRateSettings:
     """Settings from the options under the prefix. Raises ConfigurationError, also for unknown names."""
-    require_breaker_options(given)
-    return FailureRateSettings(
-        breaker_value("trigger.message.count", given),
-        breaker_value("trigger.failure.perc", given),
-        breaker_value("slow.request.min.ms", given),
-        breaker_value("slow.request.factor", given),
-        breaker_value("enable.mute.inflight.full", given),
-    )
-
-
-def breaker_value(name: str, given: Mapping[str, str]) -> Any:
-    option = BREAKER_BY_NAME[name]
-    text = given.get(name)
-    if text is None:
-        return option.default
-    try:
-        return option.kind.parse(text.strip())
-    except ValueError as problem:
-        shown = HIDDEN if "@" in text else f"'{text.strip()}'"
-        raise ConfigurationError(f"Option '{breaker_option_name(name)}' {problem}, got {shown}") from None
-
-
-def require_breaker_options(given: Mapping[str, str]) -> None:
     for name in given:
         if name not in BREAKER_BY_NAME:
             nearest = get_close_matches(name, BREAKER_BY_NAME, n=1, cutoff=0.6)
             hint = f". Did you mean '{breaker_option_name(nearest[0])}'?" if nearest else ""
             raise ConfigurationError(f"Unknown option '{breaker_option_name(name)}'{hint}")
+    texts = {name: Secret(text.strip()) for name, text in given.items()}
+    return FailureRateSettings(*(breaker_value(option.name, texts) for option in FAILURE_RATE_OPTIONS))
+
+
+def breaker_value(name: str, given: Mapping[str, Secret]) -> Any:
+    option = BREAKER_BY_NAME[name]
+    return _convert(option, breaker_option_name(name), given[name]) if name in given else option.default

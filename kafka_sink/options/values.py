@@ -71,8 +71,8 @@ class Kind:
         return self.label in ("int", "long")
 
 
-def integer(low: int, high: int = INT_MAX, *, or_value: int | None = None) -> Kind:
-    """A whole number from ``low`` to ``high``; ``or_value`` is allowed in addition."""
+def integer(low: int, high: int = INT_MAX, *, or_value: int | None = None, why: str = "") -> Kind:
+    """A whole number from ``low`` to ``high``, which is ``why``; ``or_value`` is allowed in addition."""
     top = {INT_MAX: "", LONG_MAX: ""}.get(high, str(high))
     allowed = f"{low} to {high}" if top else f">= {low}"
     if or_value is not None:
@@ -84,7 +84,8 @@ def integer(low: int, high: int = INT_MAX, *, or_value: int | None = None) -> Ki
             raise ValueError("is not a whole number")
         number = int(text)
         if number != or_value and not low <= number <= high:
-            raise ValueError(f"is out of bounds (allowed: {allowed if top else f'{low} to {high}'})")
+            reason = f": {why}" if why else ""
+            raise ValueError(f"is out of bounds (allowed: {allowed if top else f'{low} to {high}'}){reason}")
         return number
 
     return Kind("int" if high <= INT_MAX else "long", allowed, parse)

@@ -12,7 +12,7 @@ import pytest
 from kafka_sink.coordinator.breaker_service import BreakerService
 from kafka_sink.coordinator.metadata import MetadataService
 from kafka_sink.errors import ConfigurationError
-from kafka_sink.options import ParsedOptions, SinkOptions, parse
+from kafka_sink.options import ParsedOptions, SinkOptions, parse, values
 from kafka_sink.options.table import (
     BATCHING,
     COMPRESSION,
@@ -196,7 +196,8 @@ def test_security_settings_make_a_cluster_whatever_they_are_called() -> None:
     of_write |= {COORDINATOR, LIVE_VIEW}
     for group in {spec.group for spec in SPECS} | {"Security"}:
         for secret in (False, True):
-            spec = dataclasses.replace(SPECS[0], attribute="new", group=group, secret=secret)
+            kind = values.secret() if secret else values.string()
+            spec = dataclasses.replace(SPECS[0], group=group, kind=kind)
             # Only planning talks to a schema registry.
             assert is_of_cluster(spec) is (group != FORMATS and (group not in of_write or secret))
     assert all(is_of_cluster(spec) for spec in SPECS if spec.secret and spec.group != FORMATS)
@@ -215,8 +216,7 @@ def test_the_coordinator_reads_no_option_that_tasks_do_not_tell_it() -> None:
             return super().__getattribute__(name)
 
     parsed = parse(BASE).options
-    values = {one.name: getattr(parsed, one.name) for one in dataclasses.fields(parsed)}
-    options = Recorder(**values)
+    options = Recorder(**{one.name: getattr(parsed, one.name) for one in dataclasses.fields(parsed)})
     read.clear()
     for service in (MetadataService, BreakerService):
         made = service(options, FakeOutbox())

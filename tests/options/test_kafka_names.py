@@ -82,8 +82,8 @@ def test_defaults_of_options_that_are_refused_or_without_effect(names: KafkaName
 
 
 def _shown(spec: OptionSpec) -> str:
-    default = spec.kafka_default
-    return "" if default in (None, ()) else spec.kind.show(default)
+    default = spec.kafka_default if spec.differs else spec.default
+    return "" if spec.required or default in (None, ()) else spec.kind.show(default)
 
 
 def test_metrics_are_kafkas_or_ours(names: KafkaNames) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import parse
+from kafka_sink.options.parse import failure_rate_settings
 from kafka_sink.options.table import SPECS
 
 SERVERS = {"kafka.bootstrap.servers": "localhost:9092"}
@@ -64,7 +65,7 @@ def test_topics() -> None:
 
 def test_what_is_shown_can_be_read_back() -> None:
     for spec in SPECS:
-        if spec.default not in (None, "", ()):
+        if not spec.required and spec.default not in (None, "", ()):
             assert spec.kind.parse(spec.kind.show(spec.default)) == spec.default, spec.name
 
 
@@ -80,6 +81,7 @@ def test_values_may_have_units_where_the_name_says_of_what() -> None:
     ):
         attribute = name.removeprefix("kafka.").replace(".", "_")
         assert getattr(parse({**SERVERS, name: text}).options, attribute) == value
+    assert failure_rate_settings({"slow.request.min.ms": "2s"}).slow_request_min_ms == 2000
 
 
 def test_units_that_leave_a_doubt_are_errors() -> None:
