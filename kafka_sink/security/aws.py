@@ -9,12 +9,13 @@ import os
 import re
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from kafka_sink.errors import AuthenticationError
 from kafka_sink.printable import printable
-from kafka_sink.security.sasl import SaslExchange, Steps
+from kafka_sink.security.sasl import Steps
 from kafka_sink.security.settings import IamSettings
 from kafka_sink.security.token import TokenUnavailableError
 
@@ -26,13 +27,6 @@ _SERVICE, _ACTION = "kafka-cluster", "kafka-cluster:Connect"
 _EXPIRES_S = 900
 # Each request to AWS; botocore's defaults are 60 s, five times.
 _CONNECT_S, _READ_S, _ATTEMPTS = 5, 10, 2
-
-
-class _Lookup:
-    def __init__(self) -> None:
-        self.done = threading.Event()
-        self.frozen: Any = None
-        self.error: Exception | None = None
 
 
 def _new_session(profile: str | None) -> Any:
@@ -59,13 +53,13 @@ class IamLogin:
         self._new_session = new_session
         self._wait_s = wait_s
         self._lock = threading.Lock()  # guards the next one
-        self._lookup: _Lookup | None = None
+        self._lookup: Future[Any] | None = None
         # Of the thread that looks them up: there is one at most, as botocore's are not for threads.
         self._credentials: Any = None
         self._default_region = ""
 
-    def exchange(self, host: str) -> SaslExchange:
-        """A login for one broker; blocks while credentials are fetched, for ``wait_s`` at most.
+    def steps(self, host: str) -> Steps:
+        """A login's for one broker; blocks while credentials are fetched, for ``wait_s`` at most.
 
         Raises AuthenticationError where there are none or no region is known, TokenUnavailableError where
         AWS cannot be reached, or the time is over.
@@ -80,33 +74,28 @@ class IamLogin:
             raise AuthenticationError(
                 f"AWS_MSK_IAM: the AWS region of {host} is not known: set AWS_DEFAULT_REGION"
             )
-        remedy = "check that the role may kafka-cluster:Connect to this cluster"
-        return SaslExchange("AWS_MSK_IAM", _iam(signed(host, region, frozen)), remedy)
+        return _iam(signed(host, region, frozen))
 
     def _looked_up(self) -> Any:
         """Credentials of one moment. Logins that wait at the same time share a look for them."""
         with self._lock:
             lookup = self._lookup
-            if lookup is None or lookup.done.is_set():
-                lookup = self._lookup = _Lookup()
+            if lookup is None or lookup.done():
+                lookup = self._lookup = Future()
                 name = "kafka-chunked-aws"
                 threading.Thread(target=self._run, args=(lookup,), name=name, daemon=True).start()
-        if not lookup.done.wait(self._wait_s):
+        if not wait([lookup], self._wait_s).done:
             raise TokenUnavailableError(
                 f"AWS_MSK_IAM: botocore has looked for credentials for {self._wait_s:.0f} s in vain; check "
                 "credential_process of the AWS profile, and whether this host reaches AWS"
             )
-        if lookup.error is not None:
-            raise lookup.error
-        return lookup.frozen
+        return lookup.result()
 
-    def _run(self, lookup: _Lookup) -> None:
+    def _run(self, lookup: Future[Any]) -> None:
         try:
-            lookup.frozen = self._frozen()
+            lookup.set_result(self._frozen())
         except Exception as error:  # noqa: BLE001 - raised again by those that wait
-            lookup.error = error
-        finally:
-            lookup.done.set()
+            lookup.set_exception(error)
 
     def _frozen(self) -> Any:
         from botocore.exceptions import BotoCoreError, ClientError

@@ -46,10 +46,9 @@ class LoginModule:
     name: str
     options: dict[str, Secret]
 
-    def get(self, name: str) -> str | None:
-        """An option's text, None where it is not given."""
-        found = self.options.get(name)
-        return None if found is None else found.reveal()
+    def get(self, name: str) -> str:
+        """An option's text, empty where it is not given."""
+        return self.options[name].reveal() if name in self.options else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -189,16 +189,15 @@ def _pkcs12(
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.serialization.pkcs12 import load_key_and_certificates
 
-    password = None if store.password is None else Secret(store.password.reveal())
     try:
-        revealed = None if password is None else password.reveal().encode()
+        revealed = None if store.password is None else store.password.reveal().encode()
         key, own, others = load_key_and_certificates(data, revealed)
     except UnsupportedAlgorithm as error:
         problem = f"it is encrypted in a way that is not supported ({printable(str(error))})"
     except ValueError:
         if not data.startswith(_PKCS12_MAGIC):
             problem = f"it is neither PKCS12 nor PEM (its type is {store.kind})"
-        elif password is None:
+        elif store.password is None:
             problem = f"it needs kafka.ssl.{what}.password"
         else:
             problem = f"wrong kafka.ssl.{what}.password, or the file is damaged"

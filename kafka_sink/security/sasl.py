@@ -98,33 +98,8 @@ class SaslExchange:
         )
 
 
-def exchange(settings: SaslSettings, host: str, iam: Callable[[str], SaslExchange] | None) -> SaslExchange:
-    """A login at one broker. Blocks while a token, a ticket or AWS credentials are fetched.
-
-    ``iam`` makes AWS's login for a host. Raises AuthenticationError where there are none.
-    """
-    if settings.tokens is not None:
-        # It brings Python's HTTP client, which other logins need not load.
-        from kafka_sink.security.token import token_source
-
-        token = token_source(settings.tokens).get()
-        return oauthbearer(token.text, settings.tokens.extensions)
-    if iam is not None:
-        return iam(host)
-    if settings.kerberos is not None:
-        return kerberos(settings.kerberos, host)
-    assert settings.password is not None
-    if settings.mechanism == "PLAIN":
-        return plain(settings.username, settings.password)
-    return scram(settings.mechanism, settings.username, settings.password)
-
-
-def plain(username: str, password: Secret) -> SaslExchange:
+def plain(username: str, password: Secret) -> Steps:
     """RFC 4616."""
-    return SaslExchange("PLAIN", _plain(username, password))
-
-
-def _plain(username: str, password: Secret) -> Steps:
     challenge = yield f"{username}\0{username}\0{password.reveal()}".encode()
     _require_silence(challenge)
 
@@ -137,12 +112,9 @@ def _require_silence(challenge: bytes) -> None:
 
 def scram(
     mechanism: str, username: str, password: Secret, new_nonce: Callable[[], str] = secrets.token_hex
-) -> SaslExchange:
+) -> Steps:
     """RFC 5802, without its preparation of strings, as in Java's client."""
-    return SaslExchange(mechanism, _scram(mechanism, username, password, new_nonce().encode()))
-
-
-def _scram(mechanism: str, username: str, password: Secret, nonce: bytes) -> Steps:
+    nonce = new_nonce().encode()
     algorithm = mechanism.removeprefix("SCRAM-").replace("-", "").lower()
 
     def mac(key: bytes, message: bytes) -> bytes:
@@ -186,13 +158,8 @@ def _server_first(mechanism: str, challenge: bytes) -> tuple[bytes, bytes, int]:
     return match["nonce"], base64.b64decode(match["salt"]), iterations
 
 
-def oauthbearer(token: Secret, extensions: Iterable[tuple[str, str]]) -> SaslExchange:
+def oauthbearer(token: Secret, extensions: Iterable[tuple[str, str]]) -> Steps:
     """RFC 7628 with a token that was fetched before, and SASL extensions as names and values."""
-    remedy = "check the token's issuer, audience and lifetime"
-    return SaslExchange("OAUTHBEARER", _bearer(token, tuple(extensions)), remedy)
-
-
-def _bearer(token: Secret, extensions: Iterable[tuple[str, str]]) -> Steps:
     named = "".join(f"\1{name}={value}" for name, value in extensions)
     challenge = yield f"n,,\1auth=Bearer {token.reveal()}{named}\1\1".encode()
     while challenge:
@@ -200,8 +167,8 @@ def _bearer(token: Secret, extensions: Iterable[tuple[str, str]]) -> Steps:
         challenge = yield b"\1"
 
 
-def kerberos(settings: KerberosSettings, host: str) -> SaslExchange:
-    """A login for one broker; blocks while a ticket is fetched. Raises AuthenticationError."""
+def kerberos(settings: KerberosSettings, host: str) -> Steps:
+    """The steps at one broker; blocks while a ticket is fetched. Raises AuthenticationError."""
     try:
         import gssapi
     except (ImportError, OSError):
@@ -217,8 +184,7 @@ def kerberos(settings: KerberosSettings, host: str) -> SaslExchange:
             usage="initiate",
             creds=_kerberos_credentials(gssapi, settings),
         )
-        steps = _gssapi(context, context.step(None), target)
-        return SaslExchange("GSSAPI", steps, "check the principal, and kafka.sasl.kerberos.service.name")
+        return _gssapi(context, context.step(None), target)
     except gssapi.exceptions.GSSError as error:
         problem = printable(" ".join(str(error).split()))
     raise AuthenticationError(
@@ -306,8 +272,7 @@ class Security:
             if self._contexts is not None:
                 preparation.context = self._contexts.current()
             if self.settings.sasl is not None:
-                iam = None if self._iam is None else self._iam.exchange
-                preparation.exchange = exchange(self.settings.sasl, host, iam)
+                preparation.exchange = self._exchange(self.settings.sasl, host)
         except KafkaSinkError as error:
             # Executors have files, packages and roles of their own, which the driver cannot check.
             preparation.error = AuthenticationError(f"{error} (on host {socket.gethostname()})")
@@ -321,3 +286,24 @@ class Security:
         finally:
             preparation.done = True
             notify()
+
+    def _exchange(self, settings: SaslSettings, host: str) -> SaslExchange:
+        """A login at one broker. Blocks while a token, a ticket or AWS credentials are fetched. Raises
+        AuthenticationError where there are none."""
+        mechanism = settings.mechanism
+        if settings.tokens is not None:
+            # It brings Python's HTTP client, which other logins need not load.
+            from kafka_sink.security.token import token_source
+
+            steps = oauthbearer(token_source(settings.tokens).get().text, settings.tokens.extensions)
+            return SaslExchange(mechanism, steps, "check the token's issuer, audience and lifetime")
+        if self._iam is not None:
+            remedy = "check that the role may kafka-cluster:Connect to this cluster"
+            return SaslExchange(mechanism, self._iam.steps(host), remedy)
+        if settings.kerberos is not None:
+            remedy = "check the principal, and kafka.sasl.kerberos.service.name"
+            return SaslExchange(mechanism, kerberos(settings.kerberos, host), remedy)
+        assert settings.password is not None
+        if mechanism == "PLAIN":
+            return SaslExchange(mechanism, plain(settings.username, settings.password))
+        return SaslExchange(mechanism, scram(mechanism, settings.username, settings.password))

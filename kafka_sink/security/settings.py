@@ -184,9 +184,9 @@ def _tls(options: SinkOptions) -> TlsSettings:
     )
 
 
-def _only_one(given: dict[str, object]) -> str | None:
+def _only_one(options: SinkOptions, *attributes: str) -> str | None:
     """The name of the one that is set. Raises ConfigurationError for more."""
-    names = [f"kafka.{name}" for name, value in given.items() if value]
+    names = [f"kafka.{one.replace('_', '.')}" for one in attributes if getattr(options, one)]
     if len(names) > 1:
         raise ConfigurationError(
             f"Options {' and '.join(names)} say the same in different ways: set only one of them"
@@ -195,38 +195,22 @@ def _only_one(given: dict[str, object]) -> str | None:
 
 
 def _trust(options: SinkOptions) -> Store | None:
-    name = _only_one(
-        {
-            "ssl.truststore.location": options.ssl_truststore_location,
-            "ssl.truststore.certificates": options.ssl_truststore_certificates,
-            "ssl.ca.location": options.ssl_ca_location,
-        }
-    )
+    name = _only_one(options, "ssl_truststore_location", "ssl_truststore_certificates", "ssl_ca_location")
     if name is None:
         _no_password(options.ssl_truststore_password, "truststore")
         return None
-    if options.ssl_truststore_certificates:
-        return Store(name, "PEM", text=options.ssl_truststore_certificates)
-    if options.ssl_ca_location:
-        return Store(name, "PEM", options.ssl_ca_location)
-    kind = options.ssl_truststore_type
-    return Store(name, kind, options.ssl_truststore_location, password=options.ssl_truststore_password)
+    return Store(
+        name,
+        options.ssl_truststore_type if options.ssl_truststore_location else "PEM",
+        options.ssl_truststore_location or options.ssl_ca_location,
+        options.ssl_truststore_certificates,
+        options.ssl_truststore_password,
+    )
 
 
 def _key(options: SinkOptions) -> Store | None:
-    name = _only_one(
-        {
-            "ssl.keystore.location": options.ssl_keystore_location,
-            "ssl.keystore.key": options.ssl_keystore_key,
-            "ssl.key.location": options.ssl_key_location,
-        }
-    )
-    chain_name = _only_one(
-        {
-            "ssl.keystore.certificate.chain": options.ssl_keystore_certificate_chain,
-            "ssl.certificate.location": options.ssl_certificate_location,
-        }
-    )
+    name = _only_one(options, "ssl_keystore_location", "ssl_keystore_key", "ssl_key_location")
+    chain_name = _only_one(options, "ssl_keystore_certificate_chain", "ssl_certificate_location")
     if name is None:
         _no_password(options.ssl_keystore_password or options.ssl_key_password, "key or keystore")
         if chain_name is not None:
@@ -235,30 +219,25 @@ def _key(options: SinkOptions) -> Store | None:
                 "kafka.ssl.keystore.key"
             )
         return None
-    if options.ssl_keystore_location:
-        if chain_name is not None:
-            raise ConfigurationError(f"Option '{chain_name}' has no effect beside {name}, which holds both")
-        return Store(
-            name,
-            options.ssl_keystore_type,
-            options.ssl_keystore_location,
-            password=options.ssl_keystore_password,
-            key_password=options.ssl_key_password,
-        )
-    if chain_name is None:
+    holds_both = bool(options.ssl_keystore_location)
+    if holds_both and chain_name is not None:
+        raise ConfigurationError(f"Option '{chain_name}' has no effect beside {name}, which holds both")
+    if not holds_both and chain_name is None:
         raise ConfigurationError(
             f"Option '{name}' gives a private key without its certificate: set "
             "kafka.ssl.keystore.certificate.chain"
         )
     chain_text = options.ssl_keystore_certificate_chain
-    chain = Store(chain_name, "PEM", options.ssl_certificate_location, chain_text)
     return Store(
         name,
-        "PEM",
-        options.ssl_key_location,
+        options.ssl_keystore_type if holds_both else "PEM",
+        options.ssl_keystore_location or options.ssl_key_location,
         options.ssl_keystore_key,
-        chain=chain,
-        key_password=options.ssl_key_password,
+        options.ssl_keystore_password,
+        None
+        if chain_name is None
+        else Store(chain_name, "PEM", options.ssl_certificate_location, chain_text),
+        options.ssl_key_password,
     )
 
 
@@ -272,19 +251,21 @@ def _no_password(password: Secret | None, what: str) -> None:
 
 def _sasl(options: SinkOptions) -> SaslSettings:
     mechanism = options.sasl_mechanism
-    module = None if options.sasl_jaas_config is None else parse_jaas(options.sasl_jaas_config)
-    if module is not None:
-        _check_module(module, mechanism)
+    # Without a login module the options alone count.
+    login = LoginModule("", {})
+    if options.sasl_jaas_config is not None:
+        login = parse_jaas(options.sasl_jaas_config)
+        _check_module(login, mechanism)
     _check_handlers(options, mechanism)
     if mechanism == "OAUTHBEARER":
-        return SaslSettings(mechanism, tokens=_tokens(options, module))
+        return SaslSettings(mechanism, tokens=_tokens(options, login))
     if mechanism == "AWS_MSK_IAM":
         if options.security_protocol != "SASL_SSL":
             raise ConfigurationError("AWS_MSK_IAM needs kafka.security.protocol=SASL_SSL")
-        return SaslSettings(mechanism, iam=_iam(module))
+        return SaslSettings(mechanism, iam=_iam(login))
     if mechanism == "GSSAPI":
-        return SaslSettings(mechanism, kerberos=_kerberos(options, module))
-    return _password_login(options, module)
+        return SaslSettings(mechanism, kerberos=_kerberos(options, login))
+    return _password_login(options, login)
 
 
 def _check_module(module: LoginModule, mechanism: str) -> None:
@@ -295,8 +276,8 @@ def _check_module(module: LoginModule, mechanism: str) -> None:
     if mechanism not in mechanisms:
         raise ConfigurationError(
             f"{_JAAS} names {module.name.rpartition('.')[2]}, but kafka.sasl.mechanism is {mechanism}"
-            f"{' by default' if mechanism == 'GSSAPI' else ''}: set kafka.sasl.mechanism={mechanisms[0]}"
-            + "".join(f" or {other}" for other in mechanisms[1:])
+            f"{' by default' if mechanism == 'GSSAPI' else ''}: set kafka.sasl.mechanism="
+            + " or ".join(mechanisms)
         )
 
 
@@ -312,30 +293,26 @@ def _check_handlers(options: SinkOptions, mechanism: str) -> None:
             )
 
 
-def _password_login(options: SinkOptions, module: LoginModule | None) -> SaslSettings:
+def _password_login(options: SinkOptions, login: LoginModule) -> SaslSettings:
     mechanism, username, password = options.sasl_mechanism, options.sasl_username, options.sasl_password
-    if module is not None:
+    missing = "set kafka.sasl.jaas.config, or kafka.sasl.username and kafka.sasl.password"
+    if login.name:
         if username or password is not None:
             raise ConfigurationError(
                 "set either kafka.sasl.jaas.config, or kafka.sasl.username and kafka.sasl.password, not both"
             )
-        if (module.get("tokenauth") or "").lower() == "true":
+        if login.get("tokenauth").lower() == "true":
             raise ConfigurationError(f"{_JAAS}: tokenauth (delegation tokens) is not supported")
-        username, password = module.get("username") or "", _secret(module, "password")
+        username, password = login.get("username"), _secret(login, "password")
+        missing = f"{_JAAS} lacks username or password"
     if not username or password is None:
-        where = _JAAS if module is not None else "kafka.sasl.username and kafka.sasl.password"
         raise ConfigurationError(
-            f"kafka.sasl.mechanism={mechanism} needs a username and a password: "
-            + (
-                f"{where} lacks username or password"
-                if module is not None
-                else f"set kafka.sasl.jaas.config, or {where}"
-            )
+            f"kafka.sasl.mechanism={mechanism} needs a username and a password: {missing}"
         )
     return SaslSettings(mechanism, username, password)
 
 
-def _tokens(options: SinkOptions, module: LoginModule | None) -> TokenSettings:
+def _tokens(options: SinkOptions, login: LoginModule) -> TokenSettings:
     provider, url = options.sasl_oauthbearer_token_provider, options.sasl_oauthbearer_token_endpoint_url
     if provider and url:
         raise ConfigurationError(
@@ -346,8 +323,7 @@ def _tokens(options: SinkOptions, module: LoginModule | None) -> TokenSettings:
             "kafka.sasl.mechanism=OAUTHBEARER needs kafka.sasl.oauthbearer.token.endpoint.url, or "
             "sasl.oauthbearer.token.provider: unsecured tokens, Java's default, are not supported"
         )
-    login = module or LoginModule("", {})
-    client_id = options.sasl_oauthbearer_client_credentials_client_id or login.get("clientId") or ""
+    client_id = options.sasl_oauthbearer_client_credentials_client_id or login.get("clientId")
     client_secret = options.sasl_oauthbearer_client_credentials_client_secret
     client_secret = client_secret or _secret(login, "clientSecret")
     scheme = url.partition("://")[0].lower()
@@ -369,7 +345,7 @@ def _tokens(options: SinkOptions, module: LoginModule | None) -> TokenSettings:
         url,
         client_id,
         client_secret,
-        options.sasl_oauthbearer_scope or login.get("scope") or "",
+        options.sasl_oauthbearer_scope or login.get("scope"),
         options.sasl_oauthbearer_header_urlencode,
         _extensions(login),
         _endpoint_tls(login),
@@ -468,7 +444,7 @@ def _extensions(login: LoginModule) -> tuple[tuple[str, str], ...]:
     for name in login.options:
         if not name.startswith(prefix):
             continue
-        key, value = name.removeprefix(prefix), login.get(name) or ""
+        key, value = name.removeprefix(prefix), login.get(name)
         if not key.isalpha() or not key.isascii() or key == "auth" or not value.isascii() or "\1" in value:
             raise ConfigurationError(f"{_JAAS}: {name} is no SASL extension (letters only, and not auth)")
         found.append((key, value))
@@ -479,40 +455,37 @@ def _endpoint_tls(login: LoginModule) -> TlsSettings:
     """Trust for the token endpoint: Java takes it from the login module's options, not from Kafka's."""
     location = login.get("ssl.truststore.location")
     certificates = login.options.get("ssl.truststore.certificates")
-    if location is None and certificates is None:
+    if not location and certificates is None:
         return TlsSettings()
     kind = (login.get("ssl.truststore.type") or "JKS").upper()
-    if location is not None and looks_like_key(location):
+    if looks_like_key(location):
         raise ConfigurationError(f"{_JAAS}: ssl.truststore.location holds a certificate, not a path")
     option = "kafka.sasl.jaas.config (ssl.truststore.location)"
     password = _secret(login, "ssl.truststore.password")
-    return TlsSettings(Store(option, kind, location or "", certificates, password))
+    return TlsSettings(Store(option, kind, location, certificates, password))
 
 
-def _iam(module: LoginModule | None) -> IamSettings:
-    login = module or LoginModule("", {})
+def _iam(login: LoginModule) -> IamSettings:
     for name in ("awsRoleAccessKeyId", "awsRoleSecretAccessKey", "awsRoleSessionToken"):
         if name in login.options:
             raise ConfigurationError(f"{_JAAS}: {name} is not supported; name a profile in awsProfileName")
     return IamSettings(
-        login.get("awsProfileName") or "",
-        login.get("awsRoleArn") or "",
-        login.get("awsRoleSessionName") or "",
-        login.get("awsRoleExternalId") or "",
-        login.get("awsStsRegion") or "",
+        profile=login.get("awsProfileName"),
+        role_arn=login.get("awsRoleArn"),
+        role_session_name=login.get("awsRoleSessionName"),
+        role_external_id=login.get("awsRoleExternalId"),
+        sts_region=login.get("awsStsRegion"),
     )
 
 
-def _kerberos(options: SinkOptions, module: LoginModule | None) -> KerberosSettings:
-    login = module or LoginModule("", {})
+def _kerberos(options: SinkOptions, login: LoginModule) -> KerberosSettings:
     service = options.sasl_kerberos_service_name or login.get("serviceName")
     if not service:
         raise ConfigurationError(
             "kafka.sasl.mechanism=GSSAPI (the default) needs kafka.sasl.kerberos.service.name, usually "
             "kafka; for another login set kafka.sasl.mechanism"
         )
-    by_keytab = (login.get("useKeyTab") or "").lower() == "true"
-    keytab = login.get("keyTab") or ""
-    if by_keytab and not keytab:
+    keytab = login.get("keyTab") if login.get("useKeyTab").lower() == "true" else None
+    if keytab == "":
         raise ConfigurationError(f"{_JAAS} has useKeyTab=true without keyTab")
-    return KerberosSettings(service, login.get("principal") or "", keytab if by_keytab else "")
+    return KerberosSettings(service, login.get("principal"), keytab or "")

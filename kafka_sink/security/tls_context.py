@@ -10,9 +10,11 @@ import os
 import re
 import ssl
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from kafka_sink.errors import ConfigurationError
+from kafka_sink.secret import HiddenBytes
 from kafka_sink.security.key_material import ClientKey, read_key, read_trust
 from kafka_sink.security.settings import Store, TlsSettings
 
@@ -143,7 +145,7 @@ def make_context(settings: TlsSettings) -> ssl.SSLContext:
     context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
     if settings.trust is None:
         context.load_default_certs(ssl.Purpose.SERVER_AUTH)
-        if not any(context.cert_store_stats().values()) and not _default_folder_exists():
+        if not any(context.cert_store_stats().values()) and ssl.get_default_verify_paths().capath is None:
             raise ConfigurationError(
                 "the system has no trusted authorities for this Python: name them in "
                 "kafka.ssl.truststore.location"
@@ -158,11 +160,6 @@ def make_context(settings: TlsSettings) -> ssl.SSLContext:
     if settings.key is not None:
         load_key(context, read_key(settings.key), settings.key.option)
     return context
-
-
-def _default_folder_exists() -> bool:
-    paths = ssl.get_default_verify_paths()
-    return paths.capath is not None
 
 
 def _restrict_suites(context: ssl.SSLContext, settings: TlsSettings) -> None:
@@ -181,42 +178,35 @@ def _restrict_suites(context: ssl.SSLContext, settings: TlsSettings) -> None:
 
 def load_key(context: ssl.SSLContext, key: ClientKey, option: str) -> None:
     """Load the key through a pipe: Python takes keys from files only, and a pipe never touches a disk."""
-    with _Pipe(key.chain) as chain, _Pipe(key.key.reveal().encode()) as secret:
+    with _pipe(key.chain) as chain, _pipe(HiddenBytes(key.key.reveal().encode())) as secret:
         try:
-            context.load_cert_chain(chain.path, secret.path)
+            context.load_cert_chain(chain, secret)
         except ssl.SSLError as error:
             raise ConfigurationError(
                 f"Option '{option}': OpenSSL refuses the certificate or its key ({error.reason})"
             ) from None
 
 
-class _Pipe:
-    """Bytes to be read once from ``path``."""
+@contextmanager
+def _pipe(data: bytes) -> Iterator[str]:
+    """A path from which these bytes can be read once."""
+    reader, writer = os.pipe()
+    # A pipe holds 64 KiB, or less; a longer chain must be written while it is read.
+    thread = threading.Thread(target=_write, args=(writer, data), name="kafka-chunked-key", daemon=True)
+    thread.start()
+    try:
+        yield f"/dev/fd/{reader}"
+    finally:
+        os.close(reader)
+        thread.join()
 
-    def __init__(self, data: bytes) -> None:
-        self._data = data
 
-    def __enter__(self) -> _Pipe:
-        self._reader, writer = os.pipe()
-        self.path = f"/dev/fd/{self._reader}"
-        # A pipe holds 64 KiB, or less; a longer chain must be written while it is read.
-        self._thread = threading.Thread(
-            target=self._write, args=(writer,), name="kafka-chunked-key", daemon=True
-        )
-        self._thread.start()
-        return self
-
-    def _write(self, writer: int) -> None:
-        try:
-            with os.fdopen(writer, "wb") as file:
-                file.write(self._data)
-        except BrokenPipeError:
-            pass  # OpenSSL had seen enough
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._reader)
-        self._thread.join()
-        self._data = b""
+def _write(writer: int, data: bytes) -> None:
+    try:
+        with os.fdopen(writer, "wb") as file:
+            file.write(data)
+    except BrokenPipeError:
+        pass  # OpenSSL had seen enough
 
 
 class TlsContexts:

@@ -17,6 +17,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from urllib.parse import quote_plus, unquote, urlencode, urlsplit
@@ -201,11 +202,13 @@ class TokenEndpoint:
             raise AuthenticationError(f"OAUTHBEARER: the token endpoint {self._shown} gave no access_token")
         found = from_text(token)
         lifetime = response.get("expires_in")
-        if found.expires_at_s is not None or not isinstance(lifetime, int | float):
-            return found
-        if not abs(lifetime) < _MAX_LIFETIME_S:
-            return found
-        return Token(found.text, time.time() + float(lifetime))
+        if (
+            found.expires_at_s is None
+            and isinstance(lifetime, int | float)
+            and abs(lifetime) < _MAX_LIFETIME_S
+        ):
+            return Token(found.text, time.time() + float(lifetime))
+        return found
 
 
 def _json(body: bytes) -> dict[str, Any]:
@@ -287,15 +290,12 @@ class TokenSource:
     def _fetched(self) -> Token:
         settings = self._settings
         backoff = settings.retry_backoff_s
-        for left in reversed(range(_TRIES)):
-            try:
+        for _ in range(_TRIES - 1):
+            with suppress(TokenUnavailableError):
                 return self._fetch()
-            except TokenUnavailableError:
-                if not left:
-                    raise
             self._wait(backoff)
             backoff = min(backoff * 2, max(settings.retry_backoff_max_s, settings.retry_backoff_s))
-        raise AssertionError("the last try returns or raises")
+        return self._fetch()
 
     def _keeping(self, token: Token) -> _Kept:
         """As Java's login thread reckons: a share of the lifetime, a buffer before its end, a least age."""

@@ -19,10 +19,9 @@ from kafka_sink.network.broker_protocol import Phase
 from kafka_sink.network.transport import Lookup, start_lookup
 from kafka_sink.network.wire import Buffer
 from kafka_sink.secret import Secret
-from kafka_sink.security import sasl
 from kafka_sink.security.sasl import Preparation, Security
 from kafka_sink.security.settings import SaslSettings, SecuritySettings
-from tests.support.login_broker import SECRET, Broker
+from tests.support.login_broker import SECRET, Broker, plain
 from tests.support.network_harness import OPTIONS, batch, metadata_request, produce_request
 
 ALLOWED = {
@@ -297,7 +296,7 @@ class Stub(Security):
     def end(self, error: Exception | None = None) -> None:
         last = self.begun[-1]
         last.error = error
-        last.exchange = None if error else sasl.plain("user", Secret(SECRET))
+        last.exchange = None if error else plain()
         last.done = True
 
 

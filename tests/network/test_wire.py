@@ -16,9 +16,8 @@ from kafka_sink.errors import AuthenticationError, ProtocolError
 from kafka_sink.network import admin_requests, authentication, produce, requests, transaction_requests
 from kafka_sink.network.wire import address_of
 from kafka_sink.printable import MAX_CHARACTERS
-from kafka_sink.secret import Secret
-from kafka_sink.security.sasl import plain
 from tests.support.fake_state import framed
+from tests.support.login_broker import plain
 
 FORGED = "x\n26/11/22 12:00:00 ERROR forged\x1b[2J\u202e" + "y" * 30_000
 
@@ -73,7 +72,7 @@ def test_explanations_of_every_response_are_bounded_and_printable() -> None:
 def test_mechanisms_on_offer_are_cut() -> None:
     offer = SaslHandshakeResponse(version=1, error_code=33, mechanisms=["A\nB"] * 500)
     response = authentication.decode_handshake(1, framed(offer, 1)[4:])
-    login = authentication.Login(plain("user", Secret("x")), "broker", {17: (0, 1), 36: (0, 2)})
+    login = authentication.Login(plain(), "broker", {17: (0, 1), 36: (0, 2)})
     login.begin()
     with pytest.raises(AuthenticationError) as caught:
         login.on_response(response)

@@ -18,6 +18,7 @@ from botocore.session import Session
 
 from kafka_sink.errors import AuthenticationError
 from kafka_sink.security.aws import IamLogin, region_of
+from kafka_sink.security.sasl import SaslExchange
 from kafka_sink.security.settings import IamSettings
 from kafka_sink.security.token import TokenUnavailableError
 from tests.support.http_server import Server
@@ -43,7 +44,7 @@ def _no_credentials_of_this_host(environ: Environ, tmp_path: Path) -> None:
 
 
 def sent(login: IamLogin, host: str = HOST) -> dict[str, str]:
-    message: dict[str, str] = json.loads(login.exchange(host).first())
+    message: dict[str, str] = json.loads(next(login.steps(host)))
     return message
 
 
@@ -94,13 +95,13 @@ def test_a_search_for_credentials_that_hangs_ends_every_login_and_is_not_begun_a
     login = IamLogin(IamSettings(), lambda _: Hanging(), wait_s=0.05)
     for _ in range(3):
         with pytest.raises(TokenUnavailableError, match=r"in vain; check credential_process"):
-            login.exchange(HOST)
+            login.steps(HOST)
     assert began == [1]
     end.set()
 
     def end_of_search() -> str:
         try:
-            login.exchange(HOST)
+            login.steps(HOST)
         except TokenUnavailableError:
             return ""
         except AuthenticationError as error:
@@ -124,7 +125,7 @@ def test_a_profile_is_read(environ: Environ, tmp_path: Path) -> None:
 def test_what_is_missing_is_told_with_what_to_set_or_install(environ: Environ, modules: Modules) -> None:
     def said(host: str = HOST) -> str:
         with pytest.raises(AuthenticationError) as caught:
-            IamLogin(IamSettings()).exchange(host)
+            IamLogin(IamSettings()).steps(host)
         return str(caught.value)
 
     assert "set AWS_DEFAULT_REGION" in said("localhost")
@@ -146,7 +147,7 @@ def test_the_region_is_in_the_brokers_name() -> None:
 
 
 def test_a_response_ends_the_exchange_and_an_empty_one_is_refused() -> None:
-    ended, refused = (IamLogin(IamSettings()).exchange(HOST) for _ in range(2))
+    ended, refused = (SaslExchange("AWS_MSK_IAM", IamLogin(IamSettings()).steps(HOST)) for _ in range(2))
     ended.first()
     assert ended.respond(b'{"version":"2020_10_22","request-id":"1"}') is None
     refused.first()

@@ -18,7 +18,7 @@ from kafka.net.sasl.scram import ScramClient
 from kafka_sink.errors import AuthenticationError
 from kafka_sink.secret import Secret
 from kafka_sink.security import sasl
-from kafka_sink.security.sasl import Preparation, Security
+from kafka_sink.security.sasl import Preparation, SaslExchange, Security
 from kafka_sink.security.settings import (
     KerberosSettings,
     SaslSettings,
@@ -42,13 +42,13 @@ def said(mechanism: Any, *challenges: bytes) -> list[bytes | None]:
     return found
 
 
-def ours(exchange: sasl.SaslExchange, *challenges: bytes) -> list[bytes | None]:
+def ours(exchange: SaslExchange, *challenges: bytes) -> list[bytes | None]:
     return [exchange.first(), *map(exchange.respond, challenges)]
 
 
 def test_plain() -> None:
     theirs = SaslMechanismPlain(sasl_plain_username=NAME, sasl_plain_password=PASSWORD)
-    assert ours(sasl.plain(NAME, Secret(PASSWORD)), b"") == said(theirs, b"")
+    assert ours(SaslExchange("PLAIN", sasl.plain(NAME, Secret(PASSWORD))), b"") == said(theirs, b"")
 
 
 @pytest.mark.parametrize("extensions", [{}, {"logicalCluster": "lkc-1", "identityPoolId": "pool"}])
@@ -61,7 +61,7 @@ def test_oauthbearer(extensions: dict[str, str]) -> None:
             return extensions
 
     theirs = SaslMechanismOAuth(sasl_oauth_token_provider=Provider())
-    exchange = sasl.oauthbearer(Secret("a.b.c"), extensions.items())
+    exchange = SaslExchange("OAUTHBEARER", sasl.oauthbearer(Secret("a.b.c"), extensions.items()))
     assert exchange.first() == theirs.auth_bytes()
     assert exchange.respond(b"") is None
 
@@ -77,8 +77,8 @@ def test_scram(mechanism: str) -> None:
     expected.append(theirs.final_message())
     final = b"v=" + base64.b64encode(theirs.server_signature)
 
-    def exchange(password: str) -> sasl.SaslExchange:
-        return sasl.scram(mechanism, NAME, Secret(password), lambda: nonce)
+    def exchange(password: str) -> SaslExchange:
+        return SaslExchange(mechanism, sasl.scram(mechanism, NAME, Secret(password), lambda: nonce))
 
     for ending in (b"", b",x=y"):
         assert ours(exchange(PASSWORD), challenge, final + ending) == [*expected, None]
@@ -128,14 +128,15 @@ def test_kerberos(steps: int, modules: Modules) -> None:
     modules(gssapi=gssapi)
     theirs = SaslMechanismGSSAPI(sasl_kerberos_service_name="kafka", host="h")
     challenges = [*[b"token"] * (steps - 1), b"U\x07\0\x10\0", b""]
-    exchange = sasl.kerberos(KerberosSettings("kafka"), "h")
+    exchange, refused, damaged = (
+        SaslExchange("GSSAPI", sasl.kerberos(KerberosSettings("kafka"), "h")) for _ in range(3)
+    )
     assert ours(exchange, *challenges) == said(theirs, *challenges)
-    refused = sasl.kerberos(KerberosSettings("kafka"), "h")
     ours(refused, *challenges[:-1])
     with pytest.raises(AuthenticationError):
         refused.respond(b"more")
     with pytest.raises(AuthenticationError):
-        ours(sasl.kerberos(KerberosSettings("kafka"), "h"), *challenges[:-2], b"U")
+        ours(damaged, *challenges[:-2], b"U")
 
 
 # -- preparations end with a context and an exchange, or with an error that says on which host ---------

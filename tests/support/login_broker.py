@@ -9,10 +9,16 @@ from kafka.protocol.metadata import ApiVersionsResponse, MetadataResponse
 from kafka.protocol.sasl import SaslAuthenticateResponse, SaslHandshakeResponse
 
 from kafka_sink.network import apis
+from kafka_sink.secret import Secret
+from kafka_sink.security import sasl
 from tests.support.fake_state import framed
 
 RANGES = {0: (3, 12), 3: (4, 12), 17: (0, 1), 18: (0, 3), 22: (0, 4), 36: (0, 2)}
 SECRET = "hunter2-not-to-be-seen"
+
+
+def plain(password: str = SECRET) -> sasl.SaslExchange:
+    return sasl.SaslExchange("PLAIN", sasl.plain("user", Secret(password)))
 
 
 class Broker:
