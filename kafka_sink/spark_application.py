@@ -89,23 +89,13 @@ def only_once(key: str) -> bool:
     return bool(folder()) and first_time(key)
 
 
-def remember(key: str) -> None:
-    """Record the event that ``happened_within`` checks, with the present time."""
-
-    def touch(path: str) -> None:
-        os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW, 0o600))
-        os.utime(path)
-
-    _in_a_folder(key, touch)
-
-
 def forget(key: str) -> None:
     """Remove the marker, so that the next ``first_time`` returns True again."""
     _in_a_folder(key, os.unlink)
 
 
 def happened_within(key: str, seconds: float) -> bool:
-    """Whether ``remember`` was called with this key in the application, at most ``seconds`` ago.
+    """Whether ``note`` was called with this key in the application on this host, at most ``seconds`` ago.
 
     For infinite ``seconds``, the clock does not matter.
     """
@@ -117,8 +107,8 @@ def happened_within(key: str, seconds: float) -> bool:
     return found.st_uid == os.getuid() and is_recent
 
 
-def note(key: str, text: str) -> None:
-    """Store a text for ``noted_within``. Replaces the previous text."""
+def note(key: str, text: str = "") -> None:
+    """Record an event, with the present time and a text, in place of what was noted before."""
 
     def write(path: str) -> None:
         draft = f"{path}-{os.getpid()}-{threading.get_ident()}"
@@ -130,7 +120,7 @@ def note(key: str, text: str) -> None:
 
 
 def noted_within(key: str, seconds: float) -> str | None:
-    """The text that was stored in the application on this host, if at most ``seconds`` ago."""
+    """The text of what ``happened_within`` these seconds."""
     if not happened_within(key, seconds):
         return None
 

@@ -42,7 +42,7 @@ def test_once_per_application_where_sparks_first_folder_cannot_be_written_to(
         assert spark_application.first_time("a")
         assert not spark_application.first_time("a")
         assert not spark_application.happened_within("b", 60)
-        spark_application.remember("b")
+        spark_application.note("b")
         assert spark_application.happened_within("b", 60)
     with planning_for(of("/proc/another/application")):
         assert spark_application.first_time("a")
@@ -53,5 +53,5 @@ def test_where_nothing_can_be_remembered_nothing_is(temporary_folder: Callable[[
     temporary_folder("/nor/here")
     for folder in ("", "/nowhere/at/all"):
         with planning_for(of(folder)):
-            spark_application.remember("x")
+            spark_application.note("x")
             assert not spark_application.happened_within("x", 60)

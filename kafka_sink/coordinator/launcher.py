@@ -67,7 +67,7 @@ def plan_coordinator(
     try:
         found = _find_or_start(options, local_dirs, environ)
     except (OSError, ProtocolError) as error:
-        spark_application.remember(UNAVAILABLE)
+        spark_application.note(UNAVAILABLE)
         warn_of_no_coordinator(
             f"no coordinator could be started ({error}). Set coordinator.port or coordinator.bind.address "
             "where an address is in use or not this host's, or coordinator.enabled=false"
@@ -132,7 +132,7 @@ def _find_or_start(
         if view is not None and not _has_view(found, view):
             found = _open_live_view(place, found, view)
         if is_again:
-            spark_application.remember(UNAVAILABLE)
+            spark_application.note(UNAVAILABLE)
             if spark_application.first_time(_RESTARTED):
                 log = place.folder / "log"
                 driver_log.warn(f"kafka-chunked: the coordinator had ended, and was started again: see {log}")

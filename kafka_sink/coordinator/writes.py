@@ -230,5 +230,5 @@ def end_attempts(address: CoordinatorAddress, name: str, *, again: bool = False)
         try:
             return ask(address, WriteEnding(name, again), WriteCause, _DRIVER_TIMEOUT_MS).cause
         except TimeoutError:
-            spark_application.remember(_SILENT)
+            spark_application.note(_SILENT)
     return ""

@@ -319,7 +319,7 @@ def _tell_or_remember(address: CoordinatorAddress, message: Message, timeout_ms:
     try:
         tell(address, message, timeout_ms)
     except (TimeoutError, KafkaSinkError):
-        spark_application.remember(_SILENT)
+        spark_application.note(_SILENT)
     except OSError:
         pass  # another coordinator may be there soon
 
