@@ -9,10 +9,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from kafka_sink.driver.command_line import (
     Finding,
@@ -229,9 +229,8 @@ def _driver_python(environ: Mapping[str, str]) -> Iterator[Finding]:
         return
     python = shutil.which(named, path=environ.get("PATH"))
     answer = _ask(python, environ) if python else "there is no such program"
-    missing = [] if isinstance(answer, str) else answer.missing
-    why = answer if isinstance(answer, str) else f"it lacks {', '.join(missing)}"
-    if missing or isinstance(answer, str):
+    why = answer if isinstance(answer, str) else answer.missing and f"it lacks {', '.join(answer.missing)}"
+    if why:
         yield problem(
             f"PYSPARK_DRIVER_PYTHON is {named}, with which Spark looks for installed data sources, and that "
             f"fails: {why}. So Spark says DATA_SOURCE_NOT_FOUND. Unset it before the session is made, "
@@ -245,11 +244,10 @@ def _driver_python(environ: Mapping[str, str]) -> Iterator[Finding]:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Answer:
+class _Answer(NamedTuple):
     """What a Python says about itself; ``missing`` are names of modules."""
 
-    version: tuple[int, ...]
+    version: Sequence[int]
     pyspark: str | None
     missing: Sequence[str]
 
@@ -267,20 +265,19 @@ def _ask(python: str, environ: Mapping[str, str]) -> _Answer | str:
             cwd="/",
             env={**environ, "PYTHONSAFEPATH": "1"},
         )
-        version, pyspark, missing = json.loads(done.stdout.splitlines()[-1])
+        return _Answer(*json.loads(done.stdout.splitlines()[-1]))
     except subprocess.TimeoutExpired:
         return f"no end within {_TIMEOUT_S} s"
     except OSError as error:
         return str(error)
-    except (ValueError, IndexError):
+    except (ValueError, IndexError, TypeError):
         return (done.stderr.strip().splitlines() or [f"it ended with code {done.returncode}"])[-1]
-    return _Answer(tuple(version), pyspark, missing)
 
 
 def _of_workers(python: str, answer: _Answer, spark: str) -> Finding:
     own = [name for name in answer.missing if name in _OWN_MODULES]
     libraries = [OF_TASKS[name] for name in answer.missing if name in OF_TASKS]
-    if answer.version != sys.version_info[:2]:
+    if tuple(answer.version) != sys.version_info[:2]:
         text = (
             f"is {_dotted(answer.version)} and the driver's is {_dotted(sys.version_info[:2])}: Spark "
             "refuses UDFs and data sources that the driver registers (PYTHON_VERSION_MISMATCH). Set "
@@ -330,37 +327,40 @@ def _shared_import_folders() -> Iterator[Finding]:
 def _job(options: Mapping[str, str], environ: Mapping[str, str], spark: Any) -> Iterator[Finding]:
     from kafka_sink.options import parse
 
-    left = dict(options)
-    while True:
-        try:
-            parsed = parse(left)
-            break
-        except KafkaSinkError as error:
-            named = {name for name in options if f"'{name.lower()}'" in str(error).lower()}
-            if not named <= set(left):
-                # It misses what was left out.
-                break
-            yield problem(f"options: {error}")
-            if not named:
-                return
-            # The next look finds the next mistake.
-            left = {name: value for name, value in left.items() if name not in named}
-    if len(left) < len(options):
+    mistakes = list(_mistakes(options))
+    if mistakes:
+        yield from (problem(f"options: {error}") for error in mistakes)
         yield note("no broker was asked, because of the problems with options")
         return
+    parsed = parse(options)
     yield from (note(warning) for warning in parsed.warnings)
     if spark is not None:
-        from kafka_sink.coordinator.placement import ADMINISTERED
+        yield from of_session(spark, options, parsed.options, environ)
+    for what, look in ("brokers, login and topic", of_cluster), ("schema registry", registry_findings):
+        try:
+            yield from look(parsed.options)
+        except KafkaSinkError as error:
+            yield problem(f"{what}: {error}")
 
-        yield from of_session(spark, options, parsed.options, environ, ADMINISTERED)
-    try:
-        yield from of_cluster(parsed.options)
-    except KafkaSinkError as error:
-        yield problem(f"brokers, login and topic: {error}")
-    try:
-        yield from registry_findings(parsed.options)
-    except KafkaSinkError as error:
-        yield problem(f"schema registry: {error}")
+
+def _mistakes(options: Mapping[str, str]) -> Iterator[KafkaSinkError]:
+    """All that is wrong with the options: each look leaves out what those before have named."""
+    from kafka_sink.options import parse
+
+    left = set(options)
+    while True:
+        try:
+            parse({name: value for name, value in options.items() if name in left})
+            return
+        except KafkaSinkError as error:
+            named = {name for name in options if f"'{name.lower()}'" in str(error).lower()}
+            if not named <= left:
+                # It misses what was left out.
+                return
+            yield error
+            if not named:
+                return
+            left -= named
 
 
 def of_cluster(options: SinkOptions) -> Iterator[Finding]:
@@ -441,17 +441,14 @@ def _of_missing(options: SinkOptions, topic: str, option: str, error: MissingTop
 
 
 def of_session(
-    spark: Any,
-    given: Mapping[str, str],
-    options: SinkOptions,
-    environ: Mapping[str, str],
-    administered: Collection[str],
+    spark: Any, given: Mapping[str, str], options: SinkOptions, environ: Mapping[str, str]
 ) -> Iterator[Finding]:
     """A session's settings as they are now. Planning sees only those with which the driver was started.
 
     ``spark``: a SparkSession, also of Spark Connect. ``given``: the job's options, of which ``options``
-    were made. ``administered``: options that environment and session may set."""
+    were made."""
     from kafka_sink import spark_application
+    from kafka_sink.coordinator.placement import ADMINISTERED
     from kafka_sink.driver import driver_conf
     from kafka_sink.driver.driver_conf import OWN_PREFIX, idle_timeout_problem
     from kafka_sink.options.table import SPECS
@@ -477,7 +474,7 @@ def of_session(
     for spec in SPECS:
         own, variable = OWN_PREFIX + spec.name, "KAFKA_CHUNKED_" + spec.name.upper().replace(".", "_")
         for name, value in ((variable, environ.get(variable)), (own, conf(own))):
-            if value and spec.name in administered:
+            if value and spec.name in ADMINISTERED:
                 yield note(f"{name}={value} overrides the option '{spec.name}'")
             elif value:
                 # It may be a password.

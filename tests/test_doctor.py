@@ -14,7 +14,6 @@ from types import SimpleNamespace
 import pytest
 
 from kafka_sink import doctor
-from kafka_sink.coordinator.placement import ADMINISTERED
 from kafka_sink.doctor import examine, main, of_session
 from kafka_sink.driver.command_line import Finding, Level
 from kafka_sink.options import parse
@@ -268,9 +267,7 @@ def test_the_settings_of_a_session_are_checked() -> None:
         "kafka.sasl.password": "hunter2",
     }
     options = parse(given).options
-    seen = list(
-        of_session(session, given, options, {"KAFKA_CHUNKED_COORDINATOR_ENABLED": "false"}, ADMINISTERED)
-    )
+    seen = list(of_session(session, given, options, {"KAFKA_CHUNKED_COORDINATOR_ENABLED": "false"}))
     text = "\n".join(map(str, seen))
     assert "PROBLEM  spark.sql.execution.pyspark.udf.idleTimeoutSeconds = 30 with killOnIdleTimeout" in text
     assert "Spark may show the secret option 'kafka.sasl.password'" in text
@@ -282,7 +279,7 @@ def test_the_settings_of_a_session_are_checked() -> None:
     assert "spark.kafka-chunked.kafka.sasl.password has no effect" in text
     assert "hunter2" not in text
     tuned = {"spark.sql.execution.arrow.maxRecordsPerBatch": "400"}
-    quiet = list(of_session(SimpleNamespace(version="4.3.0", conf=tuned), given, options, {}, ADMINISTERED))
+    quiet = list(of_session(SimpleNamespace(version="4.3.0", conf=tuned), given, options, {}))
     assert [one.level for one in quiet] == [Level.OK]
 
 
