@@ -10,6 +10,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import partial
 from operator import add, attrgetter
 from typing import Any, NamedTuple
 
@@ -31,20 +32,13 @@ class CountSpec:
     scale: float = 1.0
 
 
-def _count(
-    metric: str = "",
-    doc: str = "",
-    *,
-    json: str = "",
-    nouns: tuple[str, str] | None = None,
-    scale: float = 1.0,
-) -> Any:
-    return field(default=0, metadata={"spec": CountSpec(metric, doc, json, nouns, scale)})
+def _count(*texts: Any, **given: Any) -> Any:
+    """A field with a CountSpec of these arguments."""
+    return field(default=0, metadata={"spec": CountSpec(*texts, **given)})
 
 
-def _time(metric: str, doc: str) -> Any:
-    """Milliseconds here, seconds in /metrics."""
-    return _count(metric, doc, scale=0.001)
+# Milliseconds here, seconds in /metrics.
+_time = partial(_count, scale=0.001)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,13 +153,13 @@ class BrokerMetrics(NamedTuple):
     answered_ms: float = -math.inf
 
 
+@dataclass(slots=True)
 class LatencyWindow:
     """Times since the window began."""
 
-    __slots__ = ("count", "most", "total")
-
-    def __init__(self) -> None:
-        self.count, self.total, self.most = 0, 0.0, 0.0
+    count: int = 0
+    total: float = 0.0
+    most: float = 0.0
 
     def add(self, value: float) -> None:
         self.count += 1
@@ -207,13 +201,9 @@ class RateWindow:
     @property
     def increase(self) -> float:
         """How much the total has grown within the window. A total that was corrected downwards gives 0."""
-        if not self._samples:
-            return 0.0
-        return max(0.0, self._samples[-1][1] - self._samples[0][1])
+        return max(0.0, self._samples[-1][1] - self._samples[0][1]) if self._samples else 0.0
 
     @property
     def per_second(self) -> float:
-        if not self._samples:
-            return 0.0
-        elapsed_ms = self._samples[-1][0] - self._samples[0][0]
+        elapsed_ms = self._samples[-1][0] - self._samples[0][0] if self._samples else 0.0
         return self.increase / elapsed_ms * 1000 if elapsed_ms > 0 else 0.0

@@ -49,13 +49,14 @@ _REMEDIES = {
     "timestamp": "One without a zone names no instant: give it one, as with dt.replace_time_zone('UTC') of "
     "Polars or ::TIMESTAMPTZ of DuckDB",
 }
-_DIVISORS_TO_MICROS = {"ns": 1000}
 _FACTORS_TO_MICROS = {"s": 1_000_000, "ms": 1000}
 # Far beyond what Kafka's milliseconds hold as dates, and within what the products above hold.
 _LAST_MICROS = 1 << 62
 _MAX_INT32 = np.iinfo(np.int32).max
 _MIN_INT32 = np.iinfo(np.int32).min
-_NULL = pa.null()
+_HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+# What columns of nulls become; others stay.
+_OF_NULLS = {"headers": _HEADERS, "partition": pa.int32(), "timestamp": pa.timestamp("us")}
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,8 @@ def _positions(schema: pa.Schema, topic: str | None) -> dict[str, int]:
 
 def converter(name: str, kind: pa.DataType) -> Convert | None:
     """None where the column can be used as it is. Raises SchemaError for a type that cannot be used."""
+    if kind == pa.null() and name in _OF_NULLS:
+        return partial(pa.Array.cast, target_type=_OF_NULLS[name])
     of_part = {"headers": _headers, "partition": _partition, "timestamp": _timestamp}.get(name, _bytes)
     try:
         return of_part(kind)
@@ -151,7 +154,7 @@ def _then(first: Convert, second: Convert | None) -> Convert:
 
 
 def _bytes(kind: pa.DataType) -> Convert | None:
-    if has_byte_offsets(kind) or kind == _NULL:
+    if has_byte_offsets(kind) or kind == pa.null():
         return None
     if isinstance(kind, pa.BaseExtensionType):
         return _then(lambda column: column.storage, _bytes(kind.storage_type))
@@ -181,8 +184,6 @@ def _as_binary(column: pa.Array) -> pa.Array:
 def _partition(kind: pa.DataType) -> Convert | None:
     if kind == pa.int32():
         return None
-    if kind == _NULL:
-        return lambda column: column.cast(pa.int32())
     if pa.types.is_integer(kind):
         return _as_int32
     raise _UnfitError
@@ -197,8 +198,6 @@ def _as_int32(column: pa.Array) -> pa.Array:
 
 
 def _timestamp(kind: pa.DataType) -> Convert | None:
-    if kind == _NULL:
-        return lambda column: column.cast(pa.timestamp("us"))
     if not pa.types.is_timestamp(kind) or kind.tz is None:
         raise _UnfitError
     return None if kind.unit == "us" else _as_micros
@@ -206,9 +205,9 @@ def _timestamp(kind: pa.DataType) -> Convert | None:
 
 def _as_micros(column: pa.Array) -> pa.Array:
     ticks, unit = numbers(column, np.int64), column.type.unit
-    if unit in _DIVISORS_TO_MICROS:
+    if unit == "ns":
         # Floor, as between microseconds and Kafka's milliseconds.
-        micros = ticks // _DIVISORS_TO_MICROS[unit]
+        micros = ticks // 1000
     else:
         factor = _FACTORS_TO_MICROS[unit]
         micros = np.clip(ticks, -(_LAST_MICROS // factor), _LAST_MICROS // factor) * factor
@@ -221,8 +220,6 @@ def _fixed(kind: pa.DataType, values: npt.NDArray[np.signedinteger[Any]], column
 
 
 def _headers(kind: pa.DataType) -> Convert | None:
-    if kind == _NULL:
-        return lambda column: column.cast(pa.list_(_header_type()))
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
     if pa.types.is_map(kind):
         lists = pa.list_(pa.struct([("key", kind.key_type), ("value", kind.item_type)]))
@@ -238,10 +235,6 @@ def _headers(kind: pa.DataType) -> Convert | None:
     if places == (0, 1) and not any(converts):
         return None
     return lambda column: _as_headers(column, places, converts)
-
-
-def _header_type() -> pa.DataType:
-    return pa.struct([("key", pa.string()), ("value", pa.binary())])
 
 
 def _as_headers(
@@ -303,8 +296,7 @@ class EncodedColumns:
         encoding = planning.plan(options, named, lambda: schema, None)
         assert encoding is not None
         kept = {name: kinds.field(place) for name, _, place in encoding.kept}
-        headers = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
-        added = {"key": pa.binary(), "value": pa.binary(), "headers": headers}
+        added = {"key": pa.binary(), "value": pa.binary(), "headers": _HEADERS}
         encoded = pa.schema([kept.get(name) or pa.field(name, added[name]) for name, _ in encoding.columns])
         self._columns = ArrowColumns.of(encoded, options.topic)
         self.plan, self.warnings = self._columns.plan, self._columns.warnings

@@ -56,6 +56,13 @@ _DEFAULTS_FILE = "spark-defaults.conf"
 _SEPARATOR = re.compile(r"\s*[=:\s]\s*")
 
 
+def conf_of_driver() -> dict[str, str] | None:
+    """As ``conf_of``, of the driver of this process; None where it is not found. Costs a read of its command
+    line."""
+    driver = driver_process.find_driver_process()
+    return None if driver is None else conf_of(driver, os.environ)
+
+
 def conf_of(driver: DriverProcess, environ: Mapping[str, str]) -> dict[str, str]:
     """The settings of this driver's application that the coordinator uses. Never raises."""
     application = spark_application.current()
@@ -109,14 +116,8 @@ UNKNOWN = 8
 _LOCAL = re.compile(r"local(?:\[(\*|\d+)(?:,\s*\d+)?\])?$")
 
 
-def tasks_at_once(environ: Mapping[str, str] = os.environ) -> int:
-    """For this driver. Costs a read of the driver's command line."""
-    driver = driver_process.find_driver_process()
-    return UNKNOWN if driver is None else tasks_of(conf_of(driver, environ))
-
-
 def tasks_of(conf: Mapping[str, str]) -> int:
-    """For these settings of Spark."""
+    """How many tasks run at once with these settings of Spark."""
     local = _LOCAL.match(conf.get("spark.master", ""))
     if local is not None:
         return (os.cpu_count() or 1) if local[1] == "*" else int(local[1] or 1)
@@ -165,10 +166,7 @@ def warn_of_idle_timeout(delivery_timeout_ms: int) -> None:
     """Once in an application. Sees the settings that the driver was started with."""
     if not spark_application.only_once("idle timeout checked"):
         return
-    driver = driver_process.find_driver_process()
-    if driver is None:
-        return
-    line = idle_timeout_problem(conf_of(driver, os.environ).get, delivery_timeout_ms)
+    line = idle_timeout_problem((conf_of_driver() or {}).get, delivery_timeout_ms)
     if line is not None:
         driver_log.warn(f"kafka-chunked: {line}")
 
@@ -180,11 +178,8 @@ def warn_of_shown_secrets(options: Mapping[str, str]) -> None:
         "secrets checked"
     ):
         return
-    driver = driver_process.find_driver_process()
-    if driver is None:
-        return
-    shown = shown_by_spark(options, conf_of(driver, os.environ))
-    if shown:
+    conf = conf_of_driver()
+    if conf is not None and (shown := shown_by_spark(options, conf)):
         driver_log.warn(f"kafka-chunked: {redaction_warning(shown)}")
 
 

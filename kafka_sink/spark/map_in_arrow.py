@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from pyspark import TaskContext
 from pyspark.accumulators import AccumulatorParam
 
 from kafka_sink import spark_application
@@ -95,9 +96,9 @@ def _write(
 
 def _run(df: DataFrame, planned: PlannedWrite, context: SparkContext) -> WriteResult:
     messages: list[TaskCommitted] | None = None
-    with _finished_tasks(planned.name, context) as finished:
+    with _finished_tasks(planned.name) as finished:
         try:
-            task = _MapTask(planned, finished.accumulator)
+            task = _MapTask(planned, _accumulator_of(context))
             rows = df.mapInArrow(task, _SCHEMA).collect()
             if not rows:
                 # No partition, so no task. Spark's own writes run one then, too.
@@ -107,7 +108,7 @@ def _run(df: DataFrame, planned: PlannedWrite, context: SparkContext) -> WriteRe
             ended = planned.commit(messages)
         except BaseException:
             if messages is None:
-                planned.abort(finished.messages(), has_all=False)
+                planned.abort(list(finished), has_all=False)
             else:
                 planned.abort(messages)
             raise
@@ -195,25 +196,13 @@ def _local_dirs(context: SparkContext) -> str:
 _Messages = list[tuple[str, TaskCommitted]]
 
 
-@dataclass(frozen=True)
-class _FinishedTasks:
-    """Of one write. ``accumulator`` takes the messages in tasks."""
-
-    accumulator: Accumulator[_Messages]
-    _arrived: Sequence[TaskCommitted]
-
-    def messages(self) -> list[TaskCommitted]:
-        """The messages of all tasks that finished before their job failed."""
-        return list(self._arrived)
-
-
 @contextmanager
-def _finished_tasks(name: str, context: SparkContext) -> Iterator[_FinishedTasks]:
-    """Within the block, messages of this write are kept."""
+def _finished_tasks(name: str) -> Iterator[Sequence[TaskCommitted]]:
+    """Within the block, the messages of this write are kept in the list that it yields."""
     arrived: list[TaskCommitted] = []
     _arriving[name] = arrived
     try:
-        yield _FinishedTasks(_accumulator_of(context), arrived)
+        yield arrived
     finally:
         del _arriving[name]
 
@@ -228,27 +217,20 @@ def _accumulator_of(context: SparkContext) -> Accumulator[_Messages]:
     global _accumulator
     with _lock:
         if _accumulator is None or _accumulator[0] is not context:
-            _accumulator = context, context.accumulator([], _OnDriver())
+            _accumulator = context, context.accumulator([], _Arrivals())
         return _accumulator[1]
 
 
-class _InTask(AccumulatorParam[_Messages]):
+class _Arrivals(AccumulatorParam[_Messages]):
+    """In tasks a list of messages. On the driver it hands them to their writes, and stays empty."""
+
     def zero(self, value: _Messages) -> _Messages:
         return []
 
     def addInPlace(self, value1: _Messages, value2: _Messages) -> _Messages:  # noqa: N802 - PySpark's name
-        return value1 + value2
-
-
-class _OnDriver(_InTask):
-    """Its value stays empty. In tasks it is an ``_InTask``."""
-
-    def addInPlace(self, value1: _Messages, value2: _Messages) -> _Messages:  # noqa: N802 - PySpark's name
+        if TaskContext.get() is not None:
+            return value1 + value2
         for name, message in value2:
-            arrived = _arriving.get(name)
-            if arrived is not None:
-                arrived.append(message)
+            if name in _arriving:
+                _arriving[name].append(message)
         return value1
-
-    def __reduce__(self) -> tuple[type[_InTask], tuple[()]]:
-        return _InTask, ()
