@@ -17,7 +17,7 @@ from kafka_sink.clock import ABORTING, COMMITTING, STARTING, TOPIC_RECHECK_S, mo
 from kafka_sink.coordinator.live.messages import DriverWaiting
 from kafka_sink.driver import driver_log
 from kafka_sink.driver.topic_preparation import prepare_topic
-from kafka_sink.errors import DeliveryError, KafkaSinkError
+from kafka_sink.errors import DeliveryError
 from kafka_sink.model import EndedTransactions
 from kafka_sink.options import SinkOptions, parse, texts
 from kafka_sink.options.table import COORDINATOR, SPECS
@@ -206,21 +206,8 @@ class WriteTransaction:
         if self._attempt is None:
             return {}
         from kafka_sink.transactions import planning
-        from kafka_sink.transactions.batch import described
 
-        try:
-            with DriverWaiting(self._options, "", ABORTING, "a write"):
-                ended = planning.abort(self._options, self._planned, self._clients)
-        except KafkaSinkError as problem:
-            driver_log.warn(
-                f"kafka-chunked: the write failed, and its open transaction could not be aborted: {problem}. "
-                "The next write under its name aborts it, or brokers do so after "
-                "kafka.transaction.timeout.ms. Until then, consumers with isolation.level=read_committed wait"
-            )
-            return {}
-        texts = [described(ended.transactions["aborted"], "aborted")] if ended.aborted else []
-        if ended.committed:
-            texts.append(described(ended.transactions["committed"], "committed, as the write was decided"))
-        if texts:
-            driver_log.warn(f"kafka-chunked: the write failed; {'; '.join(texts)}")
-        return ended.transactions
+        with DriverWaiting(self._options, "", ABORTING, "a write"):
+            ended, note = planning.abort_or_explain(self._options, self._planned, self._clients)
+        driver_log.warn(f"kafka-chunked: the write failed; {note}")
+        return ended

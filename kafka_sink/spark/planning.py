@@ -110,7 +110,7 @@ def looked_up(
     snapshot = prepare_topic(
         options, connect_bound_ms=options.max_block_ms if was_connected else connect_bound_ms
     )
-    spark_application.remember(done)
+    spark_application.note(done)
     return snapshot
 
 
@@ -154,9 +154,7 @@ def _tasks_at_once(options: SinkOptions) -> int:
     """Only a rate limit depends on it."""
     if not (options.max_rows_per_second or options.max_bytes_per_second):
         return 1
-    from kafka_sink.driver.driver_conf import tasks_at_once
-
-    return tasks_at_once()
+    return driver_conf.tasks_of(driver_conf.conf_of_driver() or {})
 
 
 def _query_name(checkpoint: str) -> str:

@@ -21,7 +21,7 @@ from kafka_sink.cluster.topic_state import MetadataSnapshot
 from kafka_sink.coordinator.address import CoordinatorAddress, PlannedCoordinator, without_brackets
 from kafka_sink.coordinator.live.messages import DriverWaiting, TaskIdentity, about_job
 from kafka_sink.driver import driver_log, last_line
-from kafka_sink.errors import DeliveryError, ExecutorDisconnectedError, KafkaSinkError, WriteOverError
+from kafka_sink.errors import DeliveryError, ExecutorDisconnectedError, WriteOverError
 from kafka_sink.model import EndedTransactions, TaskResult
 from kafka_sink.options import SinkOptions
 from kafka_sink.printable import printable
@@ -272,15 +272,13 @@ class PlannedWrite:
 
         Returns why the write failed, as far as a task has reported that.
         """
-        if self.coordinator.driver_address is None:
+        address = self.coordinator.driver_address
+        if address is None:
             return ""
         from kafka_sink.coordinator.writes import end_attempts
 
         # A restarted query writes the micro-batch again, under the same name.
-        again = batch_id is not None
-        name = self._name_of(batch_id)
-        address = self.coordinator.driver_address
-        return end_attempts(address, name, again=again)
+        return end_attempts(address, self._name_of(batch_id), again=batch_id is not None)
 
     def _ended(
         self,
@@ -374,8 +372,11 @@ class PlannedWrite:
         cause = spark_application.noted_within(self._failed_commit(batch_id), _COMMIT_FAILED_S) or cause
         in_transactions, note = dict[str, EndedTransactions](), ""
         if self.transactions is not None:
+            from kafka_sink.transactions import planning as transactions
+
             with self._waits_shown(ABORTING, batch_id):
-                in_transactions, note = self._abort_transactions(self.transactions)
+                # Its error must not replace the one that Spark already has.
+                in_transactions, note = transactions.abort_or_explain(self.options, self.transactions)
         ended = self._ended("aborted", messages, batch_id, in_transactions, note)
         ended = replace(ended, cause=cause, tasks=ended.tasks if has_all else None)
         write_report.report(self.options, self.coordinator, ended)
@@ -389,25 +390,6 @@ class PlannedWrite:
         label = "a write" if batch is None else f"micro-batch {batch}"
         return DriverWaiting(self.options, self.name, step, label, lambda: self.coordinator.driver_address)
 
-    def _abort_transactions(self, planned: PlannedTransactions) -> tuple[dict[str, EndedTransactions], str]:
-        """What became of the batch's transactions, and the same in words."""
-        from kafka_sink.transactions import planning as transactions
-        from kafka_sink.transactions.batch import described
-
-        try:
-            ended = transactions.abort(self.options, planned)
-        except KafkaSinkError as error:
-            # This must not replace the error that Spark already has.
-            return {}, (
-                f"its open transactions could not be aborted: {error}. The next run aborts them, or brokers "
-                "do so after kafka.transaction.timeout.ms. Until then, consumers with "
-                "isolation.level=read_committed wait"
-            )
-        note = described(ended.transactions["aborted"], "aborted")
-        if ended.committed:
-            note += "; " + described(ended.transactions["committed"], "committed, as the batch was decided")
-        return dict(ended.transactions), note
-
 
 def _results(messages: Sequence[WriterCommitMessage | None]) -> list[TaskResult]:
     return [message.result for message in messages if isinstance(message, TaskCommitted)]
@@ -416,7 +398,7 @@ def _results(messages: Sequence[WriterCommitMessage | None]) -> list[TaskResult]
 def micro_batch_of(context: TaskContext) -> tuple[str, int]:
     """The query's id and the micro-batch's number; "" and -1 where the task belongs to none."""
     query, batch = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)
-    return (query or "", int(batch)) if query and batch and batch.isdigit() else ("", -1)
+    return (query, int(batch)) if query and batch and batch.isdigit() else ("", -1)
 
 
 def job_name(description: str) -> str:
@@ -432,11 +414,10 @@ def _micro_batch(context: TaskContext) -> BatchIdentity:
     """The task's query and micro-batch. Raises DeliveryError if Spark does not provide them."""
     from kafka_sink.transactions.decision import BatchIdentity
 
-    query = context.getLocalProperty(_QUERY_ID)
-    number = context.getLocalProperty(_BATCH_ID)
-    if query is None or number is None:
+    query, number = micro_batch_of(context)
+    if not query:
         raise DeliveryError("Spark does not provide the task's query and micro-batch")
-    return BatchIdentity.of_query(query, int(number))
+    return BatchIdentity.of_query(query, number)
 
 
 def _is_micro_batch(context: TaskContext, batch: BatchIdentity | None) -> bool:

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING
 from kafka_sink import spark_application
 from kafka_sink.clock import wall_ms
 from kafka_sink.driver import driver_log
-from kafka_sink.errors import ConfigurationError
+from kafka_sink.errors import ConfigurationError, KafkaSinkError
+from kafka_sink.model import EndedTransactions
 from kafka_sink.options import SinkOptions
 from kafka_sink.transactions import batch as batches
 from kafka_sink.transactions import driver
-from kafka_sink.transactions.batch import LONG_OPEN, AttemptReport, BatchOutcome, TaskHandover
+from kafka_sink.transactions.batch import LONG_OPEN, AttemptReport, BatchOutcome, TaskHandover, described
 from kafka_sink.transactions.decision import BatchIdentity
 from kafka_sink.transactions.operations import Location, ProducerEpoch, Scope, query_id
 
@@ -195,6 +196,25 @@ def abort(options: SinkOptions, planned: PlannedTransactions, clients: Clients =
     return BatchOutcome(committed=ownership.completed, aborted=ownership.aborted, ended_ms=wall_ms())
 
 
+def abort_or_explain(
+    options: SinkOptions, planned: PlannedTransactions, clients: Clients = client_of
+) -> tuple[dict[str, EndedTransactions], str]:
+    """As ``abort``, for writes that have failed: what became of the transactions, and the same in words.
+    Raises no KafkaSinkError."""
+    try:
+        ended = abort(options, planned, clients)
+    except KafkaSinkError as error:
+        return {}, (
+            f"its open transactions could not be aborted: {error}. The next run aborts them, or brokers do "
+            "so after kafka.transaction.timeout.ms. Until then, consumers with "
+            "isolation.level=read_committed wait"
+        )
+    note = described(ended.transactions["aborted"], "aborted")
+    if ended.committed:
+        note += "; " + described(ended.transactions["committed"], "committed, as the batch was decided")
+    return ended.transactions, note
+
+
 # -- names ----------------------------------------------------------------------------------------
 
 
@@ -338,7 +358,7 @@ def require_verified_writes(client: TransactionClient, bootstrap_servers: str, t
             f"{', '.join(map(str, off))}: a late write of an aborted transaction could become part of a "
             "committed one. Set it, or use delivery.guarantee=at-least-once"
         )
-    spark_application.remember(key)
+    spark_application.note(key)
     unknown = sorted(node for node, value in found.items() if value is None)
     if unknown and spark_application.only_once(f"{key} is not known"):
         driver_log.report(
