@@ -147,8 +147,3 @@ HELD_MS = 1500.0
 # Brokers reject topics (TOPIC_AUTHORIZATION_FAILED) while they load their ACLs. No row is skipped for it
 # before it has lasted for this long.
 UNAUTHORIZED_TOPIC_MS = 5000.0
-
-
-def window_at(now_ms: float) -> int:
-    """The number of the window of outcomes that a time lies in."""
-    return int(now_ms // OUTCOME_WINDOW_MS)

@@ -15,7 +15,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from kafka_sink.breaker.failure_rate import FailureRateCircuitBreaker, has_response
+from kafka_sink.breaker.failure_rate import FailureRateCircuitBreaker, Health, has_response, health_of
 from kafka_sink.breaker.interface import PartitionCircuitBreaker, ProducerStatusContext
 from kafka_sink.breaker.mutes import (
     NO_EVIDENCE,
@@ -48,9 +48,7 @@ class CircuitBreakManager:
     """Handed to a breaker class, whose calls come on the sender's thread.
 
     ``mute`` and ``unmute`` may be called on any thread. A call on another thread is queued and takes effect
-    in the sender's next pass.
-
-    ``partition`` finds one of the producer's.
+    in the sender's next pass. ``partition`` finds one of the producer's.
     """
 
     def __init__(
@@ -59,7 +57,7 @@ class CircuitBreakManager:
         retry_interval_ms: float,
         partition: Callable[[TopicPartition], Partition | None],
     ) -> None:
-        self.local = TaskMutes(cluster, retry_interval_ms)
+        self.local = TaskMutes(cluster, retry_interval_ms, partition)
         self.partition = partition
         # What the producer knows of each, and of a partition's leader.
         self.brokers: Mapping[int, Broker] = cluster.brokers
@@ -106,17 +104,12 @@ class CircuitBreakManager:
 
     def available_partitions_for_topic(self, topic: str) -> list[PartitionMetadata]:
         """Partitions that have a leader and are not muted."""
-        return [
-            info for info in self.local.partitions_of(topic) if info.leader >= 0 and not self.is_muted(info)
-        ]
+        found = self.local.partitions(topic)
+        return [info for name, info in found if info.leader >= 0 and not self.is_muted(name)]
 
     def muted_partitions_for_topic(self, topic: str) -> list[PartitionMetadata]:
         """Partitions that are muted, by themselves or with the broker that leads them, or led them last."""
-        return [
-            info
-            for info in self.local.partitions_of(topic)
-            if self.is_muted(TopicPartition(topic, info.partition))
-        ]
+        return [info for name, info in self.local.partitions(topic) if self.is_muted(name)]
 
     def available_partitions_for_node(self, node_id: int) -> dict[str, list[PartitionMetadata]]:
         """By topic, the partitions that a broker leads and that are not muted."""
@@ -133,12 +126,11 @@ class CircuitBreakManager:
 
     # -- beyond the KIP -----------------------------------------------------------------------------
 
-    def is_muted(self, what: int | TopicPartition | PartitionMetadata) -> bool:
+    def is_muted(self, target: Target) -> bool:
         """Whether a broker is muted, or a partition by itself or with its leader."""
-        muted = self.local.mutes
-        if isinstance(what, PartitionMetadata):
-            return what.leader in muted or TopicPartition(what.topic, what.partition) in muted
-        return bool(self.local.covering(what)) if isinstance(what, TopicPartition) else what in muted
+        if isinstance(target, TopicPartition):
+            return bool(self.local.covering(target))
+        return target in self.local.mutes
 
     @property
     def rows(self) -> int:
@@ -149,7 +141,7 @@ class CircuitBreakManager:
         """Brokers that lead a partition that is not muted."""
         versions = self.local.version, self._cluster.version
         if versions != self._available[0]:
-            leaders = {info.leader for _, info in self.local.all_partitions() if not self.is_muted(info)}
+            leaders = {info.leader for name, info in self.local.partitions() if not self.is_muted(name)}
             self._available = versions, frozenset(leaders) - {NO_LEADER}
         return self._available[1]
 
@@ -168,7 +160,7 @@ class CircuitBreakManager:
 
     def _of_node(self, node_id: int, *, muted: bool) -> dict[str, list[PartitionMetadata]]:
         found: dict[str, list[PartitionMetadata]] = {}
-        for partition, info in self.local.all_partitions():
+        for partition, info in self.local.partitions():
             if self.local.leader_id(partition) == node_id and self.is_muted(partition) is muted:
                 found.setdefault(partition.topic, []).append(info)
         return found
@@ -325,9 +317,12 @@ class Breaker:
         self.is_busy = True
         self._at(now_ms)
         self.local.batches_done(batches, cause)
-        shared = self._shared
-        if shared is not None and cause is not None:
-            shared.failed(broker, batches, cause, now_ms)
+        if cause is not None and health_of(cause) is Health.UNHEALTHY:
+            for batch in batches:
+                batch.home.count_failure(broker.request_sent_ms, now_ms)
+            shared = self._shared
+            if shared is not None:
+                shared.failed(batches, cause)
         breaker, context = self._breaker, self._context
         if breaker is not None:
             context.node_id, context.request_sent_ms = broker.id, broker.request_sent_ms
@@ -405,10 +400,12 @@ class Breaker:
         """That request has its response, or failed with ``cause``."""
         self.is_busy = True
         self._at(now_ms)
-        if has_response(cause) and node_id in self._brokers:
+        self.local.broker_probe_done(node_id, cause)
+        shared = self._shared
+        if has_response(cause):
             self._brokers[node_id].probed_ms = now_ms
-        if self.local.broker_probe_done(node_id, cause) and self._shared is not None:
-            self._shared.answered(node_id)
+            if shared is not None:
+                shared.answered(node_id)
         # A broker that was gone for long leads nothing in the metadata known here. Keyless rows avoid
         # partitions without a leader, so nothing else would have that metadata fetched again.
         self.local.refresh_leaderless(now_ms)
@@ -417,7 +414,7 @@ class Breaker:
         """Milliseconds until time alone may change something."""
         if self.local.has_changes:
             return 0.0
-        delay = self.local.next_change_ms(self.local.now_ms)
+        delay = self.local.next_change_ms()
         if self._breaker is not None:
             self._at(self.local.now_ms)
             tick_ms = self._call(self._breaker.next_tick_ms, self._context)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from kafka_sink.breaker.interface import PartitionCircuitBreaker, ProducerStatusContext
 from kafka_sink.breaker.mutes import Evidence
-from kafka_sink.clock import CONFIRM_SILENCE_MS, window_at
+from kafka_sink.clock import CONFIRM_SILENCE_MS
 from kafka_sink.cluster.broker import FEW_RESPONSES, Broker
 from kafka_sink.errors import BrokerRefusedError, ConfigurationError, KafkaSinkError, ProtocolError
 from kafka_sink.kafka_errors import error_of
@@ -20,7 +20,6 @@ from kafka_sink.options.table import breaker_option_name
 
 if TYPE_CHECKING:
     from kafka_sink.breaker.breaker import CircuitBreakManager
-    from kafka_sink.cluster.partition import Partition
 
 _MAX_IN_FLIGHT = "max.in.flight.requests.per.connection"
 _REQUEST_TIMEOUT = "request.timeout.ms"
@@ -49,67 +48,8 @@ def health_of(exception: Exception | None) -> Health:
     return Health.NEUTRAL
 
 
-# Outcomes of a partition's batches: the evidence of the failure rate.
-#
-# Rows decide when judging starts, as in KIP-693. Batches decide the rate. A batch fails as a whole, so a
-# batch of a thousand rows is no more evidence than one of ten, and failures of a slow stream count as much as
-# those of a fast one. Batches in flight together count as one success and one failure at most, as a lost
-# connection fails them all for one reason. The coordinator counts tasks.
-
-
 # Fewer may be a restart of the broker: one lost connection, and another when the batches are sent again.
 MIN_FAILURES = 3
-# Failures with no success in between count together if no more than this lies between two of them.
-_STREAK_MS = 600_000.0
-
-
-class OutcomeWindow:
-    """Outcomes at one partition in the present and the last window. Made at the first failure, as until then
-    the partition counts its successes itself."""
-
-    __slots__ = ("_failed_ms", "_ok_ms", "failed", "failed_before", "ok", "ok_before", "streak", "window")
-
-    def __init__(self, window: int, partition: Partition | None = None) -> None:
-        """Goes on with what the partition counted; without one, with nothing."""
-        self.window = window
-        self.failed = self.failed_before = self.ok = self.ok_before = 0
-        self._failed_ms = self._ok_ms = -math.inf
-        # Failures since the last success.
-        self.streak = 0
-        if partition is not None:
-            self.ok, self.ok_before = partition.taken_lately(window)
-            self._ok_ms = partition.taken_ms
-
-    def advance(self, window: int) -> None:
-        """The present window is this one, or a later one than before."""
-        if window == self.window:
-            return
-        follows = window == self.window + 1
-        self.ok_before, self.failed_before = (self.ok, self.failed) if follows else (0, 0)
-        self.ok = self.failed = 0
-        self.window = window
-
-    def succeed(self, sent_ms: float, now_ms: float) -> bool:
-        """A batch was written. False if no failure counts any more."""
-        self.advance(window_at(now_ms))
-        self.streak = 0
-        if sent_ms >= self._ok_ms:
-            self._ok_ms = now_ms
-            self.ok += 1
-        return bool(self.failed or self.failed_before)
-
-    def fail(self, sent_ms: float, now_ms: float) -> None:
-        self.advance(window_at(now_ms))
-        # A batch sent before the last failure was known counts as one failure with it.
-        if sent_ms >= self._failed_ms:
-            self.streak = self.streak + 1 if now_ms - self._failed_ms < _STREAK_MS else 1
-            self._failed_ms = now_ms
-            self.failed += 1
-
-    def counts(self) -> tuple[int, int]:
-        """Failures of the last seconds, and failures and successes together."""
-        failures = max(self.failed + self.failed_before, self.streak)
-        return failures, failures + self.ok + self.ok_before
 
 
 def reaches(failed: float, total: float, trigger_perc: int) -> bool:
@@ -234,22 +174,17 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
         if has_response(exception):
             self._observe_slow(broker, context, sent_ms)
             changed = broker.is_silent and self._end_silence(manager, broker, now_ms)
-        # Successes are counted by their partitions.
+        # Outcomes are counted by their partitions.
         partition = manager.partition(topic_partition)
         if partition is None or health_of(exception) is not Health.UNHEALTHY:
             return changed
-        window = partition.window
-        if window is None:
-            window = partition.window = OutcomeWindow(window_at(now_ms), partition)
-        window.fail(sent_ms, now_ms)
-        failures, total = window.counts()
+        failures, total = partition.outcomes(now_ms)
         if (
             failures >= MIN_FAILURES
             and reaches(failures, total, self._settings.trigger_failure_perc)
             and manager.rows >= self._settings.trigger_message_count
             and not manager.is_muted(topic_partition)
         ):
-            partition.window = OutcomeWindow(window.window)
             reason = f"{failures} of the last {total} batches failed; last error: {exception}"
             manager.mute(topic_partition, reason, Evidence(counted=True))
             return True
@@ -267,12 +202,6 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
         if _age_ms(broker, now_ms) > self.limits.of_response(broker, manager.brokers.values()):
             return False
         broker.is_silent = False
-        for infos in manager.muted_partitions_for_node(broker.id).values():
-            for info in infos:
-                # Failures during the silence must not mute partitions again that have come back.
-                partition = manager.partition(TopicPartition(info.topic, info.partition))
-                if partition is not None and partition.window is not None:
-                    partition.window = OutcomeWindow(partition.window.window)
         manager.unmute(broker.id, "it responds again")
         return True
 

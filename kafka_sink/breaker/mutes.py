@@ -1,6 +1,19 @@
-"""The states of a mute (closed, open, half-open) as a transition table, and all that are not closed.
+"""What is muted, by whom, until when, and what ends it: the table of a task, and of the coordinator for all.
 
-A target is a broker's id or a partition. Times are monotonic milliseconds of the table's owner.
+A target is a broker's id or a partition. What is not in the table is not muted.
+
+|           | a broker                   | a partition                       |
+|-----------|----------------------------|-----------------------------------|
+| muted for | silence                    | failures                          |
+| by        | a task's breaker class, or the coordinator for all (``is_shared``) |
+| probed by | a request without rows     | a batch that waits, else new rows |
+| ended by  | any response of the broker | a batch that is taken             |
+
+A probe may go once ``retry_at_ms`` has passed; where the mute is shared, with the coordinator's permit alone.
+One is in flight at a time. After mute.retry.interval it counts as lost, and one that failed is followed by
+the next after that time. The class may end a mute, too, and the coordinator one that is shared.
+
+Times are monotonic milliseconds of the table's owner.
 """
 
 from __future__ import annotations
@@ -9,11 +22,9 @@ import math
 import operator
 from collections.abc import Callable, Set
 from dataclasses import dataclass
-from enum import Enum
 from typing import SupportsIndex
 
 from kafka_sink.clock import HELD_MS
-from kafka_sink.errors import IllegalTransitionError
 from kafka_sink.model import PartitionMetadata, TopicPartition
 from kafka_sink.options.values import topic_problem
 
@@ -39,45 +50,6 @@ def _id_of(value: object) -> int | None:
         return None
     number = operator.index(value)
     return number if 0 <= number < 1 << 31 else None
-
-
-class BreakerState(Enum):
-    """CLOSED lets everything through, OPEN nothing; HALF_OPEN has one probe in flight."""
-
-    CLOSED = "closed"
-    OPEN = "open"
-    HALF_OPEN = "half-open"
-
-
-class BreakerEvent(Enum):
-    """What changes the state."""
-
-    TRIP = "trip"
-    PROBE = "probe"
-    SUCCESS = "success"
-    FAILURE = "failure"
-    EXPIRE = "expire"  # the probe got no response in time, or its permit was not used
-    RESET = "reset"  # unmuted by the breaker class or the coordinator
-
-
-# Late responses and repeated evidence are legal and change nothing. A second probe while one is in flight is
-# a bug, and so is the end of a probe that never began.
-TRANSITIONS: dict[tuple[BreakerState, BreakerEvent], BreakerState] = {
-    (BreakerState.CLOSED, BreakerEvent.TRIP): BreakerState.OPEN,
-    (BreakerState.CLOSED, BreakerEvent.SUCCESS): BreakerState.CLOSED,
-    (BreakerState.CLOSED, BreakerEvent.FAILURE): BreakerState.CLOSED,
-    (BreakerState.CLOSED, BreakerEvent.RESET): BreakerState.CLOSED,
-    (BreakerState.OPEN, BreakerEvent.TRIP): BreakerState.OPEN,
-    (BreakerState.OPEN, BreakerEvent.PROBE): BreakerState.HALF_OPEN,
-    (BreakerState.OPEN, BreakerEvent.SUCCESS): BreakerState.CLOSED,
-    (BreakerState.OPEN, BreakerEvent.FAILURE): BreakerState.OPEN,
-    (BreakerState.OPEN, BreakerEvent.RESET): BreakerState.CLOSED,
-    (BreakerState.HALF_OPEN, BreakerEvent.TRIP): BreakerState.HALF_OPEN,
-    (BreakerState.HALF_OPEN, BreakerEvent.SUCCESS): BreakerState.CLOSED,
-    (BreakerState.HALF_OPEN, BreakerEvent.FAILURE): BreakerState.OPEN,
-    (BreakerState.HALF_OPEN, BreakerEvent.EXPIRE): BreakerState.OPEN,
-    (BreakerState.HALF_OPEN, BreakerEvent.RESET): BreakerState.CLOSED,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,24 +79,13 @@ class MuteChange:
     evidence: Evidence = NO_EVIDENCE
 
 
-@dataclass(frozen=True, slots=True)
-class ProbePermit:
-    """The coordinator's permission for one probe within ``left_ms``. ``new_rows``: no task has a batch for
-    the partition, so new rows may go to it until one is sent."""
-
-    left_ms: float
-    new_rows: bool = False
-
-
 @dataclass(slots=True, eq=False)
 class Mute:
-    """All that is known of a target that is not closed.
+    """``probe_ends_ms``: when the probe in flight counts as lost.
 
-    ``retry_at_ms``: when the next probe may go. ``probe_ends_ms``: when the probe in flight counts as lost.
     A task keeps more than the coordinator: ``own`` is why its own breaker class muted the target, None where
-    another task did; ``is_shared``, whether the coordinator has muted it for all, so that a probe needs a
-    permit, which lasts until ``permit_ends_ms`` and may be for new rows; ``probe``, the partition whose batch
-    is the probe, whose response may come late; ``probe_failed``, whether the coordinator is to hear that one
+    another task did; a permit lasts until ``permit_ends_ms`` and may be for new rows; ``probe`` is the
+    partition whose batch was the last probe; ``probe_failed``, whether the coordinator is to hear that one
     failed; ``led``, a broker's partitions, as of when a leader was last known; ``held_ms``, when a batch was
     last seen to wait for it.
     """
@@ -133,7 +94,6 @@ class Mute:
     reason: str
     since_ms: float
     retry_at_ms: float
-    state: BreakerState = BreakerState.OPEN
     probe_ends_ms: float = math.inf
     last_error: str = ""
     own: Evidence | None = None
@@ -145,12 +105,14 @@ class Mute:
     led: Set[TopicPartition] = frozenset()
     held_ms: float = -math.inf
 
+    @property
+    def is_probed(self) -> bool:
+        return self.probe_ends_ms < math.inf
+
     def is_due(self, now_ms: float) -> bool:
         """Whether a probe may go."""
-        from_permit = self.permit_ends_ms > now_ms
-        return self.state is BreakerState.OPEN and (
-            from_permit if self.is_shared else self.retry_at_ms <= now_ms
-        )
+        may_go = self.permit_ends_ms > now_ms if self.is_shared else self.retry_at_ms <= now_ms
+        return may_go and not self.is_probed
 
     def is_held(self, now_ms: float) -> bool:
         """Whether a batch of this task waits for the target."""
@@ -190,96 +152,35 @@ NOTHING_MUTED = MutedPartitions()
 
 
 class MuteTable:
-    """The targets that are muted: the coordinator's for all tasks, and of each task (``TaskMutes``).
-
-    ``retry_interval_ms`` is mute.retry.interval. A probe without a response counts as lost after the same
-    time, so each interval has one probe at most.
-    """
+    """Mutes by target. ``retry_interval_ms`` is mute.retry.interval."""
 
     def __init__(self, retry_interval_ms: float) -> None:
         self.retry_interval_ms = retry_interval_ms
         self.mutes: dict[Target, Mute] = {}
-        # Rises whenever a target enters or leaves.
-        self.version = 0
-        self.probes = 0
 
-    def trip(self, target: Target, reason: str, now_ms: float) -> bool:
+    def add(self, target: Target, reason: str, now_ms: float) -> bool:
         """Mute a target. False if it was muted already."""
-        found = self.mutes.get(target)
-        if found is not None:
-            found.state = _next(found.state, BreakerEvent.TRIP)
+        if target in self.mutes:
             return False
         self.mutes[target] = Mute(target, reason, now_ms, now_ms + self.retry_interval_ms)
-        self.version += 1
         return True
 
     def probe(self, target: Target, now_ms: float) -> None:
-        """A probe goes out, or is permitted. Raises IllegalTransitionError while another is in flight."""
-        found = self.mutes.get(target)
-        state = _next(BreakerState.CLOSED if found is None else found.state, BreakerEvent.PROBE)
-        if found is not None:
-            found.state = state
-            found.probe_ends_ms = now_ms + self.retry_interval_ms
-            self.probes += 1
-
-    def succeed(self, target: Target) -> bool:
-        """A probe, or a batch sent before the mute, succeeded. True if that ended a mute."""
-        return self._close(target, BreakerEvent.SUCCESS)
-
-    def reset(self, target: Target) -> bool:
-        return self._close(target, BreakerEvent.RESET)
-
-    def _close(self, target: Target, event: BreakerEvent) -> bool:
-        found = self.mutes.get(target)
-        if found is None:
-            return False
-        found.state = _next(found.state, event)
-        del self.mutes[target]
-        self.version += 1
-        return True
+        """A probe goes out, or is permitted."""
+        self.mutes[target].probe_ends_ms = now_ms + self.retry_interval_ms
 
     def fail(self, target: Target, error: str, now_ms: float) -> None:
-        found = self.mutes.get(target)
-        if found is not None:
-            probed = found.state is BreakerState.HALF_OPEN
-            found.state = _next(found.state, BreakerEvent.FAILURE)
-            found.last_error = error or found.last_error
-            if probed:
-                self._schedule_retry(found, now_ms + self.retry_interval_ms)
+        """A probe failed, or did so after it counted as lost."""
+        mute = self.mutes[target]
+        mute.last_error = error or mute.last_error
+        if mute.is_probed:
+            self._end_probe(mute, now_ms + self.retry_interval_ms)
 
     def expire(self, target: Target, now_ms: float) -> None:
-        """The probe in flight counts as lost, or its permit was not used. Another probe may go at once.
-
-        Raises IllegalTransitionError if no probe is in flight.
-        """
-        found = self.mutes.get(target)
-        state = _next(BreakerState.CLOSED if found is None else found.state, BreakerEvent.EXPIRE)
-        if found is not None:
-            found.state = state
-            self._schedule_retry(found, now_ms)
-
-    def expire_late(self, now_ms: float) -> None:
-        for found in self.mutes.values():
-            if found.state is BreakerState.HALF_OPEN and found.probe_ends_ms <= now_ms:
-                found.state = _next(found.state, BreakerEvent.EXPIRE)
-                self._schedule_retry(found, now_ms)
+        """The probe in flight says nothing, or is lost: another may go at once."""
+        self._end_probe(self.mutes[target], now_ms)
 
     @staticmethod
-    def _schedule_retry(found: Mute, retry_at_ms: float) -> None:
-        found.retry_at_ms = retry_at_ms
-        found.probe_ends_ms = math.inf
-
-    def next_change_ms(self, now_ms: float) -> float:
-        """Milliseconds until another probe may go or one is lost; infinite if time alone changes nothing."""
-        times = (
-            mute.retry_at_ms if mute.state is BreakerState.OPEN else mute.probe_ends_ms
-            for mute in self.mutes.values()
-        )
-        return min((at for at in times if at > now_ms), default=math.inf) - now_ms
-
-
-def _next(state: BreakerState, event: BreakerEvent) -> BreakerState:
-    found = TRANSITIONS.get((state, event))
-    if found is None:
-        raise IllegalTransitionError(f"a mute that is {state.value} does not allow the event {event.value}")
-    return found
+    def _end_probe(mute: Mute, retry_at_ms: float) -> None:
+        mute.retry_at_ms = retry_at_ms
+        mute.probe_ends_ms = math.inf

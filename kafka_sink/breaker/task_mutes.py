@@ -6,20 +6,18 @@ A broker's probe is a request without rows. Only a partition's probe needs a rec
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from typing import TYPE_CHECKING
 
 from kafka_sink.breaker.failure_rate import Health, has_response, health_of
 from kafka_sink.breaker.mutes import (
     NO_EVIDENCE,
     NOTHING_MUTED,
-    BreakerState,
     Evidence,
     Mute,
     MuteChange,
     MutedPartitions,
     MuteTable,
-    ProbePermit,
     Target,
 )
 from kafka_sink.clock import HELD_MS
@@ -28,6 +26,7 @@ from kafka_sink.model import NO_LEADER, PartitionMetadata, TopicPartition
 
 if TYPE_CHECKING:
     from kafka_sink.cluster.metadata import ClusterMetadata
+    from kafka_sink.cluster.partition import Partition
     from kafka_sink.engine.batch import ProducerBatch
 
 # Retry intervals in which the loss of the coordinator delays probes once.
@@ -46,14 +45,23 @@ class TaskMutes(MuteTable):
     would be left: then the sender goes on as if nothing was muted.
     """
 
-    def __init__(self, cluster: ClusterMetadata, retry_interval_ms: float) -> None:
+    def __init__(
+        self,
+        cluster: ClusterMetadata,
+        retry_interval_ms: float,
+        partition: Callable[[TopicPartition], Partition | None],
+    ) -> None:
+        """``partition`` finds one of the producer's."""
         super().__init__(retry_interval_ms)
+        self.partition = partition
         self.view = NOTHING_MUTED
+        # Rises whenever a target enters or leaves.
+        self.version = 0
         # Muted partitions as of the last ``publish``.
         self.muted_count = 0
         self.now_ms = 0.0
-        # Mutes that this producer's breaker class decided, over its life.
-        self.own_trips = 0
+        # Mutes that this producer's breaker class decided, and probes, over its life.
+        self.own_trips = self.probes = 0
         self._cluster = cluster
         self._brokers: Mapping[int, Broker] = cluster.brokers
         # The versions of mutes and metadata that the view shows, and what it left open.
@@ -70,24 +78,29 @@ class TaskMutes(MuteTable):
 
     def mute(self, target: Target, reason: str, evidence: Evidence = NO_EVIDENCE, *, own: bool) -> None:
         """Mute a target, unless it is muted. ``own``: the breaker class here decided it."""
-        if not self._closed and self.trip(target, reason, self.now_ms):
+        if not self._closed and self.add(target, reason, self.now_ms):
+            self.version += 1
             self._changes.append(MuteChange(target, True, reason, own, evidence))
             if own:
                 self.own_trips += 1
                 self.mutes[target].own = evidence
 
     def unmute(self, target: Target, reason: str, *, own: bool) -> None:
-        if self.reset(target):
-            self._changes.append(MuteChange(target, False, reason, own))
+        mute = self.mutes.pop(target, None)
+        if mute is None:
+            return
+        self.version += 1
+        self._changes.append(MuteChange(target, False, reason, own))
+        # What failed until now must not mute again what has come back.
+        for name in (target,) if isinstance(target, TopicPartition) else mute.led:
+            partition = self.partition(name)
+            if partition is not None:
+                partition.forget_outcomes()
 
     def unmute_all(self, reason: str) -> None:
         """Unmute everything. The coordinator is not to hear of it."""
         for target in list(self.mutes):
             self.unmute(target, reason, own=False)
-
-    def _recover(self, target: Target, reason: str) -> None:
-        if self.succeed(target):
-            self._changes.append(MuteChange(target, False, reason, True))
 
     @property
     def has_changes(self) -> bool:
@@ -123,14 +136,11 @@ class TaskMutes(MuteTable):
             return next((node for node in found if isinstance(node, int)), NO_LEADER)
         return info.leader
 
-    def partitions_of(self, topic: str) -> Sequence[PartitionMetadata]:
-        found = self._cluster.topic(topic)
-        return () if found is None else found.partitions
-
-    def all_partitions(self) -> Iterator[tuple[TopicPartition, PartitionMetadata]]:
-        """Of all topics in use."""
-        for name in self._cluster.names():
-            for info in self.partitions_of(name):
+    def partitions(self, *topics: str) -> Iterator[tuple[TopicPartition, PartitionMetadata]]:
+        """Of these topics, or of all that are in use."""
+        for name in topics or self._cluster.names():
+            found = self._cluster.topic(name)
+            for info in () if found is None else found.partitions:
                 yield TopicPartition(name, info.partition), info
 
     # -- what the task avoids -------------------------------------------------------------------------
@@ -139,7 +149,9 @@ class TaskMutes(MuteTable):
         """Bring ``view`` up to date, in each pass of the sender."""
         open_to_new = frozenset[Target]()
         if self.mutes:
-            self.expire_late(self.now_ms)
+            for target, mute in self.mutes.items():
+                if mute.probe_ends_ms <= self.now_ms:
+                    self.expire(target, self.now_ms)
             open_to_new = self.open_to_new_rows()
         seen = (self.version, self._cluster.version)
         if seen != self._seen or open_to_new != self._open:
@@ -153,7 +165,7 @@ class TaskMutes(MuteTable):
         led: dict[Target, set[TopicPartition]] = {}
         leaderless: set[TopicPartition] = set()
         muted = known = available = 0
-        for partition, info in self.all_partitions() if mutes else ():
+        for partition, info in self.partitions() if mutes else ():
             known += 1
             led_by = self.leader_id(partition)
             if led_by in mutes:
@@ -181,13 +193,13 @@ class TaskMutes(MuteTable):
     def refresh_leaderless(self, now_ms: float) -> None:
         """Have the metadata of topics with a partition without a leader fetched again."""
         for name in self._cluster.names():
-            if any(info.leader < 0 for info in self.partitions_of(name)):
+            if any(info.leader < 0 for _, info in self.partitions(name)):
                 self._cluster.mark_stale(name, now_ms)
 
     # -- the coordinator ----------------------------------------------------------------------------
 
-    def apply_shared(self, muted: Mapping[Target, str], permits: Mapping[Target, ProbePermit]) -> None:
-        """Take all of the coordinator's mutes, with their reasons, and its new permits for this task.
+    def apply_shared(self, muted: Mapping[Target, str]) -> None:
+        """Take all of the coordinator's mutes, with their reasons.
 
         A mute of this task that the coordinator does not know, or does not share, goes on.
         """
@@ -198,14 +210,15 @@ class TaskMutes(MuteTable):
             self.mute(target, reason, own=False)
             if target in self.mutes:
                 self.mutes[target].is_shared = True
-        for target, permit in permits.items():
-            found = self.mutes.get(target)
-            if found is not None:
-                found.permit_ends_ms = self.now_ms + permit.left_ms
-                found.permits_new_rows = permit.new_rows
+
+    def permit(self, targets: Iterable[Target], left_ms: float, *, new_rows: bool) -> None:
+        """The coordinator lets this task probe each of these once within ``left_ms``. ``new_rows``: no task
+        has a batch for the partition, so new rows may go to it until one is sent."""
+        for mute in filter(None, map(self.mutes.get, targets)):
+            mute.permit_ends_ms, mute.permits_new_rows = self.now_ms + left_ms, new_rows
 
     def on_coordinator_lost(self) -> None:
-        """The coordinator's mutes go on as this task's own, and its questions are dropped.
+        """The coordinator's mutes go on as this task's own.
 
         They are probed an interval later: until now others probed, a new coordinator may be there soon, and
         all tasks lose it at once. One that comes and goes must not delay probes each time.
@@ -215,13 +228,11 @@ class TaskMutes(MuteTable):
             self._delayed_ms = self.now_ms
             for mute in shared:
                 # One in flight goes on.
-                if mute.state is BreakerState.OPEN:
+                if not mute.is_probed:
                     mute.retry_at_ms = self.now_ms + self.retry_interval_ms
         for mute in self.mutes.values():
             mute.is_shared = mute.permits_new_rows = False
             mute.permit_ends_ms = -math.inf
-        for broker in self._brokers.values():
-            broker.is_to_be_asked = broker.is_asked = False
 
     def mutes_to_report(self) -> list[MuteChange]:
         """Every mute, for a coordinator that may be new."""
@@ -253,31 +264,22 @@ class TaskMutes(MuteTable):
 
     def broker_probe_sent(self, node_id: int) -> None:
         broker = self._brokers[node_id]
-        broker.awaits_probe = True
-        broker.is_asked |= broker.is_to_be_asked
-        broker.is_to_be_asked = False
+        broker.awaits_probe, broker.is_to_be_asked = True, False
         self._begin_if_due(self.mutes.get(node_id))
 
-    def broker_probe_done(self, node_id: int, cause: Exception | None) -> bool:
-        """The request without rows has its response, or failed. A late response counts too.
-
-        True if the coordinator asked for this response.
-        """
-        broker = self._brokers[node_id]
-        was_asked = broker.is_asked
-        broker.awaits_probe = broker.is_asked = False
+    def broker_probe_done(self, node_id: int, cause: Exception | None) -> None:
+        """The request without rows has its response, or failed."""
+        self._brokers[node_id].awaits_probe = False
+        mute = self.mutes.get(node_id)
         if has_response(cause):
             self.connected(node_id)
-            return was_asked
-        mute = self.mutes.get(node_id)
-        if mute is not None:
+        elif mute is not None:
             self._probe_failed(mute, cause)
-        return False
 
     def connected(self, node_id: int) -> None:
         """A broker responded to a request without rows, perhaps the first one of a new connection."""
         self._begin_if_due(self.mutes.get(node_id))
-        self._recover(node_id, "it responds again")
+        self.unmute(node_id, "it responds again", own=True)
 
     # -- partitions: record batches -------------------------------------------------------------------
 
@@ -312,20 +314,26 @@ class TaskMutes(MuteTable):
         target, health = mute.target, health_of(exception)
         # A broker that responds is there, whatever it says of one partition.
         if health is Health.HEALTHY or (isinstance(target, int) and has_response(exception)):
-            self._recover(target, "a probe got through")
+            self.unmute(target, "a probe got through", own=True)
             if health is Health.HEALTHY:
                 self.unmute(partition, "a probe got through", own=True)
         elif health is Health.UNHEALTHY:
             self._probe_failed(mute, exception)
-        elif mute.state is BreakerState.HALF_OPEN:
+        elif mute.is_probed:
             self.expire(target, self.now_ms)
 
     def _begin_if_due(self, mute: Mute | None) -> bool:
         if mute is None or not mute.is_due(self.now_ms):
             return False
         self.probe(mute.target, self.now_ms)
+        self.probes += 1
         mute.permit_ends_ms, mute.permits_new_rows = -math.inf, False
         return True
+
+    def next_change_ms(self) -> float:
+        """Milliseconds until another probe may go or one is lost; infinite if time alone changes nothing."""
+        times = (m.probe_ends_ms if m.is_probed else m.retry_at_ms for m in self.mutes.values())
+        return min((at for at in times if at > self.now_ms), default=math.inf) - self.now_ms
 
     def _probe_failed(self, mute: Mute, cause: Exception | None) -> None:
         mute.last_error, mute.probe_failed = str(cause), True

@@ -66,7 +66,7 @@ class Broker:
 
     __slots__ = (
         *("_network", "awaits_probe", "connection", "counts", "first_ms", "extended_ms", "id"),
-        *("is_asked", "is_failing", "is_silent", "is_to_be_asked", "last_response_ms", "latencies"),
+        *("is_failing", "is_silent", "is_to_be_asked", "last_response_ms", "latencies"),
         *("node", "probed_ms", "request_sent_ms", "responses", "rotation", "rows"),
         *("sent", "setup_ms", "slow_starts", "suspect_since_ms", "unreachable_since_ms", "usual_ms"),
         *("waits_since_ms", "waits_until_ms"),
@@ -115,9 +115,8 @@ class Broker:
         # mute for silence ended.
         self.suspect_since_ms: float | None = None
         self.is_silent = False
-        # Whether a request without rows is wanted of it, or is under way for one that wanted it; and whether
-        # any is under way.
-        self.is_to_be_asked = self.is_asked = self.awaits_probe = False
+        # Whether a request without rows is wanted of it, and whether one is under way.
+        self.is_to_be_asked = self.awaits_probe = False
         self.extended_ms = -math.inf
 
     # -- its connection -----------------------------------------------------------------------------

@@ -23,7 +23,6 @@ from kafka_sink.model import NO_TIMESTAMP, TopicPartition
 from kafka_sink.records.batch_header import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE, ProducerSequence
 
 if TYPE_CHECKING:
-    from kafka_sink.breaker.failure_rate import OutcomeWindow
     from kafka_sink.engine.batch import ProducerBatch
 
 
@@ -32,6 +31,8 @@ MAX_IN_FLIGHT = 5
 _SEQUENCE_RANGE = 1 << 31
 # Far below any producer.id.expiration.ms: after this a broker may have forgotten the producer.
 _ESTABLISHED_MS = 300_000.0
+# Failures with no success in between count together if no more than this lies between two of them.
+_STREAK_MS = 600_000.0
 
 
 # The first and the last offset.
@@ -79,21 +80,12 @@ class Partition:
     """
 
     __slots__ = (
-        *(
-            "_numbers",
-            "_started",
-            "_taken",
-            "_taken_before",
-            "_taken_window",
-            "batches",
-            "counts",
-            "established_until_ms",
-            "gap",
-            "has_taken",
-        ),
+        *("_failed", "_failed_before", "_failed_ms", "_numbers", "_started", "_streak"),
+        *("_taken", "_taken_before", "_taken_ms", "_window"),
+        *("batches", "counts", "established_until_ms", "gap", "has_taken"),
         *("id", "in_flight", "last_offset", "leader", "limits", "metadata_version", "missing_since_ms"),
-        *("needs_restart", "next_sequence", "producer", "restarts", "reported", "retry_at_ms"),
-        *("taken_ms", "transaction", "unacknowledged", "window"),
+        *("needs_restart", "next_sequence", "producer", "restarts", "retry_at_ms"),
+        *("transaction", "unacknowledged"),
     )
 
     def __init__(self, partition: TopicPartition, limits: TopicLimits) -> None:
@@ -109,14 +101,11 @@ class Partition:
         self.metadata_version: int | None = None
         # Whether a broker has taken a batch of this producer.
         self.has_taken = False
-        # Batches taken in a window and in the one before it; those in flight together count as one. When the
-        # last one counted.
-        self._taken = self._taken_before = self._taken_window = 0
-        self.taken_ms = -math.inf
-        # All outcomes, while failures count: as the breaker class judges them, and as the coordinator gets
-        # them.
-        self.window: OutcomeWindow | None = None
-        self.reported: OutcomeWindow | None = None
+        # Batches taken, and failures, in the window of this number and in the one before it.
+        self._window = self._taken = self._taken_before = self._failed = self._failed_before = 0
+        # Failures since the last success. When the last of each counted.
+        self._streak = 0
+        self._taken_ms = self._failed_ms = -math.inf
         # The number of the last transaction that it was added to, under protocol 1.
         self.transaction = 0
         # Since when rows have waited for it though its topic has no such partition.
@@ -162,13 +151,36 @@ class Partition:
             place += 1
         self.batches.insert(place, batch)
 
-    # -- outcomes -----------------------------------------------------------------------------------
+    # -- outcomes: the evidence of the breaker's failure rate ------------------------------------------
+    #
+    # A batch fails as a whole, so a batch of a thousand rows is no more evidence than one of ten, and
+    # failures of a slow stream count as much as those of a fast one. Batches in flight together count as one
+    # success and one failure at most, as a lost connection fails them all for one reason.
 
-    def taken_lately(self, window: int) -> tuple[int, int]:
-        """Batches taken in this window, which is the present one, and in the one before it."""
-        if window == self._taken_window:
-            return self._taken, self._taken_before
-        return 0, self._taken if window == self._taken_window + 1 else 0
+    def outcomes(self, now_ms: float) -> tuple[int, int]:
+        """Failures of the last seconds, and failures and successes together."""
+        self._enter_window(now_ms)
+        failures = max(self._failed + self._failed_before, self._streak)
+        return failures, failures + self._taken + self._taken_before
+
+    def count_failure(self, sent_ms: float, now_ms: float) -> None:
+        """A batch that was sent then has failed for a reason that blames its broker."""
+        if sent_ms < self._failed_ms:
+            return
+        self._enter_window(now_ms)
+        self._streak = self._streak + 1 if now_ms - self._failed_ms < _STREAK_MS else 1
+        self._failed_ms = now_ms
+        self._failed += 1
+
+    def forget_outcomes(self) -> None:
+        self._taken = self._taken_before = self._failed = self._failed_before = self._streak = 0
+
+    def _enter_window(self, now_ms: float) -> None:
+        window = int(now_ms // OUTCOME_WINDOW_MS)
+        if window != self._window:
+            follows = window == self._window + 1
+            self._taken_before, self._failed_before = (self._taken, self._failed) if follows else (0, 0)
+            self._window, self._taken, self._failed = window, 0, 0
 
     # -- sequences ----------------------------------------------------------------------------------
 
@@ -213,17 +225,11 @@ class Partition:
         """The broker has the batch, which was sent at ``sent_ms``. ``last_offset`` is its last record's
         offset, -1 where unknown."""
         self.has_taken = True
-        if sent_ms >= self.taken_ms:
-            self.taken_ms = now_ms
-            window = int(now_ms // OUTCOME_WINDOW_MS)
-            if window != self._taken_window:
-                self._taken, self._taken_before = self.taken_lately(window)
-                self._taken_window = window
+        self._streak = 0
+        if sent_ms >= self._taken_ms:
+            self._enter_window(now_ms)
+            self._taken_ms = now_ms
             self._taken += 1
-        if self.window is not None and not self.window.succeed(sent_ms, now_ms):
-            self.window = None
-        if self.reported is not None and not self.reported.succeed(sent_ms, now_ms):
-            self.reported = None
         self.established_until_ms = now_ms + _ESTABLISHED_MS
         self.last_offset = max(self.last_offset, last_offset)
         if self.unacknowledged and self.unacknowledged[0] is batch:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
 from msgspec import Meta
 
 from kafka_sink.breaker.breaker import CircuitBreakManager
-from kafka_sink.breaker.failure_rate import Health, OutcomeWindow, has_response, health_of
-from kafka_sink.breaker.mutes import MuteChange, ProbePermit, Target
-from kafka_sink.clock import RANDOM, window_at
+from kafka_sink.breaker.failure_rate import has_response
+from kafka_sink.breaker.mutes import MuteChange, Target
+from kafka_sink.clock import RANDOM
 from kafka_sink.coordinator.schema import (
     Channel,
     Count,
@@ -33,7 +33,6 @@ from kafka_sink.coordinator.schema import (
 from kafka_sink.model import TopicPartition
 
 if TYPE_CHECKING:
-    from kafka_sink.cluster.broker import Broker
     from kafka_sink.engine.batch import ProducerBatch
 
 # The coordinator shares no more mutes than this; tasks keep others to themselves.
@@ -208,23 +207,15 @@ class BreakerChannel(Channel):
 
     # -- for the Breaker: the sender's thread ---------------------------------------------------------------
 
-    def failed(
-        self, broker: Broker, batches: Iterable[ProducerBatch], cause: Exception, now_ms: float
-    ) -> None:
-        """Attempts of one request have failed."""
-        if health_of(cause) is not Health.UNHEALTHY:
-            return
+    def failed(self, batches: Iterable[ProducerBatch], cause: Exception) -> None:
+        """Attempts of one request have failed for a reason that blames the broker."""
         for batch in batches:
-            home = batch.home
-            if home.reported is None:
-                home.reported = OutcomeWindow(window_at(now_ms), home)
-            home.reported.fail(broker.request_sent_ms, now_ms)
-            if self._connected and home.id not in self._muted:
-                self._errors[home.id] = has_response(cause), str(cause)
-                self._unreported.add(home.id)
+            if self._connected and batch.partition not in self._muted:
+                self._errors[batch.partition] = has_response(cause), str(cause)
+                self._unreported.add(batch.partition)
 
     def answered(self, node_id: int) -> None:
-        """A broker that the coordinator asked about has just responded."""
+        """A broker has just responded to a request without rows: perhaps the coordinator asked about it."""
         if self._connected:
             self._say(Answer(node_id, 0.0))
 
@@ -292,7 +283,8 @@ class BreakerChannel(Channel):
         found = []
         for partition in partitions:
             self._unreported.discard(partition)
-            failed, total = _recent(manager, partition, now_ms)
+            home = manager.partition(partition)
+            failed, total = (0, 0) if home is None else home.outcomes(now_ms)
             answered, error = self._errors.get(partition, (False, ""))
             if not failed:
                 self._errors.pop(partition, None)
@@ -331,7 +323,7 @@ class BreakerChannel(Channel):
             del self._release_ms[target]
             self._muted.pop(target, None)
         if due:
-            manager.local.apply_shared(self._muted, {})
+            manager.local.apply_shared(self._muted)
 
     # -- what has come: the sender's thread ---------------------------------------------------------------
 
@@ -356,7 +348,7 @@ class BreakerChannel(Channel):
         at_ms = manager.local.now_ms + min(delay_ms, manager.local.retry_interval_ms)
         self._release_ms |= dict.fromkeys((one for one in message.removed if one in self._muted), at_ms)
         self._release(manager)
-        manager.local.apply_shared(self._muted, {})
+        manager.local.apply_shared(self._muted)
         if math.isinf(self._waits_ms):
             self._wait_to_name(manager)
         self._is_told |= message.whole
@@ -418,18 +410,9 @@ class BreakerChannel(Channel):
 
     @receives(Probe)
     def on_probe(self, message: Probe, now_ms: float) -> None:
-        permits = dict.fromkeys(message.targets, ProbePermit(message.left_ms, message.new_rows))
-        self._put(lambda manager: manager.local.apply_shared(self._muted, permits))
+        targets, left_ms = message.targets, message.left_ms
+        self._put(lambda manager: manager.local.permit(targets, left_ms, new_rows=message.new_rows))
 
     def _put(self, apply: Callable[[CircuitBreakManager], None]) -> None:
         self._inbox.append(apply)
         self._wake_sender()
-
-
-def _recent(manager: CircuitBreakManager, name: TopicPartition, now_ms: float) -> tuple[int, int]:
-    """Failures of a partition's last seconds, and failures and successes together."""
-    partition, window = manager.partition(name), window_at(now_ms)
-    if partition is None or partition.reported is None:
-        return 0, 0 if partition is None else sum(partition.taken_lately(window))
-    partition.reported.advance(window)
-    return partition.reported.counts()

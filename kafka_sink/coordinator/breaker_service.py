@@ -21,7 +21,7 @@ from random import Random
 from typing import NamedTuple
 
 from kafka_sink.breaker.failure_rate import MIN_FAILURES, reaches
-from kafka_sink.breaker.mutes import BreakerState, MuteTable, Target
+from kafka_sink.breaker.mutes import MuteTable, Target
 from kafka_sink.clock import GATHER_MUTES_MS, RANDOM
 from kafka_sink.coordinator.breaker import (
     MAX_MUTES,
@@ -369,7 +369,7 @@ class BreakerService(Service):
         count = len(self._muted) + len(self._removed)
         is_full = count >= MAX_MUTES or self._mutes_bytes + size > _MAX_MUTES_BYTES
         is_paused = origin is not None and now_ms < self._paused_ms.get(target, -math.inf)
-        if is_full or is_paused or self._is_full() or not self.table.trip(target, reason, now_ms):
+        if is_full or is_paused or self._is_full() or not self.table.add(target, reason, now_ms):
             return
         # Another task is the first to probe.
         self._muted[target] = _Muted(origin, size, tried=set() if origin is None else {origin})
@@ -377,8 +377,7 @@ class BreakerService(Service):
         self._added[target] = reason
 
     def _unmute(self, target: Target, now_ms: float) -> None:
-        mute, found = self.table.mutes[target], self._muted.pop(target)
-        self.table.reset(target)
+        mute, found = self.table.mutes.pop(target), self._muted.pop(target)
         if found.origin is not None and isinstance(target, TopicPartition):
             lasted_ms = now_ms - mute.since_ms
             self._paused_ms[target] = now_ms + min(_PAUSE_FACTOR * lasted_ms, _MAX_PAUSE * self._interval_ms)
@@ -391,7 +390,7 @@ class BreakerService(Service):
         """A task that knows it at second hand says that a mute is over: another may probe, once an
         interval."""
         found, mute = self._muted[target], self.table.mutes[target]
-        if mute.state is BreakerState.OPEN and now_ms >= found.hurried_ms + self._interval_ms:
+        if not mute.is_probed and now_ms >= found.hurried_ms + self._interval_ms:
             found.hurried_ms = mute.retry_at_ms = now_ms
 
     # -- probes -------------------------------------------------------------------------------------------
@@ -430,12 +429,12 @@ class BreakerService(Service):
 
     def _is_probe_due(self, target: Target, found: _Muted, now_ms: float) -> bool:
         mute = self.table.mutes[target]
-        if mute.state is BreakerState.HALF_OPEN and mute.probe_ends_ms <= now_ms:
+        if mute.probe_ends_ms <= now_ms:
             found.prober = None
             self.table.expire(target, now_ms)
         # None goes out before the mute that it is for.
         is_told = target not in self._added
-        return mute.state is BreakerState.OPEN and mute.retry_at_ms <= now_ms and is_told
+        return not mute.is_probed and mute.retry_at_ms <= now_ms and is_told
 
     def _able(self, target: Target, found: _Muted, now_ms: float) -> list[tuple[int, bool]]:
         """Some that may probe next, and whether with new rows. Any task can probe a broker, as that needs no

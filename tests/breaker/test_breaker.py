@@ -319,7 +319,7 @@ def test_topics_without_a_leader_are_refreshed_when_a_broker_is_probed() -> None
 def test_a_task_that_leaves_the_coordinator_goes_on_by_its_own_clock() -> None:
     bench = Bench(Recorder())
     bench.gate.share(Shared())
-    bench.manager.local.apply_shared({1: "another task says so"}, {})
+    bench.manager.local.apply_shared({1: "another task says so"})
     run_pass(bench.gate, bench.now)
     bench.gate.share(None)
     run_pass(bench.gate, bench.now)
@@ -414,7 +414,7 @@ def test_mutes_hold_before_any_metadata_is_known() -> None:
     """Catches: a task's first rows that ignore the coordinator's mutes."""
     cluster = Cluster()
     manager = cluster.manager()
-    manager.local.apply_shared({1: "another task's"}, {})
+    manager.local.apply_shared({1: "another task's"})
     mutes = manager.refresh()
     cluster.leaders["a"] = [1, 2]
     assert A0 in mutes

@@ -5,18 +5,14 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from kafka_sink.breaker import FailureRateCircuitBreaker
-from kafka_sink.breaker.failure_rate import OutcomeWindow, SilenceLimits, has_response
+from kafka_sink.breaker.failure_rate import Health, SilenceLimits, has_response, health_of
 from kafka_sink.breaker.interface import ProducerStatusContext
-from kafka_sink.clock import window_at
 from kafka_sink.errors import BrokerRefusedError, ConfigurationError
 from kafka_sink.model import TopicPartition
 from tests.support.breaker_cluster import Cluster
 from tests.support.brokers import Brokers, batch_of
-from tests.support.queues import partition_of
 
 P0, P1, P2 = (TopicPartition("t", partition) for partition in range(3))
 REPLICAS = BrokerRefusedError("NOT_ENOUGH_REPLICAS", 19)
@@ -75,8 +71,10 @@ class Bench:
             broker.failed()
         self.context.request_sent_ms = broker.request_sent_ms
         self._about(partition, records)
+        home = self.cluster.partition(partition)
+        if health_of(error) is Health.UNHEALTHY:
+            home.count_failure(broker.request_sent_ms, self.now)
         if error is None:
-            home = self.cluster.partition(partition)
             home.acknowledged(batch_of(home, 1), -1, broker.request_sent_ms, self.now)
         return self.breaker.on_complete(self.context, partition, error)
 
@@ -248,8 +246,8 @@ def test_requests_that_were_late_before_the_mute_ended_do_not_mute_again() -> No
     bench.send(P0)
     bench.pass_time(bench.now + 5_000)
     assert bench.manager.is_muted(1)
-    bench.manager.local.apply_shared({1: "shared"}, {})
-    bench.manager.local.apply_shared({}, {})
+    bench.manager.local.apply_shared({1: "shared"})
+    bench.manager.local.apply_shared({})
     assert not bench.manager.is_muted(1), "another task's batch got through"
     bench.pass_time(bench.now + 400)
     assert not bench.manager.is_muted(1)
@@ -355,36 +353,6 @@ def test_full_in_flight_mutes_for_keyless_rows_alone() -> None:
     assert bench.manager.local.own_trips == 0
     bench.answer(P0)
     assert not bench.manager.congested
-
-
-outcomes = st.lists(st.tuples(st.sampled_from([1, 400, 2_600, 5_000, 11_000]), st.booleans()))
-
-
-@given(outcomes)
-def test_windows_against_a_list_of_everything(story: list[tuple[int, bool]]) -> None:
-    """Of batches that are sent one after the other."""
-    partition = partition_of(P0)
-    now, seen = 0.0, []
-    for passed, bad in story:
-        sent, now = now, now + passed
-        if not bad:
-            partition.acknowledged(batch_of(partition, 1), -1, sent, now)
-        else:
-            if partition.window is None:
-                partition.window = OutcomeWindow(window_at(now), partition)
-            partition.window.fail(sent, now)
-        seen.append((now, bad))
-        start = (now // 5_000 - 1) * 5_000
-        recent = [failed for at, failed in seen if at >= start]
-        streak = 0
-        for _, failed in seen:
-            streak = streak + 1 if failed else 0
-        failures = max(sum(recent), streak)
-        total = failures + recent.count(False)
-        if partition.window is None:
-            assert (0, sum(partition.taken_lately(window_at(now)))) == (failures, total)
-        else:
-            assert partition.window.counts() == (failures, total)
 
 
 def test_a_slow_response_for_many_batches_is_one_response() -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from kafka_sink.breaker.breaker import CircuitBreakManager
-from kafka_sink.breaker.mutes import ProbePermit
 from kafka_sink.errors import BrokerRefusedError, DeliveryError
-from tests.support.breaker_cluster import A0, A1, B0
+from tests.support.breaker_cluster import A0, A1, B0, Cluster
 from tests.support.brokers import batch
 
 
@@ -60,21 +59,6 @@ def test_no_row_goes_to_a_muted_broker_however_long_it_is_muted(manager: Circuit
         assert not manager.local.may_probe(A0)
 
 
-def test_a_failed_probe_waits_an_interval(manager: CircuitBreakManager) -> None:
-    manager.mute(A0, "errors")
-    manager.local.now_ms = 2_000.0
-    manager.local.batches_sent([batch(A0)])
-    manager.local.now_ms = 2_100.0
-    manager.local.batches_done([batch(A0)], BrokerRefusedError("NOT_ENOUGH_REPLICAS", 19))
-    manager.refresh()
-    manager.local.now_ms = 4_099.0
-    assert not manager.local.may_probe(A0)
-    manager.local.now_ms = 4_100.0
-    assert manager.local.may_probe(A0)
-    (found,) = manager.local.covering(A0)
-    assert (found.reason, found.since_ms, found.last_error) == ("errors", 0.0, "NOT_ENOUGH_REPLICAS")
-
-
 def test_any_response_unmutes_a_broker(manager: CircuitBreakManager) -> None:
     manager.mute(1)
     manager.mute(A0)
@@ -116,12 +100,11 @@ def test_while_a_batch_waits_it_is_the_probe(manager: CircuitBreakManager) -> No
 
 
 def test_a_permitted_probe_opens_at_once_and_ends_with_its_permit(manager: CircuitBreakManager) -> None:
-    manager.local.apply_shared({A0: "x", A1: "y"}, {})
+    manager.local.apply_shared({A0: "x", A1: "y"})
     manager.local.now_ms = 60_000.0
     assert A0 in manager.refresh()
-    manager.local.apply_shared(
-        {A0: "x", A1: "y"}, {A0: ProbePermit(500.0, new_rows=True), A1: ProbePermit(500.0)}
-    )
+    manager.local.permit([A0], 500.0, new_rows=True)
+    manager.local.permit([A1], 500.0, new_rows=False)
     mutes = manager.refresh()
     assert A0 not in mutes
     assert A1 in mutes, "that permit is for a batch that waits"
@@ -138,3 +121,15 @@ def test_a_task_wants_the_partitions_that_its_free_rows_avoid(manager: CircuitBr
     assert manager.local.wanted() == [], "a batch waits for it"
     manager.local.now_ms = 2_000.0
     assert manager.local.wanted() == [], "that was long ago"
+
+
+def test_what_failed_before_a_mute_ended_says_nothing_more(
+    manager: CircuitBreakManager, cluster: Cluster
+) -> None:
+    for target in (A0, 1):
+        cluster.partition(A0).count_failure(0.0, 0.0)
+        assert cluster.partition(A0).outcomes(0.0) == (1, 1)
+        manager.mute(target)
+        manager.refresh()
+        manager.unmute(target)
+        assert cluster.partition(A0).outcomes(0.0) == (0, 0)

@@ -210,3 +210,41 @@ def test_a_leader_is_looked_up_once_for_a_version_of_the_metadata() -> None:
     brokers, partition = Brokers(1), partition_of(TopicPartition("t", 0))
     partition.refresh_leader(brokers.led_by(lambda _: 1), 7)
     assert (partition.leader, partition.metadata_version) == (brokers[1], 7)
+
+
+OUTCOMES = st.lists(st.tuples(st.sampled_from([1, 400, 2_600, 5_000, 11_000]), st.booleans()))
+
+
+@given(OUTCOMES)
+def test_outcomes_against_a_list_of_everything(story: list[tuple[int, bool]]) -> None:
+    """Of batches that are sent one after the other."""
+    partition = partition_of(TopicPartition("t", 0))
+    now, seen = 0.0, []
+    for passed, bad in story:
+        sent, now = now, now + passed
+        if not bad:
+            partition.acknowledged(batch(1, partition), -1, sent, now)
+        else:
+            partition.count_failure(sent, now)
+        seen.append((now, bad))
+        start = (now // 5_000 - 1) * 5_000
+        recent = [failed for at, failed in seen if at >= start]
+        streak = 0
+        for _, failed in seen:
+            streak = streak + 1 if failed else 0
+        failures = max(sum(recent), streak)
+        assert partition.outcomes(now) == (failures, failures + recent.count(False))
+
+
+def test_outcomes_of_batches_in_flight_together_count_once_and_failures_long_ago_do_not() -> None:
+    partition = partition_of(TopicPartition("t", 0))
+    for now in (10.0, 11.0):
+        partition.acknowledged(batch(1, partition), -1, 0.0, now)
+        partition.count_failure(0.0, now)
+    assert partition.outcomes(11.0) == (1, 2)
+    partition.count_failure(600_000.0, 600_010.0)
+    assert partition.outcomes(600_010.0) == (1, 1)
+    partition.count_failure(1_200_000.0, 1_200_009.0)
+    assert partition.outcomes(1_200_009.0) == (2, 2)
+    partition.count_failure(1_900_000.0, 1_900_000.0)
+    assert partition.outcomes(1_900_000.0) == (1, 1)
