@@ -57,7 +57,7 @@ class CircuitBreakManager:
         retry_interval_ms: float,
         partition: Callable[[TopicPartition], Partition | None],
     ) -> None:
-        self.local = TaskMutes(cluster, retry_interval_ms, partition)
+        self.table = TaskMutes(cluster, retry_interval_ms, partition)
         self.partition = partition
         # What the producer knows of each, and of a partition's leader.
         self.brokers: Mapping[int, Broker] = cluster.brokers
@@ -88,12 +88,12 @@ class CircuitBreakManager:
         Raises ValueError for anything else.
         """
         target = target_of(target)
-        self._on_sender(partial(self.local.mute, target, one_line(str(reason)), evidence, own=True))
+        self._on_sender(partial(self.table.mute, target, one_line(str(reason)), evidence, own=True))
 
     def unmute(self, target: int | TopicPartition, reason: str = "unmuted by the breaker class") -> None:
         """End a mute. Raises ValueError for a target that cannot be muted."""
         target = target_of(target)
-        self._on_sender(partial(self.local.unmute, target, one_line(str(reason)), own=True))
+        self._on_sender(partial(self.table.unmute, target, one_line(str(reason)), own=True))
 
     def _on_sender(self, change: Callable[[], None]) -> None:
         if self._owner in (None, threading.get_ident()):
@@ -104,12 +104,12 @@ class CircuitBreakManager:
 
     def available_partitions_for_topic(self, topic: str) -> list[PartitionMetadata]:
         """Partitions that have a leader and are not muted."""
-        found = self.local.partitions(topic)
+        found = self.table.partitions(topic)
         return [info for name, info in found if info.leader >= 0 and not self.is_muted(name)]
 
     def muted_partitions_for_topic(self, topic: str) -> list[PartitionMetadata]:
         """Partitions that are muted, by themselves or with the broker that leads them, or led them last."""
-        return [info for name, info in self.local.partitions(topic) if self.is_muted(name)]
+        return [info for name, info in self.table.partitions(topic) if self.is_muted(name)]
 
     def available_partitions_for_node(self, node_id: int) -> dict[str, list[PartitionMetadata]]:
         """By topic, the partitions that a broker leads and that are not muted."""
@@ -121,7 +121,7 @@ class CircuitBreakManager:
 
     def close(self) -> None:
         """Unmute everything; later mutes have no effect."""
-        self.local.close()
+        self.table.close()
         self.congested = frozenset()
 
     # -- beyond the KIP -----------------------------------------------------------------------------
@@ -129,8 +129,8 @@ class CircuitBreakManager:
     def is_muted(self, target: Target) -> bool:
         """Whether a broker is muted, or a partition by itself or with its leader."""
         if isinstance(target, TopicPartition):
-            return bool(self.local.covering(target))
-        return target in self.local.mutes
+            return bool(self.table.covering(target))
+        return target in self.table.mutes
 
     @property
     def rows(self) -> int:
@@ -139,15 +139,15 @@ class CircuitBreakManager:
 
     def available_nodes(self) -> Set[int]:
         """Brokers that lead a partition that is not muted."""
-        versions = self.local.version, self._cluster.version
+        versions = self.table.version, self._cluster.version
         if versions != self._available[0]:
-            leaders = {info.leader for name, info in self.local.partitions() if not self.is_muted(name)}
+            leaders = {info.leader for name, info in self.table.partitions() if not self.is_muted(name)}
             self._available = versions, frozenset(leaders) - {NO_LEADER}
         return self._available[1]
 
     def ask(self, node_id: int) -> None:
         """Send a broker a request without rows; ``Broker.probed_ms`` has its response."""
-        self.local.ask(node_id)
+        self.table.ask(node_id)
 
     def mute_congested(self, node_id: int) -> None:
         """Keyless rows of this producer avoid a broker until unmute_congested. This is no trip and no probe
@@ -160,8 +160,8 @@ class CircuitBreakManager:
 
     def _of_node(self, node_id: int, *, muted: bool) -> dict[str, list[PartitionMetadata]]:
         found: dict[str, list[PartitionMetadata]] = {}
-        for partition, info in self.local.partitions():
-            if self.local.leader_id(partition) == node_id and self.is_muted(partition) is muted:
+        for partition, info in self.table.partitions():
+            if self.table.leader_id(partition) == node_id and self.is_muted(partition) is muted:
                 found.setdefault(partition.topic, []).append(info)
         return found
 
@@ -173,7 +173,7 @@ class CircuitBreakManager:
         self._owner = threading.get_ident()
         for _ in range(len(self._queued)):
             self._queued.popleft()()
-        return self.local.publish()
+        return self.table.publish()
 
 
 class Breaker:
@@ -188,7 +188,7 @@ class Breaker:
 
     def __init__(self, breaker: PartitionCircuitBreaker | None, manager: CircuitBreakManager) -> None:
         self.manager = manager
-        self.local = manager.local
+        self.table = manager.table
         self.is_off = breaker is None
         self._breaker = breaker
         self._brokers = manager.brokers
@@ -226,7 +226,7 @@ class Breaker:
 
     def muted(self, limit: int) -> list[tuple[Mute, float]]:
         """At most ``limit`` mutes that the sender follows, with the milliseconds since. Any thread."""
-        view, mutes = self.local.view, self.local.mutes
+        view, mutes = self.table.view, self.table.mutes
         targets: tuple[Target, ...] = (*view.nodes, *view.partitions)
         found = map(mutes.get, islice(targets, limit))
         return [(mute, max(0.0, self._context.now - mute.since_ms)) for mute in found if mute is not None]
@@ -263,7 +263,7 @@ class Breaker:
 
     def explain(self, partition: TopicPartition) -> str | None:
         """Why a partition is muted, for messages; None if it is not. Any thread."""
-        covering = self.local.covering(partition) if self.local.mutes else []
+        covering = self.table.covering(partition) if self.table.mutes else []
         if not covering:
             return None
         mute = covering[0]
@@ -298,13 +298,13 @@ class Breaker:
     def _at(self, now_ms: float) -> None:
         """The context's mappings are made again: once for all of a request's batches, as there may be
         thousands."""
-        self.local.now_ms = now_ms
+        self.table.now_ms = now_ms
         self._context = ProducerStatusContext(now_ms, brokers=self._brokers)
 
     def on_send(self, broker: Broker, batches: Collection[ProducerBatch], now_ms: float) -> None:
         """These batches go to a broker in one request."""
         self._at(now_ms)
-        self.local.batches_sent(batches)
+        self.table.batches_sent(batches)
         breaker, context = self._breaker, self._context
         if breaker is not None and self._tells_all:
             context.node_id, context.request_sent_ms = broker.id, now_ms
@@ -316,7 +316,7 @@ class Breaker:
         """Attempts of one request have ended. ``cause`` is None if the broker has the batches."""
         self.is_busy = True
         self._at(now_ms)
-        self.local.batches_done(batches, cause)
+        self.table.batches_done(batches, cause)
         if cause is not None and health_of(cause) is Health.UNHEALTHY:
             for batch in batches:
                 batch.home.count_failure(broker.request_sent_ms, now_ms)
@@ -333,14 +333,14 @@ class Breaker:
     def on_connected(self, broker: Broker, now_ms: float) -> None:
         """A connection is ready: the broker has responded to its first request."""
         self._at(now_ms)
-        self.local.connected(broker.id)
+        self.table.connected(broker.id)
 
     def on_other_cluster(self, now_ms: float) -> None:
         """Another Kafka cluster responds at bootstrap.servers now, whose brokers and partitions may have the
         same ids and names. No row was sent to the former one."""
         self.is_busy = True
         self._at(now_ms)
-        self.local.unmute_all("another cluster responds at bootstrap.servers now")
+        self.table.unmute_all("another cluster responds at bootstrap.servers now")
         shared = self._shared
         if shared is not None:
             shared.on_other_cluster()
@@ -367,7 +367,7 @@ class Breaker:
             shared.exchange(self.manager)
         elif not self._alone:
             self._alone = True
-            self.local.on_coordinator_lost()
+            self.table.on_coordinator_lost()
         view = self.manager.refresh()
         self.mutes = view if view else ()
         self._publish_changes(shared)
@@ -378,7 +378,7 @@ class Breaker:
         self.due_ms = now_ms + self.next_change_ms(now_ms)
 
     def _needs_calls(self) -> bool:
-        if self._tells_all or self.local.mutes or self.local.has_changes or not self._is_current.is_set():
+        if self._tells_all or self.table.mutes or self.table.has_changes or not self._is_current.is_set():
             return True
         return any(
             one.is_silent or one.is_to_be_asked or one.suspect_since_ms is not None
@@ -386,7 +386,7 @@ class Breaker:
         )
 
     def _publish_changes(self, shared: BreakerChannel | None) -> None:
-        for change in self.local.take_changes():
+        for change in self.table.take_changes():
             if shared is not None and change.own:
                 shared.changed(change)
             self._log_change(change)
@@ -394,13 +394,13 @@ class Breaker:
     def on_probe(self, node_id: int, now_ms: float) -> None:
         """A request without rows goes to a broker."""
         self._at(now_ms)
-        self.local.broker_probe_sent(node_id)
+        self.table.broker_probe_sent(node_id)
 
     def on_probe_done(self, node_id: int, cause: Exception | None, now_ms: float) -> None:
         """That request has its response, or failed with ``cause``."""
         self.is_busy = True
         self._at(now_ms)
-        self.local.broker_probe_done(node_id, cause)
+        self.table.broker_probe_done(node_id, cause)
         shared = self._shared
         if has_response(cause):
             self._brokers[node_id].probed_ms = now_ms
@@ -408,15 +408,15 @@ class Breaker:
                 shared.answered(node_id)
         # A broker that was gone for long leads nothing in the metadata known here. Keyless rows avoid
         # partitions without a leader, so nothing else would have that metadata fetched again.
-        self.local.refresh_leaderless(now_ms)
+        self.table.refresh_leaderless(now_ms)
 
     def next_change_ms(self, now_ms: float) -> float:
         """Milliseconds until time alone may change something."""
-        if self.local.has_changes:
+        if self.table.has_changes:
             return 0.0
-        delay = self.local.next_change_ms()
+        delay = self.table.next_change_ms()
         if self._breaker is not None:
-            self._at(self.local.now_ms)
+            self._at(self.table.now_ms)
             tick_ms = self._call(self._breaker.next_tick_ms, self._context)
             delay = min(delay, tick_ms) if isinstance(tick_ms, float | int) else delay
         shared = self._shared

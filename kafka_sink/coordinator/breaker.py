@@ -236,7 +236,7 @@ class BreakerChannel(Channel):
             self._inbox.popleft()(manager)
         if not self._connected:
             return
-        now_ms = manager.local.now_ms
+        now_ms = manager.table.now_ms
         self._release(manager)
         self._say_changes(manager)
         if not self._unreported:
@@ -268,7 +268,7 @@ class BreakerChannel(Channel):
 
     def _say_changes(self, manager: CircuitBreakManager) -> None:
         changes, self._changes = list(self._changes.values()), {}
-        failed = manager.local.take_failures()
+        failed = manager.table.take_failures()
         for start in range(0, max(len(changes), len(failed)), MAX_TARGETS):
             part = changes[start : start + MAX_TARGETS]
             muted = [
@@ -279,7 +279,7 @@ class BreakerChannel(Channel):
             self._say(MuteChanges(tuple(muted), tuple(unmuted), lost))
 
     def _say_outcomes(self, manager: CircuitBreakManager, partitions: Iterable[TopicPartition]) -> None:
-        now_ms = manager.local.now_ms
+        now_ms = manager.table.now_ms
         found = []
         for partition in partitions:
             self._unreported.discard(partition)
@@ -288,7 +288,7 @@ class BreakerChannel(Channel):
             answered, error = self._errors.get(partition, (False, ""))
             if not failed:
                 self._errors.pop(partition, None)
-            if manager.local.leader_id(partition) in manager.local.mutes:
+            if manager.table.leader_id(partition) in manager.table.mutes:
                 # Failures while the broker is muted say nothing about the partition.
                 failed = total = 0
             found.append(PartitionOutcome(partition, total - failed, failed, answered, cut(error)))
@@ -296,10 +296,10 @@ class BreakerChannel(Channel):
 
     def _say_waits(self, manager: CircuitBreakManager) -> None:
         """Name partitions with rows: not each time that one is unmuted, as thousands may be, one by one."""
-        now_ms = manager.local.now_ms
+        now_ms = manager.table.now_ms
         self._named = {target: held for target, held in self._named.items() if target in self._muted}
-        held = [one for one in manager.local.held() if one in self._muted]
-        acceptable = list(manager.local.wanted())
+        held = [one for one in manager.table.held() if one in self._muted]
+        acceptable = list(manager.table.wanted())
         is_new = any(not self._named.get(one) for one in held) or not self._named.keys() >= set(acceptable)
         if is_new and (len(self._named) < MAX_WAITING // 2 or now_ms >= self._named_ms + _NAME_AGAIN_MS):
             self._named_ms = now_ms
@@ -313,26 +313,26 @@ class BreakerChannel(Channel):
             self._waits_ms = math.inf
             return
         # Not all tasks at once: the first probe follows an interval after a mute.
-        most_ms = min(self._interval_ms, manager.local.retry_interval_ms / 4)
-        self._waits_ms = manager.local.now_ms + self._random() * max(most_ms, _SPREAD_MS * self._tasks)
+        most_ms = min(self._interval_ms, manager.table.retry_interval_ms / 4)
+        self._waits_ms = manager.table.now_ms + self._random() * max(most_ms, _SPREAD_MS * self._tasks)
 
     def _release(self, manager: CircuitBreakManager) -> None:
         """Unmute targets that the coordinator has unmuted, once their delay in this task is over."""
-        due = [target for target, at_ms in self._release_ms.items() if at_ms <= manager.local.now_ms]
+        due = [target for target, at_ms in self._release_ms.items() if at_ms <= manager.table.now_ms]
         for target in due:
             del self._release_ms[target]
             self._muted.pop(target, None)
         if due:
-            manager.local.apply_shared(self._muted)
+            manager.table.apply_shared(self._muted)
 
     # -- what has come: the sender's thread ---------------------------------------------------------------
 
     def _begin(self, connected: bool, manager: CircuitBreakManager) -> None:
         self._connected, self._is_told = connected, False
         self._begin_anew()
-        manager.local.on_coordinator_lost()
+        manager.table.on_coordinator_lost()
         if connected:
-            ongoing = (one for one in manager.local.mutes_to_report() if not one.evidence.counted)
+            ongoing = (one for one in manager.table.mutes_to_report() if not one.evidence.counted)
             self._changes = {one.target: one for one in ongoing}
 
     def _take_mutes(self, message: Mutes, manager: CircuitBreakManager) -> None:
@@ -345,10 +345,10 @@ class BreakerChannel(Channel):
             self._release_ms.pop(target, None)
         self._tasks = max(1, message.tasks)
         delay_ms = _RAMP_STEP_MS * math.log2(1.0 + self._random() * (self._tasks - 1))
-        at_ms = manager.local.now_ms + min(delay_ms, manager.local.retry_interval_ms)
+        at_ms = manager.table.now_ms + min(delay_ms, manager.table.retry_interval_ms)
         self._release_ms |= dict.fromkeys((one for one in message.removed if one in self._muted), at_ms)
         self._release(manager)
-        manager.local.apply_shared(self._muted)
+        manager.table.apply_shared(self._muted)
         if math.isinf(self._waits_ms):
             self._wait_to_name(manager)
         self._is_told |= message.whole
@@ -360,8 +360,8 @@ class BreakerChannel(Channel):
     def _take_question(self, asked: Question, manager: CircuitBreakManager) -> None:
         broker = manager.brokers.get(asked.broker)
         at_ms = -math.inf if broker is None else broker.last_response_ms
-        if manager.local.now_ms - at_ms < asked.within_ms:
-            self._say(Answer(asked.broker, manager.local.now_ms - at_ms))
+        if manager.table.now_ms - at_ms < asked.within_ms:
+            self._say(Answer(asked.broker, manager.table.now_ms - at_ms))
         else:
             manager.ask(asked.broker)
 
@@ -411,7 +411,7 @@ class BreakerChannel(Channel):
     @receives(Probe)
     def on_probe(self, message: Probe, now_ms: float) -> None:
         targets, left_ms = message.targets, message.left_ms
-        self._put(lambda manager: manager.local.permit(targets, left_ms, new_rows=message.new_rows))
+        self._put(lambda manager: manager.table.permit(targets, left_ms, new_rows=message.new_rows))
 
     def _put(self, apply: Callable[[CircuitBreakManager], None]) -> None:
         self._inbox.append(apply)

@@ -188,7 +188,7 @@ class Sender(threading.Thread):
             now_ms = self._clock_ms()
             # The breaker class may have asked for a broker's response.
             if only_acknowledged and self._breaker.is_busy:
-                only_acknowledged = not self._breaker.local.brokers_to_probe()
+                only_acknowledged = not self._breaker.table.brokers_to_probe()
                 # The response may have changed what the circuit breaker waits for.
                 until_ms = min(until_ms, now_ms + self._breaker.next_change_ms(now_ms))
 
@@ -242,7 +242,7 @@ class Sender(threading.Thread):
             self._cluster.broker(node.id).node = node
         self._cluster.connect_brokers()
         # Those listed all have connections. A peer may name others each time.
-        kept = {*self._network.connections, *self._breaker.local.view.nodes}
+        kept = {*self._network.connections, *self._breaker.table.view.nodes}
         for broker in list(self._cluster.brokers.values()):
             if broker.id not in kept and not broker.sent and not broker.counts.requests:
                 self._breaker.manager.rows_of_forgotten += broker.rows
@@ -333,7 +333,7 @@ class Sender(threading.Thread):
     ) -> None:
         """Note which brokers batches wait for."""
         for broker in blocked if self._breaker.is_busy else ():
-            self._breaker.local.note_waiting(queue.id for queue in ready[broker])
+            self._breaker.table.note_waiting(queue.id for queue in ready[broker])
         brokers = self._cluster.brokers.values()
         # The others have a full in-flight window, or throttle.
         unreachable = [broker for broker in blocked if not broker.is_connected]
@@ -350,14 +350,14 @@ class Sender(threading.Thread):
         """Return the milliseconds until another broker can be probed."""
         breaker = self._breaker
         breaker.run(now_ms)
-        self._network.avoided = breaker.local.view.nodes
+        self._network.avoided = breaker.table.view.nodes
         if not breaker.is_busy:
             return math.inf
         return probe_brokers(breaker, self._cluster, self._network, self._options, now_ms)
 
     def _find_brokers(self, now_ms: float) -> float:
         """Request metadata if no known broker can be reached, as only those are asked for an id."""
-        known, muted = self._cluster.nodes(), self._breaker.local.view.nodes
+        known, muted = self._cluster.nodes(), self._breaker.table.view.nodes
         if not known or not all(node in muted or self._cluster.broker(node).is_gone for node in known):
             return math.inf
         for topic in self._cluster.names():
@@ -368,7 +368,7 @@ class Sender(threading.Thread):
         """Send one batch of a muted partition that the breaker wants to probe; return the delay until
         the next look at this broker."""
         for queue in queues:
-            if not self._breaker.local.may_probe(queue.id):
+            if not self._breaker.table.may_probe(queue.id):
                 continue
             if not broker.accepts(now_ms):
                 return broker.delay_ms(now_ms)

@@ -409,7 +409,7 @@ class Producer:
             breaker.await_mutes(task.reporter.started_ms + HINT_WAIT_MS - monotonic_ms(), self.check)
         muted = breaker.mutes
         if muted and self._partitioner.chooses(rows.key, rows.partition)[0]:
-            breaker.local.note_free_rows(rows.topics)
+            breaker.table.note_free_rows(rows.topics)
         unavailable = self.sender.unavailable | breaker.manager.congested
         near = self._parts.rack.brokers() if options.partitioner_rack_aware else ()
         ordered = self._partitioner.order(rows, topics, now_ms, unavailable, muted, near)
@@ -542,7 +542,7 @@ class Producer:
             # Of the brokers' last list of themselves, 0 before the first.
             "metadata-age": self.cluster.age_ms(monotonic_ms()) / 1000,
             "metadata-wait-time-ns-total": int(task.metadata_wait_ms * 1e6),
-            "muted-partitions": self.breaker.local.muted_count,
+            "muted-partitions": self.breaker.table.muted_count,
             "breaker-trips-total": counts["breaker_trips"],
             "breaker-probes-total": counts["breaker_probes"],
         }

@@ -75,8 +75,8 @@ class TaskReporter:
             "metadata_requests": self._parts.cluster.requests,
             "metadata_avoided": self._parts.cluster.imports,
             "metadata_fetches": self._parts.cluster.fetches,
-            "breaker_trips": self._parts.breaker.manager.local.own_trips,
-            "breaker_probes": self._parts.breaker.manager.local.probes,
+            "breaker_trips": self._parts.breaker.manager.table.own_trips,
+            "breaker_probes": self._parts.breaker.manager.table.probes,
         }
 
     def read(self, identity: TaskIdentity, *, done: bool = False, failed: bool = False) -> TaskReport:

@@ -78,7 +78,7 @@ def test_a_silent_broker_is_muted_logged_once_and_unmuted_by_its_response(
             r"for 5\d\d ms, where 10 ms is usual",
             caplog.records[0].getMessage(),
         )
-        assert bench.manager.local.muted_count == 2
+        assert bench.manager.table.muted_count == 2
         bench.answer(P0)
         run_pass(bench.gate, bench.now)
         assert not bench.gate.mutes
@@ -86,7 +86,7 @@ def test_a_silent_broker_is_muted_logged_once_and_unmuted_by_its_response(
             "circuit breaker: unmuted broker host1:9092 (id 1) with t-0, t-3: it responds again"
         ]
     manager = bench.manager
-    assert (manager.local.muted_count, manager.local.own_trips, manager.local.probes) == (0, 1, 0)
+    assert (manager.table.muted_count, manager.table.own_trips, manager.table.probes) == (0, 1, 0)
 
 
 class MutesWhereAllIsWell(IdleBreaker):
@@ -255,7 +255,7 @@ def test_a_class_that_raises_is_switched_off_and_its_mutes_end_by_probes(
     ]
     bench.now = 2_001.0
     assert P0 in run_pass(bench.gate, bench.now)
-    assert bench.gate.local.may_probe(P0)
+    assert bench.gate.table.may_probe(P0)
     bench.send(P0)
     bench.answer(P0)
     assert not run_pass(bench.gate, bench.now)
@@ -305,11 +305,11 @@ def test_topics_without_a_leader_are_refreshed_when_a_broker_is_probed() -> None
     bench.cluster.move(P0, -1)
     bench.cluster.leaders["other"] = [2]
     bench.pass_time(2_100)
-    assert bench.gate.local.brokers_to_probe() == [1]
+    assert bench.gate.table.brokers_to_probe() == [1]
     bench.gate.on_probe(1, bench.now)
     bench.gate.on_probe_done(1, ConnectionError("the cluster misses it"), bench.now)
     assert stale == ["t"]
-    assert bench.gate.local.brokers_to_probe() == [], "once an interval"
+    assert bench.gate.table.brokers_to_probe() == [], "once an interval"
     bench.pass_time(2_100)
     bench.gate.on_probe(1, bench.now)
     bench.gate.on_probe_done(1, None, bench.now)
@@ -319,11 +319,11 @@ def test_topics_without_a_leader_are_refreshed_when_a_broker_is_probed() -> None
 def test_a_task_that_leaves_the_coordinator_goes_on_by_its_own_clock() -> None:
     bench = Bench(Recorder())
     bench.gate.share(Shared())
-    bench.manager.local.apply_shared({1: "another task says so"})
+    bench.manager.table.apply_shared({1: "another task says so"})
     run_pass(bench.gate, bench.now)
     bench.gate.share(None)
     run_pass(bench.gate, bench.now)
-    assert not bench.manager.local.mutes[1].is_shared
+    assert not bench.manager.table.mutes[1].is_shared
     assert P3 in bench.gate.mutes
     bench.gate.close()
     assert not bench.gate.mutes
@@ -347,11 +347,11 @@ def test_the_methods_of_the_kip(manager: CircuitBreakManager) -> None:
     manager.unmute(A1)
     manager.unmute(A1)
     assert numbers(manager.available_partitions_for_topic("a")) == [0, 1, 2]
-    changes = [(change.target, change.muted, change.own) for change in manager.local.take_changes()]
+    changes = [(change.target, change.muted, change.own) for change in manager.table.take_changes()]
     assert changes == [(1, True, True), (A1, True, True), (1, False, True), (A1, False, True)]
     manager.mute(2)
     manager.close()
-    assert not manager.local.view
+    assert not manager.table.view
     manager.mute(2)
     assert not manager.refresh()
 
@@ -366,7 +366,7 @@ def test_a_brokers_mute_follows_its_partitions(manager: CircuitBreakManager, clu
     mutes = manager.refresh()
     assert A0 not in mutes
     assert A1 in mutes
-    assert manager.local.muted_count == 2
+    assert manager.table.muted_count == 2
 
 
 def test_partitions_that_lose_their_leader_stay_muted_with_it(
@@ -382,18 +382,18 @@ def test_partitions_that_lose_their_leader_stay_muted_with_it(
     assert B0 not in mutes, "another broker leads it now"
     assert TopicPartition("a", 3) not in mutes, "its leader was not muted"
     assert manager.is_muted(A0)
-    assert manager.local.covering(A0)
+    assert manager.table.covering(A0)
     assert {name: numbers(infos) for name, infos in manager.muted_partitions_for_node(1).items()} == {
         "a": [0]
     }
-    manager.local.now_ms = 10_000.0
+    manager.table.now_ms = 10_000.0
     assert A0 in manager.refresh()
     assert numbers(manager.muted_partitions_for_topic("a")) == [0]
-    assert manager.local.muted_count == 1
+    assert manager.table.muted_count == 1
     cluster.move(A0, 1)
     manager.refresh()
-    manager.local.broker_probe_sent(1)
-    manager.local.broker_probe_done(1, None)
+    manager.table.broker_probe_sent(1)
+    manager.table.broker_probe_done(1, None)
     assert not manager.refresh()
     cluster.move(A0, -1)
     assert not manager.refresh()
@@ -414,7 +414,7 @@ def test_mutes_hold_before_any_metadata_is_known() -> None:
     """Catches: a task's first rows that ignore the coordinator's mutes."""
     cluster = Cluster()
     manager = cluster.manager()
-    manager.local.apply_shared({1: "another task's"})
+    manager.table.apply_shared({1: "another task's"})
     mutes = manager.refresh()
     cluster.leaders["a"] = [1, 2]
     assert A0 in mutes

@@ -32,13 +32,13 @@ class Bench:
         self.now = 0.0
 
     def at(self, now: float) -> Bench:
-        self.now = self.manager.local.now_ms = self.context.now = now
+        self.now = self.manager.table.now_ms = self.context.now = now
         self.breaker.on_tick(self.context)
         return self
 
     def answer_probes(self, *nodes: int) -> None:
         """These brokers respond to requests without rows, the others do not."""
-        probes = self.manager.local
+        probes = self.manager.table
         for node in probes.brokers_to_probe():
             probes.broker_probe_sent(node)
             if node in nodes:
@@ -93,7 +93,7 @@ def test_batches_are_counted_whatever_their_rows() -> None:
     assert bench.batch(P0, REPLICAS, records=1)
     assert bench.manager.is_muted(P0)
     assert not bench.manager.is_muted(P1)
-    change = bench.manager.local.take_changes()[0]
+    change = bench.manager.table.take_changes()[0]
     assert change.reason == "4 of the last 8 batches failed; last error: NOT_ENOUGH_REPLICAS"
 
 
@@ -124,7 +124,7 @@ def test_one_lost_connection_mutes_nothing_however_much_was_in_flight() -> None:
         bench.at(bench.now + 1)
     for _ in range(5):
         bench.batch(P0, records=1_000)
-    assert not bench.manager.local.take_changes()
+    assert not bench.manager.table.take_changes()
 
 
 def test_a_silent_broker_is_muted_after_the_threshold_and_its_responses_unmute_it() -> None:
@@ -138,7 +138,7 @@ def test_a_silent_broker_is_muted_after_the_threshold_and_its_responses_unmute_i
     assert not bench.manager.is_muted(1)
     bench.pass_time(start + 600)
     assert bench.manager.is_muted(1)
-    reason = bench.manager.local.take_changes()[0].reason
+    reason = bench.manager.table.take_changes()[0].reason
     assert reason.startswith("no response to 3 request(s) for 5")
     assert reason.endswith("where 10 ms is usual")
     bench.pass_time(start + 30_000, 500)
@@ -158,7 +158,7 @@ def test_slow_responses_become_usual() -> None:
         bench.answer(P0)
     bench.send(P0)
     bench.pass_time(bench.now + 2_000)
-    assert not bench.manager.local.take_changes()
+    assert not bench.manager.table.take_changes()
     bench.pass_time(bench.now + 500)
     assert bench.manager.is_muted(1)
 
@@ -192,7 +192,7 @@ def test_an_unreachable_broker_is_muted() -> None:
         bench.batch(P1)
         bench.at(bench.now + 10)
     assert bench.manager.is_muted(1)
-    assert "could not be reached" in bench.manager.local.take_changes()[0].reason
+    assert "could not be reached" in bench.manager.table.take_changes()[0].reason
 
 
 def _muted_after_connecting_for(bench: Bench, patience: float) -> float | None:
@@ -223,7 +223,7 @@ def test_a_connection_that_takes_far_longer_than_usual_is_a_silence() -> None:
     slow.brokers.connected(1, 900.0, slow.now)
     found = [_muted_after_connecting_for(bench, 10_000.0) for bench in (unknown, quick, slow)]
     assert found == pytest.approx([3_060, 2_060, 4_560], abs=60)
-    assert "no connection to it was ready within 30" in unknown.manager.local.take_changes()[0].reason
+    assert "no connection to it was ready within 30" in unknown.manager.table.take_changes()[0].reason
 
 
 def test_requests_that_failed_are_no_recovery() -> None:
@@ -246,8 +246,8 @@ def test_requests_that_were_late_before_the_mute_ended_do_not_mute_again() -> No
     bench.send(P0)
     bench.pass_time(bench.now + 5_000)
     assert bench.manager.is_muted(1)
-    bench.manager.local.apply_shared({1: "shared"})
-    bench.manager.local.apply_shared({})
+    bench.manager.table.apply_shared({1: "shared"})
+    bench.manager.table.apply_shared({})
     assert not bench.manager.is_muted(1), "another task's batch got through"
     bench.pass_time(bench.now + 400)
     assert not bench.manager.is_muted(1)
@@ -261,7 +261,7 @@ def test_when_no_broker_responds_none_is_muted() -> None:
         bench.batch(partition)
         bench.send(partition)
     bench.pass_time(5_000, others_respond=False)
-    assert not bench.manager.local.take_changes()
+    assert not bench.manager.table.take_changes()
     bench.answer(P1)
     bench.pass_time(5_100, others_respond=False)
     assert bench.manager.is_muted(1)
@@ -272,7 +272,7 @@ def test_zero_switches_the_silence_off() -> None:
     bench = Bench(slow_request_min_ms="0")
     bench.send(P0)
     bench.pass_time(20_000, 500)
-    assert not bench.manager.local.take_changes()
+    assert not bench.manager.table.take_changes()
     bench.answer(P0)
     assert bench.breaker.next_tick_ms(bench.context) == math.inf
 
@@ -316,8 +316,8 @@ def test_a_task_with_nothing_else_to_send_asks_the_other_brokers(connecting: boo
     limit = 2_000 if connecting else 500
     silent = waiting()
     silent_until(silent, silent.now + 5 * limit)
-    assert not silent.manager.local.take_changes()
-    silent.manager.local.broker_probe_done(2, None)
+    assert not silent.manager.table.take_changes()
+    silent.manager.table.broker_probe_done(2, None)
     silent.brokers[2].probed_ms = silent.now
     silent_until(silent, silent.now + 100, 2, 3)
     assert silent.manager.is_muted(1)
@@ -350,7 +350,7 @@ def test_full_in_flight_mutes_for_keyless_rows_alone() -> None:
     bench.send(P0)
     assert bench.manager.congested == {1}
     assert not bench.manager.refresh()
-    assert bench.manager.local.own_trips == 0
+    assert bench.manager.table.own_trips == 0
     bench.answer(P0)
     assert not bench.manager.congested
 

@@ -10,39 +10,39 @@ from tests.support.brokers import batch
 
 def test_one_probe_then_success_unmutes(manager: CircuitBreakManager) -> None:
     manager.mute(1, "slow")
-    manager.local.now_ms = 1_999.0
-    assert manager.local.brokers_to_probe() == []
-    manager.local.now_ms = 2_000.0
-    assert manager.local.brokers_to_probe() == [1]
-    assert not manager.local.may_probe(A0), "no row goes to a broker that may be dead"
-    manager.local.broker_probe_sent(1)
-    assert manager.local.brokers_to_probe() == []
-    manager.local.batches_done([batch(A0)], None)
+    manager.table.now_ms = 1_999.0
+    assert manager.table.brokers_to_probe() == []
+    manager.table.now_ms = 2_000.0
+    assert manager.table.brokers_to_probe() == [1]
+    assert not manager.table.may_probe(A0), "no row goes to a broker that may be dead"
+    manager.table.broker_probe_sent(1)
+    assert manager.table.brokers_to_probe() == []
+    manager.table.batches_done([batch(A0)], None)
     assert manager.is_muted(1), "not the probe: sent before"
-    manager.local.broker_probe_done(1, None)
+    manager.table.broker_probe_done(1, None)
     assert not manager.is_muted(1)
-    assert manager.local.probes == 1
+    assert manager.table.probes == 1
 
 
 def test_a_broker_owes_one_probe_at_a_time(manager: CircuitBreakManager) -> None:
     """Catches: a frozen broker that finds a request for each interval of its freeze when it is back."""
     manager.mute(1)
     for now in range(2_000, 60_000, 500):
-        manager.local.now_ms = float(now)
+        manager.table.now_ms = float(now)
         manager.refresh()
-        for node in manager.local.brokers_to_probe():
-            manager.local.broker_probe_sent(node)
-    assert manager.local.probes == 1
+        for node in manager.table.brokers_to_probe():
+            manager.table.broker_probe_sent(node)
+    assert manager.table.probes == 1
     for _ in range(100):
-        manager.local.broker_probe_done(1, TimeoutError("request timed out"))
-        manager.local.now_ms += 2_000.0
-        manager.local.broker_probe_sent(1)
-    manager.local.broker_probe_done(1, TimeoutError("request timed out"))
-    assert manager.local.take_failures() == [(1, "request timed out")], "not the error of each of its life"
-    manager.local.now_ms += 2_000.0
+        manager.table.broker_probe_done(1, TimeoutError("request timed out"))
+        manager.table.now_ms += 2_000.0
+        manager.table.broker_probe_sent(1)
+    manager.table.broker_probe_done(1, TimeoutError("request timed out"))
+    assert manager.table.take_failures() == [(1, "request timed out")], "not the error of each of its life"
+    manager.table.now_ms += 2_000.0
     manager.refresh()
-    assert manager.local.brokers_to_probe() == [1]
-    manager.local.connected(1)
+    assert manager.table.brokers_to_probe() == [1]
+    manager.table.connected(1)
     assert not manager.is_muted(1), "a new connection's first response tells as much"
 
 
@@ -51,76 +51,76 @@ def test_no_row_goes_to_a_muted_broker_however_long_it_is_muted(manager: Circuit
     manager.mute(1)
     manager.mute(A0)
     for now in range(0, 600_000, 250):
-        manager.local.now_ms = float(now)
-        manager.local.note_free_rows(["a", "b"])
+        manager.table.now_ms = float(now)
+        manager.table.note_free_rows(["a", "b"])
         mutes = manager.refresh()
         assert A0 in mutes
         assert B0 in mutes
-        assert not manager.local.may_probe(A0)
+        assert not manager.table.may_probe(A0)
 
 
 def test_any_response_unmutes_a_broker(manager: CircuitBreakManager) -> None:
     manager.mute(1)
     manager.mute(A0)
-    manager.local.now_ms = 2_000.0
-    manager.local.broker_probe_sent(1)
-    manager.local.broker_probe_done(1, BrokerRefusedError("throttled", 89))
+    manager.table.now_ms = 2_000.0
+    manager.table.broker_probe_sent(1)
+    manager.table.broker_probe_done(1, BrokerRefusedError("throttled", 89))
     assert not manager.is_muted(1)
     assert manager.is_muted(A0), "of the partition it says nothing"
-    assert manager.local.may_probe(A0), "so the next batch may go at once"
-    manager.local.batches_sent([batch(A0)])
-    manager.local.batches_done([batch(A0)], DeliveryError("too large"))
-    assert manager.local.may_probe(A0)
+    assert manager.table.may_probe(A0), "so the next batch may go at once"
+    manager.table.batches_sent([batch(A0)])
+    manager.table.batches_done([batch(A0)], DeliveryError("too large"))
+    assert manager.table.may_probe(A0)
 
 
 def test_where_no_batch_waits_new_rows_are_a_partitions_probe(manager: CircuitBreakManager) -> None:
     """Catches: a partition that stays muted for ever, as keyless rows avoid it and none else go there."""
     manager.mute(A0)
-    manager.local.now_ms = 3_999.0
+    manager.table.now_ms = 3_999.0
     assert A0 in manager.refresh()
-    manager.local.now_ms = 4_000.0
+    manager.table.now_ms = 4_000.0
     assert A0 not in manager.refresh()
     assert manager.is_muted(A0)
-    manager.local.batches_sent([batch(A0)])
+    manager.table.batches_sent([batch(A0)])
     assert A0 in manager.refresh(), "one probe, then it is muted again"
-    manager.local.batches_done([batch(A0)], None)
+    manager.table.batches_done([batch(A0)], None)
     assert not manager.is_muted(A0)
 
 
 def test_while_a_batch_waits_it_is_the_probe(manager: CircuitBreakManager) -> None:
     manager.mute(A0)
     for now in range(0, 10_000, 1_000):
-        manager.local.now_ms = float(now)
-        manager.local.may_probe(A0)
+        manager.table.now_ms = float(now)
+        manager.table.may_probe(A0)
         assert A0 in manager.refresh()
-    assert manager.local.held() == [A0]
-    manager.local.now_ms = 10_600.0
+    assert manager.table.held() == [A0]
+    manager.table.now_ms = 10_600.0
     assert A0 not in manager.refresh()
-    assert manager.local.held() == []
+    assert manager.table.held() == []
 
 
 def test_a_permitted_probe_opens_at_once_and_ends_with_its_permit(manager: CircuitBreakManager) -> None:
-    manager.local.apply_shared({A0: "x", A1: "y"})
-    manager.local.now_ms = 60_000.0
+    manager.table.apply_shared({A0: "x", A1: "y"})
+    manager.table.now_ms = 60_000.0
     assert A0 in manager.refresh()
-    manager.local.permit([A0], 500.0, new_rows=True)
-    manager.local.permit([A1], 500.0, new_rows=False)
+    manager.table.permit([A0], 500.0, new_rows=True)
+    manager.table.permit([A1], 500.0, new_rows=False)
     mutes = manager.refresh()
     assert A0 not in mutes
     assert A1 in mutes, "that permit is for a batch that waits"
-    manager.local.now_ms = 60_500.0
+    manager.table.now_ms = 60_500.0
     assert A0 in manager.refresh()
 
 
 def test_a_task_wants_the_partitions_that_its_free_rows_avoid(manager: CircuitBreakManager) -> None:
     manager.mute(A0)
     manager.mute(B0)
-    manager.local.note_free_rows(["a"])
-    assert manager.local.wanted() == [A0]
-    manager.local.may_probe(A0)
-    assert manager.local.wanted() == [], "a batch waits for it"
-    manager.local.now_ms = 2_000.0
-    assert manager.local.wanted() == [], "that was long ago"
+    manager.table.note_free_rows(["a"])
+    assert manager.table.wanted() == [A0]
+    manager.table.may_probe(A0)
+    assert manager.table.wanted() == [], "a batch waits for it"
+    manager.table.now_ms = 2_000.0
+    assert manager.table.wanted() == [], "that was long ago"
 
 
 def test_what_failed_before_a_mute_ended_says_nothing_more(

@@ -238,8 +238,8 @@ def test_muted_partitions_with_rows_are_named_some_of_many_and_again_when_they_c
     partitions: list[TopicPartition] = [TopicPartition("t", number) for number in range(500)]
     bench.mute(*partitions[:450])
     for one in partitions[:300]:
-        bench.task.manager.local.may_probe(one)
-    bench.task.gate.local.note_free_rows(["t"])
+        bench.task.manager.table.may_probe(one)
+    bench.task.gate.table.note_free_rows(["t"])
     (found,) = bench.said(600.0)
     assert isinstance(found, Waiting)
     assert len(found.held) == len(found.acceptable) == MAX_WAITING
@@ -255,12 +255,12 @@ def test_what_is_unmuted_one_after_the_other_is_not_said_each_time() -> None:
     partitions: list[TopicPartition] = [TopicPartition("t", number) for number in range(500)]
     bench.mute(*partitions)
     for one in partitions:
-        bench.task.manager.local.may_probe(one)
+        bench.task.manager.table.may_probe(one)
     said, most = bench.said(600.0), 0
     assert [type(one) for one in said] == [Waiting]
     for start in range(0, 450, 10):
         for one in partitions:
-            bench.task.manager.local.may_probe(one)
+            bench.task.manager.table.may_probe(one)
         bench.tell(Mutes(False, (), tuple(partitions[start : start + 10]), 1))
         most = max(most, len(found := bench.said(300.0)))
         said += found

@@ -68,7 +68,7 @@ def test_requests_that_a_quota_holds_back_are_no_silence() -> None:
     assert bench.until_muted(1, 3_300) >= 3_300
     bench.answer(P0)
     bench.answer(P0)
-    assert not bench.manager.local.own_trips
+    assert not bench.manager.table.own_trips
     # Once the time is over, silence is silence again.
     bench.send(P0)
     assert 500 < bench.until_muted(1, 5_000) < 700
@@ -135,7 +135,7 @@ def test_a_pause_of_the_client_while_requests_are_out_is_no_silence(pause: float
     bench.answer(P0)
     bench.now += 60
     run_pass(bench.gate, bench.now)
-    assert not bench.manager.local.own_trips
+    assert not bench.manager.table.own_trips
 
 
 def test_each_request_counts_from_its_own_time() -> None:
@@ -150,7 +150,7 @@ def test_each_request_counts_from_its_own_time() -> None:
         bench.until_muted(1, 100)
         bench.answer(P0)
         assert bench.now - start < 250
-    assert not bench.manager.local.own_trips
+    assert not bench.manager.table.own_trips
 
 
 def test_what_failed_in_a_silence_mutes_nothing_that_is_back() -> None:
@@ -190,14 +190,14 @@ def test_a_trial_ends_when_a_batch_waits_that_cannot_be_sent() -> None:
     bench.manager.mute(P0, "failing")
     bench.now = 4_000.0
     assert P0 not in run_pass(bench.gate, bench.now), "no batch waits: new rows may come"
-    bench.gate.local.note_waiting([P0])
+    bench.gate.table.note_waiting([P0])
     for _ in range(20):
         bench.now += 500
         assert P0 in run_pass(bench.gate, bench.now)
-        assert bench.gate.local.may_probe(P0), "it is the probe, once the broker takes it"
+        assert bench.gate.table.may_probe(P0), "it is the probe, once the broker takes it"
     bench.send(P0)
     run_pass(bench.gate, bench.now)
-    assert not bench.gate.local.may_probe(P0)
+    assert not bench.gate.table.may_probe(P0)
 
 
 def test_there_is_no_trial_while_a_response_is_awaited() -> None:
@@ -218,5 +218,5 @@ def test_waiting_for_a_healthy_partition_means_nothing() -> None:
     bench = Bench()
     bench.manager.mute(1, "silent")
     run_pass(bench.gate, bench.now)
-    bench.gate.local.note_waiting([P1])
-    assert bench.manager.local.held() == []
+    bench.gate.table.note_waiting([P1])
+    assert bench.manager.table.held() == []

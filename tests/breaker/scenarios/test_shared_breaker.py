@@ -18,8 +18,8 @@ def test_a_mute_by_one_task_holds_for_all_and_its_response_unmutes_for_all() -> 
     job.run(100)
     assert job.mutes() == [{1}] * 8
     assert all("no response to 1 request(s)" in (t.gate.explain(P0) or "") for t in job.tasks)
-    assert [task.manager.local.own_trips for task in job.tasks] == [1] + [0] * 7
-    assert [task.manager.local.muted_count for task in job.tasks] == [1] * 8
+    assert [task.manager.table.own_trips for task in job.tasks] == [1] + [0] * 7
+    assert [task.manager.table.muted_count for task in job.tasks] == [1] * 8
     job.tasks[0].answer(P0)
     job.run(600)
     assert job.mutes() == [set()] * 8
@@ -113,7 +113,7 @@ def test_a_partitions_trial_goes_to_the_task_that_has_rows() -> None:
     assert job.tasks[29].muted() == {P0}
     busy, muted = job.tasks[20], job.now
     while P0 in busy.gate.mutes:
-        busy.gate.local.note_free_rows(["t"])
+        busy.gate.table.note_free_rows(["t"])
         job.step()
         assert job.now < muted + 2 * INTERVAL + 600
     assert all(P0 in task.gate.mutes for task in job.tasks if task is not busy)

@@ -167,7 +167,7 @@ def test_one_tasks_bad_network_does_not_make_all_mute_and_unmute() -> None:
                 rested[task.number] += bool(task.muted())
     assert rested[1] == rested[2] == 0
     assert rested[0] > 1_600
-    assert lonely.manager.local.own_trips <= 3
+    assert lonely.manager.table.own_trips <= 3
 
 
 def test_a_permit_does_not_outlive_its_connection() -> None:
@@ -177,12 +177,12 @@ def test_a_permit_does_not_outlive_its_connection() -> None:
     tell(task, added={P0: "x"})
     deliver(task.exchange, Probe((P0,), False, 2_000.0), job.now)
     task.run_pass()
-    assert task.gate.local.may_probe(P0)
+    assert task.gate.table.may_probe(P0)
     task.exchange.on_lost(job.now)
     task.exchange.on_connected(job.now)
     tell(task, whole=True, added={P0: "x"})
     task.run_pass()
-    assert not task.gate.local.may_probe(P0), "perhaps it is another task's by now"
+    assert not task.gate.table.may_probe(P0), "perhaps it is another task's by now"
 
 
 def test_one_task_warns_of_a_mute_and_each_logs_it_once(caplog: pytest.LogCaptureFixture) -> None:
