@@ -55,21 +55,18 @@ class LoginRequest:
     body: Buffer
 
 
-@dataclass(frozen=True, slots=True)
-class LoggedIn:
-    """The login is over; ``session_ms`` as in AuthenticateResponse."""
-
-    session_ms: int
-
-
 class Login:
-    """One login on one connection. Raises AuthenticationError, which names broker and mechanism."""
+    """One login on one connection. Raises AuthenticationError, which names broker and mechanism.
+
+    ``session_ms``: of the login that is over; 0 for one without an end.
+    """
 
     def __init__(self, exchange: SaslExchange, name: str, versions: dict[int, tuple[int, int]]) -> None:
         self._exchange = exchange
         self._name = name
         self._versions = versions
         self._rounds = 0
+        self.session_ms = 0
 
     def begin(self) -> LoginRequest:
         version = self._version(SASL_HANDSHAKE)
@@ -78,7 +75,8 @@ class Login:
         request.text(self._exchange.mechanism)
         return LoginRequest(SASL_HANDSHAKE, version, request.finished())
 
-    def on_response(self, response: HandshakeResponse | AuthenticateResponse) -> LoginRequest | LoggedIn:
+    def on_response(self, response: HandshakeResponse | AuthenticateResponse) -> LoginRequest | None:
+        """The next request; None where the login is over."""
         if isinstance(response, HandshakeResponse):
             self._check_handshake(response)
             return self._authenticate(self._exchange.first())
@@ -89,7 +87,8 @@ class Login:
         except AuthenticationError as error:
             problem = str(error)
         else:
-            return LoggedIn(response.session_ms) if following is None else self._authenticate(following)
+            self.session_ms = response.session_ms
+            return None if following is None else self._authenticate(following)
         raise AuthenticationError(f"login at {self._name} failed: {problem}")
 
     def _version(self, api: int) -> int:

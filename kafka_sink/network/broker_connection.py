@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from concurrent.futures import Future
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -12,14 +13,14 @@ from kafka_sink.clock import ExponentialBackoff
 from kafka_sink.model import Node
 from kafka_sink.network.apis import common_version
 from kafka_sink.network.broker_protocol import BrokerProtocol, CompletedRequest, Phase, Request
-from kafka_sink.network.transport import Lookup, PlaintextTransport, SocketAddress, Transport, start_lookup
+from kafka_sink.network.transport import PlaintextTransport, SocketAddress, Transport, start_lookup
 from kafka_sink.security.settings import SecuritySettings
 
 if TYPE_CHECKING:
     import ssl
 
     from kafka_sink.options import SinkOptions
-    from kafka_sink.security.sasl import Preparation, SaslExchange, Security
+    from kafka_sink.security.sasl import Prepared, SaslExchange, Security
 
 _CANONICAL = "resolve_canonical_bootstrap_servers_only"
 
@@ -96,7 +97,7 @@ class BrokerConnection:
         random: Callable[[], float],
         notify: Callable[[], None],
         security: Security | None = None,
-        lookup: Callable[[str, int, bool, Callable[[], None]], Lookup] = start_lookup,
+        lookup: Callable[[str, int, bool, Callable[[], None]], Future[list[SocketAddress]]] = start_lookup,
         plaintext: Callable[[SocketAddress, SinkOptions], Transport] = PlaintextTransport,
     ) -> None:
         self.node = node
@@ -122,7 +123,7 @@ class BrokerConnection:
         self._security = security
         self._settings = SecuritySettings() if security is None else security.settings
         # The login or TLS context that another thread prepares.
-        self.preparation: Preparation | None = None
+        self.preparation: Future[Prepared] | None = None
         # APIs of whose trailing bytes there was a warning.
         self._trailing: set[int] = set()
         # Made anew for each attempt to connect.
@@ -130,7 +131,7 @@ class BrokerConnection:
         self._renew_at_ms = math.inf
         self._session_end_ms = math.inf
         self._heard_since_ready = False
-        self._lookup: Lookup | None = None
+        self._lookup: Future[list[SocketAddress]] | None = None
         self._addresses: list[SocketAddress] = []
         self._failures = 0
         self._setup_deadline_ms = math.inf
@@ -173,20 +174,17 @@ class BrokerConnection:
 
     def resolved(self) -> None:
         lookup = self._lookup
-        if self.state is not ConnectionState.RESOLVING or lookup is None or not lookup.done:
-            return
-        self._lookup = None
-        if lookup.error is not None:
-            raise lookup.error
-        self._addresses = list(lookup.addresses)
-        self._prepare()
+        if self.state is ConnectionState.RESOLVING and lookup is not None and lookup.done():
+            self._lookup = None
+            self._addresses = list(lookup.result())
+            self._prepare()
 
     def _prepare(self) -> None:
         if self._security is None:
             self._connect(None)
             return
         self.move_to(ConnectionState.PREPARING)
-        if self.preparation is None or self.preparation.done:
+        if self.preparation is None or self.preparation.done():
             # The result of an earlier attempt may be out of date.
             self.preparation = self._security.begin(self.node.host, self._notify)
         self.prepared()
@@ -195,13 +193,11 @@ class BrokerConnection:
         """Continue if TLS context and credentials are available. Raises AuthenticationError or OSError if
         preparing them failed."""
         preparation = self.preparation
-        if self.state is not ConnectionState.PREPARING or preparation is None or not preparation.done:
-            return
-        self.preparation = None
-        if preparation.error is not None:
-            raise preparation.error
-        self.protocol = self._new_protocol(preparation.exchange)
-        self._connect(preparation.context)
+        if self.state is ConnectionState.PREPARING and preparation is not None and preparation.done():
+            self.preparation = None
+            context, exchange = preparation.result()
+            self.protocol = self._new_protocol(exchange)
+            self._connect(context)
 
     def _connect(self, context: ssl.SSLContext | None) -> None:
         address = self._addresses.pop(0)
@@ -365,14 +361,15 @@ class BrokerConnection:
             return
         if self.preparation is None:
             self.preparation = self._security.begin(self.node.host, self._notify)
-        if not self.preparation.done:
+        if not self.preparation.done():
             return
         preparation, self.preparation = self.preparation, None
-        if preparation.error is not None or preparation.exchange is None:
+        exchange = None if preparation.exception() else preparation.result()[1]
+        if exchange is None:
             self._renew_at_ms = now_ms + _RENEW_AGAIN_MS
             return
         self._renew_at_ms = math.inf
-        self.protocol.log_in_again(preparation.exchange, now_ms)
+        self.protocol.log_in_again(exchange, now_ms)
         self.move_to(ConnectionState.REAUTHENTICATING)
 
     # -- timeouts and closing -----------------------------------------------------------------------

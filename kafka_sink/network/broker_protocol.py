@@ -275,13 +275,11 @@ class BrokerProtocol:
         self._ask(request.api_key, request.api_version, request.body, self._on_login_response, now_ms)
 
     def _on_login_response(self, response: Any, now_ms: float) -> None:
-        from kafka_sink.network.authentication import LoggedIn
-
         assert self._login is not None
         following = self._login.on_response(response)
-        if isinstance(following, LoggedIn):
+        if following is None:
+            self.session_ms = self._login.session_ms
             self._exchange = self._login = None
-            self.session_ms = following.session_ms
             self.phase = Phase.READY
             return
         self._ask_for_login(following, now_ms)

@@ -14,6 +14,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Protocol
 
 from kafka_sink.network.wire import Buffer
@@ -136,15 +137,6 @@ class PlaintextTransport:
         self._socket.close()
 
 
-class Lookup:
-    """A running look-up. ``done`` is set last, after ``addresses`` or ``error``."""
-
-    def __init__(self) -> None:
-        self.done = False
-        self.addresses: list[SocketAddress] = []
-        self.error: OSError | None = None
-
-
 def resolve_host(host: str, port: int, flags: int) -> list[SocketAddress]:
     """A host's addresses, with getaddrinfo's flags. Raises OSError."""
     if "\0" in host:
@@ -161,39 +153,35 @@ def resolve_host(host: str, port: int, flags: int) -> list[SocketAddress]:
 
 def start_lookup(
     host: str, port: int, canonical: bool, notify: Callable[[], None], resolve: Resolver = resolve_host
-) -> Lookup:
-    """Start to resolve a name; another thread calls ``notify`` at the end.
+) -> Future[list[SocketAddress]]:
+    """Start to resolve a name, which has one address or more; another thread calls ``notify`` at the end.
 
     The look-up of a numeric address is done on return. ``canonical`` resolves the host's canonical name
     instead (client.dns.lookup=resolve_canonical_bootstrap_servers_only).
     """
-    lookup = Lookup()
+    lookup: Future[list[SocketAddress]] = Future()
     try:
-        lookup.addresses = resolve(host, port, socket.AI_NUMERICHOST)
-        lookup.done = True
+        lookup.set_result(resolve(host, port, socket.AI_NUMERICHOST))
         return lookup
     except OSError:
         pass  # a name
-    arguments = (lookup, host, port, canonical, notify, resolve)
-    threading.Thread(target=_run, args=arguments, name=f"kafka-chunked-dns-{host}", daemon=True).start()
-    return lookup
 
-
-def _run(
-    lookup: Lookup, host: str, port: int, canonical: bool, notify: Callable[[], None], resolve: Resolver
-) -> None:
-    try:
-        found = resolve(_canonical_name(host, port) if canonical else host, port, 0)
-        lookup.addresses = found
-        if not found:
-            lookup.error = OSError(f"{host} has no address")
-    except OSError as error:
-        lookup.error = OSError(f"cannot resolve {host}: {error}")
-    except UnicodeError as error:  # a label that is empty or longer than 63 characters
-        lookup.error = OSError(f"{host!r} is not a host name: {error}")
-    finally:
-        lookup.done = True
+    def run() -> None:
+        try:
+            found = resolve(_canonical_name(host, port) if canonical else host, port, 0)
+            problem = "" if found else f"{host} has no address"
+        except UnicodeError as error:  # a label that is empty or longer than 63 characters
+            problem = f"{host!r} is not a host name: {error}"
+        except Exception as error:  # noqa: BLE001 - otherwise the connection would never be tried again
+            problem = f"cannot resolve {host}: {error}"
+        if problem:
+            lookup.set_exception(OSError(problem))
+        else:
+            lookup.set_result(found)
         notify()
+
+    threading.Thread(target=run, name=f"kafka-chunked-dns-{host}", daemon=True).start()
+    return lookup
 
 
 def _canonical_name(host: str, port: int) -> str:

@@ -15,7 +15,8 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kafka_sink.errors import AuthenticationError, KafkaSinkError
 from kafka_sink.printable import printable
@@ -215,15 +216,8 @@ def _kerberos_credentials(gssapi: Any, settings: KerberosSettings) -> Any:
     return gssapi.Credentials(name=name, usage="initiate", store=store)
 
 
-class Preparation:
-    """What a connection needs before it is made. Under way until ``done``, which is set last, after ``error``
-    or the other two."""
-
-    def __init__(self) -> None:
-        self.done = False
-        self.error: Exception | None = None
-        self.context: ssl.SSLContext | None = None
-        self.exchange: SaslExchange | None = None
+# The TLS context and the login, each where the settings ask for it.
+Prepared: TypeAlias = "tuple[ssl.SSLContext | None, SaslExchange | None]"
 
 
 class Security:
@@ -257,35 +251,24 @@ class Security:
 
             assertion_of(tokens.assertion, time.time())
 
-    def begin(self, host: str, notify: Callable[[], None]) -> Preparation:
+    def begin(self, host: str, notify: Callable[[], None]) -> Future[Prepared]:
         """Start to prepare a connection to this host; ``notify`` is called, on another thread, when it is
         done."""
-        preparation = Preparation()
-        arguments = (preparation, host, notify)
-        threading.Thread(
-            target=self._run, args=arguments, name=f"kafka-chunked-login-{host}", daemon=True
-        ).start()
+        preparation: Future[Prepared] = Future()
+
+        def run() -> None:
+            try:
+                preparation.set_result(self._prepared(host))
+            except Exception as error:  # noqa: BLE001 - otherwise the cause of a missing connection would be lost
+                preparation.set_exception(_shown(error))
+            notify()
+
+        threading.Thread(target=run, name=f"kafka-chunked-login-{host}", daemon=True).start()
         return preparation
 
-    def _run(self, preparation: Preparation, host: str, notify: Callable[[], None]) -> None:
-        try:
-            if self._contexts is not None:
-                preparation.context = self._contexts.current()
-            if self.settings.sasl is not None:
-                preparation.exchange = self._exchange(self.settings.sasl, host)
-        except KafkaSinkError as error:
-            # Executors have files, packages and roles of their own, which the driver cannot check.
-            preparation.error = AuthenticationError(f"{error} (on host {socket.gethostname()})")
-        except OSError as error:
-            # Its frames know what was sent to whom.
-            preparation.error = error.with_traceback(None)
-        except Exception as error:  # noqa: BLE001 - otherwise the cause of a missing connection would be lost
-            preparation.error = AuthenticationError(
-                f"preparing the login failed with {type(error).__name__} (on host {socket.gethostname()})"
-            )
-        finally:
-            preparation.done = True
-            notify()
+    def _prepared(self, host: str) -> Prepared:
+        context = None if self._contexts is None else self._contexts.current()
+        return context, None if self.settings.sasl is None else self._exchange(self.settings.sasl, host)
 
     def _exchange(self, settings: SaslSettings, host: str) -> SaslExchange:
         """A login at one broker. Blocks while a token, a ticket or AWS credentials are fetched. Raises
@@ -307,3 +290,15 @@ class Security:
         if mechanism == "PLAIN":
             return SaslExchange(mechanism, plain(settings.username, settings.password))
         return SaslExchange(mechanism, scram(mechanism, settings.username, settings.password))
+
+
+def _shown(error: Exception) -> Exception:
+    """What may be told of an error. Executors have files, packages and roles of their own, which the driver
+    cannot check."""
+    where = f"(on host {socket.gethostname()})"
+    if isinstance(error, KafkaSinkError):
+        return AuthenticationError(f"{error} {where}")
+    if isinstance(error, OSError):
+        # Its frames know what was sent to whom.
+        return error.with_traceback(None)
+    return AuthenticationError(f"preparing the login failed with {type(error).__name__} {where}")

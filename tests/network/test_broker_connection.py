@@ -7,6 +7,7 @@ import itertools
 import math
 import socket
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
@@ -16,10 +17,10 @@ from kafka_sink.errors import AuthenticationError
 from kafka_sink.model import Node
 from kafka_sink.network.broker_connection import BrokerConnection, ConnectionState, RequestTimeoutError
 from kafka_sink.network.broker_protocol import Phase
-from kafka_sink.network.transport import Lookup, start_lookup
+from kafka_sink.network.transport import SocketAddress, start_lookup
 from kafka_sink.network.wire import Buffer
 from kafka_sink.secret import Secret
-from kafka_sink.security.sasl import Preparation, Security
+from kafka_sink.security.sasl import Prepared, Security
 from kafka_sink.security.settings import SaslSettings, SecuritySettings
 from tests.support.login_broker import SECRET, Broker, plain
 from tests.support.network_harness import OPTIONS, batch, metadata_request, produce_request
@@ -235,9 +236,9 @@ def test_a_request_without_a_response_is_a_use_when_it_is_written() -> None:
 def test_only_bootstrap_addresses_are_looked_up_by_their_canonical_name() -> None:
     asked: list[bool] = []
 
-    def start(*arguments: Any) -> Lookup:
+    def start(*arguments: Any) -> Future[list[SocketAddress]]:
         asked.append(arguments[2])
-        return Lookup()
+        return Future()
 
     canonical = "resolve_canonical_bootstrap_servers_only"
     for node, lookup in ((-1, canonical), (-1, "use_all_dns_ips"), (3, canonical)):
@@ -287,17 +288,17 @@ class Stub(Security):
     def __init__(self, session_ms: int = SESSION_MS) -> None:
         super().__init__(SASL)
         self.broker = Broker(session_ms=session_ms)
-        self.begun: list[Preparation] = []
+        self.begun: list[Future[Prepared]] = []
 
-    def begin(self, host: str, notify: Callable[[], None]) -> Preparation:
-        self.begun.append(Preparation())
+    def begin(self, host: str, notify: Callable[[], None]) -> Future[Prepared]:
+        self.begun.append(Future())
         return self.begun[-1]
 
     def end(self, error: Exception | None = None) -> None:
-        last = self.begun[-1]
-        last.error = error
-        last.exchange = None if error else plain()
-        last.done = True
+        if error:
+            self.begun[-1].set_exception(error)
+        else:
+            self.begun[-1].set_result((None, plain()))
 
 
 def connection(security: Stub) -> BrokerConnection:

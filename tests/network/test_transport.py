@@ -8,17 +8,12 @@ import select
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
 
-from kafka_sink.network.transport import (
-    Lookup,
-    PlaintextTransport,
-    SocketAddress,
-    resolve_host,
-    start_lookup,
-)
+from kafka_sink.network.transport import PlaintextTransport, SocketAddress, resolve_host, start_lookup
 from tests.support.network_harness import OPTIONS
 
 
@@ -115,11 +110,14 @@ def test_an_address_of_no_family_leaves_no_socket_behind() -> None:
 Resolver = Callable[[str, int, int], list[SocketAddress]]
 
 
-def finished(host: str, canonical: bool = False, resolve: Resolver = resolve_host) -> Lookup:
-    """Waits for it."""
+def finished(
+    host: str, canonical: bool = False, resolve: Resolver = resolve_host
+) -> Future[list[SocketAddress]]:
+    """Waits for it, and for the call."""
     done = threading.Event()
     lookup = start_lookup(host, 9092, canonical, done.set, resolve)
-    assert lookup.done or done.wait(20)
+    assert lookup.done() or done.wait(20)
+    assert lookup.done()
     return lookup
 
 
@@ -127,22 +125,19 @@ def finished(host: str, canonical: bool = False, resolve: Resolver = resolve_hos
 def test_a_numeric_address_is_done_at_once_without_a_thread(host: str, family: int) -> None:
     before = set(threading.enumerate())
     lookup = start_lookup(host, 9092, False, lambda: None)
-    assert lookup.done
-    assert [(f, address[:2]) for f, address in lookup.addresses] == [(family, (host, 9092))]
+    assert lookup.done()
+    assert [(f, address[:2]) for f, address in lookup.result()] == [(family, (host, 9092))]
     assert set(threading.enumerate()) <= before
 
 
 def test_a_name_is_looked_up_elsewhere_and_told() -> None:
-    lookup = finished("localhost")
-    assert lookup.error is None
-    assert {address[0] for _, address in lookup.addresses} <= {"127.0.0.1", "::1"}
-    assert lookup.addresses
+    found = finished("localhost").result()
+    assert found
+    assert {address[0] for _, address in found} <= {"127.0.0.1", "::1"}
     # A name with a zero byte is not another name, and an empty label crashes nothing.
     for host in ("localhost\0.evil.test", "127.0.0.1\0x"):
-        lookup = finished(host)
-        assert lookup.addresses == []
-        assert "zero byte" in str(lookup.error)
-    assert finished("a..b").error is not None
+        assert "zero byte" in str(finished(host).exception())
+    assert isinstance(finished("a..b").exception(), OSError)
 
 
 @pytest.mark.parametrize(
@@ -151,6 +146,7 @@ def test_a_name_is_looked_up_elsewhere_and_told() -> None:
         (socket.gaierror(-2, "Name or service not known"), "cannot resolve nowhere: .*not known"),
         (UnicodeError("label too long"), "'nowhere' is not a host name"),
         (None, "nowhere has no address"),
+        (MemoryError("none left"), "cannot resolve nowhere: none left"),
     ],
 )
 def test_failures_become_errors(problem: Exception | None, text: str) -> None:
@@ -161,10 +157,8 @@ def test_failures_become_errors(problem: Exception | None, text: str) -> None:
             raise problem
         return []
 
-    lookup = finished("nowhere", resolve=resolve)
-    assert lookup.addresses == []
     with pytest.raises(OSError, match=text):
-        raise lookup.error or AssertionError("no error")
+        finished("nowhere", resolve=resolve).result()
 
 
 def test_the_canonical_name_is_what_is_connected_to(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,5 +173,5 @@ def test_the_canonical_name_is_what_is_connected_to(monkeypatch: pytest.MonkeyPa
         return [(socket.AF_INET, 1, 6, "real.example", one) for one in places]
 
     monkeypatch.setattr("kafka_sink.network.transport.socket.getaddrinfo", getaddrinfo)
-    assert [address for _, address in finished("alias", canonical=True).addresses] == places
+    assert [address for _, address in finished("alias", canonical=True).result()] == places
     assert asked == [("alias", socket.AI_CANONNAME), ("real.example", 0)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import socket
 import threading
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -18,7 +19,7 @@ from kafka.net.sasl.scram import ScramClient
 from kafka_sink.errors import AuthenticationError
 from kafka_sink.secret import Secret
 from kafka_sink.security import sasl
-from kafka_sink.security.sasl import Preparation, SaslExchange, Security
+from kafka_sink.security.sasl import Prepared, SaslExchange, Security
 from kafka_sink.security.settings import (
     KerberosSettings,
     SaslSettings,
@@ -142,20 +143,20 @@ def test_kerberos(steps: int, modules: Modules) -> None:
 # -- preparations end with a context and an exchange, or with an error that says on which host ---------
 
 
-def prepared(login: SaslSettings | None = None, tls: TlsSettings | None = None) -> Preparation:
+def prepared(login: SaslSettings | None = None, tls: TlsSettings | None = None) -> Future[Prepared]:
     ended = threading.Event()
     settings = SecuritySettings("SASL_PLAINTEXT" if login else "SSL", tls, login)
     preparation = Security(settings).begin("broker.test", ended.set)
     assert ended.wait(20)
-    assert preparation.done
+    assert preparation.done()
     return preparation
 
 
 def refused(login: SaslSettings | None = None, tls: TlsSettings | None = None) -> str:
     """What the preparation's final error says."""
-    found = prepared(login, tls)
-    assert isinstance(found.error, AuthenticationError)
-    return str(found.error)
+    error = prepared(login, tls).exception()
+    assert isinstance(error, AuthenticationError)
+    return str(error)
 
 
 KERBEROS = SaslSettings("GSSAPI", kerberos=KerberosSettings("kafka"))
@@ -163,12 +164,11 @@ KERBEROS = SaslSettings("GSSAPI", kerberos=KerberosSettings("kafka"))
 
 def test_passwords_are_prepared() -> None:
     for mechanism in ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"):
-        found = prepared(SaslSettings(mechanism, "u", Secret("p")))
-        assert found.error is None
-        assert found.context is None
-        assert found.exchange is not None
-        assert found.exchange.mechanism == mechanism
-        assert "p" not in repr(found.exchange).replace("SaslExchange", "")
+        context, exchange = prepared(SaslSettings(mechanism, "u", Secret("p"))).result()
+        assert context is None
+        assert exchange is not None
+        assert exchange.mechanism == mechanism
+        assert "p" not in repr(exchange).replace("SaslExchange", "")
 
 
 def test_what_this_host_lacks_is_said_with_its_name() -> None:
@@ -186,10 +186,10 @@ def test_an_endpoint_that_is_away_is_no_final_error_and_carries_no_frames() -> N
     tokens = TokenSettings(
         url="http://127.0.0.1:1/", client_id="c", client_secret=Secret("s"), retry_backoff_s=0.0
     )
-    found = prepared(SaslSettings("OAUTHBEARER", tokens=tokens))
-    assert isinstance(found.error, TokenUnavailableError)
-    assert found.error.__traceback__ is None
-    assert found.error.__context__ is None
+    error = prepared(SaslSettings("OAUTHBEARER", tokens=tokens)).exception()
+    assert isinstance(error, TokenUnavailableError)
+    assert error.__traceback__ is None
+    assert error.__context__ is None
 
 
 def test_a_bug_in_preparing_ends_it_with_its_class_alone(modules: Modules) -> None:
