@@ -133,20 +133,14 @@ def _part(found: Mapping[str, Any], name: str) -> Any:
     return found[name]
 
 
-def derived(columns: Iterable[pa.Field], record_name: str) -> str:
-    """The schema of a record with these columns, as JSON.
+def derived(field: pa.Field, record_name: str) -> str:
+    """The schema of a column of any type, as JSON. A struct is a record of that name.
 
     Types and names are those of Spark's ``to_avro``, with two differences for schemas that evolve: a column
     that may be null is a union that begins with null, and has the default null, so that a new column keeps
     the schema compatible; a decimal is bytes, as Kafka Connect and ksqlDB have it. Raises SchemaError, naming
     the column.
     """
-    namespace, _, name = record_name.rpartition(".")
-    return json.dumps(_record(columns, name, namespace, ""), separators=(",", ":"))
-
-
-def derived_type(field: pa.Field, record_name: str) -> str:
-    """The schema of a column of any type. A struct is a record of that name."""
     namespace, _, name = record_name.rpartition(".")
     return json.dumps(_derived(field.type, name, namespace, field.name), separators=(",", ":"))
 

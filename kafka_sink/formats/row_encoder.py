@@ -318,7 +318,7 @@ def derived_schema(format_name: str, field: pa.Field, record_name: str) -> Schem
     if format_name == "avro":
         from kafka_sink.formats import avro_schema
 
-        return Schema("AVRO", avro_schema.derived_type(field, record_name))
+        return Schema("AVRO", avro_schema.derived(field, record_name))
     if format_name == "json":
         from kafka_sink.formats import json_schema
 

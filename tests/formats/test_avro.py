@@ -37,7 +37,7 @@ def _encoded(schema: str, column: pa.Array) -> list[bytes]:
 @given(tables())
 def test_bytes_are_fastavros(table: tuple[pa.StructArray, list[dict[str, Any]]]) -> None:
     column, rows = table
-    schema = avro_schema.derived(list(column.type), "com.example.Row")
+    schema = avro_schema.derived(pa.field("", column.type), "com.example.Row")
     assert _encoded(schema, column) == _by_fastavro(schema, rows)
 
 

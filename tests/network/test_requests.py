@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import uuid
+from functools import partial
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ from kafka_sink.network.requests import (
 )
 from tests.support.fake_state import framed
 from tests.support.response_checks import every_version
-from tests.support.schema_requests import LONG, each, encoded
+from tests.support.schema_requests import LONG, same
 
 _Topic = MetadataResponse.MetadataResponseTopic
 _Partition = _Topic.MetadataResponsePartition
@@ -43,32 +44,24 @@ def test_headers() -> None:
             assert encode_header(api_key, version, 77, client_id) == expected, (api_key, version)
 
 
-def test_api_versions() -> None:
+def test_bodies() -> None:
     fields = {"client_software_name": "kafka-chunked", "client_software_version": "1.2"}
-    for version in every_version(apis.API_VERSIONS):
-        assert encode_api_versions(version, "1.2") == encoded(ApiVersionsRequest, version, **fields)
-
-
-@each(apis.METADATA)
-def test_metadata(version: int) -> None:
+    same(apis.API_VERSIONS, lambda version: encode_api_versions(version, "1.2"), ApiVersionsRequest, **fields)
     flags = (False, True)
     for names, create, operations in itertools.product([(), ("t", LONG)], flags, flags):
-        assert encode_metadata(version, names, create, operations) == encoded(
+        same(
+            apis.METADATA,
+            partial(encode_metadata, topics=names, allow_auto_create=create, operations=operations),
             MetadataRequest,
-            version,
             topics=[MetadataRequest.MetadataRequestTopic(topic_id=None, name=name) for name in names],
             allow_auto_topic_creation=create,
             include_cluster_authorized_operations=False,
             include_topic_authorized_operations=operations,
         )
-
-
-@each(apis.INIT_PRODUCER_ID)
-def test_init_producer_id(version: int) -> None:
     of = {"transaction_timeout_ms": 9, "producer_id": 2**40, "producer_epoch": 5}
     for name in (None, "", LONG):
-        expected = encoded(InitProducerIdRequest, version, transactional_id=name, **of)
-        assert encode_init_producer_id(version, 2**40, 5, name, 9) == expected
+        ours = partial(encode_init_producer_id, transactional_id=name, **of)
+        same(apis.INIT_PRODUCER_ID, ours, InitProducerIdRequest, transactional_id=name, **of)
 
 
 @pytest.mark.parametrize(("producer_id", "epoch"), [(-1, 0), (-(2**63) + 1000, 0), (8, -1)])

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
-
-import pytest
 
 from kafka_sink.model import TopicPartition
 from tests.support.response_checks import every_version
@@ -14,11 +13,8 @@ LONG = "töpic" * 40
 PARTITIONS = [TopicPartition(LONG, 3), TopicPartition("t", 0), TopicPartition(LONG, 2**31 - 1)]
 
 
-def encoded(request: Any, version: int, **fields: Any) -> bytes:
-    """The request's body by kafka-python's class for it."""
-    return bytes(request(version=version, **fields).encode(version=version))
-
-
-def each(api_key: int) -> pytest.MarkDecorator:
-    """A test for each version of the API that this client writes."""
-    return pytest.mark.parametrize("version", every_version(api_key))
+def same(api: int, ours: Callable[[int], bytes | memoryview], theirs: Any, **fields: Any) -> None:
+    """In each version that this client writes. Elements of lists are tuples, in the schema's order."""
+    for version in every_version(api):
+        expected = bytes(theirs(version=version, **fields).encode(version=version))
+        assert bytes(ours(version)) == expected, version
