@@ -116,11 +116,16 @@ def batch(count: int, *, producer_id: int = -1, sequence: int = -1, value: bytes
 
 
 def produce_request(
-    data: bytes, *, topic: str = "t", partition: int = 0, version: int = 12, acks: int = -1
+    data: bytes,
+    *,
+    topic: str = "t",
+    partition: int = 0,
+    version: int = 12,
+    acks: int = -1,
+    topic_id: bytes | None = None,
 ) -> Request:
-    body = produce.produce_body(
-        version, acks, 30_000, None, [(topic, None, [(partition, [memoryview(data)], len(data))])]
-    )
+    rows = [(topic, topic_id, [(partition, [memoryview(data)], len(data))])]
+    body = produce.produce_body(version, acks, 30_000, None, rows)
     return request(apis.PRODUCE, version, list(body), expects_response=acks != 0)
 
 

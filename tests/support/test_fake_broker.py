@@ -1,61 +1,30 @@
-"""The fake broker against an independent client (kafka-python's codecs on a plain socket)."""
+"""The fake broker, asked by this package's client, and by librdkafka as an independent one."""
 
 from __future__ import annotations
 
-import socket
 import time
-import uuid
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from confluent_kafka import Producer
-from kafka.protocol.metadata import ApiVersionsRequest, ApiVersionsResponse, MetadataRequest, MetadataResponse
-from kafka.protocol.producer import (
-    InitProducerIdRequest,
-    InitProducerIdResponse,
-    ProduceRequest,
-    ProduceResponse,
-)
 
+from kafka_sink.network import apis, requests
+from kafka_sink.network.broker_protocol import Request
+from kafka_sink.network.produce import ProducePartitionResponse
 from tests.support.fake_broker import API_VERSIONS, METADATA, PRODUCE, FakeCluster
 from tests.support.fake_replies import Refuse, Reply, error
-from tests.support.network_harness import batch
-
-RESPONSES = {
-    ProduceRequest: ProduceResponse,
-    MetadataRequest: MetadataResponse,
-    ApiVersionsRequest: ApiVersionsResponse,
-    InitProducerIdRequest: InitProducerIdResponse,
-}
-
-
-class PlainClient:
-    def __init__(self, cluster: FakeCluster, node_id: int = 0) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", cluster.port(node_id)), timeout=10)
-        self.correlation = 0
-
-    def send(self, request: Any) -> None:
-        self.correlation += 1
-        request.with_header(correlation_id=self.correlation, client_id="plain")
-        self.socket.sendall(request.encode(header=True, framed=True))
-
-    def read(self, count: int) -> bytes:
-        """So many bytes, or what comes before the end."""
-        data = b""
-        while len(data) < count:
-            piece = self.socket.recv(count - len(data))
-            if not piece:
-                break
-            data += piece
-        return data
-
-    def ask(self, request: Any) -> Any:
-        self.send(request)
-        size = int.from_bytes(self.read(4), "big")
-        response = RESPONSES[type(request)].decode(self.read(size), version=request.version, header=True)
-        assert response.header.correlation_id == self.correlation
-        return response
+from tests.support.network_harness import (
+    Disconnected,
+    Driver,
+    Failed,
+    Responded,
+    batch,
+    metadata_request,
+    produce_request,
+    request,
+)
+from tests.support.response_checks import every_version
 
 
 @pytest.fixture
@@ -66,169 +35,133 @@ def cluster() -> Iterator[FakeCluster]:
 
 
 @pytest.fixture
-def client(cluster: FakeCluster) -> Iterator[PlainClient]:
-    one = PlainClient(cluster)
-    yield one
-    one.socket.close()
+def driver(cluster: FakeCluster) -> Iterator[Driver]:
+    with Driver(cluster.bootstrap_servers) as one:
+        one.connect(-1)
+        one.connect(-2)
+        yield one
 
 
-def produce(
-    data: bytes, partition: int = 0, *, topic: str = "t", version: int = 11, acks: int = -1, id: Any = None
-) -> Any:
-    row = ProduceRequest.TopicProduceData.PartitionProduceData(index=partition, records=data)
-    topic_data = ProduceRequest.TopicProduceData(name=topic, topic_id=id, partition_data=[row])
-    return ProduceRequest(version=version, acks=acks, timeout_ms=1000, topic_data=[topic_data])
+def ask(driver: Driver, asked: Request, node_id: int = -1) -> Any:
+    """The response of broker 0, or of broker 1 (-2)."""
+    driver.events.clear()
+    driver.send(asked, node_id, name=asked)
+    return driver.event(Responded, asked).response
 
 
-def only(response: Any) -> Any:
-    return response.responses[0].partition_responses[0]
+def produced(driver: Driver, data: bytes, **more: Any) -> ProducePartitionResponse:
+    (partition,) = ask(driver, produce_request(data, **more)).partitions
+    assert isinstance(partition, ProducePartitionResponse)
+    return partition
 
 
-def metadata(*names: str, version: int = 12) -> Any:
-    rows = [MetadataRequest.MetadataRequestTopic(name=name, topic_id=None) for name in names]
-    return MetadataRequest(version=version, topics=rows)
+def topic_in(driver: Driver) -> Any:
+    (topic,) = ask(driver, metadata_request("t")).update.topics
+    return topic
 
 
-def test_api_versions_of_every_version(client: PlainClient) -> None:
-    for version in range(5):
-        response = client.ask(
-            ApiVersionsRequest(version=version, client_software_name="x", client_software_version="1")
-        )
-        ranges = {row.api_key: (row.min_version, row.max_version) for row in response.api_keys}
-        assert ranges == {0: (3, 13), 3: (0, 13), 18: (0, 4), 19: (2, 7), 22: (0, 6), 32: (0, 4)}, version
+def test_versions_also_of_an_older_broker(driver: Driver) -> None:
+    ranges = {0: (3, 13), 3: (0, 13), 18: (0, 4), 19: (2, 7), 22: (0, 6), 32: (0, 4)}
+    assert driver.connection().protocol.api_versions == ranges
+    with FakeCluster(versions={API_VERSIONS: (0, 2)}) as old, Driver(old.bootstrap_servers) as other:
+        other.connect()
+        assert other.connection().protocol.api_versions == {**ranges, API_VERSIONS: (0, 2)}
+        assert [one.api_version for one in old.received(API_VERSIONS)] == [0], "4 was refused"
 
 
-def test_too_new_api_versions_are_refused_in_version_0() -> None:
-    with FakeCluster(versions={API_VERSIONS: (0, 2)}) as old:
-        client = PlainClient(old)
-        client.send(ApiVersionsRequest(version=4, client_software_name="x", client_software_version="1"))
-        size = int.from_bytes(client.read(4), "big")
-        response = ApiVersionsResponse.decode(client.read(size)[4:], version=0)
-        assert response.error_code == 35
-        assert any(row.api_key == API_VERSIONS and row.max_version == 2 for row in response.api_keys)
-        client.socket.close()
-
-
-def test_metadata_of_every_version(cluster: FakeCluster, client: PlainClient) -> None:
-    for version in range(14):
-        response = client.ask(metadata("t", "none", version=version))
-        nodes = [(one.node_id, one.port) for one in response.brokers]
+def test_metadata_of_every_version(cluster: FakeCluster, driver: Driver) -> None:
+    for version in every_version(METADATA):
+        update = ask(driver, metadata_request("t", "none", version=version)).update
+        nodes = [(one.id, one.port) for one in update.nodes]
         assert nodes == [(0, cluster.port(0)), (1, cluster.port(1))], version
-        topic, missing = response.topics
-        assert [(p.partition_index, p.leader_id) for p in topic.partitions] == [(0, 0), (1, 1), (2, 0)]
-        assert (topic.error_code, missing.error_code) == (0, 3)
+        (topic,) = update.topics
+        assert [one.leader for one in topic.partitions] == [0, 1, 0]
+        assert update.errors == {"none": 3}
         assert (topic.topic_id is not None) == (version >= 10)
 
 
-def test_produce_of_every_version_appends(cluster: FakeCluster, client: PlainClient) -> None:
-    topic_id = client.ask(metadata("t")).topics[0].topic_id
-    offset = 0
-    for version in range(3, 14):
-        first = only(client.ask(produce(batch(3), version=version, id=topic_id)))
-        second = only(client.ask(produce(batch(2), version=version, id=topic_id)))
-        offsets = [(p.error_code, p.base_offset) for p in (first, second)]
-        assert offsets == [(0, offset), (0, offset + 3)], version
-        offset += 5
+def test_produce_of_every_version_appends(cluster: FakeCluster, driver: Driver) -> None:
+    topic_id, offset = topic_in(driver).topic_id, 0
+    for version in every_version(PRODUCE):
+        for count in (3, 2):
+            found = produced(driver, batch(count), version=version, topic_id=topic_id)
+            assert (found.error_code, found.base_offset) == (0, offset), version
+            offset += count
         *_, received, _ = cluster.received(PRODUCE)
-        assert (received.node_id, received.api_version, received.client_id) == (0, version, "plain")
+        assert (received.node_id, received.api_version, received.client_id) == (0, version, "test")
         assert [b.record_count for b in received.batches] == [3]
     assert [b.record_count for b in cluster.batches("t", 0)] == [3, 2] * 11
 
 
-def test_the_wrong_broker_names_the_leader(cluster: FakeCluster, client: PlainClient) -> None:
-    response = client.ask(produce(batch(1), 1))
-    assert only(response).error_code == 6
-    assert (only(response).current_leader.leader_id, only(response).current_leader.leader_epoch) == (1, 0)
-    assert [(n.node_id, n.port) for n in response.node_endpoints] == [(1, cluster.port(1))]
+def test_the_wrong_broker_names_the_leader_and_what_is_not_there_is_refused(
+    cluster: FakeCluster, driver: Driver
+) -> None:
+    response = ask(driver, produce_request(batch(1), partition=1))
+    assert (response.partitions[0].error_code, response.partitions[0].current_leader) == (6, (1, 0))
+    assert [(n.id, n.port) for n in response.node_endpoints] == [(1, cluster.port(1))]
     cluster.move_leader("t", 1, 0)
-    assert only(client.ask(produce(batch(1), 1))).error_code == 0
-    assert client.ask(metadata("t")).topics[0].partitions[1].leader_epoch == 1
-
-
-def test_what_is_not_there(cluster: FakeCluster, client: PlainClient) -> None:
-    assert only(client.ask(produce(batch(1), 9))).error_code == 3
-    assert only(client.ask(produce(batch(1), topic="gone"))).error_code == 3
-    assert only(client.ask(produce(batch(1), version=13, id=uuid.UUID(int=4)))).error_code == 100
-    before = client.ask(metadata("t")).topics[0].topic_id
+    assert produced(driver, batch(1), partition=1).error_code == 0
+    assert topic_in(driver).partitions[1].leader_epoch == 1
+    assert produced(driver, batch(1), partition=9).error_code == 3
+    assert produced(driver, batch(1), topic="gone").error_code == 3
+    assert produced(driver, batch(1), version=13, topic_id=bytes([4] * 16)).error_code == 100
+    before = topic_in(driver).topic_id
     cluster.create_topic("t", 1)
-    assert only(client.ask(produce(batch(1), version=13, id=before))).error_code == 100
+    assert produced(driver, batch(1), version=13, topic_id=before).error_code == 100
     cluster.delete_topic("t")
-    assert client.ask(metadata("t")).topics[0].error_code == 3
+    assert ask(driver, metadata_request("t")).update.errors == {"t": 3}
 
 
-def test_batches_are_checked(client: PlainClient) -> None:
+def test_batches_are_checked_and_producer_ids_are_new_each_time(driver: Driver) -> None:
     broken = bytearray(batch(1))
     broken[-1] ^= 1
-    assert only(client.ask(produce(bytes(broken)))).error_code == 2
-    assert only(client.ask(produce(batch(1, value=bytes(20_000))))).error_code == 10
-    assert only(client.ask(produce(batch(1, producer_id=1, sequence=0)))).error_code == 0
-    assert only(client.ask(produce(batch(1, producer_id=1, sequence=5)))).error_code == 45
-
-
-def test_producer_ids_are_new_each_time(client: PlainClient) -> None:
+    assert produced(driver, bytes(broken)).error_code == 2
+    assert produced(driver, batch(1, value=bytes(20_000))).error_code == 10
+    assert produced(driver, batch(1, producer_id=1, sequence=0)).error_code == 0
+    assert produced(driver, batch(1, producer_id=1, sequence=5)).error_code == 45
     ids = set()
-    for version in range(7):
-        request = InitProducerIdRequest(version=version, transactional_id=None, transaction_timeout_ms=1)
-        response = client.ask(request)
+    for version in every_version(apis.INIT_PRODUCER_ID):
+        body = [requests.encode_init_producer_id(version, -1, -1)]
+        response = ask(driver, request(apis.INIT_PRODUCER_ID, version, body))
         assert (response.error_code, response.producer_epoch) == (0, 0)
         ids.add(response.producer_id)
     assert len(ids) == 7
 
 
-def test_scripts_are_taken_one_each_and_then_all_is_well(cluster: FakeCluster, client: PlainClient) -> None:
+def test_scripts_are_taken_one_each_and_then_all_is_well(cluster: FakeCluster, driver: Driver) -> None:
     cluster.script(PRODUCE, error(19, message="few"), error(20, append=True), Reply(throttle_ms=7))
     cluster.script(PRODUCE, Reply(partition_errors={("t", 0): 7}))
-    responses = [client.ask(produce(batch(1))) for _ in range(5)]
-    assert [only(a).error_code for a in responses] == [19, 20, 0, 7, 0]
-    assert only(responses[0]).error_message == "few"
-    assert [a.throttle_time_ms for a in responses] == [0, 0, 7, 0, 0]
+    responses = [ask(driver, produce_request(batch(1))) for _ in range(5)]
+    assert [one.partitions[0].error_code for one in responses] == [19, 20, 0, 7, 0]
+    assert responses[0].partitions[0].error_message == "few"
+    assert [one.throttle_time_ms for one in responses] == [0, 0, 7, 0, 0]
     assert len(cluster.batches("t", 0)) == 3, "of 20 (after append), of throttling and the last"
-
-
-def test_scripts_of_one_broker(cluster: FakeCluster, client: PlainClient) -> None:
     cluster.script(METADATA, error(5), node_id=1)
-    assert client.ask(metadata("t")).topics[0].error_code == 0
-    other = PlainClient(cluster, 1)
-    assert other.ask(metadata("t")).topics[0].error_code == 5
-    other.socket.close()
+    assert ask(driver, metadata_request("t")).update.errors == {}
+    assert ask(driver, metadata_request("t"), -2).update.errors == {"t": 5}
 
 
-def test_a_refused_request(cluster: FakeCluster, client: PlainClient) -> None:
-    cluster.script(PRODUCE, Refuse())
-    client.send(produce(batch(4)))
-    assert client.read(1) == b""
-    assert cluster.batches("t", 0) == []
-
-
-def test_silence_and_delay(cluster: FakeCluster, client: PlainClient) -> None:
-    cluster.script(PRODUCE, Reply(silent=True), Reply(delay_ms=60))
-    client.send(produce(batch(1)))
-    client.socket.settimeout(0.05)
-    with pytest.raises(TimeoutError):
-        client.socket.recv(1)
-    client.socket.settimeout(10)
-    sent = time.monotonic()
-    client.send(produce(batch(1)))
-    assert len(client.read(4)) == 4
-    assert time.monotonic() - sent >= 0.06
-
-
-def test_disconnecting_leaves_the_broker_up(cluster: FakeCluster, client: PlainClient) -> None:
-    client.ask(metadata("t"))
+def test_silence_delay_and_connections_that_end(cluster: FakeCluster, driver: Driver) -> None:
+    cluster.script(PRODUCE, Reply(delay_ms=60), Reply(silent=True))
+    began = time.monotonic()
+    assert produced(driver, batch(1)).error_code == 0
+    assert time.monotonic() - began >= 0.06
+    driver.send(produce_request(batch(1)), name="silent")
+    driver.poll(50)
+    assert not driver.of(Responded, "silent")
     cluster.disconnect(0)
-    try:
-        assert client.read(1) == b""
-    except ConnectionResetError:
-        pass  # as likely
-    PlainClient(cluster).socket.close()
-
-
-def test_a_version_that_is_not_spoken_ends_the_connection() -> None:
-    with FakeCluster({"t": 1}, versions={PRODUCE: (3, 8)}) as old:
-        client = PlainClient(old)
-        client.send(produce(batch(1), version=9))
-        assert client.read(1) == b""
-        client.socket.close()
+    driver.event(Failed, "silent")
+    cluster.script(PRODUCE, Refuse())
+    appended = len(cluster.batches("t", 0))
+    driver.clock.now += 50
+    driver.connect()
+    driver.send(produce_request(batch(4)), name="refused")
+    driver.event(Failed, "refused")
+    assert len(cluster.batches("t", 0)) == appended
+    with FakeCluster({"t": 1}, versions={PRODUCE: (3, 8)}) as old, Driver(old.bootstrap_servers) as other:
+        other.connect()
+        other.send(produce_request(batch(1), version=9))
+        other.event(Disconnected)
 
 
 def test_librdkafka_is_content_with_it() -> None:
