@@ -1,8 +1,8 @@
 """The coordinator's sockets on one loop: accepts, hands messages to services, writes what they say.
 
 Services decide what a message means; Connections decides which connections are kept. The server makes an
-instance of each service for each group of tasks, keeps its timer, and bounds what one iteration of the loop
-does: messages handled, time to handle them, bytes written. A message that comes meanwhile waits for its end.
+instance of each service for each group of tasks, and keeps its timer. Peers that have sent something, or are
+to be sent something, take turns, so that none of them holds up the others.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import asyncio
 import hmac
 import logging
 import math
-import selectors
 import socket
 import sys
 from collections import deque
@@ -20,7 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from kafka_sink.clock import RANDOM, Clock
+from kafka_sink.clock import Clock
 from kafka_sink.coordinator.schema import (
     Alive,
     Full,
@@ -55,9 +54,8 @@ _AFTER_BUG_S = 1.0
 _LATE_MS = 1000.0
 # Without a free file descriptor.
 _ACCEPT_AGAIN_S = 1.0
-# In one iteration: connections to accept, events to handle, bytes to write, also to one peer.
+# In one iteration: connections to accept, and bytes to write, also to one peer.
 _ACCEPT_AT_ONCE = 128
-_EVENTS_AT_ONCE = 500
 _WRITE_AT_ONCE = 8 * 1024 * 1024
 _PEER_AT_ONCE = 256 * 1024
 # A message counts as one for so many bytes, once decompressed.
@@ -85,8 +83,42 @@ class _Instance:
     timer: asyncio.TimerHandle | None = None
 
 
+class _Turns:
+    """Peers that wait, the longest first. Each iteration of the loop serves some, for ``most_ms`` at most.
+
+    ``serve`` serves one, and returns how much of ``most`` that has used up.
+    """
+
+    def __init__(
+        self, serve: Callable[[Peer], float], clock_ms: Clock, most_ms: float, most: float = math.inf
+    ) -> None:
+        self._serve = serve
+        self._clock_ms = clock_ms
+        self._most_ms = most_ms
+        self._most = most
+        self._loop = asyncio.get_running_loop()
+        # While there are any, ``_take`` is due.
+        self._waiting: deque[Peer] = deque()
+
+    def add(self, peer: Peer) -> None:
+        if not self._waiting:
+            self._loop.call_soon(self._take)
+        self._waiting.append(peer)
+
+    def _take(self) -> None:
+        until_ms, left = self._clock_ms() + self._most_ms, self._most
+        while self._waiting and left > 0 and self._clock_ms() < until_ms:
+            peer = self._waiting[0]
+            if not peer.is_gone:
+                left -= self._serve(peer)
+            # Only now, so that whoever is added meanwhile does not make this due twice.
+            self._waiting.popleft()
+        if self._waiting:
+            self._loop.call_soon(self._take)
+
+
 class CoordinatorServer:
-    """Made and used on the loop that ``new_loop`` has made; it is the services' Outbox."""
+    """Made and used on a running loop; it is the services' Outbox."""
 
     def __init__(
         self,
@@ -105,15 +137,11 @@ class CoordinatorServer:
         self._connections = Connections(bounds, self._on_removed)
         self._count = 0
         self._instances: dict[_Key, _Instance] = {}
-        # Peers with something to write, in turn. While there are any, ``_write`` is due.
-        self._to_write: deque[Peer] = deque()
-        # Peers whose first message waits, in turn: thousands may connect at once. As above, with ``_greet``.
-        self._newcomers: deque[Peer] = deque()
-        # Peers whose next message waits for another iteration, in turn.
-        self._waiting: deque[Peer] = deque()
-        self._reads_first = False
-        # How many messages have been handled in this iteration, and when the first of them was.
-        self._handled, self._began_ms = 0, math.inf
+        # Those that have sent something. Apart from them those that begin, as that costs a signature, and
+        # thousands may connect at once.
+        self._readable = _Turns(self._read, clock_ms, bounds.iteration_ms, bounds.messages_at_once)
+        self._newcomers = _Turns(self._read, clock_ms, bounds.greeting_ms)
+        self._writable = _Turns(self._flush, clock_ms, bounds.iteration_ms, _WRITE_AT_ONCE)
         # In all; and how often the loop was so late that tasks may have waited for more than a second.
         self._messages = self._stalls = 0
 
@@ -133,7 +161,7 @@ class CoordinatorServer:
         """Begin to accept."""
         listening.setblocking(False)
         self._listening = listening
-        self._loop.add_reader(listening, self._accept)
+        self._listen()
         self._sweep_later()
 
     def close(self) -> None:
@@ -145,6 +173,10 @@ class CoordinatorServer:
             self._close_instance(instance)
 
     # -- connections --------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        if self._listening is not None:
+            self._loop.add_reader(self._listening, self._accept)
 
     def _accept(self) -> None:
         for _ in range(_ACCEPT_AT_ONCE):
@@ -159,7 +191,7 @@ class CoordinatorServer:
                 # Most likely out of file descriptors. The socket stays readable, so the loop would spin.
                 _log.warning("a connection could not be accepted: %s", error)
                 self._loop.remove_reader(self._listening)
-                self._loop.call_later(_ACCEPT_AGAIN_S, self._accept_again)
+                self._loop.call_later(_ACCEPT_AGAIN_S, self._listen)
                 return
             connected.setblocking(False)
             # Else a second small message waits for the acknowledgement of the first one: 40 ms.
@@ -168,10 +200,6 @@ class CoordinatorServer:
             peer = Peer(self._count, sys.intern(str(address[0])), connected, self._clock_ms())
             self._connections.add(peer)
             self._loop.add_reader(peer.fd, self._on_readable, peer)
-
-    def _accept_again(self) -> None:
-        if self._listening is not None:
-            self._loop.add_reader(self._listening, self._accept)
 
     def _on_removed(self, peer: Peer) -> None:
         self._loop.remove_reader(peer.fd)
@@ -182,56 +210,17 @@ class CoordinatorServer:
     # -- bytes --------------------------------------------------------------------------------------
 
     def _on_readable(self, peer: Peer) -> None:
-        if not peer.has_begun:
-            self._loop.remove_reader(peer.fd)
-            # Until its turn comes, no time runs.
-            peer.begun_ms = peer.heard_ms = math.inf
-            if not self._newcomers:
-                self._loop.call_soon(self._greet)
-            self._newcomers.append(peer)
-        elif not self._is_spent(peer):
-            # Otherwise the selector names it again in the next iteration.
-            self._guarded(peer, self._receive)
+        self._loop.remove_reader(peer.fd)
+        self._await_turn(peer)
 
-    def _greet(self) -> None:
-        """Take first messages for a part of the iteration: tasks who are there wait for no newcomer."""
-        until_ms = self._clock_ms() + self._bounds.greeting_ms
-        while self._newcomers and (now_ms := self._clock_ms()) < until_ms:
-            peer = self._newcomers.popleft()
-            if not peer.is_gone:
-                peer.begun_ms = peer.heard_ms = now_ms
-                self._loop.add_reader(peer.fd, self._on_readable, peer)
-                self._guarded(peer, self._receive)
-        if self._newcomers:
-            self._loop.call_soon(self._greet)
+    def _await_turn(self, peer: Peer) -> None:
+        peer.waits_since_ms = self._clock_ms()
+        (self._readable if peer.has_begun else self._newcomers).add(peer)
 
-    def _is_spent(self, peer: Peer) -> bool:
-        """Whether enough has been handled in this iteration, so that this peer waits for its turn."""
-        now_ms = self._clock_ms()
-        if self._began_ms == math.inf:
-            self._handled, self._began_ms = 0, now_ms
-            # The next iteration begins with this.
-            self._loop.call_soon(self._begin_iteration)
-        is_in_time = now_ms - self._began_ms < self._bounds.iteration_ms
-        if is_in_time and self._handled < self._bounds.messages_at_once:
-            return False
-        # It does not choose how long.
-        peer.begun_ms = max(peer.begun_ms, now_ms)
-        return True
-
-    def _begin_iteration(self) -> None:
-        """Go on with peers that wait. Every second iteration is for those that are to be read."""
-        self._began_ms = math.inf
-        self._reads_first = not self._reads_first
-        while self._waiting and not self._is_spent(self._waiting[0]) and not self._reads_first:
-            self._resume(self._waiting.popleft())
-
-    def _guarded(self, peer: Peer, step: Callable[[Peer], None]) -> None:
-        """Take this step with the peer. What goes wrong ends its connection and no other."""
-        if peer.is_gone:
-            return
+    def _read(self, peer: Peer) -> int:
+        """Give the peer its turn. What goes wrong ends its connection and no other."""
         try:
-            step(peer)
+            self._take_turn(peer, self._clock_ms())
             self._connections.note_unfinished(peer, self._clock_ms())
         except ProtocolError as error:
             _log.debug("connection %d ended: %s", peer.number, error)
@@ -242,41 +231,38 @@ class CoordinatorServer:
         except Exception:  # noqa: BLE001 - a bug in one service must not end the others
             _log.exception("a service failed")
             self._connections.remove(peer)
+        return 1
 
-    def _receive(self, peer: Peer) -> None:
-        try:
-            peer.receive(self._identity.context)
-        finally:
-            peer.heard_ms = self._clock_ms()
-            # What came before the end of the stream counts.
-            self._handle(peer)
-
-    def _handle(self, peer: Peer) -> None:
-        """Handle complete messages as far as the bounds allow, and the others a moment later."""
-        while not (peer.is_gone or peer.is_paused) and peer.frames.end:
-            wait_ms = self._wait_ms(peer)
-            if wait_ms > 0 or self._is_spent(peer):
-                peer.is_paused = True
-                self._loop.remove_reader(peer.fd)
-                if wait_ms > 0:
-                    self._loop.call_later(wait_ms / 1000, self._resume, peer)
-                else:
-                    self._waiting.append(peer)
+    def _take_turn(self, peer: Peer, now_ms: float) -> None:
+        """Read what has come, unless a message waits, and handle one message."""
+        peer.begun_ms += now_ms - peer.waits_since_ms
+        peer.waits_since_ms = math.inf
+        if not peer.frames.end:
+            peer.heard_ms = now_ms
+            try:
+                peer.receive(self._identity.context)
+            except OSError:
+                # What came before the end of the stream counts.
+                if not peer.frames.end:
+                    raise
+        if peer.frames.end:
+            wait_ms = self._wait_ms(peer, now_ms)
+            if wait_ms > 0:
+                peer.waits_since_ms = now_ms
+                self._loop.call_later(wait_ms / 1000, self._await_turn, peer)
                 return
-            data = peer.frames.next_message()
-            assert data is not None
-            self._handled += 1
-            if peer.is_proved:
-                data = decompressed(data)
-                peer.allowance -= max(1.0, len(data) / _BYTES_OF_ONE)
-                self.on_message(peer, parsed(data))
-                self._messages += 1
-            else:
-                self._on_proof(peer, data)
+            self._handle(peer)
+            # One that is not let in is read from no more.
+            if not peer.is_proved:
+                return
+        if peer.frames.end:
+            self._await_turn(peer)
+        else:
+            self._loop.add_reader(peer.fd, self._on_readable, peer)
 
-    def _wait_ms(self, peer: Peer) -> float:
+    def _wait_ms(self, peer: Peer, now_ms: float) -> float:
         """How long the peer's next message must wait. A token bucket."""
-        now_ms, rate = self._clock_ms(), self._bounds.messages_per_s / 1000
+        rate = self._bounds.messages_per_s / 1000
         peer.allowance = min(self._bounds.burst, peer.allowance + rate * (now_ms - peer.allowed_ms))
         peer.allowed_ms = now_ms
         if peer.allowance < 1:
@@ -284,24 +270,22 @@ class CoordinatorServer:
             return max((1 - peer.allowance) / rate, 100.0)
         return 0.0
 
-    def _resume(self, peer: Peer) -> None:
-        if not peer.is_gone:
-            peer.is_paused = False
-            self._loop.add_reader(peer.fd, self._on_readable, peer)
-            self._guarded(peer, self._handle)
-
-    def _on_proof(self, peer: Peer, data: bytes) -> None:
-        if data[0] != VERSION or not hmac.compare_digest(data[1:], self._identity.token):
+    def _handle(self, peer: Peer) -> None:
+        data = peer.frames.next_message()
+        assert data is not None
+        if peer.is_proved:
+            data = decompressed(data)
+            peer.allowance -= max(1.0, len(data) / _BYTES_OF_ONE)
+            self.on_message(peer, parsed(data))
+            self._messages += 1
+        elif data[0] != VERSION or not hmac.compare_digest(data[1:], self._identity.token):
             raise ProtocolError("a wrong token, or another version")
-        if self._connections.proved >= self._bounds.connections:
+        elif self._connections.proved < self._bounds.connections:
+            self._connections.on_proved(peer)
+        else:
             # Not closed at once: what the task has sent meanwhile would destroy what it is to read. Like one
             # without proof, it goes when its time is over.
-            self._loop.remove_reader(peer.fd)
-            peer.is_paused = True
-            peer.enqueue(framed(Full()), shared=True)
-            self._flush(peer)
-            return
-        self._connections.on_proved(peer)
+            self.send(peer.number, Full())
 
     # -- messages -----------------------------------------------------------------------------------
 
@@ -402,54 +386,31 @@ class CoordinatorServer:
     # -- Outbox -------------------------------------------------------------------------------------
 
     def send(self, peer: int, message: Message) -> None:
-        found = self._connections.peers.get(peer)
-        if found is not None:
-            self._enqueue(found, framed(message), shared=False)
+        self._enqueue((peer,), message, shared=False)
 
     def broadcast(self, peers: Iterable[int], message: Message) -> None:
+        self._enqueue(peers, message, shared=True)
+
+    def _enqueue(self, peers: Iterable[int], message: Message, *, shared: bool) -> None:
         data = framed(message)
-        for number in peers:
-            found = self._connections.peers.get(number)
-            if found is not None:
-                self._enqueue(found, data, shared=True)
-
-    def _enqueue(self, peer: Peer, data: bytes, *, shared: bool) -> None:
-        if peer.is_gone:
-            return
-        if peer.unread > self._bounds.unread_bytes:
-            # Not now: a service may be in the middle of its list of tasks.
-            self._loop.call_soon(self._connections.drop, peer, Dropped.UNREAD)
-            return
-        is_next = not peer.unread
-        peer.enqueue(data, shared=shared)
-        if is_next:
-            self._write_later(peer)
-
-    def _write_later(self, peer: Peer) -> None:
-        if not self._to_write:
-            self._loop.call_soon(self._write)
-        self._to_write.append(peer)
-
-    def _write(self) -> None:
-        """Write to peers in turn, and a bounded amount at once, so that others are read in between."""
-        until_ms, left = self._clock_ms() + self._bounds.iteration_ms, _WRITE_AT_ONCE
-        while self._to_write and left > 0 and self._clock_ms() < until_ms:
-            peer = self._to_write[0]
-            if not peer.is_gone:
-                left -= self._flush(peer)
-            # Only now, so that whoever is added meanwhile does not make this due twice.
-            self._to_write.popleft()
-        if self._to_write:
-            self._loop.call_soon(self._write)
+        for peer in filter(None, map(self._connections.peers.get, peers)):
+            if peer.unread > self._bounds.unread_bytes:
+                # Not now: a service may be in the middle of its list of tasks.
+                self._loop.call_soon(self._connections.drop, peer, Dropped.UNREAD)
+                continue
+            if not peer.unread:
+                self._writable.add(peer)
+            peer.enqueue(data, shared=shared)
 
     def _flush(self, peer: Peer) -> int:
+        """Write to the peer. Returns the number of bytes."""
         try:
             written = peer.flush(_PEER_AT_ONCE)
         except OSError:
             self._connections.remove(peer)
             return 0
         if peer.unread and written >= _PEER_AT_ONCE:
-            self._write_later(peer)
+            self._writable.add(peer)
         elif peer.unread and peer.unread_since_ms == math.inf:
             peer.unread_since_ms = self._clock_ms()
             self._loop.add_writer(peer.fd, self._on_writable, peer)
@@ -493,23 +454,3 @@ def _options_of(settings: _Settings) -> SinkOptions:
         return parse({"kafka.bootstrap.servers": "coordinator.invalid:1", **dict(settings)}).options
     except ConfigurationError as error:
         raise ProtocolError(f"invalid settings: {error}") from None
-
-
-# -- the loop -------------------------------------------------------------------------------------------
-
-
-def new_loop() -> asyncio.AbstractEventLoop:
-    """The loop for a server."""
-    return asyncio.SelectorEventLoop(_FairSelector())
-
-
-class _FairSelector(selectors.DefaultSelector):
-    """Begins with any of those that are ready: whoever comes first may use up the iteration. The others are
-    named again by the next poll."""
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        ready = super().select(timeout)
-        if len(ready) > 1:
-            start = RANDOM.randrange(len(ready))
-            ready = (ready[start:] + ready[:start])[:_EVENTS_AT_ONCE]
-        return ready

@@ -26,7 +26,7 @@ from kafka_sink.coordinator.live.view import ViewService
 from kafka_sink.coordinator.metadata import MemoryBudget, MetadataService
 from kafka_sink.coordinator.rates import RateService
 from kafka_sink.coordinator.rendezvous import LocationFolder, RunningCoordinator, read_found
-from kafka_sink.coordinator.server import CoordinatorServer, Services, new_loop
+from kafka_sink.coordinator.server import CoordinatorServer, Services
 from kafka_sink.coordinator.spark_jobs import SparkJobs, find_ui
 from kafka_sink.coordinator.transport import ServerBounds, new_identity
 from kafka_sink.coordinator.writes import WriteService
@@ -53,9 +53,7 @@ class ServerProcess:
     def run(self) -> None:
         """Serve until the application ends."""
         collect_garbage_seldom()
-        loop = new_loop()
-        asyncio.set_event_loop(loop)
-        loop.run_until_complete(self._serve())
+        asyncio.run(self._serve())
 
     async def _serve(self) -> None:
         loop = asyncio.get_running_loop()

@@ -219,14 +219,14 @@ class Peer:
 
     __slots__ = (
         "_at", "_incoming", "_outgoing", "_queue", "_queued", "_rest", "_tls", "_without_data",
-        "allowance", "allowed_ms", "begun_ms", "fd", "frames", "heard_ms", "is_gone", "is_paused",
-        "is_proved", "joined", "number", "socket", "source", "unfinished", "unread_since_ms",
+        "allowance", "allowed_ms", "begun_ms", "fd", "frames", "heard_ms", "is_gone", "is_proved",
+        "joined", "number", "socket", "source", "unfinished", "unread_since_ms", "waits_since_ms",
     )  # fmt: skip
 
     def __init__(self, number: int, source: str, connected: socket.socket, now_ms: float) -> None:
         self.number = number
         self.source = source
-        self.is_proved = self.is_gone = self.is_paused = False
+        self.is_proved = self.is_gone = False
         # What the server has let it join.
         self.joined: dict[Any, Any] = {}
         self.frames = FrameReader(_PROOF_BYTES)
@@ -234,6 +234,8 @@ class Peer:
         self.begun_ms = self.heard_ms = self.allowed_ms = now_ms
         # Since when the system has taken nothing more for the peer, as it reads nothing.
         self.unread_since_ms = math.inf
+        # Since when it waits for its turn.
+        self.waits_since_ms = math.inf
         # The messages that the rate limit still admits at once, as of ``allowed_ms``.
         self.allowance = 0.0
         self.unfinished = 0
@@ -254,6 +256,11 @@ class Peer:
     def has_begun(self) -> bool:
         """Whether it has said something. Its first message costs a signature; the next cost little."""
         return self._tls is not None
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the server lets it wait: to be read from, or for its next message to be handled."""
+        return self.waits_since_ms < math.inf
 
     def receive(self, context: ssl.SSLContext) -> None:
         """Read what is there, up to a bound, and decrypt it. Raises OSError, which includes TLS's errors, at
@@ -497,7 +504,7 @@ class Connections:
         self._unfinished += held - peer.unfinished
         peer.unfinished = held
         if peer.is_proved:
-            peer.begun_ms = min(peer.begun_ms, now_ms) if held and not peer.is_paused else math.inf
+            peer.begun_ms = min(peer.begun_ms, now_ms) if held and not peer.is_waiting else math.inf
         if self._unfinished > self._bounds.unfinished_bytes:
             raise ProtocolError("too many unfinished messages")
 
@@ -515,9 +522,10 @@ class Connections:
         """Drop the connections whose time is over."""
         bounds = self._bounds
         for peer in list(self.peers.values()):
-            if now_ms - peer.begun_ms > bounds.frame_ms:
+            # A peer does not choose how long it waits for its turn.
+            if not peer.is_waiting and now_ms - peer.begun_ms > bounds.frame_ms:
                 self.drop(peer, Dropped.STALLED if peer.is_proved else Dropped.NO_PROOF)
-            elif now_ms - peer.heard_ms > bounds.silence_ms:
+            elif not peer.is_waiting and now_ms - peer.heard_ms > bounds.silence_ms:
                 self.remove(peer)  # between tasks; it connects again when it has something to say
             elif now_ms - peer.unread_since_ms > bounds.frame_ms:
                 self.drop(peer, Dropped.UNREAD)

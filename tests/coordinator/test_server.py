@@ -8,7 +8,6 @@ import errno
 import logging
 import math
 import os
-import selectors
 import socket
 import ssl
 import threading
@@ -33,7 +32,7 @@ from kafka_sink.coordinator.schema import (
     encode,
     receives,
 )
-from kafka_sink.coordinator.server import CoordinatorServer, Services, _FairSelector, new_loop
+from kafka_sink.coordinator.server import CoordinatorServer, Services
 from kafka_sink.coordinator.transport import (
     VERSION,
     Connection,
@@ -271,9 +270,7 @@ def test_a_process_out_of_files_accepts_again_later_and_does_not_spin_meanwhile(
                     await asyncio.sleep(0.01)
             server.close()
 
-    loop = new_loop()
-    loop.run_until_complete(serve())
-    loop.close()
+    asyncio.run(serve())
 
 
 # -- what a peer may cost ---------------------------------------------------------------------------------
@@ -467,22 +464,6 @@ def test_messages_that_take_long_keep_no_other_waiting() -> None:
         until(lambda: made and made[0].before_long is not None)
         assert made[0].before_long is not None
         assert made[0].before_long < 50
-
-
-def test_the_loop_begins_with_another_peer_each_time() -> None:
-    """Catches: peers that the system names first take the whole of each iteration."""
-    selector = _FairSelector()
-    with contextlib.ExitStack() as ends:
-        ends.callback(selector.close)
-        for _ in range(3):
-            near, far = socket.socketpair()
-            ends.enter_context(near)
-            ends.enter_context(far)
-            near.sendall(b"x")
-            selector.register(far, selectors.EVENT_READ)
-        ready = [selector.select(0) for _ in range(100)]
-    assert {len(one) for one in ready} == {3}
-    assert len({one[0][0].fd for one in ready}) == 3
 
 
 def test_what_went_wrong_is_logged(caplog: pytest.LogCaptureFixture) -> None:

@@ -24,7 +24,7 @@ from kafka_sink.coordinator.schema import (
     ServiceScope,
     receives,
 )
-from kafka_sink.coordinator.server import CoordinatorServer, Services, new_loop
+from kafka_sink.coordinator.server import CoordinatorServer, Services
 from kafka_sink.coordinator.transport import ServerBounds, ServerIdentity, new_identity
 from kafka_sink.options import SinkOptions, parse
 
@@ -179,12 +179,7 @@ def serving(
             found.server.close()
         await asyncio.sleep(0.01)
 
-    def run() -> None:
-        loop = new_loop()
-        loop.run_until_complete(serve())
-        loop.close()
-
-    thread = threading.Thread(target=run, daemon=True)
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
     thread.start()
     try:
         assert started.wait(30)
