@@ -60,7 +60,7 @@ _WRITE_AT_ONCE = 8 * 1024 * 1024
 _PEER_AT_ONCE = 256 * 1024
 # A message counts as one for so many bytes, once decompressed.
 _BYTES_OF_ONE = 16 * 1024
-# How long an instance is kept after its last task. Clusters are named by tasks, perhaps ever new ones.
+# How long an instance is kept after its last peer. Clusters are named by tasks, perhaps ever new ones.
 _IDLE_MS: Mapping[ServiceScope, float] = {ServiceScope.GROUP: 600_000.0, ServiceScope.CLUSTER: 5_000.0}
 _DEFAULT_BOUNDS = ServerBounds()
 # Of the application, whatever the group, so that a service that needs none may be asked by planning.
@@ -73,11 +73,11 @@ Services = Mapping[type[Service], Callable[..., Service]]
 
 @dataclass(eq=False, slots=True)
 class _Instance:
-    """A service for one group. ``unused_ms``: when its last task left. ``not_before_s``: of its timer."""
+    """A service for one group. ``unused_ms``: when its last peer left. ``not_before_s``: of its timer."""
 
     key: _Key
     service: Service
-    tasks: int = 0
+    peers: int = 0
     unused_ms: float = 0.0
     not_before_s: float = 0.0
     timer: asyncio.TimerHandle | None = None
@@ -150,12 +150,15 @@ class CoordinatorServer:
         return len(self._connections.peers)
 
     def state(self) -> Mapping[str, Any]:
-        """For metrics: counts of messages and stalls, tasks, and connections by kind."""
-        tasks = sum(bool(peer.joined) for peer in self._connections.peers.values())
-        unproved = self.connections - self._connections.proved
-        kinds = {"task": tasks, "idle": self._connections.proved - tasks, "unproved": unproved}
-        counts = {"messages": self._messages, "stalls": self._stalls, "tasks": tasks}
-        return {**counts, "connections": kinds}
+        """For metrics: counts of messages and stalls, and connections by kind."""
+        authenticated = self._connections.authenticated
+        joined = sum(bool(peer.joined) for peer in self._connections.peers.values())
+        kinds = {
+            "joined": joined,
+            "idle": authenticated - joined,
+            "unauthenticated": self.connections - authenticated,
+        }
+        return {"messages": self._messages, "stalls": self._stalls, "connections": kinds}
 
     def start(self, listening: socket.socket) -> None:
         """Begin to accept."""
@@ -224,7 +227,9 @@ class CoordinatorServer:
             self._connections.note_unfinished(peer, self._clock_ms())
         except ProtocolError as error:
             _log.debug("connection %d ended: %s", peer.number, error)
-            self._connections.drop(peer, Dropped.NONSENSE if peer.is_proved else Dropped.WRONG_PROOF)
+            self._connections.drop(
+                peer, Dropped.NONSENSE if peer.is_authenticated else Dropped.NOT_AUTHENTICATED
+            )
         except OSError as error:
             _log.debug("connection %d ended: %s", peer.number, error)
             self._connections.remove(peer)
@@ -253,7 +258,7 @@ class CoordinatorServer:
                 return
             self._handle(peer)
             # One that is not let in is read from no more.
-            if not peer.is_proved:
+            if not peer.is_authenticated:
                 return
         if peer.frames.end:
             self._await_turn(peer)
@@ -273,18 +278,18 @@ class CoordinatorServer:
     def _handle(self, peer: Peer) -> None:
         data = peer.frames.next_message()
         assert data is not None
-        if peer.is_proved:
+        if peer.is_authenticated:
             data = decompressed(data)
             peer.allowance -= max(1.0, len(data) / _BYTES_OF_ONE)
             self.on_message(peer, parsed(data))
             self._messages += 1
         elif data[0] != VERSION or not hmac.compare_digest(data[1:], self._identity.token):
             raise ProtocolError("a wrong token, or another version")
-        elif self._connections.proved < self._bounds.connections:
-            self._connections.on_proved(peer)
+        elif self._connections.authenticated < self._bounds.connections:
+            self._connections.on_authenticated(peer)
         else:
             # Not closed at once: what the task has sent meanwhile would destroy what it is to read. Like one
-            # without proof, it goes when its time is over.
+            # that has not authenticated, it goes when its time is over.
             self.send(peer.number, Full())
 
     # -- messages -----------------------------------------------------------------------------------
@@ -327,7 +332,7 @@ class CoordinatorServer:
             if len(self._instances) >= self._bounds.instances:
                 self._make_capacity()
             instance = self._instances[key] = _Instance(key, self._services[kind](*arguments, self))
-        instance.tasks += 1
+        instance.peers += 1
         peer.joined[kind] = instance
         instance.service.on_joined(peer.number, self._clock_ms())
         self._arm(instance)
@@ -337,7 +342,7 @@ class CoordinatorServer:
         instance = peer.joined.pop(kind, None)
         if instance is None:
             return
-        instance.tasks -= 1
+        instance.peers -= 1
         instance.unused_ms = self._clock_ms()
         try:
             instance.service.on_gone(peer.number, instance.unused_ms)
@@ -346,7 +351,7 @@ class CoordinatorServer:
         self._arm(instance)
 
     def _make_capacity(self) -> None:
-        unused = [one for key, one in self._instances.items() if not one.tasks and len(key) > 1]
+        unused = [one for key, one in self._instances.items() if not one.peers and len(key) > 1]
         if not unused:
             raise ProtocolError("more groups of tasks than the coordinator serves")
         self._close_instance(min(unused, key=lambda one: one.unused_ms))
@@ -395,7 +400,7 @@ class CoordinatorServer:
         data = framed(message)
         for peer in filter(None, map(self._connections.peers.get, peers)):
             if peer.unread > self._bounds.unread_bytes:
-                # Not now: a service may be in the middle of its list of tasks.
+                # Not now: a service may be in the middle of its list of peers.
                 self._loop.call_soon(self._connections.drop, peer, Dropped.UNREAD)
                 continue
             if not peer.unread:
@@ -441,7 +446,7 @@ class CoordinatorServer:
             kinds = self.state()["connections"]
             _log.warning("%s; now open: %s", line, ", ".join(f"{kinds[kind]} {kind}" for kind in kinds))
         for one in list(self._instances.values()):
-            if not one.tasks and now_ms - one.unused_ms >= _IDLE_MS.get(one.service.scope, math.inf):
+            if not one.peers and now_ms - one.unused_ms >= _IDLE_MS.get(one.service.scope, math.inf):
                 self._close_instance(one)
 
 

@@ -94,7 +94,7 @@ def bounds_of_process(limits: Any = resource) -> ServerBounds:
     """The server's bounds. Each connection is an open file, whose number the system limits."""
     bounds = ServerBounds()
     soft, hard = limits.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = bounds.connections + bounds.unproved + _OTHER_FILES
+    wanted = bounds.connections + bounds.unauthenticated + _OTHER_FILES
     files = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if soft != resource.RLIM_INFINITY and soft < files:
         try:
@@ -104,7 +104,7 @@ def bounds_of_process(limits: Any = resource) -> ServerBounds:
     if files >= wanted:
         return bounds
     left = max(2, files - _OTHER_FILES, files // 2)
-    bounds = ServerBounds(connections=left - left // 6, unproved=max(1, left // 6))
+    bounds = ServerBounds(connections=left - left // 6, unauthenticated=max(1, left // 6))
     _log.warning(
         "The coordinator serves at most %d tasks, because its process may open only %d files: raise the "
         "driver's limit (ulimit -n)",

@@ -219,18 +219,18 @@ class Peer:
 
     __slots__ = (
         "_at", "_incoming", "_outgoing", "_queue", "_queued", "_rest", "_tls", "_without_data",
-        "allowance", "allowed_ms", "begun_ms", "fd", "frames", "heard_ms", "is_gone", "is_proved",
-        "joined", "number", "socket", "source", "unfinished", "unread_since_ms", "waits_since_ms",
+        "allowance", "allowed_ms", "begun_ms", "fd", "frames", "heard_ms", "is_authenticated",
+        "is_gone", "joined", "number", "socket", "source", "unfinished", "unread_since_ms", "waits_since_ms",
     )  # fmt: skip
 
     def __init__(self, number: int, source: str, connected: socket.socket, now_ms: float) -> None:
         self.number = number
         self.source = source
-        self.is_proved = self.is_gone = False
+        self.is_authenticated = self.is_gone = False
         # What the server has let it join.
         self.joined: dict[Any, Any] = {}
         self.frames = FrameReader(_PROOF_BYTES)
-        # When the incomplete message began. The first one is the proof, and begins with the connection.
+        # When the incomplete message began. The first one, with the token, begins with the connection.
         self.begun_ms = self.heard_ms = self.allowed_ms = now_ms
         # Since when the system has taken nothing more for the peer, as it reads nothing.
         self.unread_since_ms = math.inf
@@ -366,9 +366,9 @@ class Peer:
 class Dropped(Enum):
     """The reason. Its text completes a line that begins with a number of connections."""
 
-    WRONG_PROOF = "did not prove that they know the token"
-    NO_PROOF = "did not prove in time that they know the token"
-    MADE_ROOM = "had not proved that they know the token, and made room for others"
+    NOT_AUTHENTICATED = "did not know the token, or have another version"
+    TOO_LATE = "did not authenticate in time"
+    MADE_ROOM = "had not authenticated, and made room for others"
     NONSENSE = "sent an invalid message"
     HELD_BACK = "sent more messages than allowed, and were slowed down"
     STALLED = "did not complete a message in time"
@@ -383,17 +383,17 @@ _LOG_MS = 60_000.0
 class ServerBounds:
     """Counts, bytes and milliseconds.
 
-    ``connections``: with proof. ``messages_per_s`` and ``burst``: of each peer, where a long message
+    ``connections``: authenticated. ``messages_per_s`` and ``burst``: of each peer, where a long message
     counts as several. ``messages_at_once`` and ``iteration_ms``: of all peers in one iteration of the loop.
     ``greeting_ms``: in one iteration, for first messages, of which each costs a signature. ``frame_ms``: from
-    connecting to the proof, but for the time that a peer waits for its turn; for the rest of a message; and
+    connecting to the token, but for the time that a peer waits for its turn; for the rest of a message; and
     for a peer to read some of what waits for it.
     ``unread_bytes_of_all`` leaves out messages that many peers get, because there is one copy of each.
     ``instances``: of services, for groups of tasks. ``sweep_ms``: how often times are checked.
     """
 
     connections: int = 20_000
-    unproved: int = 8_192
+    unauthenticated: int = 8_192
     messages_per_s: float = 50.0
     burst: float = 500.0
     messages_at_once: int = 500
@@ -421,9 +421,9 @@ class Connections:
         self._on_removed = on_removed
         self._random = random
         self.peers: dict[int, Peer] = {}
-        # How many have proved that they know the token; the others by address.
-        self.proved = 0
-        self._unproved: dict[str, dict[int, Peer]] = {}
+        # How many have authenticated; the others by address.
+        self.authenticated = 0
+        self._unauthenticated: dict[str, dict[int, Peer]] = {}
         self._unfinished = 0
         # Since the last line, how many were dropped why, and an address of each reason.
         self._dropped: Counter[Dropped] = Counter()
@@ -431,32 +431,32 @@ class Connections:
         self._logged_ms = -math.inf
 
     def add(self, peer: Peer) -> None:
-        """A new connection, without proof so far.
+        """A new connection.
 
-        Cheap, because a flood comes through here. Beyond the bound a connection without proof makes room: any
-        one of the address that has most of them. So a flood is its own victim, and a task at the same address
-        is most likely not hit in the moment that its proof takes.
+        Cheap, because a flood comes through here. Beyond the bound one that has not authenticated makes room:
+        any one of the address that has most of them. So a flood is its own victim, and a task at the same
+        address is most likely not hit in the moment that this takes.
         """
-        if len(self.peers) - self.proved >= self._bounds.unproved:
-            most = max(self._unproved.values(), key=len)
+        if len(self.peers) - self.authenticated >= self._bounds.unauthenticated:
+            most = max(self._unauthenticated.values(), key=len)
             self.drop(most[self._random.choice(list(most))], Dropped.MADE_ROOM)
         peer.allowance = self._bounds.burst
         self.peers[peer.number] = peer
-        self._unproved.setdefault(peer.source, {})[peer.number] = peer
+        self._unauthenticated.setdefault(peer.source, {})[peer.number] = peer
 
-    def on_proved(self, peer: Peer) -> None:
+    def on_authenticated(self, peer: Peer) -> None:
         """The peer has shown that it knows the token."""
-        self._forget_unproved(peer)
-        self.proved += 1
-        peer.is_proved = True
+        self._forget_unauthenticated(peer)
+        self.authenticated += 1
+        peer.is_authenticated = True
         peer.begun_ms = math.inf
         peer.frames.max_bytes = MAX_MESSAGE_BYTES
 
-    def _forget_unproved(self, peer: Peer) -> None:
-        of_source = self._unproved[peer.source]
+    def _forget_unauthenticated(self, peer: Peer) -> None:
+        of_source = self._unauthenticated[peer.source]
         del of_source[peer.number]
         if not of_source:
-            del self._unproved[peer.source]
+            del self._unauthenticated[peer.source]
 
     def drop(self, peer: Peer, why: Dropped) -> None:
         """End a connection, and log the reason."""
@@ -484,10 +484,10 @@ class Connections:
         """End a connection. One that is gone already stays gone."""
         if self.peers.pop(peer.number, None) is None:
             return
-        if peer.is_proved:
-            self.proved -= 1
+        if peer.is_authenticated:
+            self.authenticated -= 1
         else:
-            self._forget_unproved(peer)
+            self._forget_unauthenticated(peer)
         self._unfinished -= peer.unfinished
         self._on_removed(peer)
         peer.close()
@@ -503,7 +503,7 @@ class Connections:
         held = 0 if peer.is_gone else peer.frames.held
         self._unfinished += held - peer.unfinished
         peer.unfinished = held
-        if peer.is_proved:
+        if peer.is_authenticated:
             peer.begun_ms = min(peer.begun_ms, now_ms) if held and not peer.is_waiting else math.inf
         if self._unfinished > self._bounds.unfinished_bytes:
             raise ProtocolError("too many unfinished messages")
@@ -524,7 +524,7 @@ class Connections:
         for peer in list(self.peers.values()):
             # A peer does not choose how long it waits for its turn.
             if not peer.is_waiting and now_ms - peer.begun_ms > bounds.frame_ms:
-                self.drop(peer, Dropped.STALLED if peer.is_proved else Dropped.NO_PROOF)
+                self.drop(peer, Dropped.STALLED if peer.is_authenticated else Dropped.TOO_LATE)
             elif not peer.is_waiting and now_ms - peer.heard_ms > bounds.silence_ms:
                 self.remove(peer)  # between tasks; it connects again when it has something to say
             elif now_ms - peer.unread_since_ms > bounds.frame_ms:

@@ -264,7 +264,7 @@ def test_a_task_too_many_works_alone_after_one_line(caplog: pytest.LogCaptureFix
         client_of(found.address) as (_, first),
     ):
         until(lambda: first.events == ["connected"])
-        until(lambda: found.server is not None and found.server.state()["tasks"] == 1)
+        until(lambda: found.server is not None and found.server.state()["connections"]["joined"] == 1)
         with client_of(found.address, clock=lambda: clock_ms() + later_ms) as (client, second):
             until(lambda: "lost" in second.events)
             later_ms = 25_000.0
@@ -346,7 +346,7 @@ def test_a_failed_task_too_many_does_not_wait_for_an_answer() -> None:
     """Catches: 2 s for each failed task where the coordinator serves as many as it can."""
     with serving(ServerBounds(connections=1)) as found, client_of(found.address) as (_, first):
         until(lambda: first.events == ["connected"])
-        until(lambda: found.server is not None and found.server.state()["tasks"] == 1)
+        until(lambda: found.server is not None and found.server.state()["connections"]["joined"] == 1)
         client = client_to(found.address, RecordingChannel(), silence_ms=60_000)
         client.resume()
         client.close()

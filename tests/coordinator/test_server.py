@@ -45,7 +45,7 @@ from kafka_sink.options import SinkOptions
 from tests.support.coordinator_harness import HELLO, Echo, Said, Serving, Shout, clock_ms, identity, serving
 from tests.support.waiting import until
 
-# For peers that prove nothing, and for peers that do and are as slow as a busy machine.
+# For peers that do not authenticate, and for peers that do and are as slow as a busy machine.
 SHORT = ServerBounds(frame_ms=200, silence_ms=60_000, sweep_ms=50)
 PATIENT = ServerBounds(frame_ms=60_000, silence_ms=60_000, sweep_ms=100)
 
@@ -140,9 +140,9 @@ def test_a_write_to_a_connection_that_is_closed_is_no_failure_of_tls() -> None:
 
 def test_a_wrong_token_or_version_is_turned_away() -> None:
     token = identity().token
-    proofs = [bytes((VERSION,)) + b"x" * 32, bytes((VERSION + 1,)) + token, b"x" * 34]
+    tokens = [bytes((VERSION,)) + b"x" * 32, bytes((VERSION + 1,)) + token, b"x" * 34]
     with serving() as found:
-        for sent in (bytes(4), *map(framed_bytes, proofs)):
+        for sent in (bytes(4), *map(framed_bytes, tokens)):
             with raw(found) as peer:
                 peer.shake_hands().socket.sendall(sent)
                 assert is_closed(peer)
@@ -159,7 +159,7 @@ def test_garbage_ends_only_its_own_connection() -> None:
 
 
 def test_a_conversation_that_was_recorded_says_nothing_again() -> None:
-    """TLS has it; catches a proof that would be good for another connection."""
+    """TLS has it; catches a token that could be taken from another connection."""
     with serving() as found, socket.create_server(("127.0.0.1", 0)) as proxy:
         recorded = b""
         connected = socket.create_connection(proxy.getsockname())
@@ -190,25 +190,25 @@ def test_a_conversation_that_was_recorded_says_nothing_again() -> None:
 
 
 def test_silence_is_bounded_in_time() -> None:
-    """Instead of a proof, in the middle of one, and of a message."""
+    """Instead of the token, before it, and in the middle of a message."""
     with serving(SHORT) as found, raw(found) as peer, raw(found) as half:
         half.shake_hands()
         assert is_closed(peer)
         assert is_closed(half)
         with raw(found) as one:
-            proof = framed_bytes(bytes((VERSION,)) + identity().token)
-            one.shake_hands().socket.sendall(proof + b"\0\0\1\0abc")
+            opening = framed_bytes(bytes((VERSION,)) + identity().token)
+            one.shake_hands().socket.sendall(opening + b"\0\0\1\0abc")
             assert is_closed(one)
         until(lambda: found.connections() == 0)
 
 
 def test_a_thousand_silent_connections_do_not_keep_a_task_out() -> None:
-    bounds = ServerBounds(unproved=256)
+    bounds = ServerBounds(unauthenticated=256)
     with serving(bounds) as found:
         crowd = [socket.create_connection(("127.0.0.1", found.port), timeout=5) for _ in range(1000)]
         try:
             assert works(found)
-            assert found.connections() <= bounds.unproved + 1
+            assert found.connections() <= bounds.unauthenticated + 1
         finally:
             for one in crowd:
                 one.close()
@@ -216,7 +216,7 @@ def test_a_thousand_silent_connections_do_not_keep_a_task_out() -> None:
 
 def test_a_flood_from_one_address_keeps_no_task_of_another_out() -> None:
     """Catches: room for a flood that connections of all addresses make."""
-    with serving(replace(PATIENT, unproved=8)) as found, contextlib.ExitStack() as stack:
+    with serving(replace(PATIENT, unauthenticated=8)) as found, contextlib.ExitStack() as stack:
         slow = stack.enter_context(raw(found))
         for _ in range(100):
             stack.enter_context(raw(found, "127.0.0.2"))
@@ -471,7 +471,7 @@ def test_what_went_wrong_is_logged(caplog: pytest.LogCaptureFixture) -> None:
         with raw(found) as peer:
             peer.shake_hands().socket.sendall(framed_bytes(bytes((VERSION,)) + b"x" * 32))
             assert is_closed(peer)
-        until(lambda: any("did not prove that they know" in line for line in caplog.messages))
+        until(lambda: any("did not know the token" in line for line in caplog.messages))
     (line,) = [line for line in caplog.messages if "connections dropped" in line]
     assert "127.0.0.1" in line
     assert identity().token.hex() not in line
@@ -479,16 +479,16 @@ def test_what_went_wrong_is_logged(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_peers_may_go_on_after_the_server_stalled() -> None:
     """Catches: after a stall of the driver's process connections went of tasks that had stalled with it."""
-    proof, message = framed_bytes(bytes((VERSION,)) + identity().token), framed(Alive())
+    opening, message = framed_bytes(bytes((VERSION,)) + identity().token), framed(Alive())
     bounds = ServerBounds(frame_ms=1_000, sweep_ms=1_000)
     with serving(bounds) as found, raw(found) as half, raw(found) as silent:
-        half.shake_hands().socket.sendall(proof + message + message[:2])
+        half.shake_hands().socket.sendall(opening + message + message[:2])
         assert half.socket.recv(100)
         until(lambda: found.connections() == 2)
         until_ms = clock_ms() + 2_200.0
         with found.busy():
             until(lambda: clock_ms() > until_ms)
-        silent.shake_hands().socket.sendall(proof + message)
+        silent.shake_hands().socket.sendall(opening + message)
         assert silent.socket.recv(100)
         assert found.server is not None
         assert found.server.state()["stalls"] == 1

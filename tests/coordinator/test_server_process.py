@@ -30,7 +30,7 @@ def test_a_system_that_allows_few_files_gets_fewer_connections(
     limits = SimpleNamespace(getrlimit=lambda _: (soft, resource.RLIM_INFINITY), setrlimit=setrlimit)
     bounds = server_process.bounds_of_process(limits)
     assert bounds.connections == connections
-    assert bounds.connections + bounds.unproved <= 20_000 + 8_192
+    assert bounds.connections + bounds.unauthenticated <= 20_000 + 8_192
     assert ("ulimit -n" in caplog.text) == (connections < ServerBounds().connections)
 
 

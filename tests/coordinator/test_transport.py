@@ -159,14 +159,14 @@ class _Peers:
         self._sockets: list[socket.socket] = []
         self._count = 0
 
-    def add(self, source: str = "one", now_ms: float = 0.0, *, proved: bool = False) -> Peer:
+    def add(self, source: str = "one", now_ms: float = 0.0, *, authenticated: bool = False) -> Peer:
         left, right = socket.socketpair()
         self._sockets += [left, right]
         self._count += 1
         peer = Peer(self._count, source, left, now_ms)
         self.connections.add(peer)
-        if proved:
-            self.connections.on_proved(peer)
+        if authenticated:
+            self.connections.on_authenticated(peer)
         return peer
 
     def close(self) -> None:
@@ -176,7 +176,7 @@ class _Peers:
 
 @pytest.fixture
 def peers() -> Iterator[_Peers]:
-    made = _Peers(ServerBounds(unproved=3, unfinished_bytes=1_000, unread_bytes_of_all=1_000))
+    made = _Peers(ServerBounds(unauthenticated=3, unfinished_bytes=1_000, unread_bytes_of_all=1_000))
     yield made
     made.close()
 
@@ -193,22 +193,22 @@ def test_a_flood_makes_room_for_others_by_its_own(peers: _Peers) -> None:
 
 
 def test_of_an_address_any_one_goes(peers: _Peers) -> None:
-    """Catches: the oldest goes, which may be a task in the middle of its proof."""
+    """Catches: the oldest goes, which may be a task that has just connected."""
     for _ in range(23):
         peers.add("same")
     assert peers.removed != sorted(peers.removed)
 
 
-def test_who_has_proved_itself_makes_room_for_nobody(peers: _Peers) -> None:
-    tasks = [peers.add(proved=True) for _ in range(10)]
+def test_who_has_authenticated_makes_room_for_nobody(peers: _Peers) -> None:
+    tasks = [peers.add(authenticated=True) for _ in range(10)]
     for _ in range(10):
         peers.add()
     assert not any(one.is_gone for one in tasks)
-    assert peers.connections.proved == 10
+    assert peers.connections.authenticated == 10
 
 
 def test_times_of_peers_are_bounded(peers: _Peers) -> None:
-    silent, half, idle, well = (peers.add(proved=number > 0) for number in range(4))
+    silent, half, idle, well = (peers.add(authenticated=number > 0) for number in range(4))
     half.frames.feed(b"\0\0")
     peers.connections.note_unfinished(half, 2_000.0)
     for one in (half, well):
@@ -225,7 +225,7 @@ def test_times_of_peers_are_bounded(peers: _Peers) -> None:
 
 
 def test_unfinished_messages_are_bounded_over_all_peers(peers: _Peers) -> None:
-    one, other = peers.add(proved=True), peers.add(proved=True)
+    one, other = peers.add(authenticated=True), peers.add(authenticated=True)
     one.frames.feed(bytes(600))
     peers.connections.note_unfinished(one, 0.0)
     other.frames.feed(bytes(600))
@@ -237,7 +237,7 @@ def test_unfinished_messages_are_bounded_over_all_peers(peers: _Peers) -> None:
 
 def test_what_is_unread_is_bounded_over_all_peers_and_shared_messages_count_once(peers: _Peers) -> None:
     shared = bytes(10_000)
-    tasks = [peers.add(proved=True) for _ in range(4)]
+    tasks = [peers.add(authenticated=True) for _ in range(4)]
     for number, one in enumerate(tasks):
         one.enqueue(shared, shared=True)
         one.enqueue(bytes(100 + number), shared=False)
@@ -251,10 +251,10 @@ def test_what_is_unread_is_bounded_over_all_peers_and_shared_messages_count_once
 
 def test_dropped_connections_are_logged_once_a_minute(peers: _Peers) -> None:
     for source in ("a", "a", "b"):
-        peers.connections.drop(peers.add(source), Dropped.WRONG_PROOF)
+        peers.connections.drop(peers.add(source), Dropped.NOT_AUTHENTICATED)
     line = peers.connections.log_line(0.0)
     assert line is not None
-    assert "3 did not prove" in line
+    assert "3 did not know the token" in line
     assert "the last from b" in line
     peers.connections.drop(peers.add("c"), Dropped.STALLED)
     assert peers.connections.log_line(59_999.0) is None

@@ -26,7 +26,7 @@ from kafka_sink.version import __version__
 PREFIX = "kafka_chunked_"
 COUNTER, GAUGE = "counter", "gauge"
 # Of connections: see ``CoordinatorServer.state``.
-_KINDS = ("task", "idle", "unproved")
+_KINDS = ("joined", "idle", "unauthenticated")
 # The lists in the snapshot, with the labels of their entries.
 _LISTS = {"clusters": ("cluster",), "topics": ("cluster", "topic"), "brokers": ("cluster", "broker")}
 
@@ -99,7 +99,12 @@ _ROWS: tuple[tuple[Any, ...], ...] = (
     ("oldest_request_age_seconds", GAUGE, "brokers.oldest", "How long rows have waited for its response"),
     ("muted_seconds", GAUGE, "brokers.muted", "How long this broker has been muted"),
     ("task_reports", COUNTER, "reports", "Reports that the coordinator received"),
-    ("coordinator_tasks", GAUGE, "coordinator.tasks", "Tasks that are connected to the coordinator"),
+    (
+        "coordinator_tasks",
+        GAUGE,
+        "coordinator.connections.joined",
+        "Tasks that are connected to the coordinator",
+    ),
     ("coordinator_messages", COUNTER, "coordinator.messages", "Messages of tasks that it has handled"),
     ("coordinator_stalls", COUNTER, "coordinator.stalls", "How often it was late by more than a second"),
     ("coordinator_connections", GAUGE, "coordinator.connections.", "Its connections", "kind", _KINDS),
