@@ -112,16 +112,12 @@ def _opened(path: str) -> int:
             raise OSError(errno.ELOOP, "it is a symbolic link: name the file itself") from None
         raise
     found = os.fstat(handle)
-    if not stat.S_ISREG(found.st_mode):
-        problem: OSError | None = irregular
-    elif found.st_uid != os.geteuid() or found.st_nlink != 1:
-        problem = OSError(errno.EPERM, "it belongs to another user, or has a second name: delete it")
-    else:
-        problem = None
-    if problem is not None:
-        os.close(handle)
-        raise problem
-    return handle
+    is_regular = stat.S_ISREG(found.st_mode)
+    if is_regular and found.st_uid == os.geteuid() and found.st_nlink == 1:
+        return handle
+    os.close(handle)
+    foreign = OSError(errno.EPERM, "it belongs to another user, or has a second name: delete it")
+    raise foreign if is_regular else irregular
 
 
 def partitions_of(results: Sequence[TaskResult]) -> list[dict[str, Any]]:
@@ -133,17 +129,8 @@ def partitions_of(results: Sequence[TaskResult]) -> list[dict[str, Any]]:
     found: dict[tuple[str, int], dict[str, Any]] = {}
     for result in results:
         for one in result.partitions:
-            entry = found.setdefault(
-                (one.topic, one.partition),
-                {
-                    "topic": one.topic,
-                    "partition": one.partition,
-                    "rows": 0,
-                    "batches": 0,
-                    "bytes": 0,
-                    "offsets": [],
-                },
-            )
+            new = {"topic": one.topic, "partition": one.partition, "rows": 0, "batches": 0, "bytes": 0}
+            entry = found.setdefault((one.topic, one.partition), {**new, "offsets": []})
             entry["rows"] += one.records
             entry["batches"] += one.batches
             entry["bytes"] += one.bytes
@@ -153,6 +140,13 @@ def partitions_of(results: Sequence[TaskResult]) -> list[dict[str, Any]]:
         entry["endOffset"] = ranges[-1][1] + 1 if ranges else None
         entry["rowsWithoutOffset"] = max(0, entry["rows"] - sum(last - first + 1 for first, last in ranges))
     return [found[key] for key in sorted(found)]
+
+
+def skip_reasons_of(results: Sequence[TaskResult]) -> Counter[str]:
+    reasons = Counter[str]()
+    for result in results:
+        reasons.update(result.skip_reasons)
+    return reasons
 
 
 def _merged(ranges: Sequence[tuple[int, int]]) -> list[list[int]]:
@@ -188,14 +182,12 @@ class WriteResult:
         cls, results: Sequence[TaskResult], options: SinkOptions, *, already_written: bool = False
     ) -> WriteResult:
         """``results``: of the tasks whose rows count."""
-        counts, reasons = total(results), Counter[str]()
-        for result in results:
-            reasons.update(result.skip_reasons)
+        counts = total(results)
         return cls(
             counts.records,
             counts.unconfirmed,
             counts.skipped,
-            dict(reasons),
+            dict(skip_reasons_of(results)),
             already_written,
             partitions_of(results),
             # A write ends when each has its dead letter.

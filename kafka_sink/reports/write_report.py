@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from operator import attrgetter
 from typing import Any
 
 from kafka_sink import spark_application
@@ -30,7 +30,7 @@ from kafka_sink.driver import driver_log
 from kafka_sink.model import TaskResult
 from kafka_sink.options import SinkOptions
 from kafka_sink.printable import printable
-from kafka_sink.reports.delivery_report import EndedWrite, append, partitions_of
+from kafka_sink.reports.delivery_report import EndedWrite, append, partitions_of, skip_reasons_of
 from kafka_sink.spark_application import rows_of_good_batch
 
 _TOPICS_NAMED = 3
@@ -142,14 +142,11 @@ def _topics_of(results: Sequence[TaskResult]) -> dict[str, TopicMetrics]:
     sums: dict[str, list[int]] = {}
     for result in results:
         for topic, _, records, batches, sent_bytes, _, _, raw_bytes in result.partitions:
-            of_topic = sums.get(topic)
-            if of_topic is None:
-                sums[topic] = [records, sent_bytes, raw_bytes, batches]
-            else:
-                of_topic[0] += records
-                of_topic[1] += sent_bytes
-                of_topic[2] += raw_bytes
-                of_topic[3] += batches
+            of_topic = sums.setdefault(topic, [0, 0, 0, 0])
+            of_topic[0] += records
+            of_topic[1] += sent_bytes
+            of_topic[2] += raw_bytes
+            of_topic[3] += batches
     return {topic: TopicMetrics(*of_topic) for topic, of_topic in sums.items()}
 
 
@@ -190,7 +187,7 @@ def about_empty_tasks(results: Sequence[TaskResult]) -> str | None:
 
 def about_large_arrow_batches(results: Sequence[TaskResult]) -> str | None:
     """What to change where Spark hands rows over in large pieces; None if nothing."""
-    largest = max((result.arrow_batch_bytes_max for result in results), default=0)
+    largest = round(_most(results, _ARROW_BATCH_BYTES))
     rows = sum(result.records + result.unconfirmed for result in results)
     if largest < _LARGE_ARROW_BATCH or not rows:
         return None
@@ -204,31 +201,42 @@ def about_large_arrow_batches(results: Sequence[TaskResult]) -> str | None:
 
 def _summary_fields(results: Sequence[TaskResult]) -> dict[str, Any]:
     """The same as values for JSON. Bytes and milliseconds; maxima are of one task."""
-    topics: dict[str, int] = {}
-    for result in results:
-        for written in result.partitions:
-            topics[written.topic] = topics.get(written.topic, 0) + written.records
-    counts = total(results)
+    counts, topics = total(results), _topics_of(results)
     return {
         **{spec.json: getattr(counts, name) for name, spec in SPECS.items() if spec.json},
-        "rowsByTopic": dict(sorted(topics.items())),
+        "rowsByTopic": {topic: topics[topic].records for topic in sorted(topics)},
         "partitions": len({(one.topic, one.partition) for result in results for one in result.partitions}),
-        "arrowBatchBytesMax": max((result.arrow_batch_bytes_max for result in results), default=0),
-        "elapsedMs": round(max((result.elapsed_ms for result in results), default=0.0)),
-        "poolWaitMs": round(max((result.pool_wait_ms for result in results), default=0.0)),
-        "flushMs": round(max((result.flush_ms for result in results), default=0.0)),
-        "bufferBytesMax": max((_held(result) for result in results), default=0),
-        "bufferBytesMaxOfFull": max(
-            (_held(result) + int(result.metrics.get("buffer-saved-bytes-max", 0)) for result in results),
-            default=0,
-        ),
+        **{name: round(_most(results, of)) for name, of in _MAXIMA.items()},
     }
 
 
+def _most(results: Iterable[TaskResult], of: Callable[[TaskResult], float]) -> float:
+    return max(map(of, results), default=0)
+
+
+def _held(result: TaskResult) -> float:
+    """The most memory of unacknowledged rows, in bytes."""
+    return sum(result.metrics.get(name, 0) for name in ("buffer-used-bytes-max", "buffer-heap-bytes-max"))
+
+
+def _held_by_full(result: TaskResult) -> float:
+    """The estimate of that for the strategy `full`."""
+    return _held(result) + result.metrics.get("buffer-saved-bytes-max", 0)
+
+
+_ARROW_BATCH_BYTES, _ELAPSED_MS = attrgetter("arrow_batch_bytes_max"), attrgetter("elapsed_ms")
+_MAXIMA: Mapping[str, Callable[[TaskResult], float]] = {
+    "arrowBatchBytesMax": _ARROW_BATCH_BYTES,
+    "elapsedMs": _ELAPSED_MS,
+    "poolWaitMs": attrgetter("pool_wait_ms"),
+    "flushMs": attrgetter("flush_ms"),
+    "bufferBytesMax": _held,
+    "bufferBytesMaxOfFull": _held_by_full,
+}
+
+
 def _skipped(results: Sequence[TaskResult]) -> str:
-    reasons: Counter[str] = Counter()
-    for result in results:
-        reasons.update(result.skip_reasons)
+    reasons = skip_reasons_of(results)
     if not reasons:
         return ""
     rows = _count(total(results).skipped, "row", "rows")
@@ -249,7 +257,7 @@ def _topics(results: Sequence[TaskResult]) -> str:
 
 
 def _times(results: Sequence[TaskResult]) -> str:
-    slowest = max(results, key=lambda result: result.elapsed_ms)
+    slowest = max(results, key=_ELAPSED_MS)
     parts = [f"{slowest.elapsed_ms / 1000:.2f} s"]
     for name, spent in (
         ("held back by the rate limit", slowest.rate_wait_ms),
@@ -263,32 +271,22 @@ def _times(results: Sequence[TaskResult]) -> str:
 
 
 def _memory(results: Sequence[TaskResult]) -> str:
-    """The maximum memory of unacknowledged rows in one task, and its estimate for the strategy `full`."""
-    held = max(_held(result) for result in results)
+    held, full = _most(results, _held), _most(results, _held_by_full)
     if not held:
         return ""
     text = f"; {_size(held)} of memory at most in a task"
-    full = max(_held(result) + int(result.metrics.get("buffer-saved-bytes-max", 0)) for result in results)
-    if full > held:
-        text += f" ({_size(full)} with the strategy 'full')"
-    return text
-
-
-def _held(result: TaskResult) -> int:
-    return int(
-        sum(result.metrics.get(name, 0) for name in ("buffer-used-bytes-max", "buffer-heap-bytes-max"))
-    )
+    return f"{text} ({_size(full)} with the strategy 'full')" if full > held else text
 
 
 def _count(number: int, one: str, many: str) -> str:
     return f"{number:,} {one if number == 1 else many}"
 
 
-def _size(count: int) -> str:
+def _size(count: float) -> str:
     for exponent, unit in ((4, "TB"), (3, "GB"), (2, "MB"), (1, "kB")):
         if count >= 1000**exponent:
             return f"{count / 1000**exponent:.1f} {unit}"
-    return f"{count} B"
+    return f"{count:.0f} B"
 
 
 @dataclass(slots=True)
@@ -308,8 +306,7 @@ class _UnreportedWrites:
         self.first = ended.batch if self.first is None else self.first
         self.rows += counts.records + counts.unconfirmed
         self.sent_bytes += counts.sent_bytes
-        slowest = max((result.elapsed_ms for result in ended.results), default=0.0)
-        self.slowest_ms = max(self.slowest_ms, slowest)
+        self.slowest_ms = max(self.slowest_ms, _most(ended.results, _ELAPSED_MS))
 
     def line(self, ended: EndedWrite, now_s: float) -> str:
         which = "" if ended.batch is None else f", micro-batches {self.first} to {ended.batch}"
