@@ -5,21 +5,25 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
 
 from kafka_sink.transactions import __main__ as transactions
 from tests.support import standalone_job
 from tests.support.security.secured_broker import Secured, given, secured_broker
 from tests.support.standalone_cluster import StandaloneCluster
 from tests.support.standalone_job import ROWS, TASKS
-from tests.support.topics import log_end, read_to_end, read_topic
+from tests.support.topics import log_ends, read_to_end, read_topic
 from tests.support.waiting import until
 
 JOB = Path(__file__).parents[1] / "support" / "standalone_job.py"
@@ -32,67 +36,79 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
         yield running
 
 
+@dataclass
+class Run:
+    """``done``: what the job has written at its end; its driver lives on."""
+
+    cluster: StandaloneCluster
+    log: Path
+    done: dict[str, Any]
+
+
 @pytest.fixture(scope="module")
-def cluster(
+def run(
     secured: Secured, project_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[StandaloneCluster]:
+) -> Iterator[Run]:
     """Two executors' hosts, where the job has run. At the end, nothing of them may be left."""
+    folder = tmp_path_factory.mktemp("job")
     with StandaloneCluster(workers=2, cores=2, environ=project_environment) as running:
-        run_job(running.url, secured, project_environment, tmp_path_factory.mktemp("job"))
-        yield running
+        with job_done(running.url, secured, project_environment, folder) as done:
+            yield Run(running, folder / "log", done)
         folder = running.folder
         assert processes_of(folder), "nothing is found where everything runs"
     until(lambda: not processes_of(folder), "the end of the cluster's processes", poll_s=0.1)
     assert not folder.exists()
 
 
-def run_job(master: str, secured: Secured, environ: dict[str, str], folder: Path) -> None:
+@contextmanager
+def job_done(
+    master: str, secured: Secured, environ: dict[str, str], folder: Path
+) -> Iterator[dict[str, Any]]:
     """One application for all tests, as its JVMs are slow to start."""
     servers = secured.broker.bootstrap_servers
+    once = {"transactional.id.prefix": ONCE, "delivery.guarantee": "exactly-once"}
     options = {
         "numbers": given(secured) | {"topic": NUMBERS},
-        "speculated": {
-            "kafka.bootstrap.servers": servers,
-            "topic": ONCE,
-            "transactional.id.prefix": ONCE,
-            "delivery.guarantee": "exactly-once",
-        },
+        "speculated": {"kafka.bootstrap.servers": servers, "topic": ONCE, **once},
     }
-    log = folder / "log"
+    secured.broker.create_topic(NUMBERS, 4)
+    secured.broker.create_topic(ONCE, 2)
+    log, done = folder / "log", folder / "done"
+    command = [sys.executable, str(JOB), master, str(folder)]
     with (
         log.open("wb") as out,
-        subprocess.Popen(
-            [sys.executable, str(JOB), master, str(folder)],
-            stdin=subprocess.PIPE,
-            stdout=out,
-            stderr=out,
-            env=environ,
-        ) as job,
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=out, stderr=out, env=environ) as job,
     ):
+
+        def said() -> str:
+            return log.read_text(errors="replace")[-3000:]
+
+        def holds(condition: Callable[[], object]) -> bool:
+            assert job.poll() is None, said()
+            return bool(condition())
+
         try:
             assert job.stdin is not None
-            secured.broker.create_topic(NUMBERS, 4)
-            secured.broker.create_topic(ONCE, 2)
-            job.stdin.write(json.dumps(options).encode())
-            job.stdin.close()
-            # Task 0's rows, and some of the other's first attempt.
-            await_end_above(servers, ONCE, ROWS // TASKS, job, log)
+            job.stdin.write(json.dumps(options).encode() + b"\n")
+            job.stdin.flush()
+            # Task 0's rows, and some of the other's first attempt, in an open transaction.
+            enough = partial(holds, lambda: sum(log_ends(servers, ONCE, 2)) > ROWS // TASKS)
+            until(enough, said, within_s=600, poll_s=0.05)
             (folder / "go").touch()
-            assert job.wait(200) == 0, log.read_text(errors="replace")[-3000:]
+            until(partial(holds, done.exists), said, within_s=200, poll_s=0.05)
+            yield json.loads(done.read_text())
         finally:
             job.kill()
 
 
-def test_both_executors_write_and_every_row_arrives_once(
-    secured: Secured, cluster: StandaloneCluster
-) -> None:
+def test_both_executors_write_and_every_row_arrives_once(secured: Secured, run: Run) -> None:
     """To a secured cluster: what proves who they are reaches executors, too."""
     found = read_topic(secured.broker, NUMBERS)
     assert sorted(int(row.value or b"-1") for row in found) == list(range(standalone_job.NUMBERS))
-    assert {row.key for row in found} == {host.encode() for host in cluster.hosts}
+    assert {row.key for row in found} == {host.encode() for host in run.cluster.hosts}
 
 
-@pytest.mark.usefixtures("cluster")
+@pytest.mark.usefixtures("run")
 def test_of_an_attempt_that_spark_speculates_against_readers_see_nothing(secured: Secured) -> None:
     """The copy of a task won while rows of the first attempt were in the topic."""
     servers = secured.broker.bootstrap_servers
@@ -109,29 +125,43 @@ def test_of_an_attempt_that_spark_speculates_against_readers_see_nothing(secured
     assert min(written - committed) >= ROWS // TASKS, "task 1's alone"
 
 
-def await_end_above(servers: str, topic: str, rows: int, job: subprocess.Popen[bytes], log: Path) -> None:
-    """Until there are more rows in the topic than this, also such of open transactions."""
-    consumer = Consumer(
-        {"bootstrap.servers": servers, "group.id": "e", "isolation.level": "read_uncommitted"}
-    )
-    places = [TopicPartition(topic, partition) for partition in range(2)]
+def test_workers_share_what_the_daemon_imported_and_nothing_is_left_of_a_driver_that_was_killed(
+    run: Run,
+) -> None:
+    for log in (run.log, *run.cluster.folder.glob("*.work/*/*/stderr")):
+        assert "kafka_sink.daemon: " not in log.read_text(errors="replace"), "it has given way to Spark's own"
+    seen = run.done["workers"]
+    assert all(loaded for _, loaded, *_ in seen)
+    assert all("kafka_sink.daemon" in parent for _, _, parent, *_ in seen)
+    workers = {worker for worker, *_ in seen}
+    assert len({first for *_, first, _ in seen}) == len(workers), "workers share a random generator"
+    assert len({second for *_, second in seen}) == len(workers), "workers share numpy's random generator"
+    coordinators = coordinators_under(run.done["jvm"])
+    assert len(coordinators) == 1
+    # Its Python lives on and waits for nothing: the JVM stays as a zombie.
+    os.kill(run.done["jvm"], signal.SIGKILL)
+    until(lambda: not processes().keys() & set(coordinators), within_s=60)
 
-    def said() -> str:
-        return log.read_text(errors="replace")[-3000:]
 
-    def is_above() -> bool:
-        assert job.poll() is None, said()
-        return sum(log_end(consumer, place) for place in places) > rows
+def processes() -> dict[int, tuple[int, str]]:
+    """Parent and command of every process."""
+    # Wide: executors name their folder far behind.
+    shown = subprocess.run(["ps", "-ewwo", "pid=,ppid=,stat=,args="], capture_output=True, text=True)
+    fields = (line.split(None, 3) for line in shown.stdout.splitlines())
+    return {int(one[0]): (int(one[1]), one[3]) for one in fields if len(one) == 4 and one[2][0] != "Z"}
 
-    try:
-        until(is_above, said, within_s=600, poll_s=0.05)
-    finally:
-        consumer.close()
+
+def coordinators_under(ancestor: int) -> list[int]:
+    known = processes()
+
+    def is_under(pid: int) -> bool:
+        while pid in known and pid != ancestor:
+            pid = known[pid][0]
+        return pid == ancestor
+
+    return [pid for pid, (_, args) in known.items() if "-m kafka_sink.coordinator" in args and is_under(pid)]
 
 
 def processes_of(folder: Path) -> list[str]:
     """Command lines that name the folder: workers and executors do."""
-    # Wide: executors name it far behind.
-    listed = subprocess.run(["ps", "-ewwo", "pid=,args="], capture_output=True, text=True, check=True)
-    own = str(os.getpid())
-    return [line for line in listed.stdout.splitlines() if str(folder) in line and line.split()[0] != own]
+    return [args for pid, (_, args) in processes().items() if str(folder) in args and pid != os.getpid()]

@@ -1,5 +1,8 @@
 """A driver of its own: ``standalone_job.py MASTER FOLDER``; stdin has the options of its writes, as JSON.
 
+At its end it writes the file ``done`` in FOLDER, as JSON: the pid of its JVM (``jvm``), and what its workers
+have seen before any write (``workers``). Then it lives on until its stdin ends.
+
 ``numbers``: rows whose key says which executor wrote them. ``speculated``: rows that are written while Spark
 speculates. Task 1's first attempt writes a part of them and hangs. Its copy waits for the file ``go`` in
 FOLDER, and then writes all rows, so it is the copy that wins.
@@ -55,6 +58,20 @@ def hangs_at_first(go: Path) -> Callable[[_Batches], _Batches]:
     return rows
 
 
+def look(batches: _Batches) -> _Batches:
+    """The worker's pid, whether what writes need is imported, its parent's command, two draws by chance."""
+    import random
+
+    import numpy as np
+
+    loaded = {"kafka_sink.task.producer_cache", "pyspark.worker", "pyarrow.compute"} <= set(sys.modules)
+    parent = Path(f"/proc/{os.getppid()}/cmdline").read_text().split("\0")
+    for _ in batches:
+        pass
+    seen = [os.getpid(), loaded, parent, random.random(), float(np.random.random())]
+    yield pa.record_batch([pa.array([json.dumps(seen)])], names=["seen"])
+
+
 def main(master: str, folder: str) -> None:
     spark = (
         SparkSession.builder.master(master)
@@ -64,6 +81,7 @@ def main(master: str, folder: str) -> None:
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.log.level", "ERROR")
+        .config("spark.python.daemon.module", "kafka_sink.daemon")
         .config("spark.executor.extraJavaOptions", os.environ.get(SPARK_VARIABLE, ""))
         # Tasks of a short job would all run on the executor that registers first.
         .config("spark.scheduler.minRegisteredResourcesRatio", "1.0")
@@ -77,14 +95,20 @@ def main(master: str, folder: str) -> None:
         .config("spark.speculation.quantile", _NEVER)
         .getOrCreate()
     )
-    options = json.loads(sys.stdin.read())
+    options = json.loads(sys.stdin.readline())
+    # First: a worker that has run another task has imported what that needed.
+    seen = spark.range(0, 4, 1, 4).mapInArrow(look, "seen string").collect()
     numbers = spark.range(0, NUMBERS, 1, NUMBERS_TASKS).selectExpr("cast(id AS string) AS value")
     _write(numbers.mapInArrow(tell_executor, "key string, value string"), options["numbers"])
     # Each stage looks it up when it starts.
     spark.sparkContext._jsc.sc().conf().set("spark.speculation.quantile", _AFTER_A_HALF)  # type: ignore[attr-defined]
     rows = spark.range(0, ROWS, 1, TASKS).selectExpr("lpad(id, 50, '0') value")
     _write(rows.mapInArrow(hangs_at_first(Path(folder) / "go"), "value string"), options["speculated"])
-    spark.stop()
+    jvm = spark.sparkContext._gateway.proc.pid  # type: ignore[union-attr]
+    draft = Path(folder) / "draft"
+    draft.write_text(json.dumps({"jvm": jvm, "workers": [json.loads(row.seen) for row in seen]}))
+    draft.rename(Path(folder) / "done")
+    sys.stdin.read()
 
 
 def _write(frame: Any, options: dict[str, str]) -> None:
