@@ -26,7 +26,7 @@ from local_kafka import LocalBroker
 from tests.support.fake_broker import METADATA, PRODUCE, FakeCluster
 from tests.support.fake_replies import Reply, error
 from tests.support.scripted_cluster import TOPIC, attempts, rows, task_options, written
-from tests.support.topics import read_topic
+from tests.support.topics import read_topic, save
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -407,6 +407,12 @@ def test_a_hundred_thousand_refused_rows_take_no_minutes(bound_waits: BoundWaits
         assert result.elapsed_ms < 120_000
 
 
+def on(broker: LocalBroker, topic: str) -> dict[str, str]:
+    """Options of a task for this topic and its dead letters."""
+    servers = {"kafka.bootstrap.servers": broker.bootstrap_servers, "topic": topic}
+    return servers | {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": f"{topic}-dead-letters"}
+
+
 def test_one_row_in_thousands_is_too_large_or_has_a_wrong_partition(
     spark: SparkSession, broker: LocalBroker
 ) -> None:
@@ -419,15 +425,7 @@ def test_one_row_in_thousands_is_too_large_or_has_a_wrong_partition(
         "cast(case when id = 99 then 4 else null end as int) as partition",
         "array(struct('origin' as key, cast('test' as binary) as value)) as headers",
     )
-    (
-        frame.write.format("kafka-chunked")
-        .mode("append")
-        .option("kafka.bootstrap.servers", broker.bootstrap_servers)
-        .option("topic", "tolerant")
-        .option("errors.tolerance", "all")
-        .option("errors.deadletterqueue.topic.name", "tolerant-dead-letters")
-        .save()
-    )
+    save(frame, on(broker, "tolerant"))
     found = sorted(int(row.key or b"-1") for row in read_topic(broker, "tolerant"))
     wrong = {77, 99}
     assert found == [number for number in range(5_000) if number not in wrong]
@@ -455,14 +453,7 @@ def test_a_compacted_topic_refuses_rows_without_a_key_by_name(broker: LocalBroke
     refused = range(25, 5_000, 50)
     keys = [None if number in refused else b"%d" % number for number in range(5_000)]
     table = pa.table({"key": keys, "value": [b"%d" % number for number in range(5_000)]})
-    raw = {
-        "kafka.bootstrap.servers": broker.bootstrap_servers,
-        "topic": "compacted",
-        "kafka.batch.size": "2048",
-        "kafka.linger.ms": "0",
-        "errors.tolerance": "all",
-        "errors.deadletterqueue.topic.name": "compacted-dead-letters",
-    }
+    raw = on(broker, "compacted") | {"kafka.batch.size": "2048", "kafka.linger.ms": "0"}
     with task_producer(parse(raw).options, plan) as producer:
         for start in range(0, 5_000, 250):
             producer.send(table.slice(start, 250))
@@ -498,19 +489,17 @@ def rejected_rows_job(
 
 
 def test_refused_rows_take_little_memory_beyond_buffer_memory(broker: LocalBroker) -> None:
-    options = {"kafka_buffer_memory": 64 * MIB}
-    plain = rejected_rows_job(broker, "taken", 40_000, 67, keyed=1, **options)
-    found = rejected_rows_job(broker, "untaken", 40_000, 67, **options)
-    assert (plain["skipped"], found["skipped"]) == (0, 40_000)
+    """In large batches, of whose rows a response names each by a text with the topic's name.
+
+    Catches: a response that was so long that it was "not Kafka".
+    """
+    options = {"kafka_buffer_memory": 64 * MIB, "kafka_batch_size": MIB // 4}
+    plain = rejected_rows_job(broker, "taken-" * 28, 40_000, 16, keyed=1, **options)
+    topic = "refused-" * 21
+    found = rejected_rows_job(broker, topic, 40_000, 16, **options)
+    assert (plain["skipped"], found["skipped"], found["retries"]) == (0, 40_000, 0)
     assert found["peak_mib"] - plain["peak_mib"] <= 64, "5 kB a dead letter are 200 MiB"
-    dead_letters = read_topic(broker, "untaken-dead-letters")
-    assert sorted(int((dead_letter.value or b"")[:9]) for dead_letter in dead_letters) == list(range(40_000))
-    assert {len(dead_letter.value or b"") for dead_letter in dead_letters} == {67}
-
-
-def test_brokers_may_refuse_every_row_of_large_batches_by_name(broker: LocalBroker) -> None:
-    """Catches: a response with a text, in which the topic is named, for each of many rows was "not Kafka"."""
-    found = rejected_rows_job(broker, "refused-" * 21, 15_000, 16, kafka_batch_size=MIB // 4)
-    assert found["skipped"] == 15_000
     assert found["peak_mib"] < 450
-    assert found["retries"] == 0
+    dead_letters = read_topic(broker, f"{topic}-dead-letters")
+    assert sorted(int((dead_letter.value or b"")[:9]) for dead_letter in dead_letters) == list(range(40_000))
+    assert {len(dead_letter.value or b"") for dead_letter in dead_letters} == {16}

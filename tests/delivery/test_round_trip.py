@@ -5,17 +5,17 @@ from __future__ import annotations
 import datetime
 import random
 from collections import defaultdict
-from typing import TYPE_CHECKING, NamedTuple
-
-from confluent_kafka import Consumer, TopicPartition
+from typing import TYPE_CHECKING
 
 from local_kafka import LocalBroker
+from tests.support.topics import Row, log_ends, read_topic, save
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ROWS = 1_500
 PARTITIONS = 4
+ANY = -1
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 SCHEMA = (
     "key binary, value binary, timestamp timestamp, "
@@ -23,14 +23,7 @@ SCHEMA = (
 )
 
 
-class Record(NamedTuple):
-    key: bytes | None
-    value: bytes | None
-    timestamp_ms: int
-    headers: tuple[tuple[str, bytes | None], ...]
-
-
-def mixed_records(seed: int) -> list[Record]:
+def mixed_records(seed: int) -> list[Row]:
     """Null and empty keys, values and header values, many headers, times that go back, one large value."""
     chance = random.Random(seed)
     records = []
@@ -51,11 +44,11 @@ def mixed_records(seed: int) -> list[Record]:
             count = 200 if number % 1000 == 0 else chance.randrange(4)
             headers = [(chance.choice(names), chance.choice(values)) for _ in range(count)]
         timestamp = 1_700_000_000_000 + number - (10_000_000 if chance.random() < 0.01 else 0)
-        records.append(Record(key, value, timestamp, tuple(headers)))
+        records.append(Row(ANY, key, value, timestamp, tuple(headers)))
     return records
 
 
-def write(spark: SparkSession, broker: LocalBroker, topic: str, records: list[Record], codec: str) -> None:
+def write(spark: SparkSession, broker: LocalBroker, topic: str, records: list[Row], codec: str) -> None:
     rows = [
         (
             record.key,
@@ -66,48 +59,17 @@ def write(spark: SparkSession, broker: LocalBroker, topic: str, records: list[Re
         )
         for record in records
     ]
-    frame = spark.createDataFrame(rows, SCHEMA).coalesce(1)
-    (
-        frame.write.format("kafka-chunked")
-        .mode("append")
-        .option("kafka.bootstrap.servers", broker.bootstrap_servers)
-        .option("kafka.compression.type", codec)
-        .option("kafka.batch.size", "65536")
+    options = {
+        "kafka.bootstrap.servers": broker.bootstrap_servers,
+        "kafka.compression.type": codec,
+        "kafka.batch.size": "65536",
         # What is sent is the same with both (tests/scenarios/test_equal_batches.py).
-        .option("kafka.buffer.memory.allocation.strategy", ("incremental", "full")[CODECS.index(codec) % 2])
-        .save()
-    )
+        "kafka.buffer.memory.allocation.strategy": ("incremental", "full")[CODECS.index(codec) % 2],
+    }
+    save(spark.createDataFrame(rows, SCHEMA).coalesce(1), options)
 
 
-def read(broker: LocalBroker, topic: str) -> dict[int, list[Record]]:
-    """Everything in the topic, by partition in offset order, with librdkafka."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": broker.bootstrap_servers,
-            "group.id": "round-trip",
-            "enable.auto.commit": False,
-            "check.crcs": True,
-        }
-    )
-    found: dict[int, list[Record]] = defaultdict(list)
-    try:
-        ends = {p: consumer.get_watermark_offsets(TopicPartition(topic, p))[1] for p in range(PARTITIONS)}
-        consumer.assign([TopicPartition(topic, p, 0) for p in range(PARTITIONS)])
-        # consume() waits for all it was asked for, so never for more than there is.
-        while left := sum(ends.values()) - sum(map(len, found.values())):
-            messages = consumer.consume(min(left, 5000), timeout=30)
-            assert messages, f"only {sum(map(len, found.values()))} of {sum(ends.values())} came"
-            for message in messages:
-                assert message.error() is None, message.error()
-                headers = tuple(message.headers() or ())
-                record = Record(message.key(), message.value(), message.timestamp()[1], headers)  # type: ignore[arg-type]
-                found[message.partition() or 0].append(record)
-    finally:
-        consumer.close()
-    return found
-
-
-def positions(records: list[Record]) -> dict[bytes, list[bytes | None]]:
+def positions(records: list[Row]) -> dict[bytes, list[bytes | None]]:
     by_key: dict[bytes, list[bytes | None]] = defaultdict(list)
     for record in records:
         if record.key is not None:
@@ -124,14 +86,13 @@ def test_everything_arrives_once_and_in_order_with_each_codec(
         records = mixed_records(CODECS.index(codec))
         write(spark, broker, topic, records, codec)
 
-        found = read(broker, topic)
-        arrived = [record for partition in sorted(found) for record in found[partition]]
-        assert sorted(arrived, key=repr) == sorted(records, key=repr), codec
-        assert positions(arrived) == positions(records), "a key's rows changed their order"
+        found = read_topic(broker, topic)
+        arrived = sorted((row._replace(partition=ANY) for row in found), key=repr)
+        assert arrived == sorted(records, key=repr), codec
+        assert positions(found) == positions(records), "a key's rows changed their order"
         homes = defaultdict(set)
-        for partition, rows in found.items():
-            for row in rows:
-                homes[row.key].add(partition)
+        for row in found:
+            homes[row.key].add(row.partition)
         assert all(len(places) == 1 for key, places in homes.items() if key is not None)
     check_with_java(broker)
 
@@ -156,14 +117,6 @@ def test_a_topic_per_row_group(spark: SparkSession, broker: LocalBroker) -> None
     frame = spark.range(2_400).selectExpr(
         "concat('fan-out-', id % 12) as topic", "cast(id as string) as value", "cast(id % 7 as string) as key"
     )
-    (
-        frame.write.format("kafka-chunked")
-        .mode("append")
-        .option("kafka.bootstrap.servers", broker.bootstrap_servers)
-        .save()
-    )
-    consumer = Consumer({"bootstrap.servers": broker.bootstrap_servers, "group.id": "fan-out"})
+    save(frame, {"kafka.bootstrap.servers": broker.bootstrap_servers})
     for number, name in enumerate(names):
-        offsets = [consumer.get_watermark_offsets(TopicPartition(name, p))[1] for p in range(1 + number % 3)]
-        assert sum(offsets) == 200, name
-    consumer.close()
+        assert sum(log_ends(broker.bootstrap_servers, name, 1 + number % 3)) == 200, name

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from local_kafka import LocalBroker
 from tests.support.proxy import ProxyCluster
+from tests.support.topics import save
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -21,14 +22,14 @@ def test_a_second_job_asks_for_no_metadata(spark: SparkSession, broker: LocalBro
         broker.create_topic(f"shared-{number}", 1)
     with ProxyCluster(broker.bootstrap_servers) as proxies:
         asked: list[Any] = []
+        frame = spark.range(TOPICS * 8, numPartitions=8).selectExpr(
+            f"concat('shared-', id % {TOPICS}) AS topic", "cast(id AS string) AS value"
+        )
         # Tasks ask by themselves where the coordinator takes over 200 ms: on a busy machine, not in all jobs.
         while len(asked) < 2 or (len(asked) < 5 and asked[-1] > 2):
             # Another batch.size is another producer in each worker: it knows only what the coordinator sends.
-            spark.range(TOPICS * 8, numPartitions=8).selectExpr(
-                f"concat('shared-', id % {TOPICS}) AS topic", "cast(id AS string) AS value"
-            ).write.format("kafka-chunked").mode("append").option(
-                "kafka.bootstrap.servers", proxies.bootstrap_servers
-            ).option("kafka.linger.ms", "0").option("kafka.batch.size", str(100_000 + len(asked))).save()
+            options = {"kafka.linger.ms": "0", "kafka.batch.size": str(100_000 + len(asked))}
+            save(frame, {"kafka.bootstrap.servers": proxies.bootstrap_servers, **options})
             asked.append(proxies.requests[METADATA] - sum(asked))
     # The plan's and the coordinator's. Tasks on their own make 8 or more.
     assert asked[0] <= 5

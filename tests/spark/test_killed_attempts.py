@@ -7,16 +7,15 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
 
 from kafka_sink import register
 from local_kafka import LocalBroker
 from tests.support.proxy import ProxyCluster
-from tests.support.topics import log_end
+from tests.support.topics import log_ends, save
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -49,30 +48,17 @@ def throttled(broker: LocalBroker) -> Iterator[str]:
         yield proxies.bootstrap_servers
 
 
-class Topic:
-    """How many rows a topic has."""
+def await_standstill(rows: Callable[[], int]) -> None:
+    """Once the JVM has let go nothing more comes. What the tasks hold would take a minute."""
+    seen = [(time.monotonic(), rows())]
 
-    def __init__(self, broker: LocalBroker, name: str) -> None:
-        self._consumer = Consumer({"bootstrap.servers": broker.bootstrap_servers, "group.id": "killed"})
-        self._places = [TopicPartition(name, partition) for partition in range(2)]
+    def settled() -> bool:
+        now, found = time.monotonic(), rows()
+        if found != seen[-1][1]:
+            seen.append((now, found))
+        return now - seen[0][0] >= JVM_NOTICES_S and now - seen[-1][0] >= 1.5
 
-    def rows(self) -> int:
-        return sum(log_end(self._consumer, place) for place in self._places)
-
-    def reaches(self, count: int) -> None:
-        until(lambda: self.rows() >= count, "the rows come", PATIENCE_S, poll_s=0.02)
-
-    def stands_still(self) -> None:
-        """Once the JVM has let go nothing more comes. What the tasks hold would take a minute."""
-        seen = [(time.monotonic(), self.rows())]
-
-        def settled() -> bool:
-            now, rows = time.monotonic(), self.rows()
-            if rows != seen[-1][1]:
-                seen.append((now, rows))
-            return now - seen[0][0] >= JVM_NOTICES_S and now - seen[-1][0] >= 1.5
-
-        until(settled, "no more rows come", JVM_NOTICES_AT_LATEST_S, poll_s=0.1)
+    until(settled, "no more rows come", JVM_NOTICES_AT_LATEST_S, poll_s=0.1)
 
 
 def test_after_a_cancelled_job_nothing_more_is_written(
@@ -86,16 +72,19 @@ def test_after_a_cancelled_job_nothing_more_is_written(
         frame = spark.range(0, ROWS, 1, 2).selectExpr(f"{VALUE} AS value")
         options = {"kafka.bootstrap.servers": throttled, "topic": topic, "kafka.compression.type": "none"}
         try:
-            frame.write.format("kafka-chunked").mode("append").options(**options).save()
+            save(frame, options)
         except Exception:  # noqa: BLE001 - Spark's class for it differs by version
             ended.set()
 
     thread = threading.Thread(target=job)
     thread.start()
-    watched = Topic(broker, topic)
-    watched.reaches(2000)
+
+    def written() -> int:
+        return sum(log_ends(broker.bootstrap_servers, topic, 2))
+
+    until(lambda: written() >= 2000, "the rows come", PATIENCE_S, poll_s=0.02)
     spark.sparkContext.cancelJobGroup("killed")
-    watched.stands_still()
+    await_standstill(written)
     thread.join(PATIENCE_S)
     assert ended.is_set()
 

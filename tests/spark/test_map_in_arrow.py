@@ -26,7 +26,7 @@ from kafka_sink.spark import map_in_arrow
 from local_kafka import LocalBroker
 from tests.support.commands import printed_by
 from tests.support.surroundings import Environ, Modules
-from tests.support.topics import read_to_end, read_topic
+from tests.support.topics import read_to_end, read_topic, save
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def test_it_shares_the_application_with_the_data_source(
     """Catches: a coordinator of its own, in a folder that the user's applications share."""
     environ(SPARK_LOCAL_DIRS="/nonexistent/folder of many applications")
     frame = numbers(spark, 10)
-    frame.write.format("kafka-chunked").mode("append").options(**options()).save()
+    save(frame, options())
     application = map_in_arrow.application_of(spark.sparkContext)
     place = LocationFolder.of(application.local_dirs)
     before = place.found()

@@ -1,16 +1,19 @@
-"""Topics as the Spark tests read them: with librdkafka, and batch headers from the broker's own files."""
+"""Topics as the Spark tests write and read them, and batch headers from the broker's own files."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
 from local_kafka import LocalBroker
 from tests.support.waiting import retry
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 
 class Row(NamedTuple):
@@ -21,88 +24,68 @@ class Row(NamedTuple):
     headers: tuple[tuple[str, bytes | None], ...]
 
 
-def read_topic(broker: LocalBroker, topic: str) -> list[Row]:
-    """All rows of a topic, each partition's in order; empty if the topic does not exist."""
+def save(frame: DataFrame, options: Mapping[str, str]) -> None:
+    """Appends the rows by the data source."""
+    frame.write.format("kafka-chunked").mode("append").options(**options).save()
+
+
+def messages(
+    bootstrap: str, topic: str, partitions: int | None = None, isolation_level: str = "read_committed"
+) -> Iterator[Message]:
+    """What such a reader sees now, each partition's in order: to where an open transaction holds it up, or to
+    the end. None: all partitions that the topic has, which may be none."""
     consumer = Consumer(
         {
-            "bootstrap.servers": broker.bootstrap_servers,
-            "group.id": "spark-tests",
+            "bootstrap.servers": bootstrap,
+            "group.id": "tests",
             "enable.auto.commit": False,
+            "isolation.level": isolation_level,
+            "enable.partition.eof": True,
+            "check.crcs": True,
         }
     )
     try:
-        metadata = consumer.list_topics(topic, timeout=30).topics[topic]
-        ends = {}
-        for partition in metadata.partitions:
-            # A topic that was just made may have no leader yet.
-            ends[partition] = log_end(consumer, TopicPartition(topic, partition))
-        consumer.assign([TopicPartition(topic, partition, 0) for partition in ends])
-        rows: list[Row] = []
-        while len(rows) < sum(ends.values()):
-            # consume() waits until it has as many as it is asked for.
-            messages = consumer.consume(min(1000, sum(ends.values()) - len(rows)), timeout=30)
-            assert messages, f"{len(rows)} of {sum(ends.values())} rows came"
-            for message in messages:
-                assert message.error() is None, message.error()
-                headers = tuple(message.headers() or ())
-                rows.append(
-                    Row(message.partition(), message.key(), message.value(), message.timestamp()[1], headers)  # type: ignore[arg-type]
-                )
-        return rows
+        if partitions is None:
+            partitions = len(consumer.list_topics(topic, timeout=30).topics[topic].partitions)
+        consumer.assign([TopicPartition(topic, partition, 0) for partition in range(partitions)])
+        came = ended = 0
+        while ended < partitions:
+            message = consumer.poll(30)
+            assert message is not None, f"{came} rows came, and {ended} of {partitions} ends"
+            error = message.error()
+            if error is None:
+                came += 1
+                yield message
+            elif error.name() == "_PARTITION_EOF":
+                ended += 1
+            else:
+                # Of a broker that has just come back, or a leader to be elected, say: librdkafka goes on.
+                assert error.retriable() or not error.fatal(), error
     finally:
         consumer.close()
 
 
+def read_topic(broker: LocalBroker, topic: str) -> list[Row]:
+    """All rows of a topic, each partition's in order; empty if the topic does not exist."""
+    return [
+        Row(one.partition(), one.key(), one.value(), one.timestamp()[1], tuple(one.headers() or ()))  # type: ignore[arg-type]
+        for one in messages(broker.bootstrap_servers, topic)
+    ]
+
+
 def numbers_in(bootstrap: str, topic: str, partitions: int) -> dict[int, list[int]]:
     """Numbers before the first colon of each value, by partition, in offset order."""
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "check", "enable.auto.commit": False})
-    ends = {p: log_end(consumer, TopicPartition(topic, p)) for p in range(partitions)}
-    consumer.assign([TopicPartition(topic, p, 0) for p in range(partitions)])
-    found: dict[int, list[int]] = {p: [] for p in range(partitions)}
-    # consume() waits for all it was asked for, so never for more than there is.
-    while left := sum(ends.values()) - sum(map(len, found.values())):
-        messages = consumer.consume(min(left, 10_000), timeout=30)
-        assert messages
-        for message in messages:
-            if (error := message.error()) is not None:
-                # Of a broker that has just come back, say: librdkafka goes on. The value is the error's text.
-                assert not error.fatal(), error
-                continue
-            found[message.partition() or 0].append(int((message.value() or b"").split(b":")[0]))
-    consumer.close()
+    found: dict[int, list[int]] = {partition: [] for partition in range(partitions)}
+    for message in messages(bootstrap, topic, partitions):
+        found[message.partition() or 0].append(int((message.value() or b"").split(b":")[0]))
     return found
 
 
 def read_to_end(
     bootstrap: str, topic: str, partitions: int, isolation_level: str = "read_committed"
 ) -> list[bytes]:
-    """The values that such a reader sees now: to where an open transaction holds it up, or to the end."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": bootstrap,
-            "group.id": "read-to-end",
-            "enable.auto.commit": False,
-            "isolation.level": isolation_level,
-            "enable.partition.eof": True,
-        }
-    )
-    consumer.assign([TopicPartition(topic, partition, 0) for partition in range(partitions)])
-    values: list[bytes] = []
-    ended = 0
-    try:
-        while ended < partitions:
-            message = consumer.poll(30)
-            assert message is not None, f"{len(values)} rows came, and {ended} of {partitions} ends"
-            error = message.error()
-            if error is None:
-                values.append(message.value() or b"")
-            elif error.name() == "_PARTITION_EOF":
-                ended += 1
-            else:
-                assert error.retriable(), error
-    finally:
-        consumer.close()
-    return values
+    """The values that such a reader sees now."""
+    return [one.value() or b"" for one in messages(bootstrap, topic, partitions, isolation_level)]
 
 
 def log_ends(bootstrap: str, topic: str, partitions: int) -> list[int]:
