@@ -23,25 +23,15 @@ def test_delays_double_up_to_the_maximum_with_a_fifth_of_jitter(
     assert delay_ms == grown * (1 - 0.2 + 2 * 0.2 * drawn)
 
 
-_OPTIONS = parse({"kafka.bootstrap.servers": "broker:9092"}).options
-
-
-def test_a_task_waits_for_the_second_task_that_is_asked_to_fetch_but_not_for_the_third() -> None:
+def test_times_that_depend_on_one_another_are_in_order() -> None:
+    # A task waits for the second task that is asked to fetch, but not for the third.
     assert clock.FETCH_SILENCE_MS < clock.HINT_WAIT_MS < 2 * clock.FETCH_SILENCE_MS
-
-
-def test_a_task_gives_up_waiting_before_it_takes_the_coordinator_for_gone() -> None:
+    # It gives up waiting before it takes the coordinator for gone.
     assert clock.HINT_WAIT_MS < clock.COORDINATOR_SILENCE_MS
-
-
-def test_gathering_is_shorter_than_the_interval_of_reports() -> None:
-    interval_ms = _OPTIONS.coordinator_report_interval_ms
-    assert interval_ms > clock.GATHER_MUTES_MS
-
-
-def test_a_silence_is_confirmed_long_before_a_request_counts_as_slow() -> None:
+    # Gathering is shorter than the interval of reports.
+    options = parse({"kafka.bootstrap.servers": "broker:9092"}).options
+    assert options.coordinator_report_interval_ms > clock.GATHER_MUTES_MS
+    # A silence is confirmed long before a request counts as slow.
     assert breaker_value("slow.request.min.ms", {}) >= 10 * clock.CONFIRM_SILENCE_MS
-
-
-def test_batches_count_as_waiting_until_the_sender_checks_again() -> None:
+    # Batches count as waiting until the sender checks again.
     assert clock.HELD_MS > clock.MAX_POLL_MS

@@ -35,11 +35,9 @@ def test_a_rate_shows_at_the_first_sample_and_forgets_what_is_older_than_five() 
     assert window.per_second == pytest.approx(10.0)
 
 
-@pytest.mark.parametrize(("second_ms", "later"), [(11_000.0, -5.0), (9_000.0, 0.0)])
-def test_a_total_that_was_corrected_and_a_clock_that_stands_give_no_rate(
-    second_ms: float, later: float
-) -> None:
-    window = RateWindow()
-    window.add(10_000.0, 0.0)
-    window.add(second_ms, later)
-    assert window.per_second == 0.0
+def test_a_total_that_was_corrected_and_a_clock_that_stands_give_no_rate() -> None:
+    for second_ms, later in ((11_000.0, -5.0), (9_000.0, 0.0)):
+        window = RateWindow()
+        window.add(10_000.0, 0.0)
+        window.add(second_ms, later)
+        assert window.per_second == 0.0

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,12 +31,11 @@ def found(environ: dict[str, str], options: dict[str, str] | None = None) -> lis
     return list(examine(environ, options or {}))
 
 
-def problems(environ: dict[str, str], options: dict[str, str] | None = None) -> str:
-    return "\n".join(one.text for one in found(environ, options) if one.level is Level.PROBLEM)
+def texts(level: Level, environ: dict[str, str], options: dict[str, str] | None = None) -> str:
+    return "\n".join(one.text for one in found(environ, options) if one.level is level)
 
 
-def notes(environ: dict[str, str], options: dict[str, str] | None = None) -> str:
-    return "\n".join(one.text for one in found(environ, options) if one.level is Level.NOTE)
+problems, notes = partial(texts, Level.PROBLEM), partial(texts, Level.NOTE)
 
 
 def program(folder: Path, script: str, name: str = "python") -> str:
@@ -65,30 +65,20 @@ def test_nothing_to_mend_here() -> None:
     assert "no broker was asked" in notes(HERE)
 
 
-@pytest.mark.parametrize(
-    ("pyspark", "pandas", "text", "problem"),
-    [
+def test_it_says_which_spark_was_found_and_what_works_there(tmp_path: Path) -> None:
+    environ = {"PATH": HERE["PATH"], "PYSPARK_PYTHON": python_that_prints(tmp_path, "[[3, 12], null, []]")}
+    only = "no data sources in Python: use kafka_sink.write, and kafka_sink.foreach_batch for streams"
+    for pyspark, pandas, text, is_problem in (
         ("3.4.1", "2.3.3", "PySpark 3.4.1 is too old: use 3.5 or newer", True),
-        (
-            "3.5.9",
-            "2.3.3",
-            "no data sources in Python: use kafka_sink.write, and kafka_sink.foreach_batch for streams",
-            False,
-        ),
+        ("3.5.9", "2.3.3", only, False),
         ("3.5.9", None, "PySpark asks for pandas on the driver", True),
         ("4.0.1", None, "PySpark asks for pandas on the driver", False),
         ("4.0.1", "2.3.3", "format('kafka-chunked'), kafka_sink.write and kafka_sink.foreach_batch", False),
         (None, None, "no PySpark was found", False),
-    ],
-)
-def test_it_says_which_spark_was_found_and_what_works_there(
-    tmp_path: Path, pyspark: str | None, pandas: str | None, text: str, problem: bool
-) -> None:
-    versions = {"pyspark": pyspark, "pandas": pandas}
-    environ = {"PATH": HERE["PATH"], "PYSPARK_PYTHON": python_that_prints(tmp_path, "[[3, 12], null, []]")}
-    seen = doctor.examine(environ, {}, installed=lambda name: versions.get(name, "1.0"), path=[])
-    said = [one for one in seen if text in one.text]
-    assert [one.level is Level.PROBLEM for one in said] == [problem]
+    ):
+        versions = {"pyspark": pyspark, "pandas": pandas}
+        seen = examine(environ, {}, installed=lambda name, of=versions: of.get(name, "1.0"), path=[])  # type: ignore[misc]
+        assert [one.level is Level.PROBLEM for one in seen if text in one.text] == [is_problem], text
 
 
 def test_the_spark_of_spark_home_is_found(tmp_path: Path) -> None:
@@ -138,14 +128,8 @@ def test_a_python_of_the_driver_with_which_spark_cannot_find_the_sink_is_named(
 
     complete = {**here, "PYSPARK_DRIVER_PYTHON": python_that_prints(tmp_path, '[[3, 12], "4.3.0", []]')}
     assert problems(complete) == ""
-    assert any("on executors, too" in one.text for one in found(complete))
+    assert "on executors, too" in notes(complete)
     assert not any("DRIVER" in one.text for one in found({**HERE, "PYSPARK_DRIVER_PYTHON": sys.executable}))
-
-
-def plant(folder: Path, name: str, evidence: Path) -> None:
-    """A module that writes ``evidence`` when it is imported, in a folder where anybody may write."""
-    (folder / f"{name}.py").write_text(f"open({str(evidence)!r}, 'w').close()\nraise ImportError\n")
-    folder.chmod(0o777)
 
 
 def test_the_doctor_imports_nothing_that_another_user_planted(
@@ -154,7 +138,8 @@ def test_the_doctor_imports_nothing_that_another_user_planted(
     """Catches: the workers' Python, started in the system's temporary folder, imported /tmp/json.py."""
     shared, evidence = tmp_path / "shared", tmp_path / "was-run"
     shared.mkdir()
-    plant(shared, "json", evidence)
+    (shared / "json.py").write_text(f"open({str(evidence)!r}, 'w').close()\nraise ImportError\n")
+    shared.chmod(0o777)
     environ(TMPDIR=str(shared))
     temporary_folder(str(shared))
     assert problems(HERE) == ""
@@ -181,22 +166,19 @@ def test_a_folder_that_anybody_may_write_to_and_python_imports_from_is_named(
     assert not any("imports from" in one.text for one in found(here))
 
 
-def test_an_unset_pyspark_python_is_noted(here: dict[str, str]) -> None:
-    environ = {name: value for name, value in here.items() if name != "PYSPARK_PYTHON"}
-    assert any("PYSPARK_PYTHON is not set" in one.text for one in found(environ))
-
-
-def test_java_is_checked(here: dict[str, str], tmp_path: Path) -> None:
+def test_java_the_workers_python_and_spark_s_folders_are_looked_at(
+    here: dict[str, str], tmp_path: Path
+) -> None:
+    assert "PYSPARK_PYTHON is not set" in notes(
+        {n: value for n, value in here.items() if n != "PYSPARK_PYTHON"}
+    )
+    assert "cannot write to /proc" in problems({**here, "SPARK_LOCAL_DIRS": "/proc"})
     assert "there is no Java" in problems({**here, "JAVA_HOME": "", "PATH": str(tmp_path)})
     (tmp_path / "bin").mkdir()
     java = program(tmp_path / "bin", "echo 'openjdk version \"11.0.2\" 2019' >&2", "java")
     assert "Java 11.0.2" in problems({**here, "JAVA_HOME": str(tmp_path)})
     Path(java).unlink()
     assert "does not start" in problems({**here, "JAVA_HOME": str(tmp_path)})
-
-
-def test_a_folder_that_cannot_be_written_is_named(here: dict[str, str]) -> None:
-    assert "cannot write to /proc" in problems({**here, "SPARK_LOCAL_DIRS": "/proc"})
 
 
 def test_options_brokers_and_topics_are_tried_and_nothing_is_created(here: dict[str, str]) -> None:
@@ -207,25 +189,18 @@ def test_options_brokers_and_topics_are_tried_and_nothing_is_created(here: dict[
         assert "there is no topic 'missing'" in problems(here, base | never | {"topic": "missing"})
         dead_letters = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": "dead-letters"}
         assert "'dead-letters'" in problems(here, base | never | {"topic": "there"} | dead_letters)
+        for option, said in (
+            ("topic.create", "a job creates it"),
+            ("kafka.allow.auto.create.topics", "unless brokers create it"),
+        ):
+            given = base | {"topic": "missing", option: "true"}
+            seen = found(here, given)
+            assert found(here, given) == seen, "it has created the topic"
+            assert not [one for one in seen if one.level is Level.PROBLEM]
+            assert any(said in one.text for one in seen if one.level is Level.NOTE)
+            assert any("brokers and login: usable" in one.text for one in seen)
     assert "Did you mean" in problems(here, base | {"kafka.acsk": "all"})
     assert "Connection refused" in problems(here, {**base, "kafka.bootstrap.servers": "127.0.0.1:1"})
-
-
-@pytest.mark.parametrize(
-    ("option", "said"),
-    [("topic.create", "a job creates it"), ("kafka.allow.auto.create.topics", "unless brokers create it")],
-)
-def test_a_missing_topic_that_a_job_would_create_is_no_problem(
-    here: dict[str, str], option: str, said: str
-) -> None:
-    """Catches: a problem where none is, and a setting in its text that nobody made."""
-    with FakeCluster({"there": 1}) as cluster:
-        given = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "kafka.max.block.ms": "300"}
-        seen = found(here, given | {"topic": "missing", option: "true"})
-        assert found(here, given | {"topic": "missing", option: "true"}) == seen, "it has created the topic"
-    assert not [one for one in seen if one.level is Level.PROBLEM]
-    assert any(said in one.text for one in seen if one.level is Level.NOTE)
-    assert any("brokers and login: usable" in one.text for one in seen)
 
 
 def test_a_cluster_is_checked_without_a_change(here: dict[str, str]) -> None:
@@ -284,22 +259,18 @@ def test_the_settings_of_a_session_are_checked() -> None:
 
 
 def test_all_mistakes_in_options_are_told_at_once(here: dict[str, str]) -> None:
-    given = {"kafka.acsk": "all", "kafka.linger.ms": "soon", "max.rows.per.secnd": "5", "topic": "t"}
-    text = problems(here, {**given, "kafka.bootstrap.servers": "127.0.0.1:1"})
-    for name in ("kafka.acsk", "kafka.linger.ms", "max.rows.per.secnd"):
-        assert f"'{name}'" in text
+    wrong = {"kafka.acsk": "all", "kafka.linger.ms": "soon", "max.rows.per.secnd": "5"}
+    text = problems(here, {**wrong, "topic": "t", "kafka.bootstrap.servers": "127.0.0.1:1"})
+    assert all(f"'{name}'" in text for name in wrong), text
     assert "Connection refused" not in text
 
 
-def test_findings_as_json() -> None:
+def test_the_command_takes_options_prints_json_and_no_secret(tmp_path: Path) -> None:
     out = io.StringIO()
     assert main(["--json", "--bootstrap-servers", "127.0.0.1:1", "--option", "kafka.acsk=all"], out) == 1
     lines = [json.loads(line) for line in out.getvalue().splitlines()]
     assert {"OK", "PROBLEM"} <= {line["level"] for line in lines}
     assert any("kafka.acsk" in line["text"] for line in lines)
-
-
-def test_the_command_takes_options_and_prints_no_secret(tmp_path: Path) -> None:
     secrets = tmp_path / "options.json"
     secrets.write_text(json.dumps({"kafka.sasl.jaas.config": "hunter2 required password=hunter2;"}))
     out = io.StringIO()

@@ -39,21 +39,18 @@ def test_one_line_of_any_text() -> None:
     assert len(many) <= MAX_CHARACTERS
 
 
-@pytest.mark.parametrize("log", [driver_log.report, driver_log.warn, driver_log.error])
-def test_lines_of_the_driver(log: object, caplog: pytest.LogCaptureFixture) -> None:
-    """Names of topics and prefixes that a row, a broker or another application has chosen."""
-    assert callable(log)
-    log(f"kafka-chunked: an earlier run with transactional.id.prefix '{FORGED}' 100 %")
-    assert_plain(caplog.records[0].getMessage())
-
-
 def test_a_rows_topic_in_the_line_about_a_dead_letter(caplog: pytest.LogCaptureFixture) -> None:
+    """And names that a broker or another application has chosen in lines of the driver and of tasks."""
+    for log in (driver_log.report, driver_log.warn, driver_log.error, TaskAttempt._warn):
+        log(f"kafka-chunked: an earlier run with transactional.id.prefix '{FORGED}' 100 %")
+        assert_plain(caplog.records[-1].getMessage())
+    assert len(caplog.records) == 4
     dead_letters = DeadLetters("dead-letters", 10, 1000)
     rows = RejectedRows(
         None, pa.array([b"v"]), None, pa.array([FORGED.encode()]), 0, 0, np.array([1]), f"why {FORGED}", "E"
     )
     dead_letters.add(rows)
-    (record,) = caplog.records
+    record = caplog.records[-1]
     assert record.levelno == logging.WARNING
     assert_plain(record.getMessage())
 
@@ -66,18 +63,10 @@ def test_the_reason_of_a_users_breaker_class() -> None:
         assert_plain(change.reason)
 
 
-def test_transactions_of_others(caplog: pytest.LogCaptureFixture) -> None:
-    TaskAttempt._warn(f"the transaction '{FORGED}' of another is open")
-    assert_plain(caplog.records[0].getMessage())
-
-
-def test_findings_of_the_doctor() -> None:
+def test_findings_of_the_doctor_and_prefixes_in_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any application that may write transactions chooses its own prefix."""
     for finding in (ok, note, problem):
         assert_plain(str(finding(FORGED)))
-
-
-def test_prefixes_in_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any application that may write transactions chooses its own."""
     monkeypatch.setattr(transactions, "_decided", lambda *_: "decided")
     client = SimpleNamespace(run=lambda *_: {})
     out = io.StringIO()

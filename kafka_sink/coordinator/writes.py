@@ -222,7 +222,8 @@ def end_attempts(address: CoordinatorAddress, name: str, *, again: bool = False)
     """Called on the driver: end the attempts of this write that still run, and wait until the coordinator has
     notified them. Raises nothing.
 
-    ``again``: see WriteEnding. Returns what the last attempt that reported a failure said; "" if none did.
+    ``again``: see ``WriteEnding``. Returns what the last attempt that reported a failure said, "" if none
+    did.
     """
     if again and spark_application.happened_within(_SILENT, _SILENT_S):
         return ""

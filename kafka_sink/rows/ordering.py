@@ -29,7 +29,7 @@ def by_partition(
     """The rows ordered by partition; rows of one partition keep their order.
 
     ``slots`` has a number per row, its partition and the ``bases`` of its topic; ``resting`` are slots of
-    muted partitions. ``now_ms`` is the timestamp of rows without one. ``free``: see OrderedRows.
+    muted partitions. ``now_ms`` is the timestamp of rows without one. ``free``: see ``OrderedRows``.
     """
     timestamps = now_ms if rows.timestamps_ms is None else rows.timestamps_ms
     if slots.min() != slots.max():

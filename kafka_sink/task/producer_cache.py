@@ -88,8 +88,8 @@ def task_producer(
     with all that is half sent.
 
     ``coordinator`` is where the task shares metadata and mutes. For ``hints``, ``task`` and ``tasks_at_once``
-    see Producer.begin. ``again`` says that an earlier attempt of the task failed: the task then gets a new
-    producer, because an idle one may hold the same wrong metadata (of a cluster that was replaced, say).
+    see ``Producer.begin``. ``again`` says that an earlier attempt of the task failed: the task then gets a
+    new producer, because an idle one may hold the same wrong metadata (of a cluster that was replaced, say).
     """
     # One producer serves all topics. Options that only planning reads must not lead to another producer.
     producer = PRODUCERS.take(options.for_tasks(), new=again)

@@ -12,10 +12,9 @@ from kafka_sink.errors import ConfigurationError, KafkaSinkError, MetadataTimeou
 from kafka_sink.options import parse
 from kafka_sink.options.table import SPECS, OptionSpec
 from kafka_sink.options.values import INT_MAX, KAFKA_PREFIX, LONG_MAX
-from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.spark.write import PlannedWrite
 from tests.support.fake_broker import FakeCluster
-from tests.support.scripted_cluster import TOPIC, rows, task_options
+from tests.support.scripted_cluster import PLAN, TOPIC, rows, task_options
 from tests.support.strategy import forced
 
 # What cannot work at its bound, and how the task ends then.
@@ -41,9 +40,8 @@ def ending(name: str, value: int) -> type[KafkaSinkError] | None:
 
 def write(cluster: FakeCluster, **given: object) -> int:
     """A task of two batches, the second of which lets the first wait; returns the rows acknowledged."""
-    raw = task_options(cluster, **given)
-    plan = ColumnPlan.of([("value", "binary"), ("partition", "int")], TOPIC)
-    return PlannedWrite(parse(raw).options, plan).write(iter([rows(0, 25), rows(25, 25)])).result.records
+    options = parse(task_options(cluster, **given)).options
+    return PlannedWrite(options, PLAN).write(iter([rows(0, 25), rows(25, 25)])).result.records
 
 
 def bounds(spec: OptionSpec) -> tuple[int, int]:

@@ -26,7 +26,8 @@ from kafka_sink.task.producer_cache import task_producer
 from local_kafka import LocalBroker
 from tests.support.coordinator_harness import serving
 from tests.support.fake_broker import METADATA, FakeCluster
-from tests.support.scripted_cluster import TOPIC, rows, send, task, task_options, written
+from tests.support.planned_writes import Context
+from tests.support.scripted_cluster import PLAN, TOPIC, rows, send, task, task_options, written
 from tests.support.waiting import until
 
 
@@ -64,13 +65,9 @@ def test_a_partition_that_never_comes_fails_after_max_block_by_name() -> None:
         wrong = (
             r"'partition' has 2 in a row for topic 't', whose partitions are 0 to 1.*max\.block\.ms = 900 ms"
         )
-        options: dict[str, object] = {
-            "max_block_ms": 900,
-            "retry_backoff_ms": 100,
-            "retry_backoff_max_ms": 1000,
-        }
-        with pytest.raises(InvalidRowError, match=wrong), task(cluster, **options) as producer:
-            producer.send(rows(0, 1, partition=2))
+        backoff = {"retry_backoff_ms": 100, "retry_backoff_max_ms": 1000}
+        with pytest.raises(InvalidRowError, match=wrong):
+            send(cluster, rows(0, 1, partition=2), max_block_ms=900, **backoff)
         assert 0.9 <= time.monotonic() - begun < 20
         # The first, one at once or after 100 ms, and those after 100, 200 and 400 ms; fewer if all is slow.
         assert 2 <= lookups(cluster) <= 6
@@ -81,7 +78,6 @@ def test_all_tasks_learn_of_a_partition_that_one_task_missed(monkeypatch: pytest
     monkeypatch.setattr(cluster_metadata, "HINT_WAIT_MS", 10_000.0)
     with FakeCluster({TOPIC: 2}) as cluster:
         raw = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "topic": TOPIC, "kafka.linger.ms": "0"}
-        plan = ColumnPlan.of([("value", "binary"), ("partition", "int")], TOPIC)
         made: list[MetadataService] = []
 
         def metadata_service(*arguments: Any) -> MetadataService:
@@ -93,7 +89,7 @@ def test_all_tasks_learn_of_a_partition_that_one_task_missed(monkeypatch: pytest
 
             def writing(client_id: str) -> AbstractContextManager[Producer]:
                 options = parse({**raw, "kafka.client.id": client_id}).options
-                return task_producer(options, plan, found.address)
+                return task_producer(options, PLAN, found.address)
 
             with writing("earlier") as earlier:
                 earlier.send(rows(0, 5, partition=1))
@@ -118,10 +114,12 @@ def test_all_tasks_learn_of_a_partition_that_one_task_missed(monkeypatch: pytest
 def test_rows_for_a_partition_that_a_recreated_topic_lacks_fail_after_max_block_by_name() -> None:
     """Not after delivery.timeout.ms: the task that is run again has them in other partitions."""
     with FakeCluster({TOPIC: 4}) as cluster:
-        options: dict[str, object] = {"max_block_ms": 500, "delivery_timeout_ms": 30_000}
         begun = time.monotonic()
         lacks = r"t-3: the topic has 2 partition\(s\) and not this one, for kafka\.max\.block\.ms = 500 ms"
-        with pytest.raises(DeliveryError, match=lacks), task(cluster, **options) as producer:  # noqa: PT012 - finish raises it
+        with (  # noqa: PT012 - finish raises it
+            pytest.raises(DeliveryError, match=lacks),
+            task(cluster, max_block_ms=500, delivery_timeout_ms=30_000) as producer,
+        ):
             producer.send(rows(0, 5, partition=3))
             until(lambda: written(cluster, 3), "the first rows")
             cluster.create_topic(TOPIC, 2)
@@ -129,16 +127,6 @@ def test_rows_for_a_partition_that_a_recreated_topic_lacks_fail_after_max_block_
             producer.finish()
         assert time.monotonic() - begun < 25, "delivery.timeout.ms is 30 s"
         assert send(cluster, rows(5, 5, partition=1)).records == 5
-
-
-class Context:
-    """A Spark task, as far as its hints are concerned."""
-
-    taskAttemptId = partitionId = stageId = staticmethod(lambda: 3)  # noqa: N815 - Spark's names
-    getLocalProperty = staticmethod(lambda _: None)  # noqa: N815
-
-    def __init__(self, number: int) -> None:
-        self.attemptNumber = lambda: number
 
 
 def test_an_attempt_after_the_first_takes_no_hints_of_planning(in_task: Callable[[object], None]) -> None:
@@ -149,9 +137,8 @@ def test_an_attempt_after_the_first_takes_no_hints_of_planning(in_task: Callable
             hints = PlannedCoordinator(snapshot=producer.cluster.snapshot(monotonic_ms()))
         for number in (0, 1):
             options = parse(task_options(cluster, client_id=f"attempt-{number}")).options
-            plan = ColumnPlan.of([("value", "binary"), ("partition", "int")], TOPIC)
-            in_task(Context(number))
-            PlannedWrite(options, plan, hints).write(iter([rows(1, 1)]))
+            in_task(Context({}, number))
+            PlannedWrite(options, PLAN, hints).write(iter([rows(1, 1)]))
             assert bool(lookups(cluster, f"attempt-{number}")) == (number > 0)
 
 

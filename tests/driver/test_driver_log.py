@@ -11,22 +11,14 @@ import pyarrow as pa
 import pytest
 
 from kafka_sink.driver import driver_log
-from kafka_sink.options import parse
-from kafka_sink.rows.column_plan import ColumnPlan
-from kafka_sink.spark.write import PlannedWrite
-
-PLAN = ColumnPlan(value=1, topic="t")
-
-
-OPTIONS = parse({"kafka.bootstrap.servers": "h:1", "topic": "t"}).options
-
+from tests.support.planned_writes import planned
 
 pytestmark = pytest.mark.usefixtures("bare_logging")
 
 
 def test_warnings_of_a_task_have_time_level_and_host(capsys: pytest.CaptureFixture[str]) -> None:
     """Catches: bare texts of many tasks in the stderr of an executor."""
-    PlannedWrite(OPTIONS, PLAN).write(warned_of())
+    planned().write(warned_of())
     line = capsys.readouterr().err
     assert re.fullmatch(
         rf"\d\d/\d\d/\d\d [\d:]+ WARNING kafka_sink on {socket.gethostname()}: a broker is slow\n", line

@@ -20,7 +20,6 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 _PATH = re.compile(r"`([A-Za-z_][\w./-]*(?:\.py|\.json|\.md|\.toml|/))(?:`|:)")
 # Between double backticks in docstrings: a lone identifier, called or not, perhaps an attribute of one.
 _NAME = re.compile(r"``(?!TLS_)([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?:\(\))?``")
-_SEE = re.compile(r"\b[Ss]ee (?:the )?([A-Z]\w+)(?:\.(\w+))?\.")
 # Of other projects: named, and nowhere in this package's code.
 _OTHERS = """
     CommonClientConfigs DumpLogSegments JaasConfig KafkaWriter ProducerConfig StreamTokenizer
@@ -100,23 +99,6 @@ def test_names_in_docstrings_are_there() -> None:
         for line, text in docstrings(path)
         for name in _NAME.findall(text)
         if not set(name.split(".")) <= known
-    ]
-    assert not missing
-
-
-def test_classes_that_docstrings_send_to_are_there() -> None:
-    classes = {
-        node.name: {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
-        for path in MODULES
-        for node in definitions(path)
-        if isinstance(node, ast.ClassDef)
-    }
-    missing = [
-        f"{path.relative_to(ROOT)}:{line}: {name}.{method}"
-        for path in MODULES
-        for line, text in docstrings(path)
-        for name, method in _SEE.findall(text)
-        if name not in classes or (method and method not in classes[name])
     ]
     assert not missing
 

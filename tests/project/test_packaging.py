@@ -65,11 +65,8 @@ def test_the_wheel_has_all_that_runs_and_nothing_else(wheel: Path) -> None:
     files = contents(wheel)
     (metadata,) = (text.decode() for name, text in files.items() if name.endswith("METADATA"))
     (entry_points,) = (text.decode() for name, text in files.items() if name.endswith("entry_points.txt"))
-    tops = {name.split("/")[0] for name in files}
-    assert {top for top in tops if not top.endswith(".dist-info")} == {
-        "kafka_sink",
-        "pyspark_kafka_chunked.py",
-    }
+    tops = {top for name in files if not (top := name.split("/")[0]).endswith(".dist-info")}
+    assert tops == {"kafka_sink", "pyspark_kafka_chunked.py"}
     sources = {str(path.relative_to(ROOT)) for path in (ROOT / "kafka_sink").rglob("*.py")}
     assert sources | {"kafka_sink/py.typed"} <= set(files)
     assert "Requires-Python: >=3.10" in metadata
@@ -105,15 +102,10 @@ def test_what_the_sdist_builds_is_what_the_clone_builds(wheel: Path, wheel_of_th
 def test_the_sdist_has_the_tests_and_what_they_need(sdist: Path) -> None:
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    wanted = {"LICENSE", "README.md", "Makefile", "conftest.py", "constraints.txt", "mkdocs.yml", ".ci/run"}
-    wanted |= {
-        "tests/project/test_packaging.py",
-        "benchmarks/__main__.py",
-        "tools/setup_venv.sh",
-        "packages/local_kafka/pyproject.toml",
-        "docs/install.md",
-    }
-    assert wanted <= names
+    wanted = "LICENSE README.md Makefile conftest.py constraints.txt mkdocs.yml .ci/run docs/install.md"
+    wanted += " tests/project/test_packaging.py benchmarks/__main__.py tools/setup_venv.sh"
+    wanted += " packages/local_kafka/pyproject.toml"
+    assert set(wanted.split()) <= names
     assert not [name for name in names if "__pycache__" in name or name.startswith(".venv")]
 
 
@@ -344,14 +336,6 @@ def test_a_package_that_was_shipped_is_registered_in_the_place_of_one_that_is_in
     assert len(session.registered) == 1
 
 
-def test_sparks_lookup_finds_the_sink() -> None:
-    import pyspark_kafka_chunked
-    from kafka_sink.spark.datasource import KafkaChunkedDataSource
-
-    assert pyspark_kafka_chunked.DefaultSource is KafkaChunkedDataSource
-    assert pyspark_kafka_chunked.DefaultSource.name() == "kafka-chunked"
-
-
 BROKEN = """
 import sys
 sys.modules["kafka_sink.spark.datasource"] = None  # as if an import in there failed
@@ -365,26 +349,26 @@ try:
 except ImportError as error:
     print(error)
 """
-
-
-def test_a_sink_that_cannot_be_imported_says_so_only_when_used(
-    project_environment: dict[str, str], tmp_path: Path
-) -> None:
-    printed = printed_by(BROKEN, project_environment, tmp_path)
-    assert "cannot be imported" in printed
-    assert "PYSPARK_PYTHON" in printed
-
-
-def test_even_without_pyspark_the_lookup_module_does_not_raise(
-    project_environment: dict[str, str], tmp_path: Path
-) -> None:
-    code = """
+WITHOUT_PYSPARK = """
 import sys
 sys.modules["pyspark"] = None
 import pyspark_kafka_chunked as module
 assert not hasattr(module, "DefaultSource")
 """
-    printed_by(code, project_environment, tmp_path)
+
+
+def test_sparks_lookup_finds_the_sink_and_one_that_cannot_be_imported_says_so_only_when_used(
+    project_environment: dict[str, str], tmp_path: Path
+) -> None:
+    import pyspark_kafka_chunked
+    from kafka_sink.spark.datasource import KafkaChunkedDataSource
+
+    assert pyspark_kafka_chunked.DefaultSource is KafkaChunkedDataSource
+    assert pyspark_kafka_chunked.DefaultSource.name() == "kafka-chunked"
+    printed = printed_by(BROKEN, project_environment, tmp_path)
+    assert "cannot be imported" in printed
+    assert "PYSPARK_PYTHON" in printed
+    printed_by(WITHOUT_PYSPARK, project_environment, tmp_path)
 
 
 def test_the_licence_and_the_version_are_there() -> None:

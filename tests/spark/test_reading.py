@@ -57,34 +57,25 @@ def test_held_rows_go_while_spark_has_no_next_batch() -> None:
     assert len(producer.units) == 3
 
 
-@pytest.mark.parametrize("before", [[], [batch()]], ids=["", "after an empty batch"])
-def test_a_micro_batch_of_one_batch_is_read_by_the_task_alone(before: list[pa.RecordBatch]) -> None:
+@pytest.mark.parametrize(
+    "batches", [[batch("a")], [batch(), batch("a")], [batch("x" * TARGET_TABLE_BYTES)] * 3]
+)
+def test_a_micro_batch_of_one_batch_and_large_ones_are_read_by_the_task_alone(
+    batches: list[pa.RecordBatch],
+) -> None:
     """Catches: each task of a stream started a thread to wait for a second batch."""
-    producer = FakeProducer()
-    readers: list[threading.Thread] = []
-
-    def batches() -> Iterator[pa.RecordBatch]:
-        yield from before
-        yield batch("a")
-        readers.append(threading.current_thread())
-        assert producer.values == ["a"]
-
-    send_tables(batches(), producer, PLAN, linger_ms=1e9)
-    assert readers == [threading.current_thread()]
-
-
-def test_large_batches_are_read_by_the_task_alone() -> None:
     producer = FakeProducer()
     readers = set()
 
-    def batches() -> Iterator[pa.RecordBatch]:
-        for _ in range(3):
+    def read() -> Iterator[pa.RecordBatch]:
+        for one in batches:
             readers.add(threading.current_thread())
-            yield batch("x" * TARGET_TABLE_BYTES)
+            yield one
+        readers.add(threading.current_thread())
+        assert len(producer.units) == sum(one.num_rows for one in batches)
 
-    send_tables(batches(), producer, PLAN, linger_ms=20)
+    send_tables(read(), producer, PLAN, linger_ms=1e9)
     assert readers == {threading.current_thread()}
-    assert len(producer.units) == 3
 
 
 @pytest.mark.parametrize("before", [[], [batch("a")], [batch("x" * TARGET_TABLE_BYTES)]])

@@ -13,19 +13,11 @@ import pytest
 from kafka_sink.coordinator.address import CoordinatorLocation, PlannedCoordinator
 from kafka_sink.driver import driver_log
 from kafka_sink.errors import DeliveryError
-from kafka_sink.model import PartitionResult, TaskResult
-from kafka_sink.options import parse
-from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.spark import executor_connection
 from kafka_sink.spark.datasource import BatchWriter, StreamWriter
-from kafka_sink.spark.write import PlannedWrite, TaskCommitted, job_name
+from kafka_sink.spark.write import TaskCommitted, job_name
+from tests.support.planned_writes import Context, committed, planned
 from tests.support.table_sink import batch
-
-PLAN = ColumnPlan(value=1, topic="t")
-
-
-OPTIONS = parse({"kafka.bootstrap.servers": "h:1", "topic": "t"}).options
-
 
 pytestmark = pytest.mark.usefixtures("bare_logging")
 
@@ -50,73 +42,59 @@ def test_a_task_acknowledges_its_rows_at_once(monkeypatch: pytest.MonkeyPatch) -
                 worker.setsockopt(*option, 0)
                 yield batch("a")
 
-        PlannedWrite(OPTIONS, PLAN).write(batches())
+        planned().write(batches())
     assert acknowledges == [True] * 3
 
 
-RESULT = TaskResult(
-    partitions=(PartitionResult("flights", 0, 5, 1, 300, ((0, 4),)),),
-    records=5,
-    batches=1,
-    raw_bytes=500,
-    sent_bytes=300,
-    requests=1,
-    elapsed_ms=20,
-)
+FIVE = committed((0, 4))
 
 
-@pytest.mark.parametrize(
-    "writer", [BatchWriter(PlannedWrite(OPTIONS, PLAN)), StreamWriter(PlannedWrite(OPTIONS, PLAN))]
-)
+@pytest.mark.parametrize("writer", [BatchWriter(planned()), StreamWriter(planned())])
 def test_writers_and_messages_are_values(writer: BatchWriter | StreamWriter) -> None:
     assert pickle.loads(pickle.dumps(writer)).planned == writer.planned
     assert pickle.dumps(writer) == pickle.dumps(pickle.loads(pickle.dumps(writer)))
-    assert pickle.loads(pickle.dumps(TaskCommitted(RESULT))) == TaskCommitted(RESULT)
+    assert pickle.loads(pickle.dumps(FIVE)) == FIVE
 
 
-def test_commit_says_what_was_written(capsys: pytest.CaptureFixture[str]) -> None:
-    StreamWriter(PlannedWrite(OPTIONS, PLAN)).commit([TaskCommitted(RESULT)], 7)
+def test_commit_says_what_was_written_unless_the_summary_is_switched_off(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    StreamWriter(planned()).commit([FIVE], 7)
     (line,) = capsys.readouterr().err.splitlines()
-    assert (
-        "INFO kafka_sink: kafka-chunked, micro-batch 7: 5 rows acknowledged in flights (1 partition)" in line
-    )
+    assert "INFO kafka_sink: kafka-chunked, micro-batch 7: 5 rows acknowledged in t (1 partition)" in line
     assert driver_log.LOGGER.handlers == []
-    BatchWriter(PlannedWrite(OPTIONS, PLAN)).commit([])
+    BatchWriter(planned()).commit([])
     assert "kafka-chunked: 0 rows acknowledged by 0 tasks" in capsys.readouterr().err
-
-
-def test_the_summary_can_be_switched_off(capsys: pytest.CaptureFixture[str]) -> None:
-    quiet = parse({"kafka.bootstrap.servers": "h:1", "log.summary": "false"}).options
-    BatchWriter(PlannedWrite(quiet, PLAN)).commit([TaskCommitted(RESULT)])
+    BatchWriter(planned(log_summary="false")).commit([FIVE])
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("messages", [[None], [TaskCommitted(RESULT), None]])
+@pytest.mark.parametrize("messages", [[None], [FIVE, None]])
 def test_commit_without_every_message_raises(
     messages: list[TaskCommitted | None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(
         DeliveryError, match=rf"^1 of {len(messages)} tasks did not report.*Trigger\.Continuous"
     ):
-        StreamWriter(PlannedWrite(OPTIONS, PLAN)).commit(messages, 0)
+        StreamWriter(planned()).commit(messages, 0)
     assert "ERROR kafka_sink" in capsys.readouterr().err
 
 
 def test_abort_says_what_kafka_keeps(capsys: pytest.CaptureFixture[str]) -> None:
-    BatchWriter(PlannedWrite(OPTIONS, PLAN)).abort([TaskCommitted(RESULT), None])
+    BatchWriter(planned()).abort([FIVE, None])
     line = capsys.readouterr().err
     assert "aborted, 1 of 2 tasks did not finish; Kafka keeps what others wrote: 5 rows" in line
-    StreamWriter(PlannedWrite(OPTIONS, PLAN)).abort([None, None], 3)
+    StreamWriter(planned()).abort([None, None], 3)
     assert "micro-batch 3: aborted, 2 of 2 tasks did not finish. No task reported" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("application")
 def test_abort_says_why_the_commit_before_it_failed(capsys: pytest.CaptureFixture[str]) -> None:
     """Catches: a warning without the cause as the last line, below the commit's error."""
-    write = PlannedWrite(OPTIONS, PLAN, name="query")
+    write = planned()
     with pytest.raises(DeliveryError):
-        StreamWriter(write).commit([TaskCommitted(RESULT), None], 3)
-    StreamWriter(write).abort([TaskCommitted(RESULT), None], 3)
+        StreamWriter(write).commit([FIVE, None], 3)
+    StreamWriter(write).abort([FIVE, None], 3)
     last = capsys.readouterr().err.splitlines()[-1]
     assert "ERROR kafka_sink: kafka-chunked, micro-batch 3: aborted, 1 of 2 tasks did not finish" in last
     assert last.endswith("Use Trigger.ProcessingTime or Trigger.AvailableNow.")
@@ -139,16 +117,9 @@ def test_tasks_find_the_coordinator_of_any_driver_host(
 ) -> None:
     """Catches: brackets, which Spark writes around IPv6 addresses and sockets do not take."""
 
-    class Context:
-        taskAttemptId = partitionId = attemptNumber = stageId = staticmethod(lambda: 0)  # noqa: N815 - Spark's names
-
-        @staticmethod
-        def getLocalProperty(name: str) -> str | None:
-            return {"spark.driver.host": of_driver}.get(name)
-
-    in_task(Context())
-    planned = PlannedCoordinator(CoordinatorLocation(7, b"f", "n", b"t", "group", of_location))
-    PlannedWrite(OPTIONS, ColumnPlan.of([("value", "string")], "t"), planned).write(iter([]))
+    in_task(Context({"spark.driver.host": of_driver}))
+    location = CoordinatorLocation(7, b"f", "n", b"t", "group", of_location)
+    planned(PlannedCoordinator(location)).write(iter([]))
     assert producers[0]["coordinator"].host == expected
 
 

@@ -25,7 +25,7 @@ from kafka_sink.spark.write import TaskCommitted
 from kafka_sink.spark_application import SparkApplication, planning_for
 from kafka_sink.transactions.batch import BatchOutcome
 from tests.support.coordinator_harness import Serving, serving
-from tests.support.planned_writes import committed, lines, planned
+from tests.support.planned_writes import Context, committed, lines, planned
 
 pytestmark = pytest.mark.usefixtures("bare_logging")
 LOCATION = CoordinatorLocation(1, b"fingerprint", "name", b"token")
@@ -88,17 +88,10 @@ def test_the_json_summary_has_the_numbers_and_ages_of_transactions(
 def test_a_micro_batch_has_one_name_in_all_its_reports(
     tmp_path: Path, in_task: Callable[[object], None], producers: list[dict[str, Any]]
 ) -> None:
-    class Context:
-        taskAttemptId = partitionId = attemptNumber = stageId = staticmethod(lambda: 3)  # noqa: N815 - Spark's names
-
-        @staticmethod
-        def getLocalProperty(name: str) -> str | None:
-            return {"streaming.sql.batchId": "7", "sql.streaming.queryId": "q-1"}.get(name)
-
     path = tmp_path / "report.jsonl"
     location = replace(LOCATION, has_view=True)
     write = replace(planned(PlannedCoordinator(location), delivery_report_path=str(path)), is_streaming=True)
-    in_task(Context())
+    in_task(Context({"streaming.sql.batchId": "7", "sql.streaming.queryId": "q-1"}))
     of_task = write.write(iter([]))
     in_task(None)
     write.abort([None], 7)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,16 @@ def planned(coordinator: PlannedCoordinator | None = None, **options: str) -> Pl
     raw = {"kafka.bootstrap.servers": "h:1", "topic": "t"}
     raw |= {name.replace("_", "."): value for name, value in options.items()}
     return PlannedWrite(parse(raw).options, PLAN, coordinator or PlannedCoordinator(), name="0123")
+
+
+class Context:
+    """A Spark task with these local properties."""
+
+    taskAttemptId = partitionId = stageId = staticmethod(lambda: 3)  # noqa: N815 - Spark's names
+
+    def __init__(self, properties: Mapping[str, str], attempt: int = 0) -> None:
+        self.getLocalProperty = properties.get
+        self.attemptNumber = lambda: attempt
 
 
 def committed(

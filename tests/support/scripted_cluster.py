@@ -17,6 +17,7 @@ from tests.support.fake_broker import PRODUCE, FakeCluster
 from tests.support.fake_log import RecordBatch, numbers_in
 
 TOPIC = "t"
+PLAN = ColumnPlan.of([("value", "binary"), ("partition", "int")], TOPIC)
 SECRET = "payload-that-no-message-may-show"
 # For what should take a moment: on a busy machine it may take long.
 PATIENCE_S = 60.0
@@ -45,8 +46,7 @@ def task_options(cluster: FakeCluster, **options: object) -> dict[str, str]:
 
 @contextmanager
 def task(cluster: FakeCluster, **options: object) -> Iterator[Producer]:
-    plan = ColumnPlan.of([("value", "binary"), ("partition", "int")], TOPIC)
-    with task_producer(parse(task_options(cluster, **options)).options, plan) as producer:
+    with task_producer(parse(task_options(cluster, **options)).options, PLAN) as producer:
         yield producer
 
 

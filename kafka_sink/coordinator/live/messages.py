@@ -326,7 +326,7 @@ def _tell_or_remember(address: CoordinatorAddress, message: Message, timeout_ms:
 
 class DriverWaiting:
     """Within the block, what this thread waits for goes to the log, and to the coordinator that ``find``
-    returns. ``write`` and ``step``: see DriverWaits. ``label``: the write in the log."""
+    returns. ``write`` and ``step``: see ``DriverWaits``. ``label``: the write in the log."""
 
     def __init__(
         self,
