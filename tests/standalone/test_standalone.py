@@ -83,7 +83,7 @@ def job_done(
         def said() -> str:
             return log.read_text(errors="replace")[-3000:]
 
-        def holds(condition: Callable[[], object]) -> bool:
+        def while_it_runs(condition: Callable[[], object]) -> bool:
             assert job.poll() is None, said()
             return bool(condition())
 
@@ -92,10 +92,10 @@ def job_done(
             job.stdin.write(json.dumps(options).encode() + b"\n")
             job.stdin.flush()
             # Task 0's rows, and some of the other's first attempt, in an open transaction.
-            enough = partial(holds, lambda: sum(log_ends(servers, ONCE, 2)) > ROWS // TASKS)
+            enough = partial(while_it_runs, lambda: sum(log_ends(servers, ONCE, 2)) > ROWS // TASKS)
             until(enough, said, within_s=600, poll_s=0.05)
             (folder / "go").touch()
-            until(partial(holds, done.exists), said, within_s=200, poll_s=0.05)
+            until(partial(while_it_runs, done.exists), said, within_s=200, poll_s=0.05)
             yield json.loads(done.read_text())
         finally:
             job.kill()
