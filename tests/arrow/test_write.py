@@ -44,7 +44,7 @@ def exactly_once(broker: LocalBroker, topic: str, version: int = 1) -> dict[str,
 
 def committed_values(broker: LocalBroker, topic: str) -> list[bytes]:
     """What readers with isolation.level=read_committed see now."""
-    return read_to_end(broker.bootstrap_servers, topic, 3)
+    return read_to_end(broker.bootstrap_servers, topic)
 
 
 def values(start: int, count: int) -> pa.Table:
@@ -146,7 +146,7 @@ def test_ctrl_c_ends_a_write_at_once_and_says_what_became_of_its_rows(
         )
     with process:
         # A write that has sent nothing has no transaction to abort, either.
-        while not any(log_ends(broker.bootstrap_servers, topic, 3)):
+        while not any(log_ends(broker.bootstrap_servers, topic)):
             assert process.poll() is None, process.communicate()
         process.send_signal(signal.SIGINT)
         _, printed = process.communicate(timeout=60)

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import pyarrow as pa
-from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from kafka_sink.errors import KafkaSinkError
@@ -21,7 +20,7 @@ from tests.chaos.history import Attempt, Invariant, Record, Violations, check, k
 from tests.chaos.injector import Injector
 from tests.chaos.schedule import Fault, Schedule, Worker
 from tests.support.proxy import ProxyCluster
-from tests.support.topics import log_end
+from tests.support.topics import messages
 from tests.support.waiting import until
 
 # delivery.timeout.ms is the longest bound of a task; then there is the machine's own slowness.
@@ -105,7 +104,7 @@ def run_round(
         PRODUCERS.close()
     await_in_sync(cluster, topic)
     with load.lock:
-        violations = check(load.attempts, read(cluster.bootstrap_servers, topic, schedule.partitions))
+        violations = check(load.attempts, read(cluster.bootstrap_servers, topic))
         for name in hung:
             violations.add(Invariant.ENDS, name)
         return RoundReport(
@@ -213,32 +212,7 @@ def await_in_sync(cluster: LocalBroker, topic: str) -> None:
     until(is_in_sync, lambda: f"{topic} in sync: {last[0]}", _SYNC_PATIENCE_S, poll_s=0.1)
 
 
-def read(bootstrap_servers: str, topic: str, partitions: int) -> Iterator[Record]:
+def read(bootstrap_servers: str, topic: str) -> Iterator[Record]:
     """The topic's whole content, by an independent client, in offset order in each partition."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": bootstrap_servers,
-            "group.id": "chaos",
-            "enable.auto.commit": False,
-            "log_level": 0,
-        }
-    )
-    try:
-        ends = [log_end(consumer, TopicPartition(topic, p)) for p in range(partitions)]
-        consumer.assign([TopicPartition(topic, p, 0) for p in range(partitions)])
-        reached = [0] * partitions
-        while left := sum(ends) - sum(reached):
-            # consume() waits for all it was asked for, so never for more than there is.
-            messages = consumer.consume(min(left, 10_000), timeout=60)
-            if not messages:
-                raise TimeoutError(f"{left} records of {topic} could not be read")
-            for message in messages:
-                if message.error() is not None:
-                    raise RuntimeError(str(message.error()))
-                partition, offset = message.partition(), message.offset()
-                assert partition is not None
-                assert offset is not None
-                reached[partition] = offset + 1
-                yield Record(message.partition(), message.offset(), message.key(), message.value())  # type: ignore[arg-type]
-    finally:
-        consumer.close()
+    for message in messages(bootstrap_servers, topic):
+        yield Record(message.partition(), message.offset(), message.key(), message.value())  # type: ignore[arg-type]

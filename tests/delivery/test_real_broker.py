@@ -60,7 +60,7 @@ def test_a_batch_that_the_topic_refuses_is_split(broker: LocalBroker) -> None:
         result = send(broker.bootstrap_servers, topic, iter([numbered(0, 5000)]), **options)
         assert result.records == 5000
         assert result.splits > 0, codec
-        assert_once_and_in_order(numbers_in(broker.bootstrap_servers, topic, 2), 5000)
+        assert_once_and_in_order(numbers_in(broker.bootstrap_servers, topic), 5000)
 
 
 def test_a_row_over_max_request_size_fails_before_it_is_sent(broker: LocalBroker) -> None:
@@ -79,9 +79,9 @@ def test_every_acks_setting_delivers(broker: LocalBroker, acks: str) -> None:
     result = send(broker.bootstrap_servers, topic, iter([numbered(300, 19_700)]), acks=acks)
     assert (result.records, result.unconfirmed) == ((0, 19_700) if acks == "0" else (19_700, 0))
     deadline = time.monotonic() + 20
-    found = numbers_in(broker.bootstrap_servers, topic, 3)
+    found = numbers_in(broker.bootstrap_servers, topic)
     while sum(map(len, found.values())) < 20_000 and time.monotonic() < deadline:
-        found = numbers_in(broker.bootstrap_servers, topic, 3)
+        found = numbers_in(broker.bootstrap_servers, topic)
     assert_once_and_in_order(found, 20_000)
     reported = {part.partition: sum(b - a + 1 for a, b in part.offset_ranges) for part in result.partitions}
     if acks != "0":
@@ -118,7 +118,7 @@ def test_memory_full_of_batches_that_are_too_large_does_not_stall(broker: LocalB
     options = {"buffer_memory": 4 << 20, "compression_type": "lz4", "linger_ms": 100}
     result = send(broker.bootstrap_servers, topic, tables(), **options)
     assert result.splits > 0
-    assert_once_and_in_order(numbers_in(broker.bootstrap_servers, topic, 8), 50_000)
+    assert_once_and_in_order(numbers_in(broker.bootstrap_servers, topic), 50_000)
 
 
 def test_one_refused_record_of_a_large_batch_costs_one_dead_letter(broker: LocalBroker) -> None:
@@ -151,5 +151,5 @@ def test_one_refused_record_of_a_large_batch_costs_one_dead_letter(broker: Local
             producer.send(pa.record_batch({"value": pa.array(values, pa.binary()), "timestamp": stamps}))
         result = producer.finish()
     assert (result.records, result.skipped) == (149_999, 1)
-    found = numbers_in(broker.bootstrap_servers, topic, 1)[0]
+    found = numbers_in(broker.bootstrap_servers, topic)[0]
     assert found == [number for number in range(150_000) if number != 50_777]

@@ -415,7 +415,7 @@ class Round:
         done = engine.committed(self._settings)
         total = done * self._settings.rows
         await_ended_transactions(self._cluster.bootstrap_servers, self._topic)
-        rows = list(map(int, read_to_end(self._cluster.bootstrap_servers, self._topic, PARTITIONS)))
+        rows = list(map(int, read_to_end(self._cluster.bootstrap_servers, self._topic)))
         seen = Counter(rows)
         self._report.rows = total
         self._report.lost = sum(1 for row in range(total) if not seen[row])

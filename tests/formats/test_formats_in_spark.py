@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from confluent_kafka import Consumer, Message, TopicPartition
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer
 from confluent_kafka.schema_registry.json_schema import JSONDeserializer
@@ -18,7 +17,7 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 import kafka_sink
 from local_kafka import LocalBroker
 from local_kafka.schema_registry import LocalRegistry
-from tests.support.topics import Row, read_topic
+from tests.support.topics import Row, messages, read_to_end, read_topic
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -61,17 +60,6 @@ def read_values(client: SchemaRegistryClient, topic: str, rows: list[Row]) -> li
     deserialize = AvroDeserializer(client)
     context = SerializationContext(topic, MessageField.VALUE)
     return [deserialize(row.value, context) for row in rows]
-
-
-def first_messages(broker: LocalBroker, topic: str, count: int) -> list[Message]:
-    """The first committed rows of a topic's only partition, which has markers of transactions, too."""
-    settings = {"bootstrap.servers": broker.bootstrap_servers, "group.id": "formats"}
-    consumer = Consumer(settings | {"isolation.level": "read_committed"})
-    try:
-        consumer.assign([TopicPartition(topic, 0, 0)])
-        return consumer.consume(count, timeout=60)
-    finally:
-        consumer.close()
 
 
 def failure(action: Callable[[], Any]) -> str:
@@ -131,12 +119,12 @@ def test_a_row_that_does_not_fit_becomes_a_dead_letter(
     broker.create_topic(dead_letters, 1)
     more = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": dead_letters}
     save(frame, given | more | {"delivery.guarantee": "exactly-once"})
-    found = [message.value() for message in first_messages(broker, topic, 2)]
+    found = read_to_end(broker.bootstrap_servers, topic)
     deserialize, context = AvroDeserializer(client), SerializationContext(topic, MessageField.VALUE)
     assert [deserialize(value, context) for value in found] == [{"size": "S"}, {"size": "M"}]
-    messages = first_messages(broker, dead_letters, 2)
-    assert sorted(message.value() or b"" for message in messages) == [b'{"size":"XL"}', b'{"size":null}']
-    reasons = {dict(message.headers() or ())["__connect.errors.exception.message"] for message in messages}
+    refused = list(messages(broker.bootstrap_servers, dead_letters))
+    assert sorted(message.value() or b"" for message in refused) == [b'{"size":"XL"}', b'{"size":null}']
+    reasons = {dict(message.headers() or ())["__connect.errors.exception.message"] for message in refused}
     assert b"field 'size' is no symbol of the schema's enum" in reasons
 
 

@@ -87,7 +87,7 @@ def test_the_page_on_spark_3_5_runs(spark: SparkSession, broker: LocalBroker) ->
     names["query"].stop()
     assert len(read_topic(broker, "orders-by-function")) == 1_000
     # Brokers write the markers of a commit after their response to it.
-    until(lambda: {b"0", b"99"} <= set(read_to_end(broker.bootstrap_servers, "orders-once", 2)), poll_s=0.1)
+    until(lambda: {b"0", b"99"} <= set(read_to_end(broker.bootstrap_servers, "orders-once")), poll_s=0.1)
 
 
 def test_the_quickstart_runs(spark: SparkSession, broker: LocalBroker, live_view_port: int) -> None:

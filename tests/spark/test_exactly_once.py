@@ -86,7 +86,7 @@ def _no_query_is_left(spark: SparkSession) -> Iterator[None]:
 
 def committed(broker: LocalBroker, topic: str) -> list[int]:
     """What readers of committed rows see, once markers are written."""
-    return sorted(int(value) for value in read_to_end(broker.bootstrap_servers, topic, _PARTITIONS))
+    return sorted(int(value) for value in read_to_end(broker.bootstrap_servers, topic))
 
 
 def await_rows(broker: LocalBroker, topic: str, expected: list[int]) -> None:
@@ -205,7 +205,7 @@ def test_a_completed_batch_whose_commit_file_is_lost_is_run_again_and_writes_not
         rows = source.option("numPartitions", tasks).load().selectExpr("cast(value as string) value")
         query = stream(rows, checkpointLocation=spelt).trigger(once=True).start()
         assert query.awaitTermination(120)
-        return log_ends(broker.bootstrap_servers, topic, _PARTITIONS)
+        return log_ends(broker.bootstrap_servers, topic)
 
     checkpoint = tmp_path / "checkpoint"
     written = run(2, f"{checkpoint}")

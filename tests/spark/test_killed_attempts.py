@@ -80,7 +80,7 @@ def test_after_a_cancelled_job_nothing_more_is_written(
     thread.start()
 
     def written() -> int:
-        return sum(log_ends(broker.bootstrap_servers, topic, 2))
+        return sum(log_ends(broker.bootstrap_servers, topic))
 
     until(lambda: written() >= 2000, "the rows come", PATIENCE_S, poll_s=0.02)
     spark.sparkContext.cancelJobGroup("killed")

@@ -58,7 +58,7 @@ def numbers(spark: SparkSession, count: int, tasks: int = 2) -> DataFrame:
 
 def values(broker: LocalBroker, topic: str) -> list[int]:
     """What readers of committed rows see."""
-    return sorted(int(value) for value in read_to_end(broker.bootstrap_servers, topic, _PARTITIONS))
+    return sorted(int(value) for value in read_to_end(broker.bootstrap_servers, topic))
 
 
 def await_values(broker: LocalBroker, topic: str, expected: list[int]) -> None:

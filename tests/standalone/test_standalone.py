@@ -92,7 +92,7 @@ def job_done(
             job.stdin.write(json.dumps(options).encode() + b"\n")
             job.stdin.flush()
             # Task 0's rows, and some of the other's first attempt, in an open transaction.
-            enough = partial(while_it_runs, lambda: sum(log_ends(servers, ONCE, 2)) > ROWS // TASKS)
+            enough = partial(while_it_runs, lambda: sum(log_ends(servers, ONCE)) > ROWS // TASKS)
             until(enough, said, within_s=600, poll_s=0.05)
             (folder / "go").touch()
             until(partial(while_it_runs, done.exists), said, within_s=200, poll_s=0.05)
@@ -117,7 +117,7 @@ def test_of_an_attempt_that_spark_speculates_against_readers_see_nothing(secured
     assert transactions.main(asked, out) == 0
     assert "\n0 transactions open" in out.getvalue()
     committed, written = (
-        Counter(int(value) for value in read_to_end(servers, ONCE, 2, isolation))
+        Counter(int(value) for value in read_to_end(servers, ONCE, isolation))
         for isolation in ("read_committed", "read_uncommitted")
     )
     assert committed == dict.fromkeys(range(ROWS), 1)

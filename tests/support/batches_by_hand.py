@@ -112,7 +112,7 @@ class Job:
 
     def read(self) -> list[str]:
         """What readers of committed rows see now."""
-        return sorted(value.decode() for value in read_to_end(self.servers, self.scope.topic, PARTITIONS))
+        return sorted(value.decode() for value in read_to_end(self.servers, self.scope.topic))
 
     def await_end(self) -> None:
         """Of open transactions, by their time; brokers look for such ones every 10 s."""

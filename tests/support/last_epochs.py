@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
 from local_kafka import LocalBroker
-from tests.support.topics import log_end
+from tests.support.topics import messages
 from tests.support.waiting import until
 
 # The last epoch that brokers give to a client; the transaction after it has another producer id.
@@ -45,27 +45,13 @@ def set_epochs(broker: LocalBroker, epochs: Mapping[str, int]) -> None:
 
 def _last_records(broker: LocalBroker) -> dict[str, tuple[int, bytes, bytes]]:
     """By transactional id: partition, key and value."""
-    consumer = Consumer(
-        {"bootstrap.servers": broker.bootstrap_servers, "group.id": "states", "enable.auto.commit": False}
-    )
-    try:
-        partitions = AdminClient({"bootstrap.servers": broker.bootstrap_servers}).list_topics(timeout=30)
-        found: dict[str, tuple[int, bytes, bytes]] = {}
-        for partition in partitions.topics[_STATE].partitions:
-            end = log_end(consumer, TopicPartition(_STATE, partition))
-            consumer.assign([TopicPartition(_STATE, partition, 0)])
-            offset = 0
-            while offset < end:
-                (message,) = consumer.consume(1, timeout=30)
-                assert message.error() is None, message.error()
-                offset = (message.offset() or 0) + 1
-                key, value = message.key(), message.value()
-                if value is not None and key is not None:
-                    raw = key if isinstance(key, bytes) else key.encode()
-                    found[raw[_NAME_AT:].decode()] = partition, raw, bytes(value)
-        return found
-    finally:
-        consumer.close()
+    found: dict[str, tuple[int, bytes, bytes]] = {}
+    for message in messages(broker.bootstrap_servers, _STATE):
+        key, value = message.key(), message.value()
+        if value is not None and key is not None:
+            raw = key if isinstance(key, bytes) else key.encode()
+            found[raw[_NAME_AT:].decode()] = message.partition() or 0, raw, bytes(value)
+    return found
 
 
 def _await_coordinator(broker: LocalBroker) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import struct
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -29,40 +31,41 @@ def save(frame: DataFrame, options: Mapping[str, str]) -> None:
     frame.write.format("kafka-chunked").mode("append").options(**options).save()
 
 
-def messages(
-    bootstrap: str, topic: str, partitions: int | None = None, isolation_level: str = "read_committed"
-) -> Iterator[Message]:
-    """What such a reader sees now, each partition's in order: to where an open transaction holds it up, or to
-    the end. None: all partitions that the topic has, which may be none."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": bootstrap,
-            "group.id": "tests",
-            "enable.auto.commit": False,
-            "isolation.level": isolation_level,
-            "enable.partition.eof": True,
-            "check.crcs": True,
-        }
-    )
+@contextmanager
+def _consumer(bootstrap: str, isolation_level: str) -> Iterator[Consumer]:
+    settings = {"group.id": "tests", "enable.auto.commit": False, "check.crcs": True, "log_level": 0}
+    settings |= {"isolation.level": isolation_level, "enable.partition.eof": True}
+    made = Consumer({"bootstrap.servers": bootstrap, **settings})
     try:
-        if partitions is None:
-            partitions = len(consumer.list_topics(topic, timeout=30).topics[topic].partitions)
-        consumer.assign([TopicPartition(topic, partition, 0) for partition in range(partitions)])
-        came = ended = 0
-        while ended < partitions:
-            message = consumer.poll(30)
-            assert message is not None, f"{came} rows came, and {ended} of {partitions} ends"
+        yield made
+    finally:
+        made.close()
+
+
+def _places(consumer: Consumer, topic: str) -> list[TopicPartition]:
+    partitions = consumer.list_topics(topic, timeout=30).topics[topic].partitions
+    return [TopicPartition(topic, partition, 0) for partition in sorted(partitions)]
+
+
+def messages(bootstrap: str, topic: str, isolation_level: str = "read_committed") -> Iterator[Message]:
+    """What such a reader sees now, each partition's in order: to where an open transaction holds it up, or to
+    the end. Nothing if the topic does not exist."""
+    with _consumer(bootstrap, isolation_level) as consumer:
+        places = _places(consumer, topic)
+        # A new leader says where its log ends only when it knows; reading ends earlier at first.
+        ends = {place.partition: log_end(consumer, place) for place in places}
+        consumer.assign(places)
+        while ends:
+            message = consumer.poll(60)
+            assert message is not None, f"{topic}: nothing comes, before {ends} by partition"
             error = message.error()
             if error is None:
-                came += 1
                 yield message
-            elif error.name() == "_PARTITION_EOF":
-                ended += 1
-            else:
-                # Of a broker that has just come back, or a leader to be elected, say: librdkafka goes on.
-                assert error.retriable() or not error.fatal(), error
-    finally:
-        consumer.close()
+            elif error.name() != "_PARTITION_EOF":
+                # Of a broker that has just come back, say: librdkafka goes on. The value is the error's text.
+                assert not error.fatal(), error
+            elif (message.offset() or 0) >= ends.get(message.partition() or 0, 0):
+                ends.pop(message.partition() or 0, None)
 
 
 def read_topic(broker: LocalBroker, topic: str) -> list[Row]:
@@ -73,30 +76,23 @@ def read_topic(broker: LocalBroker, topic: str) -> list[Row]:
     ]
 
 
-def numbers_in(bootstrap: str, topic: str, partitions: int) -> dict[int, list[int]]:
+def numbers_in(bootstrap: str, topic: str) -> dict[int, list[int]]:
     """Numbers before the first colon of each value, by partition, in offset order."""
-    found: dict[int, list[int]] = {partition: [] for partition in range(partitions)}
-    for message in messages(bootstrap, topic, partitions):
+    found: dict[int, list[int]] = defaultdict(list)
+    for message in messages(bootstrap, topic):
         found[message.partition() or 0].append(int((message.value() or b"").split(b":")[0]))
     return found
 
 
-def read_to_end(
-    bootstrap: str, topic: str, partitions: int, isolation_level: str = "read_committed"
-) -> list[bytes]:
+def read_to_end(bootstrap: str, topic: str, isolation_level: str = "read_committed") -> list[bytes]:
     """The values that such a reader sees now."""
-    return [one.value() or b"" for one in messages(bootstrap, topic, partitions, isolation_level)]
+    return [one.value() or b"" for one in messages(bootstrap, topic, isolation_level)]
 
 
-def log_ends(bootstrap: str, topic: str, partitions: int) -> list[int]:
+def log_ends(bootstrap: str, topic: str) -> list[int]:
     """Where each partition's log ends, rows of open and aborted transactions included."""
-    consumer = Consumer(
-        {"bootstrap.servers": bootstrap, "group.id": "log-ends", "isolation.level": "read_uncommitted"}
-    )
-    try:
-        return [log_end(consumer, TopicPartition(topic, partition)) for partition in range(partitions)]
-    finally:
-        consumer.close()
+    with _consumer(bootstrap, "read_uncommitted") as consumer:
+        return [log_end(consumer, place) for place in _places(consumer, topic)]
 
 
 def log_end(consumer: Consumer, place: TopicPartition) -> int:

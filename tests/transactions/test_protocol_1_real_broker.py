@@ -74,7 +74,7 @@ class Scene:
 
     def read(self) -> list[bytes]:
         self.raw.close()
-        return sorted(read_to_end(self.servers, self.partition.topic, 1))
+        return sorted(read_to_end(self.servers, self.partition.topic))
 
 
 def _commit(scene: Scene, producer: ProducerEpoch) -> None:
