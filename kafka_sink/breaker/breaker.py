@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Set
 from datetime import datetime, timedelta, timezone
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING
 
 from kafka_sink.breaker.failure_rate import FailureRateCircuitBreaker, Health, has_response, health_of
@@ -147,7 +146,8 @@ class CircuitBreakManager:
 
     def ask(self, node_id: int) -> None:
         """Send a broker a request without rows; ``Broker.probed_ms`` has its response."""
-        self.table.ask(node_id)
+        if (broker := self.brokers.get(node_id)) is not None:
+            broker.is_to_be_asked = True
 
     def mute_congested(self, node_id: int) -> None:
         """Keyless rows of this producer avoid a broker until unmute_congested. This is no trip and no probe
@@ -226,10 +226,8 @@ class Breaker:
 
     def muted(self, limit: int) -> list[tuple[Mute, float]]:
         """At most ``limit`` mutes that the sender follows, with the milliseconds since. Any thread."""
-        view, mutes = self.table.view, self.table.mutes
-        targets: tuple[Target, ...] = (*view.nodes, *view.partitions)
-        found = map(mutes.get, islice(targets, limit))
-        return [(mute, max(0.0, self._context.now - mute.since_ms)) for mute in found if mute is not None]
+        mutes = list(self.table.mutes.values())[:limit] if self.table.view else []
+        return [(mute, max(0.0, self._context.now - mute.since_ms)) for mute in mutes]
 
     def share(self, channel: BreakerChannel | None) -> None:
         """Work with a coordinator, or alone, from the sender's next pass on. Any thread."""

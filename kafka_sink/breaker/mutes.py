@@ -86,8 +86,7 @@ class Mute:
     A task keeps more than the coordinator: ``own`` is why its own breaker class muted the target, None where
     another task did; a permit lasts until ``permit_ends_ms`` and may be for new rows; ``probe`` is the
     partition whose batch was the last probe; ``probe_failed``, whether the coordinator is to hear that one
-    failed; ``led``, a broker's partitions, as of when a leader was last known; ``held_ms``, when a batch was
-    last seen to wait for it.
+    failed; ``held_ms``, when a batch was last seen to wait for it.
     """
 
     target: Target
@@ -102,7 +101,6 @@ class Mute:
     permits_new_rows: bool = False
     probe_failed: bool = False
     probe: TopicPartition | None = None
-    led: Set[TopicPartition] = frozenset()
     held_ms: float = -math.inf
 
     @property

@@ -67,6 +67,8 @@ class TaskMutes(MuteTable):
         # The versions of mutes and metadata that the view shows, and what it left open.
         self._seen = (-1, -1)
         self._open: Set[Target] = frozenset()
+        # By partition, the muted broker that leads it, or did as of when a leader was last known.
+        self._led_by: Mapping[TopicPartition, int] = {}
         # When the loss of the coordinator last delayed probes.
         self._delayed_ms = -math.inf
         self._changes: list[MuteChange] = []
@@ -86,13 +88,13 @@ class TaskMutes(MuteTable):
                 self.mutes[target].own = evidence
 
     def unmute(self, target: Target, reason: str, *, own: bool) -> None:
-        mute = self.mutes.pop(target, None)
-        if mute is None:
+        if self.mutes.pop(target, None) is None:
             return
         self.version += 1
         self._changes.append(MuteChange(target, False, reason, own))
         # What failed until now must not mute again what has come back.
-        for name in (target,) if isinstance(target, TopicPartition) else mute.led:
+        led = [name for name, node in self._led_by.items() if node == target]
+        for name in (target,) if isinstance(target, TopicPartition) else led:
             partition = self.partition(name)
             if partition is not None:
                 partition.forget_outcomes()
@@ -132,8 +134,7 @@ class TaskMutes(MuteTable):
         """
         info = self._cluster.leader(partition)
         if info is None or info.leader == NO_LEADER:
-            found = (node for node, mute in list(self.mutes.items()) if partition in mute.led)
-            return next((node for node in found if isinstance(node, int)), NO_LEADER)
+            return self._led_by.get(partition, NO_LEADER)
         return info.leader
 
     def partitions(self, *topics: str) -> Iterator[tuple[TopicPartition, PartitionMetadata]]:
@@ -161,33 +162,27 @@ class TaskMutes(MuteTable):
 
     def _build(self) -> MutedPartitions:
         """Count the muted partitions, note which ones muted brokers lead, and return what to avoid."""
-        mutes, leader = self.mutes, self._cluster.leader
-        led: dict[Target, set[TopicPartition]] = {}
-        leaderless: set[TopicPartition] = set()
+        mutes = self.mutes
+        led_by: dict[TopicPartition, int] = {}
         muted = known = available = 0
         for partition, info in self.partitions() if mutes else ():
             known += 1
-            led_by = self.leader_id(partition)
-            if led_by in mutes:
-                led.setdefault(led_by, set()).add(partition)
-                present = leader(partition)
-                if present is not None and present.leader == NO_LEADER:
-                    leaderless.add(partition)
-            if led_by in mutes or partition in mutes:
+            node_id = self.leader_id(partition)
+            if node_id in mutes:
+                led_by[partition] = node_id
+            if node_id in mutes or partition in mutes:
                 muted += 1
             elif info.leader >= 0:
                 available += 1
-        self.muted_count = muted
-        for target, mute in mutes.items():
-            mute.led = led.get(target, frozenset())
+        self._led_by, self.muted_count = led_by, muted
         # Mutes hold before any metadata has come.
         if not mutes or (known and not available):
             return NOTHING_MUTED
         avoided = mutes.keys() - self._open
         return MutedPartitions(
-            frozenset(target for target in avoided if isinstance(target, int)),
-            leaderless.union(target for target in avoided if isinstance(target, TopicPartition)),
-            leader,
+            {target for target in avoided if isinstance(target, int)},
+            led_by.keys() | {target for target in avoided if isinstance(target, TopicPartition)},
+            self._cluster.leader,
         )
 
     def refresh_leaderless(self, now_ms: float) -> None:
@@ -246,12 +241,6 @@ class TaskMutes(MuteTable):
         return [(mute.target, mute.last_error) for mute in failed]
 
     # -- brokers: requests without rows ---------------------------------------------------------------
-
-    def ask(self, node_id: int) -> None:
-        """The coordinator, or the breaker class, wants to know whether a broker responds to this task."""
-        broker = self._brokers.get(node_id)
-        if broker is not None:
-            broker.is_to_be_asked = True
 
     def brokers_to_probe(self) -> list[int]:
         """Brokers that should get a request without rows now."""
