@@ -229,7 +229,7 @@ class Broker:
     ) -> Callable[[ProducerBatch], bool]:
         """``may_send`` with this broker's limits, for filling one request."""
         starts = self.slow_starts.items()
-        left = {topic: 0 if now_ms < start.not_before_ms else start.limit for topic, start in starts}
+        left = {topic: 0 if start.pause_ms(now_ms) else start.limit for topic, start in starts}
         for batch in self.batches():
             if batch.partition.topic in left and not batch.home.has_taken:
                 left[batch.partition.topic] -= 1
@@ -247,26 +247,24 @@ class Broker:
 
     def pause_ms(self, now_ms: float) -> float:
         """Until a pause ends; infinite if only a response can change a limit."""
-        pauses = (start.not_before_ms - now_ms for start in self.slow_starts.values())
-        return min((pause for pause in pauses if pause > 0), default=math.inf)
+        pauses = (start.pause_ms(now_ms) for start in self.slow_starts.values())
+        return min(filter(None, pauses), default=math.inf)
 
     def took(self, batches: Iterable[ProducerBatch]) -> None:
         """The broker has these batches."""
         for batch in batches:
             topic = batch.partition.topic
             start = self.slow_starts.get(topic)
-            if start is not None and start.grow() >= _UNLIMITED:
-                del self.slow_starts[topic]
+            if start is not None:
+                start.limit += 1
+                if start.limit >= _UNLIMITED:
+                    del self.slow_starts[topic]
 
     def refused(self, batch: ProducerBatch, error_code: int, now_ms: float) -> None:
         """It has responded with an error for the batch."""
         if error_code not in _NOT_READY or batch.home.has_taken:
             return
-        topic = batch.partition.topic
-        start = self.slow_starts.get(topic)
-        if start is None:
-            start = self.slow_starts[topic] = SlowStart()
-        start.shrink(now_ms)
+        self.slow_starts.setdefault(batch.partition.topic, SlowStart()).refused(now_ms)
 
     # -- a task's counts ----------------------------------------------------------------------------
 
@@ -348,8 +346,9 @@ def unavailable(
 
 
 _NOT_READY = frozenset({kafka_errors.NOT_LEADER_OR_FOLLOWER, kafka_errors.UNKNOWN_TOPIC_OR_PARTITION})
-# The wait after such an error while one batch is sent at a time. It doubles up to the second of these.
-_PAUSE_MS, _MAX_PAUSE_MS = 10.0, 80.0
+# Errors within this time are one burst, which counts once. While one batch is sent at a time, it is the wait
+# after an error.
+_BURST_MS = 50.0
 # A limit that has grown to this limits nothing.
 _UNLIMITED = 256
 
@@ -358,27 +357,17 @@ _UNLIMITED = 256
 class SlowStart:
     """Of one topic at one broker. ``limit``: how many batches may be in flight to partitions that took none.
 
-    None is sent before ``not_before_ms``. Errors before ``counted_ms`` belong to one burst, which counts
-    once.
+    A burst of errors lasts until ``burst_ends_ms``.
     """
 
     limit: int = 1
-    pause_ms: float = _PAUSE_MS
-    not_before_ms: float = 0.0
-    counted_ms: float = -math.inf
+    burst_ends_ms: float = -math.inf
 
-    def grow(self) -> int:
-        """A batch was taken."""
-        self.limit += 1
-        self.pause_ms, self.not_before_ms = _PAUSE_MS, 0.0
-        return self.limit
+    def refused(self, now_ms: float) -> None:
+        if now_ms >= self.burst_ends_ms:
+            self.limit = max(1, self.limit // 2)
+            self.burst_ends_ms = now_ms + _BURST_MS
 
-    def shrink(self, now_ms: float) -> None:
-        """A batch was refused."""
-        if now_ms < self.counted_ms:
-            return
-        self.limit = max(1, self.limit // 2)
-        self.counted_ms = now_ms + self.pause_ms
-        if self.limit == 1:
-            self.not_before_ms = self.counted_ms
-            self.pause_ms = min(2 * self.pause_ms, _MAX_PAUSE_MS)
+    def pause_ms(self, now_ms: float) -> float:
+        """Until a batch may be sent."""
+        return max(0.0, self.burst_ends_ms - now_ms) if self.limit == 1 else 0.0

@@ -11,7 +11,7 @@ import struct
 import zlib
 from array import array
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from kafka_sink.kafka_errors import LEADER_NOT_AVAILABLE, error_of
 from kafka_sink.model import NO_LEADER, UNKNOWN_EPOCH, MetadataUpdate, Node, Partitions, TopicMetadata
@@ -38,39 +38,6 @@ _MAX_FORMER_IDS = 8
 _RESPONSES_TO_ACCEPT = 5
 
 
-@dataclass(slots=True)
-class TopicIdHistory:
-    """The ids that a topic's name had before the current one.
-
-    Ids are random and never reused, so a response with a former id comes from a lagging broker and is
-    ignored. It is impossible to know which of two new ids is older. A lagging broker's id may therefore have
-    replaced the right id, which then counts as former; the topic could never be written again. So a former id
-    is accepted again after several responses with it in a row, with growing waits and without a response that
-    confirms the current id.
-    """
-
-    former: tuple[bytes, ...] = ()
-    ignored: int = 0
-
-    def replace(self, known: bytes | None, current: bytes | None) -> None:
-        """``current`` is right, whatever was known before."""
-        self.ignored = 0
-        former = [one for one in self.former if one != current]
-        if known is not None and known != current:
-            former.append(known)
-        self.former = tuple(former[-_MAX_FORMER_IDS:])
-
-    def ignores(self, known: bytes | None, incoming: bytes | None) -> bool:
-        """Whether a response is about a former topic. If not, its id is the right one; None: brokers before
-        2.8 send none."""
-        if incoming in self.former and incoming != known:
-            self.ignored += 1
-            if self.ignored < _RESPONSES_TO_ACCEPT:
-                return True
-        self.replace(known, known if incoming is None else incoming)
-        return False
-
-
 def merge(known: TopicMetadata, incoming: TopicMetadata, *, later: bool) -> TopicMetadata:
     """Merge two responses for the same topic. ``later``: ``incoming`` was observed after ``known``.
 
@@ -94,8 +61,8 @@ def merge(known: TopicMetadata, incoming: TopicMetadata, *, later: bool) -> Topi
     return TopicMetadata(known.name, topic_id, Partitions(known.name, leaders, epochs))
 
 
-def goes_back(known: TopicMetadata, incoming: TopicMetadata) -> bool:
-    """Whether ``incoming`` has a lower epoch: its broker lags, or what is known is wrong."""
+def has_lower_epoch(known: TopicMetadata, incoming: TopicMetadata) -> bool:
+    """Whether ``incoming`` has a lower epoch of a partition: its broker lags, or what is known is wrong."""
     return any(
         UNKNOWN_EPOCH != new < old
         for old, new in zip(known.partitions.epochs, incoming.partitions.epochs, strict=False)
@@ -142,8 +109,9 @@ class TopicState:
     # Responses in a row that did not help, and the end of the wait after the last of them.
     unhelpful: int = 0
     not_before_ms: float = -math.inf
-    topic_ids: TopicIdHistory = field(default_factory=TopicIdHistory)
-    # Responses in a row that had a lower epoch of some partition.
+    # The ids that the topic's name had before the present one.
+    former_ids: tuple[bytes, ...] = ()
+    # Responses in a row that had a former id, or a lower epoch of some partition.
     rewinds: int = 0
 
     @property
@@ -195,29 +163,37 @@ class TopicState:
         return helped, unmended or (electing and self.unhelpful < _ELECTION_TRIES)
 
     def merge_response(self, incoming: TopicMetadata, now_ms: float) -> bool:
-        """Merge a broker's response; False where it is, or may be, about a former topic of this name.
+        """Merge a broker's response; False where it is about a former topic of this name.
 
         It replaces what others said, whatever their epochs and ids: who errs misleads until then only. What
         brokers have said here goes on by its epochs.
+
+        Ids are random and never reused, so a former one comes from a lagging broker. But which of two new
+        ids is older is unknown: the lagging broker's may have come last, and made the right one a former.
         """
-        known = self.confirmed
-        if known is None:
-            self.topic_ids.replace(
-                None if self.metadata is None else self.metadata.topic_id, incoming.topic_id
-            )
-            self.confirmed = incoming
-        else:
-            if self.topic_ids.ignores(known.topic_id, incoming.topic_id):
-                return False
+        known, accepted = self.confirmed, incoming
+        if known is not None:
             is_same = incoming.topic_id in (None, known.topic_id)
-            self.rewinds = self.rewinds + 1 if is_same and goes_back(known, incoming) else 0
-            if is_same and self.rewinds < _RESPONSES_TO_ACCEPT:
-                self.confirmed = merge(known, incoming, later=True)
-            else:
-                self.confirmed, self.rewinds = incoming, 0
-        self.metadata = self.confirmed
+            is_former = not is_same and incoming.topic_id in self.former_ids
+            goes_back = is_former or (is_same and has_lower_epoch(known, incoming))
+            self.rewinds = self.rewinds + 1 if goes_back else 0
+            if self.rewinds >= _RESPONSES_TO_ACCEPT:
+                self.rewinds = 0
+            elif is_former:
+                return False
+            elif is_same:
+                accepted = merge(known, incoming, later=True)
+        self._take_id(known or self.metadata, incoming.topic_id)
+        self.metadata = self.confirmed = accepted
         self._observed(now_ms)
         return True
+
+    def _take_id(self, known: TopicMetadata | None, topic_id: bytes | None) -> None:
+        """This id is right, whatever was known before. Brokers before 2.8 send none."""
+        if topic_id is not None and known is not None:
+            former = (*self.former_ids, known.topic_id)
+            kept = [one for one in former if one is not None and one != topic_id]
+            self.former_ids = tuple(kept[-_MAX_FORMER_IDS:])
 
     def name_leader(self, partition: int, leader: int, epoch: int) -> None:
         """A broker here names the leader of a partition that the metadata has."""
@@ -248,15 +224,15 @@ class TopicState:
         if known is None:
             pass
         elif known is not confirmed and observed_ms >= self.observed_ms:
-            self.topic_ids.replace(known.topic_id, incoming.topic_id)
+            self._take_id(known, incoming.topic_id)
             if confirmed is not None and _may_be_same(confirmed, incoming):
                 merged = merge(confirmed, incoming, later=True)
         elif _may_be_same(known, incoming):
             merged = merge(known, incoming, later=observed_ms > self.observed_ms)
         else:
-            if observed_ms <= self.observed_ms or incoming.topic_id in self.topic_ids.former:
+            if observed_ms <= self.observed_ms or incoming.topic_id in self.former_ids:
                 return False
-            self.topic_ids.replace(known.topic_id, incoming.topic_id)
+            self._take_id(known, incoming.topic_id)
         if merged != known:
             self.metadata = merged
         self._observed(max(self.observed_ms, observed_ms))

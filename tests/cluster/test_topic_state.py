@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kafka_sink.cluster.topic_state import TopicIdHistory, TopicState, merge
+from kafka_sink.cluster.topic_state import TopicState, merge
 from kafka_sink.model import UNKNOWN_EPOCH, PartitionMetadata, TopicMetadata
 
 OLD, NEW = b"o" * 16, b"n" * 16
@@ -54,32 +54,21 @@ def test_without_ids_a_smaller_topic_is_believed_when_later() -> None:
     assert merge(known, topic((1, 1), (2, 1), topic_id=OLD), later=True).topic_id == OLD
 
 
-def test_a_lagging_brokers_old_topic_is_refused_until_it_insists() -> None:
+def test_a_recreated_topic_takes_nothing_from_the_old_one_until_brokers_insist() -> None:
     """Should the wrong of two new ids have been taken first, the right one must win in the end."""
-    ids = TopicIdHistory()
-    assert not ids.ignores(OLD, NEW)
-    for _ in range(4):
-        assert ids.ignores(NEW, OLD)
-    assert not ids.ignores(NEW, OLD)
-    assert ids.ignores(OLD, NEW)
-
-
-def test_the_present_topic_confirmed_ends_the_insistence() -> None:
-    ids = TopicIdHistory()
-    ids.ignores(OLD, NEW)
-    for _ in range(4):
-        ids.ignores(NEW, OLD)
-    assert not ids.ignores(NEW, NEW)
-    assert ids.ignores(NEW, OLD)
-
-
-def test_a_recreated_topic_takes_nothing_from_the_old_one() -> None:
-    state = TopicState(0.0)
-    assert state.merge_response(topic((1, 9), (2, 9)), 1.0)
-    assert state.merge_response(topic((2, 0), topic_id=NEW), 2.0)
-    assert state.metadata == topic((2, 0), topic_id=NEW)
-    assert not state.merge_response(topic((1, 10), (2, 10)), 3.0)
-    assert state.metadata == topic((2, 0), topic_id=NEW)
+    state, old, new = TopicState(0.0), topic((1, 9), (2, 9)), topic((2, 0), topic_id=NEW)
+    assert state.merge_response(old, 1.0)
+    for _ in range(10):
+        assert state.merge_response(new, 2.0)
+    for is_old in [True] * 4 + [False] + [True] * 4:
+        assert state.merge_response(old if is_old else new, 3.0) is not is_old
+        assert state.metadata == new
+    assert state.merge_response(old, 4.0)
+    assert state.metadata == old
+    assert not state.merge_response(new, 5.0)
+    for number in range(100):
+        assert state.merge_response(topic((1, 0), topic_id=bytes([number]) * 16), 6.0)
+    assert len(state.former_ids) == 8
 
 
 @pytest.mark.parametrize("topic_id", [OLD, None], ids=["an epoch that no cluster has", "created again"])
