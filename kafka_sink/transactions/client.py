@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
-from types import NoneType
 from typing import Any, TypeVar
 
 from kafka_sink import kafka_errors
@@ -20,7 +20,7 @@ from kafka_sink.model import Node, TopicPartition
 from kafka_sink.network import admin_requests, apis, requests, transaction_requests
 from kafka_sink.network.blocking import BlockingCalls, Call, awaited
 from kafka_sink.network.broker_connection import BrokerConnection
-from kafka_sink.network.broker_protocol import OnResponse, Request
+from kafka_sink.network.broker_protocol import Request
 from kafka_sink.network.client import NetworkClient
 from kafka_sink.options import SinkOptions
 from kafka_sink.transactions.operations import (
@@ -32,6 +32,7 @@ from kafka_sink.transactions.operations import (
     Described,
     EndTransaction,
     Failed,
+    FetchBrokerSetting,
     FetchOffsets,
     FetchStableOffsets,
     InitProducer,
@@ -115,17 +116,11 @@ _MAY_PASS = frozenset(
 )
 
 
-_EMPTY: dict[type, Callable[[], Any]] = {
-    Describe: dict,
-    FetchOffsets: dict,
-    FetchStableOffsets: dict,
-    ListOpen: list,
-    ListIds: list,
-}
+@dataclass(slots=True, eq=False)
+class _Answer:
+    """To one operation of a step; several calls may fill ``result``."""
 
-
-def _failed(code: int) -> Failed:
-    return Failed(kafka_errors.error_of(code).name)
+    result: Any = None
 
 
 class TransactionClient(BlockingCalls):
@@ -148,6 +143,9 @@ class TransactionClient(BlockingCalls):
         self.nodes: dict[int, Node] = {}
         # Each with the time of the response.
         self._partitions: dict[str, tuple[int, float]] = {}
+        self._topic = ""
+        # When a broker said last that the topic is not there.
+        self._unknown_ms = -math.inf
         self._asked_nodes = False
         # Which broker was asked for coordinators last.
         self._asked_node: int | None = None
@@ -157,7 +155,6 @@ class TransactionClient(BlockingCalls):
         # Brokers that may name themselves coordinators by mistake: asked for coordinators only where no other
         # broker can be.
         self._distrusted: set[int] = set()
-        self._topic: str | None = None
         self._not_before_ms = 0.0
         # Brokers whose lists the last run did not wait for.
         self.left_out: set[int] = set()
@@ -209,77 +206,19 @@ class TransactionClient(BlockingCalls):
         A topic has no fewer than before, unless it is deleted and created again. One that brokers do not
         know may be new, and is asked for again for a while. Raises DeliveryError after the time.
         """
-        oldest_ms = self._clock_ms() - self._options.metadata_max_age_ms
-        known, at_ms = self._partitions.pop(topic, (0, -math.inf))
-        if at_ms >= oldest_ms:
-            self._partitions[topic] = known, at_ms
-            return known
         self._allow(timeout_ms, bound)
+        oldest_ms = self._clock_ms() - self._options.metadata_max_age_ms
         missing_ms = self._clock_ms() + min(TOPIC_PROPAGATION_MS, timeout_ms / 2)
-        found: list[int] = []
 
-        def take(call: Call, response: requests.MetadataResponse) -> bool:
-            code = response.update.errors.get(topic, kafka_errors.NONE)
-            is_missing = code == kafka_errors.UNKNOWN_TOPIC_OR_PARTITION and self._clock_ms() >= missing_ms
-            if code and not is_missing:
-                return self._again(call, kafka_errors.error_of(code).name)
-            found.append(next((len(one.partitions) for one in response.update.topics), 0))
-            return True
+        def known() -> int:
+            count, at_ms = self._partitions.get(topic, (0, -math.inf))
+            return count if at_ms >= oldest_ms else 0
 
-        # A client's first request asks for the topic together with the brokers.
         self._topic = topic
-        self._connect()
-        if topic in self._partitions:
-            return self._partitions[topic][0]
-        node = next(iter(self.nodes))
-        call = Call(
-            apis.METADATA,
-            lambda version: requests.encode_metadata(version, (topic,), False),
-            take,
-            node=node,
-            timeout_ms=_NODE_TIMEOUT_MS,
-        )
-        self._finish([call])
-        if found[0]:
-            self._partitions[topic] = found[0], self._clock_ms()
-        return found[0]
-
-    def broker_settings(self, name: str, timeout_ms: float) -> dict[int, str | None]:
-        """A setting of each broker that responds; None where it does not tell.
-
-        Raises DeliveryError after the time.
-        """
-        self._allow(timeout_ms, "kafka.max.block.ms")
-        self._connect()
-        found: dict[int, str | None] = {}
-
-        def call(node: int) -> Call:
-            def take(_: Call, response: admin_requests.BrokerConfigs) -> bool:
-                found[node] = None if response.error_code else response.configs.get(name)
-                return True
-
-            return Call(
-                apis.DESCRIBE_CONFIGS,
-                lambda version: admin_requests.encode_describe_broker(version, node, (name,)),
-                take,
-                node=node,
-                timeout_ms=_NODE_TIMEOUT_MS,
-                give_up_ms=self._clock_ms() + _LIST_PATIENCE_MS,
-            )
-
-        calls = [call(node) for node in self.nodes]
-        self._finish(calls)
-        return found
+        self._ask_until(lambda: known() > 0 or self._unknown_ms >= missing_ms)
+        return known()
 
     # -- a step -----------------------------------------------------------------------------------
-
-    def _finish(self, calls: list[Call]) -> None:
-        if self._ahead:
-            now_ms = self._clock_ms()
-            for node in self.nodes:
-                self._is_ready(node, now_ms)
-        self.calls = calls
-        self._loop(self._send_due, self._awaited, self._deadline_ms)
 
     def _send_due(self, now_ms: float) -> float | None:
         if self.calls and now_ms <= self._deadline_ms:
@@ -292,7 +231,7 @@ class TransactionClient(BlockingCalls):
     def _awaited(self) -> str:
         call = next((one for one in self.calls if one.is_sent), next(iter(self.calls), None))
         if call is None:
-            return "brokers"
+            return f"any of the brokers {self._network.describe_brokers()}"
         node, api = call.node, call.api
         if node is None:
             node, api = self._asked_node, apis.FIND_COORDINATOR
@@ -300,16 +239,16 @@ class TransactionClient(BlockingCalls):
 
     def _give_up(self) -> None:
         reasons = sorted({call.last_error for call in self.calls if call.last_error}) or [self._last_error]
-        what = f"{apis.APIS[self.calls[0].api].name} did not succeed"
-        raise self._out_of_time(what, f"{'; '.join(reasons)} (brokers: {self._network.describe_brokers()})")
+        api = self.calls[0].api if self.calls else apis.METADATA
+        raise DeliveryError(
+            f"{apis.APIS[api].name} did not succeed within {self._allowed}: {'; '.join(reasons)} "
+            f"(brokers: {self._network.describe_brokers()})"
+        )
 
     def _allow(self, timeout_ms: float, bound: str) -> None:
         """All that is asked until the next one has so long. ``bound``: the option that says so, or ""."""
         self._deadline_ms = self._clock_ms() + timeout_ms
         self._allowed = f"{timeout_ms / 1000:g} s" + (f", the time allowed by {bound}" if bound else "")
-
-    def _out_of_time(self, what: str, why: str) -> DeliveryError:
-        return DeliveryError(f"{what} within {self._allowed}: {why}")
 
     def _on_response(self, call: Call, response: Any, now_ms: float) -> None:
         if call in self.calls and call.behind in self.calls:
@@ -319,34 +258,36 @@ class TransactionClient(BlockingCalls):
 
     def execute(self, operations: tuple[Operation, ...]) -> tuple[Any, ...]:
         """One step's operations: their results, in order."""
-        self._connect()
+        self._ask_until(lambda: bool(self.nodes))
         self._forget_coordinators(operations)
-        results = [_EMPTY.get(type(operation), NoneType)() for operation in operations]
-        for index, operation in enumerate(operations):
-            self.calls += self._calls(results, index, operation)
-        self._finish(self.calls)
-        return tuple(results)
+        answers = [_Answer() for _ in operations]
+        for answer, operation in zip(answers, operations, strict=True):
+            self.calls += self._calls(answer, operation)
+        if self._ahead:
+            now_ms = self._clock_ms()
+            for node in self.nodes:
+                self._is_ready(node, now_ms)
+        self._loop(self._send_due, self._awaited, self._deadline_ms)
+        return tuple(answer.result for answer in answers)
 
     def _require(self, connection: BrokerConnection) -> None:
         if connection.protocol.features.get(_FEATURE, 0) >= _PROTOCOL_2_LEVEL:
             self._speak(PROTOCOL_2)
             return
         newest = connection.newest_version(apis.TXN_OFFSET_COMMIT)
-        lacks = f"TxnOffsetCommit ends with version {newest}, not {_FIRST_TXN_OFFSET_COMMIT}"
-        if newest >= _FIRST_TXN_OFFSET_COMMIT:
+        if newest < _FIRST_TXN_OFFSET_COMMIT:
+            lacks = f"TxnOffsetCommit ends with version {newest}, not {_FIRST_TXN_OFFSET_COMMIT}"
+        elif connection.newest_version(apis.LIST_TRANSACTIONS) < 0:
             # Brokers that others wrote may have the one without the other.
-            lacks = (
-                ""
-                if connection.newest_version(apis.LIST_TRANSACTIONS) >= 0
-                else "ListTransactions is missing"
-            )
-        if lacks:
-            raise BrokerVersionError(
-                "delivery.guarantee=exactly-once needs brokers of Apache Kafka 3.8 or later, which reject a "
-                f"late write of a transaction that has ended (KIP-890); here {lacks}. Use "
-                "delivery.guarantee=at-least-once, or newer brokers"
-            )
-        self._speak(PROTOCOL_1)
+            lacks = "ListTransactions is missing"
+        else:
+            self._speak(PROTOCOL_1)
+            return
+        raise BrokerVersionError(
+            "delivery.guarantee=exactly-once needs brokers of Apache Kafka 3.8 or later, which reject a late "
+            f"write of a transaction that has ended (KIP-890); here {lacks}. Use "
+            "delivery.guarantee=at-least-once, or newer brokers"
+        )
 
     def _speak(self, protocol: int) -> None:
         self.protocol, self._versions = protocol, _VERSIONS[protocol]
@@ -366,15 +307,12 @@ class TransactionClient(BlockingCalls):
             self._back_off()
 
     def _leave_brokers_out(self, now_ms: float) -> None:
-        """Lists do not wait for a broker that is gone or hangs: others soon list its transactions."""
+        """What each broker is asked for does not wait for one that is gone or hangs: others soon list its
+        transactions."""
         for call in [one for one in self.calls if one.key is None and not one.is_sent]:
-            if call.node in self.nodes and now_ms < call.give_up_ms:
-                continue
-            if call.give_up_ms < math.inf:
+            if call.node not in self.nodes or now_ms >= call.give_up_ms:
                 self.calls.remove(call)
                 self.left_out.add(-1 if call.node is None else call.node)
-            else:
-                call.node = next(iter(self.nodes))
 
     def _on_disconnected(self, node_id: int, cause: Exception, *_: object) -> None:
         self._last_error = str(cause)
@@ -401,6 +339,12 @@ class TransactionClient(BlockingCalls):
         for topic in response.update.topics:
             if topic.partitions:
                 self._partitions[topic.name] = len(topic.partitions), self._clock_ms()
+        code = response.update.errors.get(self._topic, kafka_errors.NONE)
+        if code:
+            self._last_error = kafka_errors.error_of(code).name
+            self._back_off()
+        if code == kafka_errors.UNKNOWN_TOPIC_OR_PARTITION:
+            self._unknown_ms = self._clock_ms()
         self.nodes = {node.id: node for node in response.update.nodes}
         known = self.coordinators.items()
         self.coordinators = {key: node for key, node in known if node in self.nodes}
@@ -414,7 +358,19 @@ class TransactionClient(BlockingCalls):
         call.not_before_ms = self._clock_ms() + self._backoff.delay_ms(call.attempts)
         if elsewhere and call.key is not None:
             self.coordinators.pop(call.key, None)
+        behind = call.behind
+        if behind is not None and behind not in self.calls and call in self.calls:
+            # Another coordinator may answer by now, one that has not taken what was sent before.
+            behind.is_sent, behind.not_before_ms = False, call.not_before_ms
+            self.calls.insert(0, behind)
         return False
+
+    def _done(self, call: Call, answer: _Answer, code: int, result: object = None) -> bool:
+        """As ``_judge``; what is final answers the operation."""
+        if not self._judge(call, code):
+            return False
+        answer.result = Failed(kafka_errors.error_of(code).name) if code else result
+        return True
 
     def _judge(self, call: Call, code: int) -> bool:
         """Whether a response is final; false if the request must be repeated. Raises for a hopeless one."""
@@ -433,50 +389,33 @@ class TransactionClient(BlockingCalls):
 
     # -- brokers and coordinators -----------------------------------------------------------------
 
-    def _connect(self) -> None:
-        """Connect to the bootstrap addresses, until a broker has said which brokers there are."""
+    def _ask_until(self, is_told: Callable[[], bool]) -> None:
+        """Ask for brokers, first those of the bootstrap addresses, and for ``_topic``."""
         self.calls = []
 
         def advance(now_ms: float) -> float | None:
-            if self.nodes:
+            if is_told():
                 return None
             if now_ms > self._deadline_ms:
-                raise self._out_of_time("no broker responded", self._network.describe_brokers())
+                self._give_up()
             return self._ask_nodes(now_ms)
 
-        self._loop(advance, self._any_broker, self._deadline_ms)
-
-    def _any_broker(self) -> str:
-        return f"any of the brokers {self._network.describe_brokers()}"
+        self._loop(advance, self._awaited, self._deadline_ms)
 
     def _ask_nodes(self, now_ms: float) -> float:
         if self._asked_nodes or now_ms < self._not_before_ms:
-            return math.inf
+            return math.inf if self._asked_nodes else self._not_before_ms - now_ms
         connection = self._any_connection(now_ms)
         if connection is None:
             return 10.0
         self._require(connection)
         version = connection.api_version(apis.METADATA)
-        topics = () if self._topic is None else (self._topic,)
-        body = requests.encode_metadata(version, topics, False)
+        body = requests.encode_metadata(version, (self._topic,) if self._topic else (), False)
+        timeout = _NODE_TIMEOUT_MS if self.nodes else self._options.request_timeout_ms
         self._asked_nodes = True
-        self._ask(connection, apis.METADATA, version, body, self._on_nodes, 0, now_ms)
-        return math.inf
-
-    def _ask(
-        self,
-        connection: BrokerConnection,
-        api: int,
-        version: int,
-        body: bytes,
-        on_response: OnResponse,
-        asked: int,
-        now_ms: float,
-    ) -> None:
-        """Send a look-up, of brokers or of coordinators."""
-        timeout = self._options.request_timeout_ms
-        request = Request(api, version, [body], timeout, on_response, self._on_failed_look_up, asked=asked)
+        request = Request(apis.METADATA, version, [body], timeout, self._on_nodes, self._on_failed_look_up)
         self._network.send(connection, request, now_ms)
+        return math.inf
 
     def _any_connection(self, now_ms: float) -> BrokerConnection | None:
         if self._distrusted:
@@ -502,8 +441,16 @@ class TransactionClient(BlockingCalls):
             body = transaction_requests.encode_find_coordinator(version, names, of_groups=of_groups)
             self._asked_coordinators.add(of_groups)
             self._asked_node = connection.node.id
-            on_response = partial(self._on_coordinators, of_groups, names)
-            self._ask(connection, api, version, body, on_response, len(names), now_ms)
+            request = Request(
+                api,
+                version,
+                [body],
+                self._options.request_timeout_ms,
+                partial(self._on_coordinators, of_groups, names),
+                self._on_failed_look_up,
+                asked=len(names),
+            )
+            self._network.send(connection, request, now_ms)
 
     def _on_coordinators(
         self,
@@ -548,44 +495,37 @@ class TransactionClient(BlockingCalls):
 
     # -- operations -------------------------------------------------------------------------------
 
-    def _calls(self, results: list[Any], index: int, operation: Operation) -> list[Call]:
+    def _calls(self, answer: _Answer, operation: Operation) -> list[Call]:
         match operation:
-            case InitProducer():
-                return [self._init(results, index, operation)]
+            case InitProducer(name, of):
+                return [self._init(answer, name, of)]
             case EndTransaction():
-                return [self._end(results, index, operation)]
+                return [self._end(answer, operation)]
             case RecordOffsets():
-                return self._record_calls(results, index, operation)
-            case FetchOffsets():
-                calls = [self._fetch(results, index, group, None) for group in operation.groups]
-                for call in calls:
-                    recorded = (one for one in self.calls if one.api == apis.TXN_OFFSET_COMMIT)
-                    call.behind = next((one for one in recorded if one.key == call.key), None)
-                return calls
-            case FetchStableOffsets():
-                groups: dict[str, list[TopicPartition]] = {}
-                for key in operation.keys:
-                    groups.setdefault(key.group, []).append(key.partition)
-                return [self._fetch(results, index, *one) for one in groups.items()]
-            case Describe():
-                return [self._describe(results, index, one) for one in operation.transactional_ids]
+                return self._record(answer, operation)
+            case FetchOffsets() | FetchStableOffsets():
+                return self._fetch(answer, operation)
+            case Describe(names):
+                answer.result = {}
+                return [self._describe(answer, name) for name in names]
             case ListOpen() | ListIds():
-                return [self._list(results, index, operation, node) for node in list(self.nodes)]
+                return self._list(answer, operation)
+            case FetchBrokerSetting(name):
+                return self._fetch_setting(answer, name)
 
-    def _init(self, results: list[Any], index: int, operation: InitProducer) -> Call:
-        name, of, timeout = operation.transactional_id, operation.of, self._options.transaction_timeout_ms
+    def _init(self, answer: _Answer, name: str, of: ProducerEpoch | None) -> Call:
+        timeout = self._options.transaction_timeout_ms
 
         def take(call: Call, response: requests.ProducerIdResponse) -> bool:
-            if of is None and response.error_code in _REFUSALS:
+            code = response.error_code
+            if of is None and code in _REFUSALS:
                 # Somebody else is taking the id over at this moment.
-                return self._again(call, kafka_errors.error_of(response.error_code).name)
-            if not self._judge(call, response.error_code):
-                return False
-            if not response.error_code:
-                results[index] = ProducerEpoch(response.producer_id, response.producer_epoch)
-            elif results[index] is None:
-                results[index] = _failed(response.error_code)
-            return True
+                return self._again(call, kafka_errors.error_of(code).name)
+            if code in _REFUSALS and answer.result is not None:
+                return True  # see _end
+            return self._done(
+                call, answer, code, ProducerEpoch(response.producer_id, response.producer_epoch)
+            )
 
         return Call(
             apis.INIT_PRODUCER_ID,
@@ -594,26 +534,22 @@ class TransactionClient(BlockingCalls):
             (TRANSACTION_KEY, name),
         )
 
-    def _end(self, results: list[Any], index: int, operation: EndTransaction) -> Call:
-        name, producer = operation.transactional_id, operation.producer
+    def _end(self, answer: _Answer, operation: EndTransaction) -> Call:
+        name, producer, commit = operation.transactional_id, operation.producer, operation.commit
 
         def take(call: Call, response: transaction_requests.EndTxnResponse) -> bool:
-            if not self._judge(call, response.error_code):
+            code, epoch = response.error_code, ProducerEpoch(response.producer_id, response.producer_epoch)
+            if self.protocol == PROTOCOL_2:
+                return self._done(call, answer, code, epoch)
+            if not self._done(call, answer, code, producer):
                 return False
-            if response.error_code:
-                results[index] = _failed(response.error_code)
-            elif self.protocol == PROTOCOL_1:
+            if not code and not (operation.of_task and commit):
                 # What EndTxn itself does under protocol 2: no two transactions have the same id and epoch.
                 # Where somebody else has raised it since, that is as good, and this result stays: the epoch
                 # that is no longer the id's.
-                results[index] = producer
-                if not (operation.of_task and operation.commit):
-                    self.calls.append(self._init(results, index, InitProducer(name, producer)))
-            else:
-                results[index] = ProducerEpoch(response.producer_id, response.producer_epoch)
+                self.calls.append(self._init(answer, name, producer))
             return True
 
-        commit = operation.commit
         return Call(
             apis.END_TXN,
             lambda version: transaction_requests.encode_end_txn(version, name, *producer, commit=commit),
@@ -621,43 +557,17 @@ class TransactionClient(BlockingCalls):
             (TRANSACTION_KEY, name),
         )
 
-    def _record_calls(self, results: list[Any], index: int, operation: RecordOffsets) -> list[Call]:
+    def _record(self, answer: _Answer, operation: RecordOffsets) -> list[Call]:
         """Under protocol 1 the group is added to the transaction before."""
-        record = self._record(results, index, operation)
-        if self.protocol == PROTOCOL_2:
-            return [record]
-        name, producer, group = operation.transactional_id, operation.producer, operation.group
-
-        def take(call: Call, response: transaction_requests.AddOffsetsResponse) -> bool:
-            if not self._judge(call, response.error_code):
-                return False
-            if response.error_code:
-                results[index] = _failed(response.error_code)
-                self.calls.remove(record)
-            return True
-
-        record.after = Call(
-            apis.ADD_OFFSETS_TO_TXN,
-            lambda version: transaction_requests.encode_add_offsets(version, name, *producer, group),
-            take,
-            (TRANSACTION_KEY, name),
-        )
-        return [record.after, record]
-
-    def _record(self, results: list[Any], index: int, operation: RecordOffsets) -> Call:
         name, producer, group = operation.transactional_id, operation.producer, operation.group
         offsets = {partition: (0, text) for partition, text in operation.entries}
 
         def take(call: Call, response: transaction_requests.PartitionErrors) -> bool:
             if not offsets.keys() <= response.errors.keys():
                 return self._again(call, _INCOMPLETE)
-            code = next((one for one in response.errors.values() if one), kafka_errors.NONE)
-            if not self._judge(call, code):
-                return False
-            results[index] = _failed(code) if code else None
-            return True
+            return self._done(call, answer, next(filter(None, response.errors.values()), kafka_errors.NONE))
 
-        return Call(
+        record = Call(
             apis.TXN_OFFSET_COMMIT,
             lambda version: transaction_requests.encode_txn_offset_commit(
                 version, name, *producer, group, offsets
@@ -666,26 +576,51 @@ class TransactionClient(BlockingCalls):
             (GROUP_KEY, group),
             asked=2 * len(offsets),
         )
+        if self.protocol == PROTOCOL_2:
+            return [record]
 
-    def _fetch(
-        self, results: list[Any], index: int, group: str, partitions: list[TopicPartition] | None
-    ) -> Call:
+        def take_added(call: Call, response: transaction_requests.AddOffsetsResponse) -> bool:
+            is_final = self._done(call, answer, response.error_code)
+            if is_final and response.error_code:
+                self.calls.remove(record)
+            return is_final
+
+        record.after = Call(
+            apis.ADD_OFFSETS_TO_TXN,
+            lambda version: transaction_requests.encode_add_offsets(version, name, *producer, group),
+            take_added,
+            (TRANSACTION_KEY, name),
+        )
+        return [record.after, record]
+
+    def _fetch(self, answer: _Answer, operation: FetchOffsets | FetchStableOffsets) -> list[Call]:
+        answer.result = {}
+        if isinstance(operation, FetchStableOffsets):
+            groups: dict[str, list[TopicPartition]] = {}
+            for key in operation.keys:
+                groups.setdefault(key.group, []).append(key.partition)
+            return [self._fetch_group(answer, *one) for one in groups.items()]
+        calls = [self._fetch_group(answer, group, None) for group in operation.groups]
+        for call in calls:
+            recorded = (one for one in self.calls if one.api == apis.TXN_OFFSET_COMMIT)
+            call.behind = next((one for one in recorded if one.key == call.key), None)
+        return calls
+
+    def _fetch_group(self, answer: _Answer, group: str, partitions: list[TopicPartition] | None) -> Call:
         def take(call: Call, response: transaction_requests.OffsetFetchResponse) -> bool:
             if group not in response.groups:
                 return self._again(call, _INCOMPLETE)
             code, offsets = response.groups[group]
             if code == kafka_errors.GROUP_ID_NOT_FOUND:
                 return True  # it has committed nothing
-            code = code or next(
-                (one.error_code for one in offsets.values() if one.error_code), kafka_errors.NONE
-            )
-            if code == kafka_errors.UNSTABLE_OFFSET_COMMIT:
+            errors = (one.error_code for one in offsets.values())
+            code = code or next(filter(None, errors), kafka_errors.NONE)
+            is_pending = code == kafka_errors.UNSTABLE_OFFSET_COMMIT
+            if is_pending:
                 call.give_up_ms = min(call.give_up_ms, self._clock_ms() + _PENDING_PATIENCE_MS)
-            if (
-                code != kafka_errors.UNSTABLE_OFFSET_COMMIT or self._clock_ms() < call.give_up_ms
-            ) and not self._judge(call, code):
+            if not (is_pending and self._clock_ms() >= call.give_up_ms) and not self._judge(call, code):
                 return False
-            results[index] |= {
+            answer.result |= {
                 OffsetKey(group, partition): None if one.error_code else one.metadata
                 for partition, one in offsets.items()
                 if one.offset >= 0 or one.error_code
@@ -705,7 +640,7 @@ class TransactionClient(BlockingCalls):
             asked=2 * (2 * known if partitions is None else len(partitions)),
         )
 
-    def _describe(self, results: list[Any], index: int, name: str) -> Call:
+    def _describe(self, answer: _Answer, name: str) -> Call:
         def take(call: Call, response: transaction_requests.DescribeTransactionsResponse) -> bool:
             one = response.transactions.get(name)
             if one is None:
@@ -718,7 +653,7 @@ class TransactionClient(BlockingCalls):
                 # Whoever ended it has the next producer id already, which is not shown before this is over.
                 return self._again(call, f"'{name}' is about to get another producer id")
             producer = ProducerEpoch(one.producer_id, one.producer_epoch)
-            results[index][name] = Described(
+            answer.result[name] = Described(
                 one.state, producer, one.started_ms, one.partitions, self.protocol == PROTOCOL_2
             )
             return True
@@ -730,7 +665,7 @@ class TransactionClient(BlockingCalls):
             (TRANSACTION_KEY, name),
         )
 
-    def _list(self, results: list[Any], index: int, operation: ListOpen | ListIds, node: int) -> Call:
+    def _list(self, answer: _Answer, operation: ListOpen | ListIds) -> list[Call]:
         states: tuple[str, ...] = ()
         pattern, age_ms = ANY_ID_PATTERN, -1
         if isinstance(operation, ListOpen):
@@ -739,18 +674,41 @@ class TransactionClient(BlockingCalls):
             # With protocol 1 ids that are not in use are in that state, too.
             if self.protocol == PROTOCOL_2 and age_ms < 0:
                 states = (OPEN, NO_TRANSACTION)
+        answer.result = []
 
         def take(call: Call, response: transaction_requests.ListTransactionsResponse) -> bool:
             if not self._judge(call, response.error_code):
                 return False
-            results[index] += [name for name in response.ids if re.match(pattern, name)]
+            answer.result += [name for name in response.ids if re.match(pattern, name)]
             return True
 
-        return Call(
+        return self._of_each_broker(
             apis.LIST_TRANSACTIONS,
-            lambda version: transaction_requests.encode_list_transactions(version, states, pattern, age_ms),
+            lambda _, version: transaction_requests.encode_list_transactions(
+                version, states, pattern, age_ms
+            ),
             take,
-            node=node,
-            timeout_ms=_NODE_TIMEOUT_MS,
-            give_up_ms=self._clock_ms() + _LIST_PATIENCE_MS,
         )
+
+    def _fetch_setting(self, answer: _Answer, name: str) -> list[Call]:
+        answer.result = {}
+
+        def take(call: Call, response: admin_requests.BrokerConfigs) -> bool:
+            answer.result[call.node] = None if response.error_code else response.configs.get(name)
+            return True
+
+        return self._of_each_broker(
+            apis.DESCRIBE_CONFIGS,
+            lambda node, version: admin_requests.encode_describe_broker(version, node, (name,)),
+            take,
+        )
+
+    def _of_each_broker(
+        self, api: int, encode: Callable[[int, int], bytes], take: Callable[[Call, Any], bool]
+    ) -> list[Call]:
+        """``encode`` makes a request's body of a broker's id and of a version."""
+        give_up_ms = self._clock_ms() + _LIST_PATIENCE_MS
+        return [
+            Call(api, partial(encode, node), take, None, node, 0, _NODE_TIMEOUT_MS, give_up_ms=give_up_ms)
+            for node in self.nodes
+        ]

@@ -164,6 +164,14 @@ class ListIds:
 
 
 @dataclass(frozen=True, slots=True)
+class FetchBrokerSetting:
+    """Result: a mapping from each broker that responds to its setting of this name; None where it does not
+    tell."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """Kafka's error: the transaction is not, or no longer, the asker's."""
 
@@ -179,6 +187,7 @@ Operation = (
     | FetchStableOffsets
     | ListOpen
     | ListIds
+    | FetchBrokerSetting
 )
 Steps = Generator[tuple[Operation, ...], tuple[Any, ...], Result]
 

@@ -23,7 +23,14 @@ from kafka_sink.transactions import batch as batches
 from kafka_sink.transactions import driver
 from kafka_sink.transactions.batch import LONG_OPEN, AttemptReport, BatchOutcome, TaskHandover, described
 from kafka_sink.transactions.decision import BatchIdentity
-from kafka_sink.transactions.operations import Location, ProducerEpoch, Scope, query_id
+from kafka_sink.transactions.operations import (
+    FetchBrokerSetting,
+    Location,
+    ProducerEpoch,
+    Scope,
+    Steps,
+    query_id,
+)
 
 if TYPE_CHECKING:
     from kafka_sink.transactions.client import TransactionClient
@@ -133,11 +140,6 @@ def plan(
         scope = Scope(name, topic, partitions)
         groups = driver.take_over_groups(scope)
         ownership = client.run(driver.take_over(scope, clock_ms()), options.max_block_ms, groups=groups)
-        if ownership.decision is None and options.transactional_id_prefix:
-            # Where earlier versions kept what all writers, or all queries, had written. Raises ProtocolError.
-            for end in ("", _ANY_QUERY):
-                former = replace(scope, prefix=options.transactional_id_prefix + end)
-                client.run(driver.read_decision(former), options.max_block_ms)
     handover = TaskHandover.of(scope, ownership, clock_ms())
     if options.log_summary:
         _report_names(scope)
@@ -349,7 +351,7 @@ def require_verified_writes(client: TransactionClient, bootstrap_servers: str, t
     key = f"{VERIFICATION_SETTING} is on at {bootstrap_servers}"
     if spark_application.happened_within(key, _ASK_AGAIN_S):
         return
-    found = client.broker_settings(VERIFICATION_SETTING, timeout_ms)
+    found = client.run(broker_setting(VERIFICATION_SETTING), timeout_ms)
     off = sorted(node for node, value in found.items() if value == "false")
     if off:
         raise ConfigurationError(
@@ -358,7 +360,8 @@ def require_verified_writes(client: TransactionClient, bootstrap_servers: str, t
             f"{', '.join(map(str, off))}: a late write of an aborted transaction could become part of a "
             "committed one. Set it, or use delivery.guarantee=at-least-once"
         )
-    spark_application.note(key)
+    if not client.left_out:
+        spark_application.note(key)
     unknown = sorted(node for node, value in found.items() if value is None)
     if unknown and spark_application.only_once(f"{key} is not known"):
         driver_log.report(
@@ -366,3 +369,8 @@ def require_verified_writes(client: TransactionClient, bootstrap_servers: str, t
             f"{VERIFICATION_SETTING} is on, as it is by default (it lacks DescribeConfigs on the cluster). "
             "Where it is off, a late write of an aborted transaction can become part of a committed one"
         )
+
+
+def broker_setting(name: str) -> Steps[Mapping[int, str | None]]:
+    (found,) = yield (FetchBrokerSetting(name),)
+    return dict(found)

@@ -124,7 +124,11 @@ class Network:
             found = {name: FoundCoordinator(NODES[number - 1], 0, None) for name, number in named}
             self._answer(request, CoordinatorsResponse(found))
         elif request.api_key != apis.LIST_TRANSACTIONS:
-            self._answer(request, self.of_groups(node, request.api_key))
+            response = self.of_groups(node, request.api_key)
+            if response is None:
+                self._happened.append(lambda: self._time_out(request, node))
+            else:
+                self._answer(request, response)
         else:
             self.listed.append(node)
             self._answer(request, ListTransactionsResponse(0, [f"p-task-{node}-0"]))
@@ -134,7 +138,7 @@ class Network:
         return dict.fromkeys(("g", "id", "p-driver"), 1)
 
     def of_groups(self, node: int, api: int) -> Any:
-        """What groups' coordinators answer."""
+        """What groups' coordinators answer; None: the connection is lost."""
         raise AssertionError(f"API {api} of broker {node}")
 
     def _answer(self, request: Any, response: Any) -> None:
@@ -315,12 +319,14 @@ def test_a_topic_just_created_is_asked_for_until_the_broker_knows_it(network: Ne
 
 
 class Coordinators(Network):
-    """Broker 1 was a group's coordinator, and learns between two requests that broker 2 is."""
+    """Broker 1 was a group's coordinator, and learns between two requests that broker 2 is. Or brokers say
+    that it is once more, when the connection to broker 2 is lost behind the first of two requests."""
 
-    def __init__(self) -> None:
+    def __init__(self, coordinator: int = 1) -> None:
         super().__init__()
-        self.coordinator = 1
+        self.coordinator = coordinator
         self.asked: list[tuple[int, int]] = []
+        self._loses = coordinator == 2
 
     def coordinators(self, _node: int) -> dict[str, int]:
         return {"g": self.coordinator}
@@ -328,6 +334,9 @@ class Coordinators(Network):
     def of_groups(self, node: int, api: int) -> Any:
         self.asked.append((node, api))
         if api == apis.OFFSET_FETCH:
+            if self._loses:
+                self._loses, self.coordinator = False, 1
+                return None
             text = {1: "former", 2: "present"}[node]
             return OffsetFetchResponse({"g": (0, {PLACE: CommittedOffset(0, text, 0)})})
         if self.coordinator == 1:
@@ -341,9 +350,10 @@ class Coordinators(Network):
 PLACE = TopicPartition("t", 0)
 
 
-def test_offsets_fetched_behind_recorded_ones_are_of_the_coordinator_that_took_them() -> None:
+@pytest.mark.parametrize("first", [1, 2])
+def test_offsets_fetched_behind_recorded_ones_are_of_the_coordinator_that_took_them(first: int) -> None:
     """Catches: a decision was checked against what a former coordinator reported."""
-    network = Coordinators()
+    network = Coordinators(first)
 
     def steps() -> Steps[Any]:
         record = RecordOffsets("id", ProducerEpoch(1, 0), "g", ((PLACE, "new"),))

@@ -42,7 +42,11 @@ def _alter(broker: LocalBroker, how: AlterConfigOpType) -> None:
     admin.incremental_alter_configs([ConfigResource("broker", "0", incremental_configs=[off])])
     wanted = "false" if how is AlterConfigOpType.SET else "true"
     with closing(TransactionClient(_options(broker))) as client:
-        until(lambda: client.broker_settings(VERIFICATION_SETTING, 60_000.0) == {0: wanted}, "its setting")
+
+        def is_set() -> bool:
+            return client.run(planning.broker_setting(VERIFICATION_SETTING), 60_000.0) == {0: wanted}
+
+        until(is_set, "its setting")
 
 
 def _options(broker: LocalBroker) -> SinkOptions:
