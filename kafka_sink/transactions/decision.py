@@ -18,7 +18,7 @@ from hashlib import sha256
 
 from kafka_sink.errors import ProtocolError
 from kafka_sink.printable import printable
-from kafka_sink.transactions.operations import ProducerEpoch, Scope
+from kafka_sink.transactions.operations import OffsetKey, ProducerEpoch, Scope
 
 _CHUNK_BYTES = 3500
 # Another one with each change of what a decision holds or of what it means.
@@ -165,6 +165,9 @@ class Part:
     digest: RowsDigest
     outcome: Outcome = Outcome.UNRECORDED
 
+    def id_in(self, scope: Scope) -> str:
+        return scope.task_id(self.task, self.slot)
+
 
 @dataclass(frozen=True, slots=True)
 class Decision:
@@ -203,6 +206,13 @@ class Decision:
     def digest_of_batch(self, number: int) -> RowsDigest | None:
         """The rows of a batch of this writer; None unless it is one of the last two that were written."""
         return next((one.digest for one in (self.written, self.before) if one.last == number), None)
+
+    def marker(self, part: Part) -> str:
+        return self.batch.progress_marker(part.task, part.producer)
+
+    def marker_key(self, scope: Scope, part: Part) -> OffsetKey:
+        """Where the part's progress marker is: the topic may have got partitions since."""
+        return replace(scope, topic=self.topic, partitions=self.partitions).marker_key(part.task)
 
     def digest_of(self, task: int) -> RowsDigest:
         """What the task had been given."""

@@ -80,10 +80,10 @@ def _settle(scope: Scope, driver_epoch: ProducerEpoch, now_ms: float) -> Steps[O
     read: tuple[Operation, ...] = FetchOffsets(take_over_groups(scope)), FetchStableOffsets((key,))
     # All at once, for every micro-batch waits for it; where nothing is left open, this is all.
     names, *offsets = yield (ListOpen(scope.prefix), *read)
-    left = proof.LeftOpen(driver_epoch, {})
+    left: Mapping[str, Described] = {}
     if names:
         # Of these, what a former coordinator does not know to be decided would be aborted.
-        left = yield from proof.inspect(scope, driver_epoch, names, key, scope.marker_key(0))
+        driver_epoch, left = yield from proof.inspect(scope, driver_epoch, names, key, scope.marker_key(0))
         offsets = list((yield read))
     # Brokers of Kafka 3 tell offsets some time after their transaction is over.
     while offsets[0].get(key, "") != offsets[1].get(key, ""):
@@ -95,7 +95,7 @@ def _settle(scope: Scope, driver_epoch: ProducerEpoch, now_ms: float) -> Steps[O
     if decision is not None:
         absent = yield from proof.not_visible(scope, decision, seen)
         undone = tuple(part for part in absent if part.outcome is not Outcome.LOST)
-    ids = tuple(scope.task_id(part.task, part.slot) for part in undone)
+    ids = tuple(part.id_in(scope) for part in undone)
     found: Mapping[str, Described] = {}
     failed: tuple[Part, ...] = ()
     if undone:
@@ -103,15 +103,15 @@ def _settle(scope: Scope, driver_epoch: ProducerEpoch, now_ms: float) -> Steps[O
         failed = proof.failed_of(undone, results)
     aborted = yield from proof.abort_others(left, scope, decided)
     if decision is None:
-        return Ownership(left.driver_epoch, aborted=aborted)
-    judgement = yield from proof.judge(scope, left.driver_epoch, decision, failed, now_ms)
+        return Ownership(driver_epoch, aborted=aborted)
+    judgement = yield from proof.judge(scope, driver_epoch, decision, failed, now_ms)
     driver_epoch, decision = yield from _remember(scope, judgement, decision, failed, now_ms)
-    completed = (_began_ms(scope, part, found) for part in undone if part not in judgement.lost)
+    completed = [part for part in undone if part not in judgement.lost]
     return Ownership(
         driver_epoch,
         decision,
         frozenset(part.task for part in judgement.unknown),
-        tuple(began for began in completed if began is not None),
+        _began_ms(scope, completed, found),
         aborted + judgement.aborted,
     )
 
@@ -201,11 +201,15 @@ def problem_of(scope: Scope, ownership: Ownership) -> str | None:
     return None
 
 
-def _began_ms(scope: Scope, part: Part, found: Mapping[str, Described]) -> int | None:
-    """None where the part was not open any more."""
-    one = found.get(scope.task_id(part.task, part.slot))
-    is_open = one is not None and one.producer == part.producer and one.state == OPEN
-    return one.started_ms if one is not None and is_open else None
+def _open_part(scope: Scope, part: Part, found: Mapping[str, Described]) -> Described | None:
+    """Its transaction, where that is open by these descriptions."""
+    one = found.get(part.id_in(scope))
+    return one if one is not None and one.state == OPEN and one.producer == part.producer else None
+
+
+def _began_ms(scope: Scope, parts: Iterable[Part], found: Mapping[str, Described]) -> BeganMs:
+    """When the transactions began that were open."""
+    return tuple(one.started_ms for part in parts if (one := _open_part(scope, part, found)))
 
 
 def take_over_groups(scope: Scope) -> tuple[str, ...]:
@@ -245,7 +249,7 @@ def _decision_in(
 
 def look(scope: Scope, parts: Iterable[Part]) -> Steps[tuple[Decision | None, Mapping[str, Described]]]:
     """The latest decision, and what is open under the ids of these parts: one round trip for both."""
-    ids = tuple(scope.task_id(part.task, part.slot) for part in parts)
+    ids = tuple(part.id_in(scope) for part in parts)
     seen, found = yield (FetchOffsets((scope.decision_key(0).group,)), Describe(ids))
     return (yield from _decision_in(scope, seen)), dict(found)
 
@@ -288,7 +292,7 @@ def decide(
     in time.
     """
     found = yield from require_open(scope, decision.batch, parts, found)
-    began = tuple(one for one in (_began_ms(scope, part, found) for part in parts) if one is not None)
+    began = _began_ms(scope, parts, found)
     earliest = min((one for one in (*began, decision.began_ms) if one >= 0), default=-1)
     decision = replace(decision, began_ms=earliest)
     try:
@@ -310,11 +314,12 @@ def _carried_out(
     failed = proof.failed_of(parts, results)
     # The list was asked for together with the commits, so it may still name parts that have just been
     # committed: leave those out.
-    ours = {scope.task_id(part.task, part.slot) for part in parts if part not in failed}
-    left = yield from proof.inspect(scope, driver_epoch, [name for name in names if name not in ours])
+    ours = {part.id_in(scope) for part in parts if part not in failed}
+    others = [name for name in names if name not in ours]
+    driver_epoch, left = yield from proof.inspect(scope, driver_epoch, others)
     aborted = yield from proof.abort_others(left, scope, parts)
     # It was decided just now.
-    judgement = yield from proof.judge(scope, left.driver_epoch, decision, failed, decision.began_ms)
+    judgement = yield from proof.judge(scope, driver_epoch, decision, failed, decision.began_ms)
     outcomes = dict.fromkeys((part.task for part in judgement.lost), Outcome.LOST)
     if decisions.recorded(decision, outcomes).is_lost:
         raise TransactionError(
@@ -334,10 +339,10 @@ def require_open(
 
     Raises TransactionError where one is not: a batch that has lost a part must not be decided.
     """
-    ids = {scope.task_id(part.task, part.slot): part for part in parts}
-    doubtful = [name for name, part in ids.items() if not _is_open(found.get(name), part.producer)]
-    found = {**found, **(yield from describe(*doubtful, afresh=True))}
-    lost = [ids[name].task for name in doubtful if not _is_open(found.get(name), ids[name].producer)]
+    doubtful = [part for part in parts if not _open_part(scope, part, found)]
+    names = (part.id_in(scope) for part in doubtful)
+    found = {**found, **(yield from describe(*names, afresh=True))}
+    lost = [part.task for part in doubtful if not _open_part(scope, part, found)]
     if lost:
         raise TransactionError(
             f"{batch} is not committed: the transactions of {proof.named(lost)} are no longer open. They "
@@ -345,10 +350,6 @@ def require_open(
             f"transactional.id.prefix '{scope.prefix}' over"
         )
     return found
-
-
-def _is_open(found: Described | None, producer: ProducerEpoch) -> bool:
-    return found is not None and found.state == OPEN and found.producer == producer
 
 
 def require_last(

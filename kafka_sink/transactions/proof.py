@@ -10,7 +10,7 @@ moment.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from shlex import quote
 
 from kafka_sink.errors import TransactionError
@@ -80,19 +80,11 @@ def require_owner(scope: Scope, driver_epoch: ProducerEpoch, *keys: OffsetKey) -
 # -- what others have open ------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class LeftOpen:
-    """``driver_epoch``: the driver's, renewed. ``found``: transactions of the prefix's tasks, none of a later
-    driver."""
-
-    driver_epoch: ProducerEpoch
-    found: Mapping[str, Described]
-
-
 def inspect(
     scope: Scope, driver_epoch: ProducerEpoch, names: Iterable[str], *keys: OffsetKey
-) -> Steps[LeftOpen]:
-    """Describe these ids. Raises as ``require_owner``; ``keys`` as there.
+) -> Steps[tuple[ProducerEpoch, Mapping[str, Described]]]:
+    """Describe these ids of the prefix's tasks. Returns the renewed driver epoch, too. Raises as
+    ``require_owner``; ``keys`` as there.
 
     The order makes it safe to end what is found: the driver epoch is proven after the inspection, so no later
     driver's tasks had begun by then, and what they begin later has other epochs.
@@ -100,18 +92,18 @@ def inspect(
     found = yield from describe(*names, afresh=True)
     if found:
         driver_epoch = yield from require_owner(scope, driver_epoch, *keys)
-    return LeftOpen(driver_epoch, found)
+    return driver_epoch, found
 
 
-def abort_others(left: LeftOpen, scope: Scope, decided: Iterable[Part]) -> Steps[BeganMs]:
-    """Abort what is open and was not decided; returns when it began.
+def abort_others(found: Mapping[str, Described], scope: Scope, decided: Iterable[Part]) -> Steps[BeganMs]:
+    """Abort what ``inspect`` found that is open and was not decided; returns when it began.
 
     Ids that have no transaction yet are ended, too, so that none begins.
     """
-    keep = {(scope.task_id(part.task, part.slot), part.producer) for part in decided}
+    keep = {(part.id_in(scope), part.producer) for part in decided}
     ends = [
         (name, one)
-        for name, one in left.found.items()
+        for name, one in found.items()
         if one.state in (OPEN, NO_TRANSACTION) and (name, one.producer) not in keep
     ]
     if not ends:
@@ -130,9 +122,7 @@ def abort_others(left: LeftOpen, scope: Scope, decided: Iterable[Part]) -> Steps
 def ends_of(scope: Scope, parts: Iterable[Part], *, afresh: bool = False) -> tuple[EndTransaction, ...]:
     """What commits decided transactions."""
     return tuple(
-        EndTransaction(
-            scope.task_id(part.task, part.slot), part.producer, commit=True, afresh=afresh, of_task=True
-        )
+        EndTransaction(part.id_in(scope), part.producer, commit=True, afresh=afresh, of_task=True)
         for part in parts
     )
 
@@ -170,13 +160,12 @@ def judge(
             failed = tuple(part for part in failed if part in again or part in absent)
             # Or it is another attempt's, whose progress marker has the same place.
             (names,) = yield (ListOpen(scope.prefix),)
-            left = yield from inspect(scope, driver_epoch, names)
-            driver_epoch = left.driver_epoch
+            driver_epoch, left = yield from inspect(scope, driver_epoch, names)
             aborted += yield from abort_others(left, scope, decision.parts)
         elif not absent:
             break
         elif not is_proven:
-            keys = (marker_key(scope, decision, part) for part in absent)
+            keys = (decision.marker_key(scope, part) for part in absent)
             driver_epoch = yield from require_owner(scope, driver_epoch, *keys)
             is_proven, failed = True, absent
         else:
@@ -189,13 +178,13 @@ def _markers_of(
     scope: Scope, decision: Decision, parts: Iterable[Part]
 ) -> Steps[tuple[tuple[Part, ...], tuple[Part, ...]]]:
     """Of these parts, those whose progress markers are pending, and those that have none."""
-    keys = {part: marker_key(scope, decision, part) for part in parts}
+    keys = {part: decision.marker_key(scope, part) for part in parts}
     markers = yield from fetch_stable_offsets(*keys.values())
     pending = tuple(part for part, key in keys.items() if key in markers and markers[key] is None)
     absent = tuple(
         part
         for part, key in keys.items()
-        if part not in pending and markers.get(key) != _marker(decision, part)
+        if part not in pending and markers.get(key) != decision.marker(part)
     )
     return pending, absent
 
@@ -207,11 +196,11 @@ def _without_markers(
 
     Offsets expire one by one, progress markers before their decision.
     """
-    found = yield from describe(*(scope.task_id(part.task, part.slot) for part in parts), afresh=True)
+    found = yield from describe(*(part.id_in(scope) for part in parts), afresh=True)
     markers_last = decision.began_ms >= 0 and abs(now_ms - decision.began_ms) < MARKERS_LAST_MS
     lost, unknown = [], []
     for part in parts:
-        outcome = outcome_of(part, found.get(scope.task_id(part.task, part.slot)))
+        outcome = outcome_of(part, found.get(part.id_in(scope)))
         if outcome is Outcome.LOST or (outcome is Outcome.UNRECORDED and markers_last):
             lost.append(part)
         elif outcome is Outcome.UNRECORDED:
@@ -234,11 +223,9 @@ def uncommitted(scope: Scope, decision: Decision) -> Steps[tuple[Part, ...]]:
     """The parts that readers do not see at this moment. Waits for nothing: for people who look."""
     seen = yield from fetch_offsets(scope.marker_key(0).group)
     absent = yield from not_visible(scope, decision, seen)
-    found = yield from describe(*(scope.task_id(part.task, part.slot) for part in absent))
+    found = yield from describe(*(part.id_in(scope) for part in absent))
     return tuple(
-        part
-        for part in absent
-        if outcome_of(part, found.get(scope.task_id(part.task, part.slot))) is not Outcome.COMMITTED
+        part for part in absent if outcome_of(part, found.get(part.id_in(scope))) is not Outcome.COMMITTED
     )
 
 
@@ -248,20 +235,11 @@ def not_visible(scope: Scope, decision: Decision, seen: Mapping[OffsetKey, str])
     They may be committed all the same. ``seen`` are offsets with those of the first group of marks.
     """
     parts = tuple(part for part in decision.parts if part.outcome is not Outcome.COMMITTED)
-    groups = {marker_key(scope, decision, part).group for part in parts} - {scope.marker_key(0).group}
+    groups = {decision.marker_key(scope, part).group for part in parts} - {scope.marker_key(0).group}
     markers = set(seen.values())
     if groups:
         markers |= set((yield from fetch_offsets(*sorted(groups))).values())
-    return tuple(part for part in parts if _marker(decision, part) not in markers)
-
-
-def marker_key(scope: Scope, decision: Decision, part: Part) -> OffsetKey:
-    """Where the part's progress marker is: the topic may have got partitions since."""
-    return replace(scope, topic=decision.topic, partitions=decision.partitions).marker_key(part.task)
-
-
-def _marker(decision: Decision, part: Part) -> str:
-    return decision.batch.progress_marker(part.task, part.producer)
+    return tuple(part for part in parts if decision.marker(part) not in markers)
 
 
 # -- what to say of it ----------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from tests.support.transaction_steps import SCOPE, Cluster, ends_driver, ends_ta
 
 def test_a_transaction_that_somebody_else_has_ended_is_not_counted_as_aborted() -> None:
     found = {name: Described("Ongoing", ProducerEpoch(number, 0), number) for number, name in enumerate("ab")}
-    steps = proof.abort_others(proof.LeftOpen(ProducerEpoch(1, 0), found), SCOPE, ())
+    steps = proof.abort_others(found, SCOPE, ())
     next(steps)
     with pytest.raises(StopIteration) as ended:
         steps.send((Failed("INVALID_TXN_STATE"), None))

@@ -165,7 +165,7 @@ def without_taking_over(scope: Any, now_ms: float) -> Steps[Any]:
         yield proof.ends_of(scope, decision.parts)
     (names,) = yield (ListOpen(scope.prefix),)
     found = yield from describe(*names)
-    yield from proof.abort_others(proof.LeftOpen(known[scope.driver_id].producer, found), scope, ())
+    yield from proof.abort_others(found, scope, ())
     return driver.Ownership(known[scope.driver_id].producer, decision)
 
 
