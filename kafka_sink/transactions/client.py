@@ -151,7 +151,6 @@ class TransactionClient(BlockingCalls):
         self._asked_node: int | None = None
         # Kinds of keys whose coordinators are being asked for.
         self._asked_coordinators: set[bool] = set()
-        self._ahead: list[tuple[bool, str]] = []
         # Brokers that may name themselves coordinators by mistake: asked for coordinators only where no other
         # broker can be.
         self._distrusted: set[int] = set()
@@ -169,14 +168,8 @@ class TransactionClient(BlockingCalls):
         steps: Steps[Result],
         timeout_ms: float,
         bound: str = "kafka.max.block.ms",
-        *,
-        groups: Iterable[str] = (),
-        transactional_ids: Iterable[str] = (),
     ) -> Result:
         """Run protocol code to its end.
-
-        ``groups`` and ``transactional_ids`` name what later steps will use: their coordinators are looked up,
-        and all brokers connected to, while the first step is under way.
 
         Raises what it raises, DeliveryError after ``timeout_ms`` (the option ``bound``), ConfigurationError
         where rights or settings are in the way, BrokerVersionError where brokers are too old.
@@ -184,8 +177,6 @@ class TransactionClient(BlockingCalls):
         self._allow(timeout_ms, bound)
         self.left_out.clear()
         self._distrusted = set()
-        self._ahead = [(GROUP_KEY, name) for name in groups]
-        self._ahead += [(TRANSACTION_KEY, name) for name in transactional_ids]
         try:
             wanted = next(steps)
             while True:
@@ -263,10 +254,6 @@ class TransactionClient(BlockingCalls):
         answers = [_Answer() for _ in operations]
         for answer, operation in zip(answers, operations, strict=True):
             self.calls += self._calls(answer, operation)
-        if self._ahead:
-            now_ms = self._clock_ms()
-            for node in self.nodes:
-                self._is_ready(node, now_ms)
         self._loop(self._send_due, self._awaited, self._deadline_ms)
         return tuple(answer.result for answer in answers)
 
@@ -427,7 +414,7 @@ class TransactionClient(BlockingCalls):
 
     def _look_up(self, now_ms: float) -> None:
         """Ask for coordinators that are not known: one request for each kind of key."""
-        keys = dict.fromkeys([*(call.key for call in self.calls if call.key), *self._ahead])
+        keys = dict.fromkeys(call.key for call in self.calls if call.key)
         missing = [key for key in keys if key not in self.coordinators]
         for of_groups in (TRANSACTION_KEY, GROUP_KEY):
             names = [name for kind, name in missing if kind is of_groups]

@@ -76,14 +76,14 @@ def take_over(scope: Scope, now_ms: float) -> Steps[Ownership]:
 
 def _settle(scope: Scope, driver_epoch: ProducerEpoch, now_ms: float) -> Steps[Ownership]:
     """Complete what was decided and abort everything else, as the owner of the prefix."""
-    key = scope.decision_key(0)
-    read: tuple[Operation, ...] = FetchOffsets(take_over_groups(scope)), FetchStableOffsets((key,))
+    key, marker_key = scope.decision_key(0), scope.marker_key(0)
+    read: tuple[Operation, ...] = FetchOffsets((key.group, marker_key.group)), FetchStableOffsets((key,))
     # All at once, for every micro-batch waits for it; where nothing is left open, this is all.
     names, *offsets = yield (ListOpen(scope.prefix), *read)
     left: Mapping[str, Described] = {}
     if names:
         # Of these, what a former coordinator does not know to be decided would be aborted.
-        driver_epoch, left = yield from proof.inspect(scope, driver_epoch, names, key, scope.marker_key(0))
+        driver_epoch, left = yield from proof.inspect(scope, driver_epoch, names, key, marker_key)
         offsets = list((yield read))
     # Brokers of Kafka 3 tell offsets some time after their transaction is over.
     while offsets[0].get(key, "") != offsets[1].get(key, ""):
@@ -210,11 +210,6 @@ def _open_part(scope: Scope, part: Part, found: Mapping[str, Described]) -> Desc
 def _began_ms(scope: Scope, parts: Iterable[Part], found: Mapping[str, Described]) -> BeganMs:
     """When the transactions began that were open."""
     return tuple(one.started_ms for part in parts if (one := _open_part(scope, part, found)))
-
-
-def take_over_groups(scope: Scope) -> tuple[str, ...]:
-    """The groups that ``take_over`` reads every time."""
-    return scope.decision_key(0).group, scope.marker_key(0).group
 
 
 def read_decision(scope: Scope) -> Steps[Decision | None]:

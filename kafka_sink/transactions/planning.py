@@ -89,13 +89,12 @@ def client_of(options: SinkOptions) -> Iterator[TransactionClient]:
         client.close()
         raise
     with _clients_lock:
-        replaced = _idle_clients.pop(key, None)
-        surplus = [] if replaced is None else [replaced]
-        while len(_idle_clients) >= _MAX_IDLE_CLIENTS:
-            surplus.append(_idle_clients.pop(next(iter(_idle_clients))))
+        surplus = _idle_clients.pop(key, None)
+        if surplus is None and len(_idle_clients) >= _MAX_IDLE_CLIENTS:
+            surplus = _idle_clients.pop(next(iter(_idle_clients)))
         _idle_clients[key] = client
-    for one in surplus:
-        one.close()
+    if surplus is not None:
+        surplus.close()
 
 
 Clients = Callable[[SinkOptions], AbstractContextManager["TransactionClient"]]
@@ -138,8 +137,7 @@ def plan(
             raise ConfigurationError(f"the topic '{topic}', which progress is recorded for, is not there")
         require_verified_writes(client, str(options.bootstrap_servers), options.max_block_ms)
         scope = Scope(name, topic, partitions)
-        groups = driver.take_over_groups(scope)
-        ownership = client.run(driver.take_over(scope, clock_ms()), options.max_block_ms, groups=groups)
+        ownership = client.run(driver.take_over(scope, clock_ms()), options.max_block_ms)
     handover = TaskHandover.of(scope, ownership, clock_ms())
     if options.log_summary:
         _report_names(scope)
@@ -163,9 +161,7 @@ def commit(
     with clients(options) as client:
         compare = options.transaction_rerun_compare
         steps = batches.commit(reports, records_empty=records_empty, compare=compare, now_ms=clock_ms())
-        # The decision's own, which comes after what tasks have left is inspected.
-        ids, bound = (planned.scope.driver_id,), "kafka.delivery.timeout.ms"
-        outcome = client.run(steps, options.delivery_timeout_ms, bound, transactional_ids=ids)
+        outcome = client.run(steps, options.delivery_timeout_ms, "kafka.delivery.timeout.ms")
     if planned.batch is not None:
         spark_application.forget(_taken_key(planned.scope.prefix))
     outcome = replace(outcome, ended_ms=clock_ms())

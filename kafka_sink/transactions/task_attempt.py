@@ -110,8 +110,7 @@ class TaskAttempt:
                 self._inspect_others()
                 steps = begin_steps(self._scope, self._handover.driver_epoch, self._task, self._slot)
                 began = time.monotonic_ns()
-                groups = (self._scope.marker_key(self._task).group,)
-                self._slot, self._producer = self._client.run(steps, self._timeout_ms, groups=groups)
+                self._slot, self._producer = self._client.run(steps, self._timeout_ms)
                 self.metrics[INIT_TIME_METRIC] = time.monotonic_ns() - began
                 name = self._scope.task_id(self._task, self._slot)
                 self._open_time.began(monotonic_ms())
