@@ -117,8 +117,8 @@ _MAY_PASS = frozenset(
 
 
 @dataclass(slots=True, eq=False)
-class _Answer:
-    """To one operation of a step; several calls may fill ``result``."""
+class _StepAnswer:
+    """The result of one operation of a step, which several calls may make up."""
 
     result: Any = None
 
@@ -251,7 +251,7 @@ class TransactionClient(BlockingCalls):
         """One step's operations: their results, in order."""
         self._ask_until(lambda: bool(self.nodes))
         self._forget_coordinators(operations)
-        answers = [_Answer() for _ in operations]
+        answers = [_StepAnswer() for _ in operations]
         for answer, operation in zip(answers, operations, strict=True):
             self.calls += self._calls(answer, operation)
         self._loop(self._send_due, self._awaited, self._deadline_ms)
@@ -352,7 +352,7 @@ class TransactionClient(BlockingCalls):
             self.calls.insert(0, behind)
         return False
 
-    def _done(self, call: Call, answer: _Answer, code: int, result: object = None) -> bool:
+    def _done(self, call: Call, answer: _StepAnswer, code: int, result: object = None) -> bool:
         """As ``_judge``; what is final answers the operation."""
         if not self._judge(call, code):
             return False
@@ -482,7 +482,7 @@ class TransactionClient(BlockingCalls):
 
     # -- operations -------------------------------------------------------------------------------
 
-    def _calls(self, answer: _Answer, operation: Operation) -> list[Call]:
+    def _calls(self, answer: _StepAnswer, operation: Operation) -> list[Call]:
         match operation:
             case InitProducer(name, of):
                 return [self._init(answer, name, of)]
@@ -500,7 +500,7 @@ class TransactionClient(BlockingCalls):
             case FetchBrokerSetting(name):
                 return self._fetch_setting(answer, name)
 
-    def _init(self, answer: _Answer, name: str, of: ProducerEpoch | None) -> Call:
+    def _init(self, answer: _StepAnswer, name: str, of: ProducerEpoch | None) -> Call:
         timeout = self._options.transaction_timeout_ms
 
         def take(call: Call, response: requests.ProducerIdResponse) -> bool:
@@ -521,7 +521,7 @@ class TransactionClient(BlockingCalls):
             (TRANSACTION_KEY, name),
         )
 
-    def _end(self, answer: _Answer, operation: EndTransaction) -> Call:
+    def _end(self, answer: _StepAnswer, operation: EndTransaction) -> Call:
         name, producer, commit = operation.transactional_id, operation.producer, operation.commit
 
         def take(call: Call, response: transaction_requests.EndTxnResponse) -> bool:
@@ -544,7 +544,7 @@ class TransactionClient(BlockingCalls):
             (TRANSACTION_KEY, name),
         )
 
-    def _record(self, answer: _Answer, operation: RecordOffsets) -> list[Call]:
+    def _record(self, answer: _StepAnswer, operation: RecordOffsets) -> list[Call]:
         """Under protocol 1 the group is added to the transaction before."""
         name, producer, group = operation.transactional_id, operation.producer, operation.group
         offsets = {partition: (0, text) for partition, text in operation.entries}
@@ -580,7 +580,7 @@ class TransactionClient(BlockingCalls):
         )
         return [record.after, record]
 
-    def _fetch(self, answer: _Answer, operation: FetchOffsets | FetchStableOffsets) -> list[Call]:
+    def _fetch(self, answer: _StepAnswer, operation: FetchOffsets | FetchStableOffsets) -> list[Call]:
         answer.result = {}
         if isinstance(operation, FetchStableOffsets):
             groups: dict[str, list[TopicPartition]] = {}
@@ -593,7 +593,7 @@ class TransactionClient(BlockingCalls):
             call.behind = next((one for one in recorded if one.key == call.key), None)
         return calls
 
-    def _fetch_group(self, answer: _Answer, group: str, partitions: list[TopicPartition] | None) -> Call:
+    def _fetch_group(self, answer: _StepAnswer, group: str, partitions: list[TopicPartition] | None) -> Call:
         def take(call: Call, response: transaction_requests.OffsetFetchResponse) -> bool:
             if group not in response.groups:
                 return self._again(call, _INCOMPLETE)
@@ -627,7 +627,7 @@ class TransactionClient(BlockingCalls):
             asked=2 * (2 * known if partitions is None else len(partitions)),
         )
 
-    def _describe(self, answer: _Answer, name: str) -> Call:
+    def _describe(self, answer: _StepAnswer, name: str) -> Call:
         def take(call: Call, response: transaction_requests.DescribeTransactionsResponse) -> bool:
             one = response.transactions.get(name)
             if one is None:
@@ -652,7 +652,7 @@ class TransactionClient(BlockingCalls):
             (TRANSACTION_KEY, name),
         )
 
-    def _list(self, answer: _Answer, operation: ListOpen | ListIds) -> list[Call]:
+    def _list(self, answer: _StepAnswer, operation: ListOpen | ListIds) -> list[Call]:
         states: tuple[str, ...] = ()
         pattern, age_ms = ANY_ID_PATTERN, -1
         if isinstance(operation, ListOpen):
@@ -677,7 +677,7 @@ class TransactionClient(BlockingCalls):
             take,
         )
 
-    def _fetch_setting(self, answer: _Answer, name: str) -> list[Call]:
+    def _fetch_setting(self, answer: _StepAnswer, name: str) -> list[Call]:
         answer.result = {}
 
         def take(call: Call, response: admin_requests.BrokerConfigs) -> bool:

@@ -22,7 +22,7 @@ from kafka_sink.transactions.operations import OffsetKey, ProducerEpoch, Scope
 
 _CHUNK_BYTES = 3500
 # Another one with each change of what a decision holds or of what it means.
-_FORMAT = "kc4"
+_FORMAT, _FORMER_FORMATS = "kc4", ("kc1", "kc2", "kc3")
 # Runs of consecutive versions that are remembered of a writer: a query has one, and so have daily versions
 # within a month.
 _MAX_RUNS = 100
@@ -309,10 +309,16 @@ def decode(texts: Iterable[str]) -> Decision | None:
 
 def _parse(text: str) -> tuple[Head, int, str]:
     fields = text.split(" ", 5)
+    if fields[0] in _FORMER_FORMATS:
+        raise ProtocolError(
+            "an earlier version of kafka-chunked has written here, in a format that this one does not read. "
+            "Stop the query or job when its last batch is complete, and give it another "
+            "transactional.id.prefix: what was written before is not known under that"
+        )
     if len(fields) != 6 or fields[0] != _FORMAT:
         raise ProtocolError(
             f"'{printable(text, 40)}' is no decision that this version of the sink can read: does something "
-            "else, or another version, use its groups?"
+            "else, or a later version, use its groups?"
         )
     number, partitions, chunks, index = (int(one) for one in fields[1:5])
     return Head(number, partitions, chunks), index, fields[5]

@@ -138,6 +138,11 @@ def plan(
         require_verified_writes(client, str(options.bootstrap_servers), options.max_block_ms)
         scope = Scope(name, topic, partitions)
         ownership = client.run(driver.take_over(scope, clock_ms()), options.max_block_ms)
+        if ownership.decision is None and options.transactional_id_prefix:
+            # Where earlier versions kept what all writers, or all queries, had written. Raises ProtocolError.
+            for end in ("", _ANY_QUERY):
+                former = replace(scope, prefix=options.transactional_id_prefix + end)
+                client.run(driver.read_decision(former), options.max_block_ms)
     handover = TaskHandover.of(scope, ownership, clock_ms())
     if options.log_summary:
         _report_names(scope)

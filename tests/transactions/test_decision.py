@@ -69,11 +69,17 @@ def test_a_decision_with_a_chunk_missing_is_not_taken_for_another() -> None:
     chunks = encode(decision(7, 3000), 4)
     with pytest.raises(ProtocolError, match="decision 7"):
         decode(chunks[1:])
-    for other in ("an offset's metadata of somebody else", "kc3 1 4 1 0 text"):
-        with pytest.raises(ProtocolError, match="does something else, or another version, use"):
-            decode([other])
-        with pytest.raises(ProtocolError, match="does something else, or another version, use"):
-            newest_head([other])
+    for text, reason in (
+        ("an offset's metadata of somebody else", "does something else, or a later version, use"),
+        ("kc9 1 4 1 0 text", "a later version"),
+        *(
+            (f"kc{n} 1 4 1 0 text", "earlier version of kafka-chunked.*another transactional")
+            for n in (1, 2, 3)
+        ),
+    ):
+        for read in (decode, newest_head):
+            with pytest.raises(ProtocolError, match=reason):
+                read([text])
     assert decode([]) is None
     assert newest_head([]) is None
 

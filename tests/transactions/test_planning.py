@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from kafka_sink.errors import ConfigurationError
+from kafka_sink.errors import ConfigurationError, ProtocolError
+from kafka_sink.model import TopicPartition
 from kafka_sink.options import parse
 from kafka_sink.spark_application import SparkApplication, planning_for
 from kafka_sink.transactions import planning
@@ -24,6 +25,8 @@ from kafka_sink.transactions.client import PROTOCOL_1
 from kafka_sink.transactions.driver import Ownership
 from kafka_sink.transactions.operations import (
     EndTransaction,
+    FetchOffsets,
+    OffsetKey,
     ProducerEpoch,
     Scope,
     Steps,
@@ -96,6 +99,22 @@ def test_each_writer_under_one_prefix_has_names_of_its_own() -> None:
     assert all(name.startswith("mine-") for name in names), "so that rights on the prefix fit"
     assert mine(txnAppId="app-0", txnVersion="2") in names
     assert mine() in names
+
+
+def test_what_earlier_versions_wrote_under_a_prefix_is_looked_for() -> None:
+    """Catches: it is under other names, so a batch that was written before would be written again."""
+    steps = iter(["take over", "p-decision", "p-query-decision"])
+
+    def run(one: Steps[Any]) -> Ownership | None:
+        if (group := next(steps)) == "take over":
+            return Ownership(ProducerEpoch(1, 0))
+        assert next(one) == (FetchOffsets((group,)),)
+        if group != "p-decision":
+            one.send(({OffsetKey(group, TopicPartition("t", 0)): "kc3 1 4 1 0 text"},))
+        return None
+
+    with pytest.raises(ProtocolError, match=r"another transactional\.id\.prefix"):
+        take_over("p", by(run))
 
 
 def of_query(checkpoint: str | Path) -> str:
