@@ -6,6 +6,7 @@ import datetime
 import json
 import logging
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 from unittest import mock
 from urllib.parse import parse_qs, urlsplit
@@ -73,15 +74,6 @@ def test_the_signature_is_the_one_that_botocore_makes(environ: Environ, token: s
     assert SECRET_KEY not in json.dumps(message)
 
 
-def test_the_search_for_credentials_has_bounds() -> None:
-    """Catches: 60 s five times for each request to AWS, and logins that wait for another's for ever."""
-    session = Session()
-    sent(IamLogin(IamSettings(), lambda _: session))
-    config = session.get_default_client_config()
-    assert config.connect_timeout + config.read_timeout <= 30
-    assert config.retries == {"total_max_attempts": 2}
-
-
 def test_a_search_for_credentials_that_hangs_ends_every_login_and_is_not_begun_again() -> None:
     """Catches: a credential_process without an end held the first login for ever, and its connection."""
     began: list[int] = []
@@ -92,11 +84,16 @@ def test_a_search_for_credentials_that_hangs_ends_every_login_and_is_not_begun_a
             began.append(1)
             end.wait(60)
 
-    login = IamLogin(IamSettings(), lambda _: Hanging(), wait_s=0.05)
+    session = Hanging()
+    login = IamLogin(IamSettings(), lambda _: session, wait_s=0.05)
     for _ in range(3):
         with pytest.raises(TokenUnavailableError, match=r"in vain; check credential_process"):
             login.steps(HOST)
     assert began == [1]
+    # Each request to AWS has a bound, too: botocore's are 60 s, five times.
+    config = session.get_default_client_config()
+    assert config.connect_timeout + config.read_timeout <= 30
+    assert config.retries == {"total_max_attempts": 2}
     end.set()
 
     def end_of_search() -> str:
@@ -147,12 +144,11 @@ def test_the_region_is_in_the_brokers_name() -> None:
 
 
 def test_a_response_ends_the_exchange_and_an_empty_one_is_refused() -> None:
-    ended, refused = (SaslExchange("AWS_MSK_IAM", IamLogin(IamSettings()).steps(HOST)) for _ in range(2))
-    ended.first()
-    assert ended.respond(b'{"version":"2020_10_22","request-id":"1"}') is None
-    refused.first()
-    with pytest.raises(AuthenticationError):
-        refused.respond(b"")
+    for response in (b'{"version":"2020_10_22","request-id":"1"}', b""):
+        exchange = SaslExchange("AWS_MSK_IAM", IamLogin(IamSettings()).steps(HOST))
+        exchange.first()
+        with nullcontext() if response else pytest.raises(AuthenticationError):
+            assert exchange.respond(response) is None
 
 
 ASSUMED = """<AssumeRoleResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><AssumeRoleResult>

@@ -15,7 +15,14 @@ from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import ParsedOptions, parse
 from kafka_sink.options.table import SPECS
 from kafka_sink.secret import HIDDEN, Secret
-from kafka_sink.security.settings import SaslSettings, SecuritySettings, TokenSettings
+from kafka_sink.security.settings import (
+    IamSettings,
+    SaslSettings,
+    SecuritySettings,
+    Store,
+    TlsSettings,
+    TokenSettings,
+)
 from tests.support.security.secured_broker import plain_jaas
 
 SECRET = "hunter2"
@@ -58,11 +65,8 @@ def tokens(raw: dict[str, str]) -> TokenSettings:
 
 def test_protocols_are_taken_in_any_case() -> None:
     for protocol in ("ssl", "SSL", "Ssl"):
-        found = settings(protocol, {})
-        assert found.protocol == "SSL"
-        assert found.tls is not None
-        assert found.tls.trust is None
-        assert found.tls.check_host
+        assert settings(protocol, {}) == SecuritySettings("SSL", TlsSettings())
+    assert TlsSettings().check_host
 
 
 def test_names_of_librdkafka_mean_the_same() -> None:
@@ -80,35 +84,25 @@ def test_names_of_librdkafka_mean_the_same() -> None:
             "sasl.password": SECRET,
         },
     )
-    assert found.tls is not None
-    assert found.tls.trust is not None
-    assert found.tls.trust.location == "/ca.pem"
-    assert found.tls.key is not None
-    assert found.tls.key.chain is not None
-    assert found.tls.key.chain.location == "/c.pem"
-    assert not found.tls.check_host
-    assert found.sasl is not None
-    assert found.sasl.password == Secret(SECRET)
+    chain = Store("kafka.ssl.certificate.location", "PEM", "/c.pem")
+    key = Store("kafka.ssl.key.location", "PEM", "/k.pem", chain=chain, key_password=Secret(SECRET))
+    tls = TlsSettings(Store("kafka.ssl.ca.location", "PEM", "/ca.pem"), key, check_host=False)
+    assert found == SecuritySettings("SASL_SSL", tls, SaslSettings("PLAIN", "u", Secret(SECRET)))
 
 
-def test_tokens_by_options_and_by_jaas() -> None:
+def test_tokens_and_iam_by_options_and_by_jaas() -> None:
     jaas = f"{OAUTH} clientId='me' clientSecret='{SECRET}' scope='s' extension_logicalCluster='lkc-1';"
     found = tokens({**TOKENS, "sasl.jaas.config": jaas})
-    assert (found.client_id, found.scope) == ("me", "s")
-    assert found.client_secret == Secret(SECRET)
+    assert (found.client_id, found.client_secret, found.scope) == ("me", Secret(SECRET), "s")
     assert found.extensions == (("logicalCluster", "lkc-1"),)
     prefix = "sasl.oauthbearer.client.credentials.client"
     assert tokens({**TOKENS, f"{prefix}.id": "other", f"{prefix}.secret": SECRET}).client_id == "other"
-
-
-def test_iam_with_and_without_jaas() -> None:
     handler = {"sasl.client.callback.handler.class": "software.amazon.msk.auth.iam.IAMClientCallbackHandler"}
     mechanism = {"sasl.mechanism": "AWS_MSK_IAM"}
     assert sasl({**mechanism, "sasl.jaas.config": f"{IAM};", **handler}) == sasl(mechanism)
     role = f'{IAM} awsRoleArn="arn:aws:iam::1:role/r" awsStsRegion="eu-west-1" awsProfileName="p";'
-    found = sasl({**mechanism, "sasl.jaas.config": role}).iam
-    assert found is not None
-    assert (found.role_arn, found.sts_region, found.profile) == ("arn:aws:iam::1:role/r", "eu-west-1", "p")
+    iam = IamSettings("p", "arn:aws:iam::1:role/r", sts_region="eu-west-1")
+    assert sasl({**mechanism, "sasl.jaas.config": role}).iam == iam
 
 
 @pytest.mark.parametrize(
@@ -180,12 +174,11 @@ def test_event_hubs_gets_what_it_takes_unless_told_otherwise() -> None:
 
 
 def test_weak_settings_are_warned_of() -> None:
-    def warnings(protocol: str, more: dict[str, str]) -> str:
-        return " ".join(parsed(protocol, more).warnings)
-
-    assert "can impersonate a broker" in warnings("SSL", {"ssl.endpoint.identification.algorithm": ""})
-    clear = warnings("SASL_PLAINTEXT", PASSWORD)
-    assert "password or token unencrypted" in clear
+    for protocol, more, said in (
+        ("SSL", {"ssl.endpoint.identification.algorithm": ""}, "can impersonate a broker"),
+        ("SASL_PLAINTEXT", PASSWORD, "password or token unencrypted"),
+    ):
+        assert said in " ".join(parsed(protocol, more).warnings)
 
 
 # -- secrets ----------------------------------------------------------------------------------------
@@ -219,6 +212,12 @@ def test_no_secret_shows_in_options_settings_or_what_holds_them(login: str) -> N
     assert options.identity_of_cluster()["kafka.sasl.password"].startswith(SECRET)
 
 
+def our_locals(error: BaseException) -> list[dict[str, Any]]:
+    """Of the frames that an error has passed in the package: error trackers collect them."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return [one.f_locals for one in frames if "/kafka_sink/" in one.f_code.co_filename]
+
+
 def test_a_breaker_class_that_fails_leaves_no_credential_in_our_frames() -> None:
     raw = {"kafka.bootstrap.servers": "h:1", "kafka.producer.circuit.breaker.token": SECRET}
     raw["kafka.producer.circuit.breaker.class"] = f"{__name__}.Failing"
@@ -244,7 +243,6 @@ def test_secrets_show_as_hidden_and_compare() -> None:
 
 
 def test_no_frame_of_a_refusal_holds_a_secret() -> None:
-    """Tracebacks with local variables are what error trackers collect."""
     for more in (
         {**PLAIN, "sasl.jaas.config": f'PlainLoginModule required password="{SECRET}"'},
         {**PLAIN, "sasl.jaas.config": SCRAM},
@@ -255,9 +253,3 @@ def test_no_frame_of_a_refusal_holds_a_secret() -> None:
         with pytest.raises(ConfigurationError) as caught:
             settings("SASL_SSL", more)
         assert not any(SECRET in repr(local) for local in our_locals(caught.value))
-
-
-def our_locals(error: BaseException) -> list[dict[str, Any]]:
-    """Of the frames that an error has passed in the package."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return [one.f_locals for one in frames if "/kafka_sink/" in one.f_code.co_filename]

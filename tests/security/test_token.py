@@ -30,7 +30,7 @@ from kafka_sink.errors import AuthenticationError, ConfigurationError
 from kafka_sink.options import parse
 from kafka_sink.secret import Secret
 from kafka_sink.security.sasl import Security
-from kafka_sink.security.settings import AssertionSettings, SecuritySettings, TokenSettings
+from kafka_sink.security.settings import AssertionSettings, SaslSettings, SecuritySettings, TokenSettings
 from kafka_sink.security.token import (
     Token,
     TokenEndpoint,
@@ -74,31 +74,26 @@ def source(results: list[Any], clock: Clock, **changes: Any) -> TokenSource:
     return TokenSource(TokenSettings(**changes), fetch, clock, clock.wait, lambda: 0.0)
 
 
-# A life of 1,000 s: 80 % of it are less than 300 s before its end. A short one is renewed by its share alone.
-@pytest.mark.parametrize(("life_s", "used_s"), [(1000.0, 700), (10.0, 8)])
-def test_a_token_is_fetched_once_and_renewed_after_its_share_of_life(life_s: float, used_s: float) -> None:
-    clock = Clock()
-    tokens = source([life_s, life_s + 1], clock)
-    first = tokens.get()
-    clock.now += used_s - 0.1
-    assert tokens.get() is first
-    clock.now += 0.2
-    assert tokens.get().text == Secret(f"token-{life_s + 1}")
+def test_a_token_is_fetched_once_and_renewed_after_its_share_of_life() -> None:
+    """Of 1,000 s, 80 % are less than 300 s before the end. A short life is over by its share alone."""
+    for life_s, used_s in ((1000.0, 700), (10.0, 8)):
+        tokens = source([life_s, life_s + 1], clock := Clock())
+        first = tokens.get()
+        clock.now += used_s - 0.1
+        assert tokens.get() is first
+        clock.now += 0.2
+        assert tokens.get().text == Secret(f"token-{life_s + 1}")
 
 
 def test_while_no_new_one_can_be_had_the_old_serves_until_it_runs_out() -> None:
-    clock = Clock()
     away = [TokenUnavailableError("away")] * 3
     results = [100.0, *away, AuthenticationError("no"), *away]
-    tokens = source(results, clock)
+    tokens = source(results, clock := Clock())
     first = tokens.get()
-    clock.now = begun = 1_000_000.0 + 85
-    for _ in range(3):
+    for after_s, left in ((85, 4), (85, 4), (96, 3)):
+        clock.now = 1_000_000.0 + after_s
         assert tokens.get() is first
-    assert len(results) == 4, "a second renewal came at once"
-    clock.now = begun + 11
-    assert tokens.get() is first
-    assert len(results) == 3
+        assert len(results) == left, "one renewal, and another after 10 s"
     clock.now = 1_000_000.0 + 100
     with pytest.raises(TokenUnavailableError, match="away"):
         tokens.get()
@@ -184,30 +179,21 @@ def test_a_fork_has_token_sources_of_its_own(modules: Modules) -> None:
     importing.join(20)
 
 
-def test_what_a_jwt_says_of_its_end() -> None:
+def test_what_a_jwt_says_of_its_end_and_what_is_no_token() -> None:
     assert jwt_expiry(TokenIssuer().token(exp=123)) == 123.0
     huge = base64.urlsafe_b64encode(b'{"exp":1' + b"0" * 400 + b"}").decode()
     middles = (huge, "b", base64.b64encode(b"[]").decode(), "W" * 9000)
     for text in ("", "a.b", *(f"a.{middle}.c" for middle in middles)):
         assert jwt_expiry(text) is None
-
-
-def test_what_is_no_token_is_refused_without_being_shown() -> None:
     for text in ("", "a\nb", "ü", "x" * 300_000):
         with pytest.raises(AuthenticationError) as caught:
             from_text(text)
         assert not text or text not in str(caught.value)
 
 
-# -- functions of the user's ------------------------------------------------------------------------
-
-
-def test_functions_give_tokens_as_text_or_with_their_end() -> None:
+def test_functions_of_the_users() -> None:
     assert provided_tokens(f"{PROVIDERS}.fixed")().text == Secret("fixed-token")
     assert provided_tokens(f"{PROVIDERS}.with_end")() == Token(Secret("ending-token"), 2e9)
-
-
-def test_functions_that_are_not_there() -> None:
     for path, problem in {
         "nowhere": "not module.function",
         "tests.security.nowhere.f": "cannot be imported",
@@ -216,9 +202,7 @@ def test_functions_that_are_not_there() -> None:
     }.items():
         with pytest.raises(AuthenticationError, match=problem):
             provided_tokens(path)
-
-
-def test_what_a_function_raises_or_returns_is_not_shown() -> None:
+    # What one raises or returns is not shown.
     with pytest.raises(TokenUnavailableError, match="raised RuntimeError") as caught:
         provided_tokens(f"{PROVIDERS}.failing")()
     assert "hunter2" not in str(caught.value)
@@ -259,12 +243,7 @@ def test_it_is_asked_as_rfc_6749_has_it(endpoint: TokenServer) -> None:
 
 NO_TOKEN = (AuthenticationError, "no access_token")
 RESPONSES: list[tuple[int, bytes, type[Exception], str]] = [
-    (
-        401,
-        b'{"error": "invalid_client"}',
-        AuthenticationError,
-        "responded 401 .invalid_client.*client secret",
-    ),
+    (401, b'{"error": "no_client"}', AuthenticationError, "responded 401 .no_client.*client secret"),
     (400, b"<html>", AuthenticationError, "responded 400: check"),
     (503, b"", TokenUnavailableError, "responded 503"),
     (302, b"", TokenUnavailableError, "responded 302"),
@@ -301,29 +280,21 @@ def test_an_endpoint_that_repeats_the_secret_does_not_show_it(endpoint: TokenSer
     assert str(caught.value).isprintable()
 
 
-def test_an_endpoint_that_is_not_there_may_come_back() -> None:
-    with pytest.raises(TokenUnavailableError, match=r"127\.0\.0\.1:1/x cannot be reached: .*refused"):
-        asking("http://127.0.0.1:1/x").fetch()
-
-
-def test_an_endpoint_that_is_slow_is_left_within_its_own_bound() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        slow = asking(f"http://127.0.0.1:{silent.getsockname()[1]}/", read_timeout_s=0.5)
-        with pytest.raises(TokenUnavailableError, match=r"kafka\.sasl\.login\.read\.timeout\.ms sets this"):
-            slow.fetch()
-
-
-def test_a_file_is_read_anew(tmp_path: Path) -> None:
+def test_an_endpoint_or_a_file_that_is_not_there_may_come_back(tmp_path: Path) -> None:
     path = tmp_path / "tok en"
     path.write_text("one\n")
     tokens = token_source(TokenSettings(url=path.as_uri(), refresh_factor=0.5))
     assert tokens.get().text == Secret("one")
-    for url, problem in (
-        ((tmp_path / "none").as_uri(), "cannot be read"),
-        ("file:///dev/null", "not a file"),
-    ):
-        with pytest.raises(TokenUnavailableError, match=problem):
-            token_source(TokenSettings(url=url, retry_backoff_s=0.0)).get()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        slow = f"http://127.0.0.1:{silent.getsockname()[1]}/"
+        for url, problem in (
+            ((tmp_path / "none").as_uri(), "cannot be read"),
+            ("file:///dev/null", "not a file"),
+            ("http://127.0.0.1:1/x", r"127\.0\.0\.1:1/x cannot be reached: .*refused"),
+            (slow, r"kafka\.sasl\.login\.read\.timeout\.ms sets this"),
+        ):
+            with pytest.raises(TokenUnavailableError, match=problem):
+                token_source(TokenSettings(url=url, retry_backoff_s=0.0, read_timeout_s=0.5)).get()
 
 
 # -- JWT assertions -----------------------------------------------------------------------------------
@@ -406,22 +377,16 @@ def test_claims_come_from_options_then_the_template_then_the_clock(tmp_path: Pat
     }  # fmt: skip
 
 
-def test_a_file_is_sent_as_it_is_and_read_anew(tmp_path: Path) -> None:
+def test_files_are_read_anew_for_each_assertion(tmp_path: Path) -> None:
     path = tmp_path / "assertion"
     for text in ("a.b.c", "d.e.f"):
         path.write_text(f"{text}\n")
         # Java ignores the others, too.
         assert made(file=str(path), claim_iss="me", private_key_file="/nowhere") == text
-
-
-def test_a_key_that_is_replaced_signs_the_next_one(tmp_path: Path) -> None:
-    path = key_file(tmp_path, CURVES["P-256"])
-    settings = tokens(claim_iss="me", private_key_file=path, algorithm="ES256").assertion
-    assert settings is not None
-    first = assertion_of(settings, NOW).reveal()
-    renewed = ec.generate_private_key(ec.SECP256R1())
-    key_file(tmp_path, renewed)
-    jwt.decode(assertion_of(settings, NOW).reveal(), public(renewed))
+    given = {"claim_iss": "me", "private_key_file": key_file(tmp_path, CURVES["P-256"]), "algorithm": "ES256"}
+    first = made(**given)
+    key_file(tmp_path, renewed := ec.generate_private_key(ec.SECP256R1()))
+    jwt.decode(made(**given), public(renewed))
     with pytest.raises(BadSignatureError):
         jwt.decode(first, public(renewed))
 
@@ -474,7 +439,7 @@ def refused(**assertion: str) -> str:
     return str(caught.value)
 
 
-def test_keys_of_no_use(tmp_path: Path) -> None:
+def test_keys_and_files_of_no_use(tmp_path: Path) -> None:
     path = tmp_path / "key.pem"
     path.write_text("no key")
     given = {"claim_iss": "me", "private_key_file": str(path), "algorithm": "ES256"}
@@ -484,17 +449,10 @@ def test_keys_of_no_use(tmp_path: Path) -> None:
         said = refused(**given)
         assert "algorithm=ES256 needs a key of the curve P-256" in said
         assert str(path) in said
-
-
-def test_passphrases_that_do_not_fit(tmp_path: Path) -> None:
-    path = key_file(tmp_path, RSA, PASSPHRASE)
     name = "kafka.sasl.oauthbearer.assertion.private.key.passphrase"
-    assert f"is encrypted; set {name}" in refused(claim_iss="me", private_key_file=path)
-    wrong = refused(claim_iss="me", private_key_file=path, private_key_passphrase="other")
-    assert f"wrong {name}" in wrong
-
-
-def test_files_of_no_use(tmp_path: Path) -> None:
+    given = {"claim_iss": "me", "private_key_file": key_file(tmp_path, RSA, PASSPHRASE)}
+    assert f"is encrypted; set {name}" in refused(**given)
+    assert f"wrong {name}" in refused(**given, private_key_passphrase="other")
     path = tmp_path / "file"
     path.write_text("no.jwt")
     assert f"assertion.file' = {path} holds no JWT" in refused(file=str(path))
@@ -505,6 +463,10 @@ def test_files_of_no_use(tmp_path: Path) -> None:
         said = refused(claim_iss="me", private_key_file=key_file(tmp_path), template_file=str(path))
         assert "template.file' =" in said
         assert "is not of the form" in said
+    # Planning makes one before it connects.
+    login = SaslSettings("OAUTHBEARER", tokens=tokens(file="/no"))
+    with pytest.raises(ConfigurationError, match="/no cannot be read"):
+        Security(SecuritySettings("SASL_PLAINTEXT", None, login)).check()
 
 
 NEEDS_KEY = "needs kafka.sasl.oauthbearer.assertion.private.key.file"
@@ -529,12 +491,3 @@ def test_options_that_do_not_fit(url: str, flow: str, assertion: dict[str, str],
     with pytest.raises(ConfigurationError) as caught:
         tokens(url, flow, **assertion)
     assert problem in str(caught.value)
-
-
-def test_planning_makes_one_before_it_connects() -> None:
-    sasl = {"kafka.sasl.mechanism": "OAUTHBEARER", "kafka.security.protocol": "SASL_PLAINTEXT"}
-    prefix = "kafka.sasl.oauthbearer"
-    given = {f"{prefix}.token.endpoint.url": "https://h/", f"{prefix}.assertion.file": "/nowhere/jwt"}
-    options = parse({"kafka.bootstrap.servers": "h:1", **sasl, **given}).options
-    with pytest.raises(ConfigurationError, match="/nowhere/jwt cannot be read"):
-        Security(SecuritySettings.from_options(options)).check()
