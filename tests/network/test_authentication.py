@@ -37,11 +37,6 @@ def bearer(*extensions: tuple[str, str]) -> SaslExchange:
     return SaslExchange("OAUTHBEARER", sasl.oauthbearer(Secret(SECRET), extensions))
 
 
-def phase_of(one: BrokerProtocol) -> Phase:
-    """Through a call: mypy takes an attribute that was looked at for unchanged."""
-    return one.phase
-
-
 def sent(one: BrokerProtocol) -> bytes:
     data = b"".join(bytes(buffer) for buffer in one.send_buffer.next_buffers())
     one.send_buffer.advance(len(data))
@@ -106,14 +101,14 @@ def test_a_new_login_goes_behind_what_is_in_flight_and_requests_wait_for_it() ->
     assert one.session_ms == 60_000
     one.submit(metadata_request("t"), 1.0)
     one.log_in_again(plain("second"), 1.0)
-    assert phase_of(one) is Phase.REAUTHENTICATING
+    assert one.phase is Phase.REAUTHENTICATING
     with pytest.raises(ValueError, match="not ready"):
         one.submit(metadata_request("t"), 1.0)
     with pytest.raises(ValueError, match="not ready for another login"):
         one.log_in_again(plain("third"), 1.0)
     assert len(talk(one, broker, piece=1)) == 1
     assert broker.asked == [18, 17, 36, 3, 17, 36]
-    assert phase_of(one) is Phase.READY
+    assert one.phase.value == "ready"
     # Lost in a third one, it reports the requests of others only.
     mine = metadata_request("t")
     one.submit(mine, 1.0)

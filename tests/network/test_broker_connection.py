@@ -221,10 +221,7 @@ def test_idleness_counts_from_the_last_use_and_not_while_a_request_waits() -> No
     never = made_ready(connections_max_idle_ms=-1)
     assert never.next_deadline_ms() == math.inf
     assert not never.idle_too_long(1e15)
-
-
-def test_a_request_without_a_response_is_a_use_when_it_is_written() -> None:
-    """With acks=0 no response ever shows that the connection is used."""
+    # With acks=0 no response ever shows a use: being written is one.
     one = made_ready(connections_max_idle_ms=1_000, acks=0)
     request = produce_request(batch(1), acks=0)
     one.protocol.submit(request, 900.0)
@@ -248,12 +245,12 @@ def test_only_bootstrap_addresses_are_looked_up_by_their_canonical_name() -> Non
     assert asked == [True, False, False]
 
 
-@pytest.mark.parametrize(("given", "named"), [("", b"kafka-chunked"), ("me", b"me")])
-def test_requests_name_the_client(given: str, named: bytes) -> None:
-    one = connected(client_id=given)
-    assert isinstance(one.transport, Silent)
-    # Behind length, API, version and correlation id: a text with its length.
-    assert one.transport.sent[12:].startswith(len(named).to_bytes(2, "big") + named)
+def test_requests_name_the_client() -> None:
+    for given, named in (("", b"kafka-chunked"), ("me", b"me")):
+        one = connected(client_id=given)
+        assert isinstance(one.transport, Silent)
+        # Behind length, API, version and correlation id: a text with its length.
+        assert one.transport.sent[12:].startswith(len(named).to_bytes(2, "big") + named)
 
 
 # -- preparing a connection, and logging in again before a session ends --------------------------------
@@ -306,9 +303,9 @@ def connection(security: Stub) -> BrokerConnection:
     return BrokerConnection(NODE, OPTIONS, lambda: 0.5, lambda: None, security, plaintext=plaintext)
 
 
-def state_of(one: BrokerConnection) -> ConnectionState:
+def is_in(one: BrokerConnection, state: ConnectionState) -> bool:
     """Through a call: mypy takes an attribute that was looked at for unchanged."""
-    return one.state
+    return one.state is state
 
 
 def talk(one: BrokerConnection, now_ms: float) -> int:
@@ -326,7 +323,7 @@ def talk(one: BrokerConnection, now_ms: float) -> int:
 def log_in(one: BrokerConnection, security: Stub, now_ms: float) -> None:
     """Opens the connection, whose preparation succeeds, and runs until the login is over."""
     one.open(now_ms)
-    assert state_of(one) is ConnectionState.PREPARING
+    assert is_in(one, ConnectionState.PREPARING)
     security.end()
     one.prepared()
     one.writable(now_ms)
@@ -336,16 +333,15 @@ def log_in(one: BrokerConnection, security: Stub, now_ms: float) -> None:
 def ready(security: Stub) -> BrokerConnection:
     one = connection(security)
     log_in(one, security, 0.0)
-    assert state_of(one) is ConnectionState.READY
+    assert is_in(one, ConnectionState.READY)
     return one
 
 
 def test_nothing_is_connected_before_the_login_is_prepared() -> None:
-    security = Stub()
-    one = connection(security)
+    one = connection(security := Stub())
     one.open(0.0)
     one.prepared()
-    assert state_of(one) is ConnectionState.PREPARING
+    assert is_in(one, ConnectionState.PREPARING)
     assert one.transport is None
     cause = one.overdue(OPTIONS.socket_connection_setup_timeout_ms * 1.3)
     assert "fetching its login or reading TLS files did not end" in str(cause)
@@ -355,8 +351,7 @@ def test_nothing_is_connected_before_the_login_is_prepared() -> None:
 
 
 def test_a_preparation_that_hangs_is_waited_for_and_not_used_later() -> None:
-    security = Stub()
-    one = connection(security)
+    one = connection(security := Stub())
     for number in range(3):
         one.open(number * 20_000.0)
         one.close(number * 20_000.0 + 10_000, TimeoutError("too long"))
@@ -364,38 +359,36 @@ def test_a_preparation_that_hangs_is_waited_for_and_not_used_later() -> None:
     security.end()
     one.open(900_000.0)
     assert len(security.begun) == 2
-    assert state_of(one) is ConnectionState.PREPARING
+    assert is_in(one, ConnectionState.PREPARING)
 
 
 def test_a_login_is_renewed_in_time_and_requests_go_on() -> None:
-    security = Stub()
-    one = ready(security)
+    one = ready(security := Stub())
     due = SESSION_MS * (0.85 + 0.10 * 0.5)
     assert one.next_deadline_ms() == due
     assert not one.login_is_due(due - 1)
     one.renew_login(due)
     assert len(security.begun) == 2
-    assert state_of(one) is ConnectionState.READY, "the old login serves while the new one is prepared"
+    assert is_in(one, ConnectionState.READY), "the old login serves while the new one is prepared"
     one.protocol.submit(metadata_request("t"), due)
     security.end()
     one.renew_login(due + 5)
-    assert state_of(one) is ConnectionState.REAUTHENTICATING
+    assert is_in(one, ConnectionState.REAUTHENTICATING)
     assert one.overdue(due + 10) is None
     with pytest.raises(ValueError, match="not ready"):
         one.protocol.submit(metadata_request("t"), due + 6)
     assert talk(one, due + 10) == 1
-    assert state_of(one) is ConnectionState.READY
+    assert is_in(one, ConnectionState.READY)
     assert one.next_deadline_ms() == due + 10 + due
 
 
 def test_a_login_that_cannot_be_renewed_serves_to_its_end_and_is_tried_again() -> None:
-    security = Stub()
-    one = ready(security)
+    one = ready(security := Stub())
     now = SESSION_MS * 0.9
     one.renew_login(now)
     security.end(OSError("the endpoint is away"))
     one.renew_login(now)
-    assert state_of(one) is ConnectionState.READY
+    assert is_in(one, ConnectionState.READY)
     assert not one.login_is_due(now + 999)
     one.renew_login(now + 1000)
     assert len(security.begun) == 3
@@ -425,26 +418,22 @@ def test_without_a_session_that_ends_nothing_is_renewed() -> None:
     assert not one.login_is_due(1e12)
     assert one.next_deadline_ms() == OPTIONS.connections_max_idle_ms
     assert one.overdue(1e12) is None
-
-
-def test_a_renewed_login_without_an_end_does_not_keep_the_end_of_the_one_before() -> None:
-    security = Stub()
-    one = ready(security)
+    # Nor does a renewed login keep the end of the one before.
+    one = ready(security := Stub())
     security.broker.session_ms = 0
     now = SESSION_MS * 0.96
     one.renew_login(now)
     security.end()
     one.renew_login(now)
     talk(one, now)
-    assert state_of(one) is ConnectionState.READY
+    assert is_in(one, ConnectionState.READY)
     assert one.overdue(SESSION_MS + 1.0) is None
 
 
 def test_a_connection_made_anew_logs_in_from_the_beginning() -> None:
-    security = Stub()
-    one = ready(security)
+    one = ready(security := Stub())
     one.close(1000.0, ConnectionResetError("cut"))
     assert not one.login_is_due(SESSION_MS * 2.0)
     log_in(one, security, 2000.0)
-    assert state_of(one) is ConnectionState.READY
+    assert is_in(one, ConnectionState.READY)
     assert security.broker.asked == [18, 17, 36] * 2

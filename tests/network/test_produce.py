@@ -23,7 +23,6 @@ from tests.support.schema_responses import uvarint
 
 VERSIONS = every_version(PRODUCE)
 _TopicData = ProduceRequest.TopicProduceData
-_PartitionData = _TopicData.PartitionProduceData
 
 names = st.text("abcdefghijklmnop.-_0123456789", min_size=1, max_size=249)
 buffers = st.lists(st.binary(max_size=40), min_size=1, max_size=5)
@@ -33,25 +32,17 @@ topics = st.lists(st.tuples(names, st.binary(min_size=16, max_size=16), partitio
 
 def theirs(version: int, acks: int, timeout_ms: int, transactional_id: str | None, rows: Any) -> bytes:
     """The same request by kafka-python."""
-    request = ProduceRequest(
-        version=version,
-        transactional_id=transactional_id,
-        acks=acks,
-        timeout_ms=timeout_ms,
-        topic_data=[
-            _TopicData(
-                version=version,
-                name=name,
-                topic_id=uuid.UUID(bytes=topic_id),
-                partition_data=[
-                    _PartitionData(version=version, index=index, records=b"".join(parts))
-                    for index, parts in row
-                ],
-            )
-            for name, topic_id, row in rows
-        ],
-    )
-    return bytes(request.encode(version=version))
+    topic_data = [
+        _TopicData(
+            version=version,
+            name=name,
+            topic_id=uuid.UUID(bytes=topic_id),
+            partition_data=[(index, b"".join(parts)) for index, parts in row],
+        )
+        for name, topic_id, row in rows
+    ]
+    head = {"transactional_id": transactional_id, "acks": acks, "timeout_ms": timeout_ms}
+    return bytes(ProduceRequest(version=version, topic_data=topic_data, **head).encode(version=version))
 
 
 @given(

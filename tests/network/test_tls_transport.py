@@ -12,39 +12,26 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding
-from hypothesis import HealthCheck, given
+from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from kafka_sink.errors import AuthenticationError
 from kafka_sink.network.tls_transport import TlsStream, TlsTransport
 from kafka_sink.secret import Secret
+from kafka_sink.security.key_material import ClientKey
 from kafka_sink.security.settings import Store, TlsSettings
-from kafka_sink.security.tls_context import make_context
+from kafka_sink.security.tls_context import load_key, make_context
 from tests.support.effort import tries
 from tests.support.network_harness import OPTIONS
-from tests.support.security.certificates import Authority, Identity
+from tests.support.security.certificates import Authority
 
 HOST = "broker.test"
+AUTHORITY = Authority()
 OTHER_TRUST = Store(
     "kafka.ssl.truststore.certificates", "PEM", text=Secret(Authority("Somebody else").pem.decode())
 )
 VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
-
-
-@pytest.fixture(scope="module")
-def authority() -> Authority:
-    return Authority()
-
-
-@pytest.fixture(scope="module")
-def identity(authority: Authority) -> Identity:
-    return authority.issue("s", HOST)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("tls")
 
 
 @pytest.mark.parametrize("host", ["a\0b", ".", ".b", "x" * 300])
@@ -54,20 +41,21 @@ def test_a_name_that_tls_cannot_check_ends_the_connection_and_nothing_else(host:
 
 
 class Server:
-    """The broker's side, without a socket."""
+    """The broker's side, without a socket, with a certificate for ``hosts``."""
 
     def __init__(
         self,
-        identity: Identity,
-        folder: Path,
-        *,
+        *hosts: str,
         versions: tuple[str, ...] = ("TLSv1.2", "TLSv1.3"),
         clients: Authority | None = None,
         ciphers: str = "",
+        **days: int,
     ) -> None:
         self.context = context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version, context.maximum_version = VERSIONS[versions[0]], VERSIONS[versions[-1]]
-        context.load_cert_chain(identity.pem_file(folder / "server.pem"))
+        self.identity = AUTHORITY.issue("s", *(hosts or (HOST,)), **days)
+        key = ClientKey(Secret(self.identity.key_pem().decode()), self.identity.chain_pem)
+        load_key(context, key, "a broker's")
         if clients is not None:
             context.verify_mode = ssl.CERT_REQUIRED
             context.load_verify_locations(cadata=clients.pem.decode())
@@ -91,8 +79,8 @@ class Server:
         return self.outgoing.read()
 
 
-def settings(authority: Authority, **changes: object) -> TlsSettings:
-    trust = Store("kafka.ssl.truststore.certificates", "PEM", text=Secret(authority.pem.decode()))
+def settings(**changes: object) -> TlsSettings:
+    trust = Store("kafka.ssl.truststore.certificates", "PEM", text=Secret(AUTHORITY.pem.decode()))
     return TlsSettings(**{"trust": trust, **changes})  # type: ignore[arg-type]
 
 
@@ -124,12 +112,10 @@ def received(client: TlsStream) -> bytes:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_handshake_and_data_however_they_are_split(
-    authority: Authority, identity: Identity, folder: Path, version: str
-) -> None:
+def test_a_handshake_and_data_however_they_are_split(version: str) -> None:
     for piece in (1, 5, 1000, 1 << 20):
-        server = Server(identity, folder, versions=(version,))
-        client = stream(settings(authority))
+        server = Server(versions=(version,))
+        client = stream(settings())
         shake(client, server, piece=piece)
         assert client.established
         assert server.established
@@ -146,15 +132,13 @@ def test_a_handshake_and_data_however_they_are_split(
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_cut_at_every_byte_a_handshake_is_a_lost_connection_that_may_be_tried_again(
-    authority: Authority, identity: Identity, folder: Path, version: str
-) -> None:
-    given = settings(authority)
-    total = shake(stream(given), Server(identity, folder, versions=(version,)))
+def test_cut_at_every_byte_a_handshake_is_a_lost_connection_that_may_be_tried_again(version: str) -> None:
+    given = settings()
+    total = shake(stream(given), Server(versions=(version,)))
     # Each seventh byte: a handshake costs milliseconds.
     for cut in range(0, total, 7):
         client = stream(given)
-        shake(client, Server(identity, folder, versions=(version,)), most=cut)
+        shake(client, Server(versions=(version,)), most=cut)
         if client.established:
             break  # what is left are session tickets
         client.incoming.write_eof()
@@ -162,11 +146,9 @@ def test_cut_at_every_byte_a_handshake_is_a_lost_connection_that_may_be_tried_ag
             client.handshake()
 
 
-def test_bytes_damaged_on_the_way_are_no_reason_to_give_up(
-    authority: Authority, identity: Identity, folder: Path
-) -> None:
-    server = Server(identity, folder)
-    client = stream(settings(authority))
+def test_bytes_damaged_on_the_way_are_no_reason_to_give_up() -> None:
+    server = Server()
+    client = stream(settings())
     shake(client, server)
     received(client)
     server.tls.write(b"response")
@@ -184,7 +166,7 @@ def refusal(client: TlsStream, server: Server) -> str:
 
 
 # Certificate for which hosts and days, by whom; whom the client trusts, connecting where; what it says.
-REFUSALS: list[tuple[tuple[str, ...], dict[str, int], dict[str, Any], str, str]] = [
+REFUSALS: list[tuple[tuple[str, ...], dict[str, Any], dict[str, Any], str, str]] = [
     (("other.test", "10.0.0.1"), {}, {}, HOST, r"is not for broker\.test.*advertised\.listeners"),
     ((HOST,), {}, {}, "10.0.0.2", r"is not for 10\.0\.0\.2"),
     ((HOST,), {"starts_in_days": -9, "ends_in_days": -1}, {}, HOST, "has expired"),
@@ -195,69 +177,57 @@ REFUSALS: list[tuple[tuple[str, ...], dict[str, int], dict[str, Any], str, str]]
 ]
 
 
-def test_each_refusal_of_the_brokers_certificate_says_what_to_change(
-    authority: Authority, folder: Path
-) -> None:
+def test_each_refusal_of_the_brokers_certificate_says_what_to_change() -> None:
     for hosts, days, changes, host, said in REFUSALS:
-        server = Server(authority.issue("s", *hosts, **days), folder)
-        assert re.search(said, refusal(stream(settings(authority, **changes), host), server)), said
+        server = Server(*hosts, **days)
+        assert re.search(said, refusal(stream(settings(**changes), host), server)), said
 
 
-def test_an_address_and_a_name_in_the_certificate_are_enough(authority: Authority, folder: Path) -> None:
-    several = authority.issue("s", HOST, "10.0.0.1", "::1", "*.wild.test")
+def test_an_address_or_a_name_in_the_certificate_is_enough_or_the_certificate_itself() -> None:
     for host in (HOST, "10.0.0.1", "::1", "a.wild.test", f"{HOST}."):
-        shake(client := stream(settings(authority), host), Server(several, folder))
+        shake(client := stream(settings(), host), Server(HOST, "10.0.0.1", "::1", "*.wild.test"))
         assert client.established, host
     # Or no name at all.
-    given = settings(authority, check_host=False)
-    shake(client := stream(given), Server(authority.issue("s", "other.test"), folder))
+    shake(client := stream(settings(check_host=False)), Server("other.test"))
     assert client.established
-
-
-def test_a_brokers_own_certificate_in_the_truststore_is_enough(identity: Identity, folder: Path) -> None:
-    own = Secret(identity.certificate.public_bytes(Encoding.PEM).decode())
+    server = Server()
+    own = Secret(server.identity.certificate.public_bytes(Encoding.PEM).decode())
     trust = Store("kafka.ssl.truststore.certificates", "PEM", text=own)
-    shake(client := stream(TlsSettings(trust=trust)), Server(identity, folder))
+    shake(client := stream(TlsSettings(trust=trust)), server)
     assert client.established
 
 
-def test_no_version_in_common_is_no_connection(
-    authority: Authority, identity: Identity, folder: Path
-) -> None:
+def test_no_version_in_common_is_no_connection() -> None:
     for ours, theirs in (VERSIONS, reversed(VERSIONS)):
-        client = stream(settings(authority, protocols=(ours,)))
-        server = Server(identity, folder, versions=(theirs,))
+        client = stream(settings(protocols=(ours,)))
+        server = Server(versions=(theirs,))
         assert "kafka.ssl.enabled.protocols" in refusal(client, server)
 
 
-def test_cipher_suites_are_those_that_were_named(
-    authority: Authority, identity: Identity, folder: Path
-) -> None:
-    older = settings(authority, cipher_suites=("TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384",))
-    shake(stream(older), server := Server(identity, folder))
+def test_cipher_suites_are_those_that_were_named() -> None:
+    older = settings(cipher_suites=("TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384",))
+    shake(stream(older), server := Server())
     assert server.tls.cipher() == ("ECDHE-ECDSA-AES256-GCM-SHA384", "TLSv1.2", 256)
-    other = Server(identity, folder, ciphers="ECDHE-ECDSA-CHACHA20-POLY1305", versions=("TLSv1.2",))
+    other = Server(ciphers="ECDHE-ECDSA-CHACHA20-POLY1305", versions=("TLSv1.2",))
     assert "cipher suite" in refusal(stream(older), other)
     newer = ("TLS_CHACHA20_POLY1305_SHA256",)
-    picky = TlsStream(make_context(settings(authority, cipher_suites=newer)), HOST, f"{HOST}:9093", newer)
-    assert "TLS_AES_256_GCM_SHA384, which kafka.ssl.cipher.suites does not enable" in refusal(
-        picky, Server(identity, folder)
-    )
+    picky = TlsStream(make_context(settings(cipher_suites=newer)), HOST, f"{HOST}:9093", newer)
+    assert "TLS_AES_256_GCM_SHA384, which kafka.ssl.cipher.suites does not enable" in refusal(picky, Server())
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_client_certificate_is_sent_where_it_is_wanted_and_missed_with_its_option(
-    authority: Authority, identity: Identity, folder: Path, version: str
+    tmp_path: Path, version: str
 ) -> None:
-    def server(clients: Authority = authority) -> Server:
-        return Server(identity, folder, versions=(version,), clients=clients)
+    def server(clients: Authority = AUTHORITY) -> Server:
+        return Server(versions=(version,), clients=clients)
 
-    key = Store("kafka.ssl.keystore.location", "PEM", str(authority.issue("c").pem_file(folder / "c.pem")))
-    shake(stream(settings(authority, key=key)), asking := server())
+    key = Store("kafka.ssl.keystore.location", "PEM", str(AUTHORITY.issue("c").pem_file(tmp_path / "c.pem")))
+    shake(stream(settings(key=key)), asking := server())
     assert asking.established
     for one, chosen in (
-        (server(), settings(authority)),
-        (server(Authority("Other")), settings(authority, key=key)),
+        (server(), settings()),
+        (server(Authority("Other")), settings(key=key)),
     ):
         client = stream(chosen)
         with pytest.raises((AuthenticationError, ConnectionError)) as caught:
@@ -271,34 +241,32 @@ def _until_refused(client: TlsStream, server: Server) -> None:
     client.read(memoryview(bytearray(100)))  # TLS 1.3 says so only now
 
 
-def test_a_server_without_tls_is_named_in_the_error(authority: Authority) -> None:
-    client = stream(settings(authority))
+def test_a_server_without_tls_is_named_in_the_error() -> None:
+    client = stream(settings())
     client.handshake()
     client.incoming.write(memoryview(b"HTTP/1.1 400 Bad Request\r\n\r\n"))
     with pytest.raises(AuthenticationError, match="does not speak TLS"):
         client.handshake()
 
 
-def test_the_brokers_name_is_sent_and_addresses_are_not(authority: Authority, folder: Path) -> None:
+def test_the_brokers_name_is_sent_and_addresses_are_not() -> None:
     for host, expected in ((HOST, HOST), ("10.0.0.1", None)):
-        server = Server(authority.issue("s", HOST, "10.0.0.1"), folder)
+        server = Server(HOST, "10.0.0.1")
         asked: list[str | None] = []
         server.context.sni_callback = lambda _, name, __, asked=asked: asked.append(name)
         server.tls = server.context.wrap_bio(server.incoming, server.outgoing, server_side=True)
-        shake(client := stream(settings(authority), host), server)
+        shake(client := stream(settings(), host), server)
         assert client.established
         assert asked == [expected]
 
 
 @given(st.integers(0, 1200), st.binary(min_size=1, max_size=40), st.sampled_from(["put in", "put over"]))
-@hypothesis_settings(
-    max_examples=tries(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@hypothesis_settings(max_examples=tries(60), deadline=None)
 def test_any_bytes_in_a_handshake_or_after_it_are_errors_of_the_connection(
-    authority: Authority, identity: Identity, folder: Path, at: int, junk: bytes, how: str
+    at: int, junk: bytes, how: str
 ) -> None:
-    client = stream(settings(authority))
-    server = Server(identity, folder)
+    client = stream(settings())
+    server = Server()
     failure: Exception | None = None
     try:
         client.handshake()
@@ -317,9 +285,9 @@ def test_any_bytes_in_a_handshake_or_after_it_are_errors_of_the_connection(
 # -- over sockets -----------------------------------------------------------------------------------
 
 
-def test_a_slow_reader_gets_everything_and_nothing_blocks(authority: Authority, folder: Path) -> None:
-    server = Server(authority.issue("s", "127.0.0.1"), folder)
-    given = settings(authority)
+def test_a_slow_reader_gets_everything_and_nothing_blocks() -> None:
+    server = Server("127.0.0.1")
+    given = settings()
     total = 8 * 1024 * 1024
     with socket.create_server(("127.0.0.1", 0)) as listener:
         got: list[int] = []
@@ -355,14 +323,14 @@ def test_a_slow_reader_gets_everything_and_nothing_blocks(authority: Authority, 
     assert sum(got) == total
 
 
-def test_a_flood_of_tls_messages_without_data_ends_the_connection(authority: Authority) -> None:
+def test_a_flood_of_tls_messages_without_data_ends_the_connection() -> None:
     """Catches: key updates without end, which kept the sender's thread. Python's ssl cannot send any."""
 
     class Flooded(TlsTransport):
         def _receive(self) -> int:
             return 16_384
 
-    given = settings(authority)
+    given = settings()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = (socket.AF_INET, listener.getsockname())
         transport = Flooded(address, OPTIONS, make_context(given), HOST, "broker.test:9093 (id 1)")

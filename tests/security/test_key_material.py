@@ -18,7 +18,7 @@ from kafka_sink.security.key_material import read_key, read_trust
 from kafka_sink.security.settings import Store, TlsSettings
 from kafka_sink.security.tls_context import make_context
 from tests.support.commands import run
-from tests.support.security.certificates import Authority, Identity
+from tests.support.security.certificates import Authority
 
 PASSWORD = Secret("pass, 'word\"")
 # openssl's options for PKCS#8, of what it writes by default through what it calls legacy.
@@ -34,14 +34,8 @@ ENCRYPTIONS = (
 )
 
 
-@pytest.fixture(scope="module")
-def authority() -> Authority:
-    return Authority()
-
-
-@pytest.fixture(scope="module")
-def client(authority: Authority) -> Identity:
-    return authority.issue("client")
+AUTHORITY = Authority()
+CLIENT = AUTHORITY.issue("client")
 
 
 def location(path: Path, kind: str = "PEM", **more: Secret | None) -> Store:
@@ -59,53 +53,49 @@ def problem(store: Store, *, trust: bool = False) -> str:
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl writes the keys")
 @pytest.mark.parametrize("encryption", ENCRYPTIONS)
-def test_encrypted_pkcs8_of_every_common_kind_is_read(
-    client: Identity, tmp_path: Path, encryption: str
-) -> None:
-    (tmp_path / "key.pem").write_bytes(client.key_pem())
+def test_encrypted_pkcs8_of_every_common_kind_is_read(tmp_path: Path, encryption: str) -> None:
+    (tmp_path / "key.pem").write_bytes(CLIENT.key_pem())
     command = ["openssl", "pkcs8", "-topk8", "-in", "key.pem", "-out", "out.pem", *encryption.split()]
     command += ["-passout", "env:PW", "-provider", "default", "-provider", "legacy"]
     if run(command, {**os.environ, "PW": PASSWORD.reveal()}, folder=tmp_path, code=None).returncode:
         pytest.skip(f"this openssl does not write {encryption}")
     path = tmp_path / "both.pem"
-    path.write_bytes((tmp_path / "out.pem").read_bytes() + client.chain_pem)
-    assert read_key(location(path, key_password=PASSWORD)).key.reveal().encode() == client.key_pem()
+    path.write_bytes((tmp_path / "out.pem").read_bytes() + CLIENT.chain_pem)
+    assert read_key(location(path, key_password=PASSWORD)).key.reveal().encode() == CLIENT.key_pem()
     assert "wrong kafka.ssl.key.password" in problem(location(path, key_password=Secret("no")))
     assert "set kafka.ssl.key.password" in problem(location(path))
 
 
-def test_a_key_and_chain_given_inline_with_spaces_for_line_ends(client: Identity) -> None:
+def test_a_key_and_chain_given_inline_with_spaces_for_line_ends() -> None:
     def flat(pem: bytes) -> Secret:
         return Secret(pem.decode().replace("\n", " "))
 
-    chain = Store("kafka.ssl.keystore.certificate.chain", "PEM", text=flat(client.chain_pem))
-    text = flat(client.key_pem("k"))
+    chain = Store("kafka.ssl.keystore.certificate.chain", "PEM", text=flat(CLIENT.chain_pem))
+    text = flat(CLIENT.key_pem("k"))
     key = Store("kafka.ssl.keystore.key", "PEM", text=text, chain=chain, key_password=Secret("k"))
     made = read_key(key)
-    assert made.key.reveal().encode() == client.key_pem()
-    assert made.chain == client.chain_pem
+    assert made.key.reveal().encode() == CLIENT.key_pem()
+    assert made.chain == CLIENT.chain_pem
     make_context(TlsSettings(key=key))
 
 
-def test_pkcs12_is_read_whatever_java_calls_it(
-    authority: Authority, client: Identity, tmp_path: Path
-) -> None:
-    key = client.pkcs12_file(tmp_path / "key.p12", PASSWORD.reveal())
-    trust = authority.pkcs12_file(tmp_path / "t.p12", PASSWORD.reveal())
+def test_pkcs12_is_read_whatever_java_calls_it(tmp_path: Path) -> None:
+    key = CLIENT.pkcs12_file(tmp_path / "key.p12", PASSWORD.reveal())
+    trust = AUTHORITY.pkcs12_file(tmp_path / "t.p12", PASSWORD.reveal())
     for kind in ("PKCS12", "JKS"):
-        assert read_key(location(key, kind, password=PASSWORD)).chain == client.chain_pem
+        assert read_key(location(key, kind, password=PASSWORD)).chain == CLIENT.chain_pem
         found = read_trust(location(trust, kind, password=PASSWORD))
-        assert found == [authority.certificate.public_bytes(Encoding.DER)]
+        assert found == [AUTHORITY.certificate.public_bytes(Encoding.DER)]
         wrong = location(trust, kind, password=Secret("no"))
         assert "wrong kafka.ssl.truststore.password" in problem(wrong, trust=True)
         assert "needs kafka.ssl.keystore.password" in problem(location(key, kind))
 
 
 @pytest.mark.skipif(shutil.which("keytool") is None, reason="keytool comes with Java")
-def test_keytools_own_stores_are_read_and_jks_is_refused_with_the_line_that_converts_it(
-    authority: Authority, tmp_path: Path
+def test_keytools_stores_are_read_and_jks_is_refused_with_the_line_that_converts_it(
+    tmp_path: Path,
 ) -> None:
-    authority.pem_file(tmp_path / "ca.pem")
+    AUTHORITY.pem_file(tmp_path / "ca.pem")
     given = Secret("secret1")
     for kind in ("PKCS12", "JKS"):
         command = ["keytool", "-importcert", "-noprompt", "-file", "ca.pem", "-alias", "ca"]
@@ -117,7 +107,7 @@ def test_keytools_own_stores_are_read_and_jks_is_refused_with_the_line_that_conv
     assert "kafka.ssl.keystore.type=PKCS12" in text
 
 
-def test_what_cannot_be_used_says_why(authority: Authority, client: Identity, tmp_path: Path) -> None:
+def test_what_cannot_be_used_says_why(tmp_path: Path) -> None:
     path = tmp_path / "x"
 
     def said(content: bytes, kind: str = "PEM", *, trust: bool = False) -> str:
@@ -125,14 +115,14 @@ def test_what_cannot_be_used_says_why(authority: Authority, client: Identity, tm
         return problem(location(path, kind), trust=trust)
 
     assert "cannot be read: No such file" in problem(location(path))
-    assert "no certificate" in said(client.key_pem())
-    assert "no private key" in said(client.chain_pem)
-    assert "not that of the private key" in said(client.key_pem() + authority.pem)
-    assert "its type is PKCS12: set the type to PEM" in said(client.key_pem() + authority.pem, "PKCS12")
+    assert "no certificate" in said(CLIENT.key_pem())
+    assert "no private key" in said(CLIENT.chain_pem)
+    assert "not that of the private key" in said(CLIENT.key_pem() + AUTHORITY.pem)
+    assert "its type is PKCS12: set the type to PEM" in said(CLIENT.key_pem() + AUTHORITY.pem, "PKCS12")
     assert "is no PEM" in said(b"nothing of the kind", trust=True)
     assert "neither PKCS12 nor PEM" in said(b"nothing of the kind", "PKCS12")
-    assert "holds no certificate" in said(client.key_pem(), trust=True)
-    client.pkcs12_file(path, "x")
+    assert "holds no certificate" in said(CLIENT.key_pem(), trust=True)
+    CLIENT.pkcs12_file(path, "x")
     assert "looks like PKCS12" in problem(location(path))
 
 
@@ -155,11 +145,11 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", ["type", "no chain", "not base64", "other chain", "no PEM chain"])
-def test_no_frame_of_an_error_shows_a_private_key(case: str, authority: Authority, client: Identity) -> None:
-    key = client.key_pem().decode()
+def test_no_frame_of_an_error_shows_a_private_key(case: str) -> None:
+    key = CLIENT.key_pem().decode()
     middle = key.splitlines()[1]
     damaged = key.replace("\n-----END", "\n*\n-----END")
-    chain = {"other chain": authority.pem.decode(), "no PEM chain": "nothing"}.get(case)
+    chain = {"other chain": AUTHORITY.pem.decode(), "no PEM chain": "nothing"}.get(case)
     text = Secret(damaged if case == "not base64" else key)
     store = Store(
         "kafka.ssl.keystore.key",
