@@ -42,75 +42,82 @@ def test_bytes_are_fastavros(table: tuple[pa.StructArray, list[dict[str, Any]]])
 
 
 _MICROS = {"type": "long", "logicalType": "timestamp-micros"}
-_FIXED_DECIMAL = {
-    "type": "fixed",
-    "name": "D",
-    "size": 6,
-    "logicalType": "decimal",
-    "precision": 12,
-    "scale": 3,
-}
+_NANOS = {"type": "long", "logicalType": "timestamp-nanos"}
+_DECIMAL = {"logicalType": "decimal", "precision": 12, "scale": 3}
+_FIXED_DECIMAL = {"type": "fixed", "name": "D", "size": 6, **_DECIMAL}
 _ENUM = {"type": "enum", "name": "Size", "symbols": ["S", "M", "L"]}
+_INTS = {"type": "array", "items": "int"}
 _INNER = {"type": "record", "name": "Inner", "fields": [field("z", "string", default="d"), field("y", "int")]}
+_MANY = [{"type": "record", "name": f"R{number}", "fields": []} for number in range(70)]
+_TINY = pa.dictionary(pa.int8(), pa.string())
 
 
+# The schema's fields, the columns, their rows.
 @pytest.mark.parametrize(
-    ("schema", "kind", "rows"),
+    ("fields", "kind", "rows"),
     [
         # Columns go to fields by name, in the schema's order; fields without a column get their default.
         (
-            record(
+            [
                 field("y", "long"),
                 field("d", ["null", "string"], default=None),
                 field("e", _ENUM, default="M"),
-                field("l", {"type": "array", "items": "int"}, default=[1, -2]),
+                field("l", _INTS, default=[1, -2]),
                 field("m", {"type": "map", "values": "boolean"}, default={"k": True}),
                 field("i", _INNER, default={"y": 3}),
                 field("x", "string"),
-            ),
-            [("x", pa.string()), ("y", pa.int32())],
-            [{"x": "a", "y": 1}, {"x": "", "y": -(1 << 31)}],
+            ],
+            {"x": pa.string(), "y": pa.int32()},
+            [("a", 1), ("", -(1 << 31))],
         ),
         # Null last, only a value, several branches.
         (
-            record(
+            [
                 field("a", ["string", "null"]),
                 field("b", ["long"]),
                 field("c", ["null", "boolean", "double", {"type": "array", "items": ["null", "long"]}]),
-            ),
-            [("a", pa.string()), ("b", pa.int64()), ("c", pa.list_(pa.int64()))],
-            [{"a": None, "b": 1, "c": [None, 2]}, {"a": "x", "b": -1, "c": None}],
+            ],
+            {"a": pa.string(), "b": pa.int64(), "c": pa.list_(pa.int64())},
+            [(None, 1, [None, 2]), ("x", -1, None)],
         ),
         # Wider numbers, and numbers as what their logical type says.
         (
-            record(field("f", "double"), field("g", "float"), field("t", _MICROS), field("n", "null")),
-            [("f", pa.int32()), ("g", pa.int16()), ("t", pa.int64()), ("n", pa.null())],
-            [{"f": 7, "g": -3, "t": 5, "n": None}],
+            [field("f", "double"), field("g", "float"), field("t", _MICROS), field("n", "null")],
+            {"f": pa.int32(), "g": pa.int16(), "t": pa.int64(), "n": pa.null()},
+            [(7, -3, 5, None)],
         ),
         (
-            record(
+            [
                 field("s", _ENUM),
                 field("o", ["null", "n.Size"]),
                 field("f", {"type": "fixed", "name": "F", "size": 3}),
-            ),
-            [("s", pa.string()), ("o", pa.dictionary(pa.int8(), pa.string())), ("f", pa.binary())],
-            [{"s": "L", "o": "S", "f": b"abc"}, {"s": "S", "o": None, "f": b"\0\0\0"}],
+            ],
+            {"s": pa.string(), "o": _TINY, "f": pa.binary()},
+            [("L", "S", b"abc"), ("S", None, b"\0\0\0")],
         ),
         (
-            record(field("d", _FIXED_DECIMAL)),
-            [("d", pa.decimal128(9, 2))],
-            [{"d": decimal.Decimal(text)} for text in ("0.01", "-0.01", "1234567.89", "-1234567.89")],
+            [field("d", _FIXED_DECIMAL)],
+            {"d": pa.decimal128(9, 2)},
+            [(decimal.Decimal(text),) for text in ("0.01", "-0.01", "1234567.89", "-1234567.89")],
         ),
         # A record that names itself ends where the columns do.
         (
-            record(field("v", "int"), field("next", ["null", "n.Row"], default=None)),
-            [("v", pa.int32()), ("next", pa.struct([("v", pa.int32())]))],
-            [{"v": 1, "next": {"v": 2}}, {"v": 1, "next": None}],
+            [field("v", "int"), field("next", ["null", "n.Row"], default=None)],
+            {"v": pa.int32(), "next": pa.struct([("v", pa.int32())])},
+            [(1, {"v": 2}), (1, None)],
+        ),
+        # A null beside a branch behind many, whose number takes two bytes.
+        (
+            [field("x", [*_MANY, "string", "null"])],
+            {"x": pa.string()},
+            [("a",), (None,)],
         ),
     ],
 )
-def test_given_schemas(schema: str, kind: list[Any], rows: list[dict[str, Any]]) -> None:
-    assert _encoded(schema, pa.array(rows, pa.struct(kind))) == _by_fastavro(schema, rows)
+def test_given_schemas(fields: list[Any], kind: dict[str, pa.DataType], rows: list[tuple[Any, ...]]) -> None:
+    given = [dict(zip(kind, row, strict=True)) for row in rows]
+    schema = record(*fields)
+    assert _encoded(schema, pa.array(given, pa.struct(list(kind.items())))) == _by_fastavro(schema, given)
 
 
 def test_timestamps_of_other_units_belong_to_the_one_that_they_lie_in() -> None:
@@ -120,76 +127,54 @@ def test_timestamps_of_other_units_belong_to_the_one_that_they_lie_in() -> None:
     assert _encoded(schema, micros) == [b"\x01", b"\x02"]
 
 
+_OTHER_DEFAULT = (field("x", "int"), field("y", "int", default="z"))
+
+
 @pytest.mark.parametrize(
-    ("schema", "kind", "said"),
+    ("fields", "kind", "said"),
     [
-        (
-            record(field("x", "int")),
-            [("x", pa.int64())],
-            "column 'x' has the type int64, and the schema wants int",
-        ),
-        (record(field("x", "int")), [("y", pa.int32())], "requires field 'x', for which there is no column"),
-        (record(field("x", "int")), [("X", pa.int32())], "found 'X', and names are case-sensitive"),
-        (record(field("x", "int")), [("x", pa.int32()), ("y", pa.int32())], "column 'y' is no field"),
-        (record(field("x", _MICROS)), [("x", pa.timestamp("us"))], "column 'x'"),
-        (record(field("x", _FIXED_DECIMAL)), [("x", pa.decimal128(12, 4))], r"decimal\(12,3\)"),
-        (record(field("x", ["null", "int", "string"])), [("x", pa.float64())], r"\[null, int, string\]"),
-        (record(field("x", _INNER)), [("x", pa.struct([("y", pa.string())]))], "column 'x.y'"),
-        (
-            record(field("x", {"type": "array", "items": "int"})),
-            [("x", pa.list_(pa.string()))],
-            r"column 'x\[\]'",
-        ),
-        (record(field("x", "nowhere")), [("x", pa.int32())], "neither it nor a reference defines"),
-        (
-            record(field("x", "int"), field("y", "int", default="z")),
-            [("x", pa.int32())],
-            "default of field 'y'",
-        ),
-        ("{", [("x", pa.int32())], "is not JSON"),
+        ([field("x", "int")], {"x": pa.int64()}, "'x' has the type int64, and the schema wants int"),
+        ([field("x", "int")], {"y": pa.int32()}, "requires field 'x', for which there is no column"),
+        ([field("x", "int")], {"X": pa.int32()}, "found 'X', and names are case-sensitive"),
+        ([field("x", "int")], {"x": pa.int32(), "y": pa.int32()}, "column 'y' is no field"),
+        ([field("x", _MICROS)], {"x": pa.timestamp("us")}, "column 'x'"),
+        ([field("x", _FIXED_DECIMAL)], {"x": pa.decimal128(12, 4)}, r"decimal\(12,3\)"),
+        ([field("x", ["null", "int", "string"])], {"x": pa.float64()}, r"\[null, int, string\]"),
+        ([field("x", _INNER)], {"x": pa.struct([("y", pa.string())])}, "column 'x.y'"),
+        ([field("x", _INTS)], {"x": pa.list_(pa.string())}, r"column 'x\[\]'"),
+        ([field("x", "nowhere")], {"x": pa.int32()}, "neither it nor a reference defines"),
+        (_OTHER_DEFAULT, {"x": pa.int32()}, "default of field 'y'"),
+        (None, {"x": pa.int32()}, "is not JSON"),
     ],
 )
-def test_what_does_not_fit_is_named_at_planning(schema: str, kind: list[Any], said: str) -> None:
+def test_what_does_not_fit_is_named_at_planning(fields: Any, kind: dict[str, pa.DataType], said: str) -> None:
+    schema = "{" if fields is None else record(*fields)
     with pytest.raises(SchemaError, match=said):
-        avro.encoder(avro_schema.read(schema), pa.struct(kind), "")
+        avro.encoder(avro_schema.read(schema), pa.struct(list(kind.items())), "")
+
+
+_LISTS = pa.map_(pa.string(), pa.list_(pa.int32()))
 
 
 @pytest.mark.parametrize(
     ("schema", "kind", "rows", "said"),
     [
-        (record(field("x", "int")), [("x", pa.int32())], [1, None], "field 'x' is null"),
-        (record(field("x", _ENUM)), [("x", pa.string())], ["S", "XXL"], "is no symbol"),
+        ("int", pa.int32(), [1, None], "field 'x' is null"),
+        (_ENUM, pa.string(), ["S", "XXL"], "is no symbol"),
+        ({"type": "fixed", "name": "F", "size": 2}, pa.binary(), [b"ab", b"a"], "2 bytes"),
         (
-            record(field("x", {"type": "fixed", "name": "F", "size": 2})),
-            [("x", pa.binary())],
-            [b"ab", b"a"],
-            "2 bytes",
-        ),
-        (
-            record(field("x", ["null", {"type": "map", "values": {"type": "array", "items": "int"}}])),
-            [("x", pa.map_(pa.string(), pa.list_(pa.int32())))],
+            ["null", {"type": "map", "values": _INTS}],
+            _LISTS,
             [None, [("a", [1]), ("b", [2, None])]],
             r"field 'x\{\}\[\]' is null",
         ),
         # The end of time in a finer unit.
-        (
-            record(field("x", ["null", {"type": "long", "logicalType": "timestamp-nanos"}])),
-            [("x", pa.timestamp("us", "UTC"))],
-            [None, 253402214400000000],
-            "field 'x' is too far from 1970",
-        ),
+        (["null", _NANOS], pa.timestamp("us", "UTC"), [None, 253402214400000000], "is too far from 1970"),
     ],
 )
-def test_rows_that_do_not_fit_are_marked(schema: str, kind: list[Any], rows: list[Any], said: str) -> None:
-    column = pa.array([{"x": row} for row in rows], pa.struct(kind))
+def test_rows_that_do_not_fit_are_marked(schema: Any, kind: pa.DataType, rows: list[Any], said: str) -> None:
+    column = pa.array([{"x": row} for row in rows], pa.struct([("x", kind)]))
     with pytest.raises(UnfitRowsError, match=said) as caught:
-        _encoded(schema, column)
+        _encoded(record(field("x", schema)), column)
+    assert str(caught.value).startswith("field 'x")
     assert caught.value.rows.tolist() == [False, True]
-
-
-def test_a_null_beside_a_branch_behind_many() -> None:
-    """Catches: branches whose number takes two bytes."""
-    records = [{"type": "record", "name": f"R{number}", "fields": []} for number in range(70)]
-    schema = record(field("x", [*records, "string", "null"]))
-    rows = [{"x": "a"}, {"x": None}]
-    assert _encoded(schema, pa.array(rows)) == _by_fastavro(schema, rows)

@@ -154,18 +154,21 @@ def _order_class() -> Any:
     state = order.enum_type.add(name="State")
     for name, number in (("NEW", 0), ("PAID", 1), ("LOST", -1)):
         state.value.add(name=name, number=number)
-    order.field.add(name="id", number=1, type=3, label=1)
-    order.field.add(name="items", number=2, type=11, label=3, type_name=".shop.Order.Item")
-    order.field.add(name="state", number=3, type=14, label=1, type_name=".shop.Order.State")
-    order.field.add(name="states", number=4, type=14, label=3, type_name=".shop.Order.State")
-    wrappers = (("at", 5, "Timestamp"), ("note", 6, "StringValue"), ("total", 7, "Int64Value"))
-    for name, number, known in wrappers:
-        order.field.add(name=name, number=number, type=11, label=1, type_name=f".google.protobuf.{known}")
     order.oneof_decl.add(name="pay")
     order.field.add(name="card", number=8, type=9, label=1, oneof_index=0)
     order.field.add(name="cash", number=9, type=5, label=1, oneof_index=0)
-    order.field.add(name="first", number=13, type=11, label=1, type_name=".shop.Order.Item")
-    order.field.add(name="took", number=14, type=11, label=1, type_name=".google.protobuf.Duration")
+    order.field.add(name="id", number=1, type=3, label=1)
+    for name, number, kind, label, type_name in (
+        ("items", 2, 11, 3, "shop.Order.Item"),
+        ("state", 3, 14, 1, "shop.Order.State"),
+        ("states", 4, 14, 3, "shop.Order.State"),
+        ("at", 5, 11, 1, "google.protobuf.Timestamp"),
+        ("note", 6, 11, 1, "google.protobuf.StringValue"),
+        ("total", 7, 11, 1, "google.protobuf.Int64Value"),
+        ("first", 13, 11, 1, "shop.Order.Item"),
+        ("took", 14, 11, 1, "google.protobuf.Duration"),
+    ):
+        order.field.add(name=name, number=number, type=kind, label=label, type_name=f".{type_name}")
     return file, _class_of(file, "shop.Order")
 
 
@@ -203,15 +206,7 @@ ROWS: list[dict[str, Any]] = [
         "first": {"sku": None, "count": None, "prices": None},
         "took": datetime.timedelta(milliseconds=-1500),
     },
-    {
-        **_PLAIN,
-        "state": "NEW",
-        "note": "n",
-        "total": -5,
-        "card": "",
-        "items": [],
-        "took": datetime.timedelta(0),
-    },
+    {**_PLAIN, "state": "NEW", "note": "n", "total": -5, "card": "", "items": [], "took": _NO_TIME},
 ]
 
 
@@ -225,9 +220,8 @@ def test_messages_enums_maps_oneofs_and_wrappers_are_googles() -> None:
             texts["at"] = "1969-12-31T23:59:59.250Z"
         if "took" in texts:
             texts["took"] = f"{texts['took'].total_seconds():.1f}s"
-        for item in texts.get("items", []):
+        if "items" in texts:
             texts["items"] = [{**one, "prices": dict(one["prices"])} for one in row["items"]]
-            assert item
         if "first" in texts:
             texts["first"] = {}
         json_format.ParseDict(texts, made)

@@ -12,23 +12,8 @@ import pytest
 from kafka_sink.coordinator.breaker_service import BreakerService
 from kafka_sink.coordinator.metadata import MetadataService
 from kafka_sink.errors import ConfigurationError
-from kafka_sink.options import ParsedOptions, SinkOptions, parse, values
-from kafka_sink.options.table import (
-    BATCHING,
-    COMPRESSION,
-    COORDINATOR,
-    DELIVERY,
-    ERRORS,
-    FORMATS,
-    GROUP_OPTIONS,
-    LIVE_VIEW,
-    PARTITIONER,
-    RATE,
-    SPECS,
-    TARGET,
-    TRANSACTIONS,
-    is_of_cluster,
-)
+from kafka_sink.options import ParsedOptions, SinkOptions, parse, table, values
+from kafka_sink.options.table import GROUP_OPTIONS, SPECS, is_of_cluster
 from tests.support.fake_outbox import FakeOutbox
 
 BASE = {"kafka.bootstrap.servers": "h:1"}
@@ -38,22 +23,22 @@ def parsed(raw: dict[str, str]) -> ParsedOptions:
     return parse({**BASE, **{f"kafka.{name}": text for name, text in raw.items()}})
 
 
-@pytest.mark.parametrize(
-    "conflict",
-    [{"acks": "1"}, {"acks": "0"}, {"retries": "0"}, {"max.in.flight.requests.per.connection": "6"}],
-)
-def test_idempotence_gives_way_unless_it_was_asked_for(conflict: dict[str, str]) -> None:
-    quiet = parsed(conflict)
-    assert quiet.options.enable_idempotence is False
-    assert any("kafka.enable.idempotence is off" in warning for warning in quiet.warnings)
-    assert next(iter(conflict)) in "".join(quiet.warnings)
-    with pytest.raises(ConfigurationError, match=r"enable\.idempotence=true needs"):
-        parsed({**conflict, "enable.idempotence": "true"})
-    off = parsed({**conflict, "enable.idempotence": "false"})
-    assert not any("idempotence" in warning for warning in off.warnings)
+def refused(raw: dict[str, str], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        parse({**BASE, **raw})
 
 
-def test_idempotence_stays_where_nothing_is_against_it() -> None:
+def test_idempotence_gives_way_unless_it_was_asked_for() -> None:
+    conflicts = {"acks": "1", "retries": "0", "max.in.flight.requests.per.connection": "6"}
+    for conflict in (*({name: text} for name, text in conflicts.items()), {"acks": "0"}):
+        quiet = parsed(conflict)
+        assert quiet.options.enable_idempotence is False
+        assert any("kafka.enable.idempotence is off" in warning for warning in quiet.warnings)
+        assert next(iter(conflict)) in "".join(quiet.warnings)
+        with pytest.raises(ConfigurationError, match=r"enable\.idempotence=true needs"):
+            parsed({**conflict, "enable.idempotence": "true"})
+        off = parsed({**conflict, "enable.idempotence": "false"})
+        assert not any("idempotence" in warning for warning in off.warnings)
     found = parsed({"acks": "-1", "max.in.flight.requests.per.connection": "5", "retries": "1"})
     assert found.options.enable_idempotence
     assert found.warnings == ()
@@ -78,44 +63,33 @@ def test_a_batch_must_fit_the_memory_and_a_request() -> None:
     assert "closed before they are full" in "".join(parsed(large).warnings)
     with pytest.raises(ConfigurationError, match="'full' no batch could be opened"):
         parsed({**large, "buffer.memory.allocation.strategy": "full"})
-    with pytest.raises(ConfigurationError, match="does not hold one chunk of 16384"):
-        parsed({"buffer.memory": "16383"})
+    refused({"kafka.buffer.memory": "16383"}, "does not hold one chunk of 16384")
     assert parsed({"batch.size": "200", "buffer.memory": "200"}).warnings == ()
     assert "max.message.bytes" in parsed({"batch.size": "4194304"}).warnings[0]
     assert parsed({"batch.size": "4194304", "max.request.size": "4194304"}).warnings == ()
 
 
-@pytest.mark.parametrize(
-    ("name", "limit"),
-    [
-        ("retry.backoff.ms", "retry.backoff.max.ms"),
-        ("reconnect.backoff.ms", "reconnect.backoff.max.ms"),
-        ("socket.connection.setup.timeout.ms", "socket.connection.setup.timeout.max.ms"),
-    ],
-)
-def test_a_time_above_its_limit_is_the_limit(name: str, limit: str) -> None:
-    found = parsed({name: "900", limit: "800"})
-    assert getattr(found.options, name.replace(".", "_")) == 800
-    assert f"kafka.{name} (900) is larger than kafka.{limit} (800)" in found.warnings[0]
-
-
-def test_reconnect_backoff_alone_is_constant_as_in_kafka() -> None:
-    options = parsed({"reconnect.backoff.ms": "70"}).options
-    assert (options.reconnect_backoff_ms, options.reconnect_backoff_max_ms) == (70, 70)
-    options = parsed({"reconnect.backoff.max.ms": "500"}).options
-    assert (options.reconnect_backoff_ms, options.reconnect_backoff_max_ms) == (50, 500)
+def test_a_time_above_its_limit_is_the_limit() -> None:
+    for name in ("retry.backoff", "reconnect.backoff", "socket.connection.setup.timeout"):
+        found = parsed({f"{name}.ms": "900", f"{name}.max.ms": "800"})
+        assert getattr(found.options, f"{name}.ms".replace(".", "_")) == 800
+        assert f"kafka.{name}.ms (900) is larger than kafka.{name}.max.ms (800)" in found.warnings[0]
+    # The reconnect backoff alone is constant, as in Kafka.
+    for raw, expected in (
+        ({"reconnect.backoff.ms": "70"}, (70, 70)),
+        ({"reconnect.backoff.max.ms": "500"}, (50, 500)),
+    ):
+        options = parsed(raw).options
+        assert (options.reconnect_backoff_ms, options.reconnect_backoff_max_ms) == expected
 
 
 def test_topic_creation_needs_a_topic_and_is_what_its_settings_need() -> None:
-    with pytest.raises(ConfigurationError, match=r"topic\.create=true needs the option 'topic'"):
-        parse({**BASE, "topic.create": "true"})
+    refused({"topic.create": "true"}, r"topic\.create=true needs the option 'topic'")
     of_topic = {**BASE, "topic": "t"}
     for name in ("topic.partitions", "topic.replication.factor"):
-        with pytest.raises(ConfigurationError, match=rf"'{name}' has no effect without topic\.create=true"):
-            parse({**of_topic, name: "3"})
-        for refused in ("0", "100001"):
-            with pytest.raises(ConfigurationError, match=rf"'{name}' is out of bounds"):
-                parse({**of_topic, "topic.create": "true", name: refused})
+        refused(of_topic | {name: "3"}, rf"'{name}' has no effect without topic\.create=true")
+        for wrong in ("0", "100001"):
+            refused(of_topic | {"topic.create": "true", name: wrong}, rf"'{name}' is out of bounds")
     numbers = {"topic.partitions": "12", "topic.replication.factor": "3"}
     found = parse({**of_topic, "topic.create": "true", **numbers})
     assert found.warnings == ()
@@ -192,15 +166,15 @@ def test_the_principal_is_told_by_all_that_decides_who_connects_and_how() -> Non
 
 def test_security_settings_make_a_cluster_whatever_they_are_called() -> None:
     """Catches: jobs with different credentials that share one coordinator's connections."""
-    of_write = {TARGET, RATE, TRANSACTIONS, DELIVERY, ERRORS, BATCHING, COMPRESSION, PARTITIONER}
-    of_write |= {COORDINATOR, LIVE_VIEW}
+    of_write = {table.TARGET, table.RATE, table.TRANSACTIONS, table.DELIVERY, table.ERRORS, table.BATCHING}
+    of_write |= {table.COMPRESSION, table.PARTITIONER, table.COORDINATOR, table.LIVE_VIEW}
     for group in {spec.group for spec in SPECS} | {"Security"}:
-        for secret in (False, True):
-            kind = values.secret() if secret else values.string()
+        for kind in (values.string(), values.secret()):
             spec = dataclasses.replace(SPECS[0], group=group, kind=kind)
             # Only planning talks to a schema registry.
-            assert is_of_cluster(spec) is (group != FORMATS and (group not in of_write or secret))
-    assert all(is_of_cluster(spec) for spec in SPECS if spec.secret and spec.group != FORMATS)
+            is_one = group != table.FORMATS and (group not in of_write or spec.secret)
+            assert is_of_cluster(spec) is is_one
+    assert all(is_of_cluster(spec) for spec in SPECS if spec.secret and spec.group != table.FORMATS)
 
 
 def test_the_coordinator_reads_no_option_that_tasks_do_not_tell_it() -> None:
@@ -236,10 +210,7 @@ def test_an_unencrypted_token_endpoint_is_warned_about() -> None:
 def test_dead_letters_need_tolerance_and_a_topic_of_their_own() -> None:
     base, tolerant = {**BASE, "topic": "t"}, {"errors.tolerance": "all"}
     dead_letters = {"errors.deadletterqueue.topic.name": "dead"}
-    with pytest.raises(ConfigurationError, match=r"no effect without errors\.tolerance=all"):
-        parse(base | dead_letters)
-    with pytest.raises(ConfigurationError, match=r"'errors\.max' has no effect"):
-        parse(base | {"errors.max": "5"})
-    with pytest.raises(ConfigurationError, match="a topic of their own"):
-        parse(base | tolerant | {"errors.deadletterqueue.topic.name": "t"})
+    refused(base | dead_letters, r"no effect without errors\.tolerance=all")
+    refused(base | {"errors.max": "5"}, r"'errors\.max' has no effect")
+    refused(base | tolerant | {"errors.deadletterqueue.topic.name": "t"}, "a topic of their own")
     assert parse(base | dead_letters | tolerant).options.errors_max == 10_000
