@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -16,6 +15,7 @@ from kafka_sink.coordinator.live.messages import TaskIdentity
 from kafka_sink.dead_letters.dead_letter_writer import DeadLetterWriter
 from kafka_sink.engine.appender import RecordAppender
 from kafka_sink.errors import DeliveryError, KafkaSinkError
+from kafka_sink.model import TaskResult
 from kafka_sink.options import parse
 from kafka_sink.records.ordered_rows import OrderedRows
 from kafka_sink.rows.column_plan import HEADERS_TYPE, ColumnPlan
@@ -23,9 +23,10 @@ from kafka_sink.spark.reading import send_tables
 from kafka_sink.task.producer import Producer
 from kafka_sink.task.producer_cache import task_producer
 from local_kafka import LocalBroker
+from tests.support.commands import run
 from tests.support.fake_broker import METADATA, PRODUCE, FakeCluster
 from tests.support.fake_replies import Reply, error
-from tests.support.scripted_cluster import TOPIC, attempts, rows, task_options, written
+from tests.support.scripted_cluster import PLAN, TOPIC, attempts, rows, task_options, written
 from tests.support.topics import read_topic, save
 from tests.support.waiting import until
 
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 DEAD_LETTERS = "dead-letters"
 MIB = 1 << 20
 NOT_LEADER_OR_FOLLOWER, TOPIC_AUTHORIZATION_FAILED = 6, 29
-PLAN = ColumnPlan.of([("value", "binary"), ("partition", "int")], TOPIC)
 TOLERANT = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": DEAD_LETTERS}
 
 
@@ -46,11 +46,30 @@ def tolerant(
     return task_producer(parse(raw).options, PLAN, task=TaskIdentity("w", 7, 7))
 
 
-def by_topic_column(cluster: FakeCluster) -> dict[str, str]:
-    """Options of a task whose rows name their topics."""
-    raw = task_options(cluster) | {"errors.tolerance": "all"}
+def finished(
+    cluster: FakeCluster,
+    *batches: pa.RecordBatch | pa.Table,
+    extra: dict[str, str] | None = None,
+    **given: object,
+) -> TaskResult:
+    """The result of a task of these rows."""
+    with tolerant(cluster, extra, **given) as producer:
+        for batch in batches:
+            producer.send(batch)
+        return producer.finish()
+
+
+def by_topic_column(
+    cluster: FakeCluster, columns: list[tuple[str, str]], *batches: pa.RecordBatch, **more: str
+) -> TaskResult:
+    """As ``finished``, where rows name their topics, beside values and these columns."""
+    raw = task_options(cluster) | {"errors.tolerance": "all"} | more
     del raw["topic"]
-    return raw
+    plan = ColumnPlan.of([("value", "binary"), ("topic", "string"), *columns], None)
+    with task_producer(parse(raw).options, plan) as producer:
+        for batch in batches:
+            producer.send(batch)
+        return producer.finish()
 
 
 def dead_letters_in(cluster: FakeCluster) -> int:
@@ -85,11 +104,12 @@ def bound_waits(monkeypatch: pytest.MonkeyPatch) -> BoundWaits:
 def test_a_record_too_large_for_its_topic_is_skipped_between_batches_in_flight() -> None:
     """The broker refuses all batches behind it, whose sequences are then too high."""
     with FakeCluster({TOPIC: 1, DEAD_LETTERS: 1}, max_message_bytes={TOPIC: 10_000}) as cluster:
-        with tolerant(cluster, batch_size=500) as producer:
-            for number in range(0, 300, 30):
-                producer.send(rows(number, 29))
-                producer.send(large(number + 29, 20_000 if number % 60 == 0 else 200))
-            result = producer.finish()
+        batches = [
+            batch
+            for number in range(0, 300, 30)
+            for batch in (rows(number, 29), large(number + 29, 20_000 if number % 60 == 0 else 200))
+        ]
+        result = finished(cluster, *batches, batch_size=500)
         skipped = {number + 29 for number in range(0, 300, 60)}
         assert written(cluster) == [number for number in range(300) if number not in skipped]
         assert (result.records, result.skipped) == (295, 5)
@@ -144,9 +164,8 @@ def test_a_topic_that_refuses_this_login_gives_its_rows_to_the_dead_letters(
         assert first.flush_ms < 30_000, "the wait ends with the last row"
         assert written(cluster) == []
         assert dead_letters_in(cluster) == 20
-        with tolerant(cluster, enable_idempotence=idempotence) as producer:
-            producer.send(rows(20, 5))
-            assert producer.finish().skipped == 0, "counts restart"
+        again = finished(cluster, rows(20, 5), enable_idempotence=idempotence)
+        assert again.skipped == 0, "counts restart"
         assert written(cluster) == list(range(20, 25))
 
 
@@ -156,9 +175,7 @@ def test_a_topic_that_is_refused_for_a_moment_gets_its_rows_and_spends_no_retry(
         rejected = [error(TOPIC_AUTHORIZATION_FAILED)] * 3
         cluster.script(METADATA, *rejected[1:])
         cluster.script(PRODUCE, *rejected, error(NOT_LEADER_OR_FOLLOWER))
-        with tolerant(cluster, retries=1, retry_backoff_ms=1) as producer:
-            producer.send(rows(0, 20))
-            assert producer.finish().skipped == 0
+        assert finished(cluster, rows(0, 20), retries=1, retry_backoff_ms=1).skipped == 0
         assert written(cluster) == list(range(20))
 
 
@@ -217,70 +234,48 @@ def test_dead_letters_are_written_while_rows_wait_for_memory_that_refused_rows_h
     memory: dict[str, Any] = {"buffer_memory": MIB, "batch_size": MIB // 8, "max_block_ms": 30_000}
     some = [large(number, 10_000 if number % 5 else 200) for number in range(1_000)]
     with FakeCluster({TOPIC: 1, DEAD_LETTERS: 1}, max_message_bytes={TOPIC: 5_000}) as cluster:
-        with tolerant(cluster, extra=extra, **memory) as producer:
-            producer.send(pa.concat_batches(some))
-            result = producer.finish()
+        result = finished(cluster, pa.concat_batches(some), extra=extra, **memory)
         assert (result.records, result.skipped) == (200, 800)
         assert written(cluster) == list(range(0, 1_000, 5))
         assert dead_letters_in(cluster) == 800
 
 
-def test_topics_that_stay_refused_cost_one_wait_for_all_of_them(bound_waits: BoundWaits) -> None:
-    bound_waits(refused_ms=800.0)
+def test_topics_that_stay_refused_and_partitions_that_are_missing_cost_one_wait_for_all(
+    bound_waits: BoundWaits,
+) -> None:
+    bound_waits(refused_ms=800.0, missing_ms=800.0)
     names = [f"rejected-{number}" for number in range(6)]
-    plan = ColumnPlan.of([("value", "binary"), ("topic", "string")], None)
     with FakeCluster({TOPIC: 1, DEAD_LETTERS: 1} | dict.fromkeys(names, 1)) as cluster:
         cluster.script(METADATA, *[error(TOPIC_AUTHORIZATION_FAILED)] * 1_000)
-        with task_producer(parse(by_topic_column(cluster)).options, plan) as producer:
-            for _ in range(2):
-                producer.send(pa.record_batch({"value": [b"v"] * 6, "topic": names}))
-            result = producer.finish()
+        table = pa.record_batch({"value": [b"v"] * 6, "topic": names})
+        result = by_topic_column(cluster, [], table, table)
         assert result.skipped == 12
         assert 700 < result.elapsed_ms < 4_500, "six waits are 4.8 s"
-
-
-def test_missing_partitions_of_several_topics_and_tables_cost_one_wait(bound_waits: BoundWaits) -> None:
-    bound_waits(missing_ms=800.0)
-    names = [f"short-{number}" for number in range(6)]
-    plan = ColumnPlan.of([("value", "binary"), ("topic", "string"), ("partition", "int")], None)
     partitions = pa.array([0] * 6 + [1] * 6, pa.int32())
     table = pa.record_batch({"value": [b"v"] * 12, "topic": names * 2, "partition": partitions})
     with FakeCluster(dict.fromkeys(names, 1)) as cluster:
-        with task_producer(parse(by_topic_column(cluster)).options, plan) as producer:
-            for _ in range(20):
-                producer.send(table)
-            result = producer.finish()
+        result = by_topic_column(cluster, [("partition", "int")], *[table] * 20)
         assert (result.records, result.skipped) == (120, 120)
         assert result.elapsed_ms < 4_500, "six waits are 4.8 s"
 
 
 def failure(cluster: FakeCluster, *batches: pa.RecordBatch, **options: str) -> str:
     """The error of a task that fails."""
-
-    def run() -> None:
-        with tolerant(cluster, extra=options) as producer:
-            for batch in batches:
-                producer.send(batch)
-            producer.finish()
-
     with pytest.raises(KafkaSinkError) as caught:
-        run()
+        finished(cluster, *batches, extra=options)
     return str(caught.value)
 
 
-def test_dead_letters_that_are_refused_fail_the_task(bound_waits: BoundWaits) -> None:
-    """They must not become dead letters again, for ever."""
+def test_dead_letters_that_are_refused_or_too_large_for_their_topic_fail_the_task(
+    bound_waits: BoundWaits,
+) -> None:
+    """They must not become dead letters again, for ever. Several are split before."""
     bound_waits(refused_ms=0.0)
     with FakeCluster({TOPIC: 1, DEAD_LETTERS: 1}) as cluster:
         cluster.script(PRODUCE, error(TOPIC_AUTHORIZATION_FAILED), error(TOPIC_AUTHORIZATION_FAILED))
         assert "delivery to dead-letters-0 failed" in failure(cluster, rows(0, 5))
-
-
-def test_dead_letters_that_are_too_large_for_their_topic_fail_the_task() -> None:
-    """Several are split before; the error names the topic and what to raise."""
-    with FakeCluster(
-        {TOPIC: 1, DEAD_LETTERS: 1}, max_message_bytes={TOPIC: 2_000, DEAD_LETTERS: 3_000}
-    ) as cluster:
+    small = {TOPIC: 2_000, DEAD_LETTERS: 3_000}
+    with FakeCluster({TOPIC: 1, DEAD_LETTERS: 1}, max_message_bytes=small) as cluster:
         message = failure(cluster, large(0, 2_000), large(1, 2_000), large(2, 20_000), rows(3, 1))
         assert "larger than errors.deadletterqueue.topic.name = 'dead-letters' takes" in message
         assert "Raise that topic's max.message.bytes" in message
@@ -338,16 +333,12 @@ def test_slow_metadata_is_no_proof_that_a_partition_is_missing(bound_waits: Boun
 @pytest.mark.parametrize("header", [b"own", b"__connect.errors.connector.name"])
 def test_a_row_of_the_topic_column_for_the_dead_letters_topic_is_not_cut(header: bytes) -> None:
     """Also one that was a dead letter of this sink, and is written there again."""
-    plan = ColumnPlan.of([("value", "binary"), ("topic", "string"), ("headers", HEADERS_TYPE)], None)
     kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
     headers = pa.array([[{"key": header.decode(), "value": b"kafka-chunked"}]], kind)
+    row = pa.record_batch({"value": [b"v" * 1_500_000], "topic": [DEAD_LETTERS], "headers": headers})
+    more = TOLERANT | {"kafka.max.request.size": "4194304"}
     with FakeCluster({TOPIC: 1, DEAD_LETTERS: 1}) as cluster:
-        raw = by_topic_column(cluster) | TOLERANT
-        raw["kafka.max.request.size"] = "4194304"
-        with task_producer(parse(raw).options, plan) as producer:
-            row = {"value": [b"v" * 1_500_000], "topic": [DEAD_LETTERS], "headers": headers}
-            producer.send(pa.record_batch(row))
-            result = producer.finish()
+        result = by_topic_column(cluster, [("headers", HEADERS_TYPE)], row, **more)
         assert (result.records, result.skipped) == (0, 1)
 
 
@@ -363,13 +354,10 @@ def test_the_largest_key_and_the_largest_value_of_different_rows_make_no_record(
 
 
 def test_topics_that_are_no_utf8_become_dead_letters() -> None:
-    plan = ColumnPlan.of([("value", "binary"), ("topic", "string")], None)
     names = pa.array([TOPIC.encode(), b"\xff\xfe"], pa.binary()).view(pa.string())
+    table = pa.record_batch([pa.array([b"<0>", b"<1>"]), names], ["value", "topic"])
     with FakeCluster({TOPIC: 1, DEAD_LETTERS: 1}) as cluster:
-        raw = by_topic_column(cluster) | TOLERANT
-        with task_producer(parse(raw).options, plan) as producer:
-            producer.send(pa.record_batch([pa.array([b"<0>", b"<1>"]), names], ["value", "topic"]))
-            result = producer.finish()
+        result = by_topic_column(cluster, [], table, **TOLERANT)
         assert (result.records, result.skipped) == (1, 1)
         assert dead_letters_in(cluster) == 1
 
@@ -396,13 +384,9 @@ def test_a_hundred_thousand_refused_rows_take_no_minutes(bound_waits: BoundWaits
     bound_waits(refused_ms=0.0)
     with FakeCluster({TOPIC: 1, DEAD_LETTERS: 1}) as cluster:
         cluster.script(PRODUCE, error(TOPIC_AUTHORIZATION_FAILED))
-        with tolerant(
-            cluster, extra={"errors.max": "-1"}, batch_size=10**7, max_request_size=10**7
-        ) as producer:
-            producer.send(
-                pa.table({"value": [b"v"] * 100_000, "partition": pa.array([0] * 100_000, pa.int32())})
-            )
-            result = producer.finish()
+        table = pa.table({"value": [b"v"] * 100_000, "partition": pa.array([0] * 100_000, pa.int32())})
+        sizes = {"batch_size": 10**7, "max_request_size": 10**7}
+        result = finished(cluster, table, extra={"errors.max": "-1"}, **sizes)
         assert result.skipped == 100_000
         assert result.elapsed_ms < 120_000
 
@@ -475,14 +459,7 @@ def rejected_rows_job(
     broker.create_topic(f"{name}-dead-letters", 2)
     options = [f"{option.replace('_', '.')}={value}" for option, value in given.items()]
     command = [sys.executable, "-m", "tests.support.rejected_rows_job", broker.bootstrap_servers]
-    done = subprocess.run(
-        [*command, name, f"{name}-dead-letters", str(rows), str(size), *options],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    done = run([*command, name, f"{name}-dead-letters", rows, size, *options])
     found: dict[str, float] = json.loads(done.stdout)
     assert found["skipped"] + found["records"] == rows
     return found

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
 
 import pytest
 
@@ -25,20 +25,21 @@ from tests.support.waiting import throughout, until
 
 NOT_LEADER_OR_FOLLOWER, INVALID_TOPIC, TOPIC_AUTHORIZATION_FAILED = 6, 17, 29
 
+PLAN = ColumnPlan.of([("topic", "string"), ("value", "binary")], None)
+
 
 @contextmanager
 def writing(bootstrap: str, **options: object) -> Iterator[Producer]:
     raw = {"kafka.bootstrap.servers": bootstrap, "kafka.linger.ms": "0"}
     raw |= {f"kafka.{name.replace('_', '.')}": str(value) for name, value in options.items()}
-    plan = ColumnPlan.of([("topic", "string"), ("value", "binary")], None)
-    with task_producer(parse(raw).options, plan) as producer:
+    with task_producer(parse(raw).options, PLAN) as producer:
         yield producer
 
 
-def write_one(cluster: FakeCluster, **options: object) -> TaskResult:
-    """A task with a row for topic t."""
-    with writing(cluster.bootstrap_servers, **options) as producer:
-        producer.send(rows("t"))
+def write(bootstrap: str, *topics: str, **options: object) -> TaskResult:
+    """A task with a row for each of these topics."""
+    with writing(bootstrap, **options) as producer:
+        producer.send(rows(*topics))
         return producer.finish()
 
 
@@ -49,28 +50,18 @@ def test_all_new_topics_of_a_unit_are_asked_for_at_once_and_only_they() -> None:
             producer.send(rows(*names[:40], *names[:40]))
             producer.send(rows(*names))
             assert producer.finish().records == 140
-        with writing(cluster.bootstrap_servers) as producer:
-            producer.send(rows(*names))
-            producer.finish()
+        write(cluster.bootstrap_servers, *names)
         assert asked(cluster) == [set(names[:40]), set(names[40:])]
 
 
 def test_a_missing_topic_is_bounded_and_named_with_the_brokers() -> None:
     with FakeCluster({"there": 1}) as cluster:
         begun = time.monotonic()
-        with (
-            pytest.raises(MetadataTimeoutError) as caught,
-            writing(cluster.bootstrap_servers, max_block_ms=1000) as producer,
-        ):
-            producer.send(rows("there", "missing"))
+        with pytest.raises(MetadataTimeoutError) as caught:
+            write(cluster.bootstrap_servers, "there", "missing", max_block_ms=1000)
         assert 1.0 <= time.monotonic() - begun < 20
-        text = str(caught.value)
-        for part in (
-            "missing",
-            "kafka.max.block.ms = 1000",
-            "UNKNOWN_TOPIC_OR_PARTITION",
-            cluster.bootstrap_servers,
-        ):
+        text, bound = str(caught.value), "kafka.max.block.ms = 1000"
+        for part in ("missing", bound, "UNKNOWN_TOPIC_OR_PARTITION", cluster.bootstrap_servers):
             assert part in text
         assert "there," not in text
         requests = asked(cluster)
@@ -81,93 +72,78 @@ def test_a_missing_topic_is_bounded_and_named_with_the_brokers() -> None:
 
 
 def test_no_broker_at_all_is_named_with_the_reason() -> None:
-    with (
-        refusing_port() as port,
-        pytest.raises(
-            MetadataTimeoutError, match=rf"max\.block\.ms = 300 ms .*127\.0\.0\.1:{port} .*refused"
-        ),
-        writing(f"127.0.0.1:{port}", max_block_ms=300) as producer,
-    ):
-        producer.send(rows("t"))
+    with refusing_port() as port:
+        refused = rf"max\.block\.ms = 300 ms .*127\.0\.0\.1:{port} .*refused"
+        with pytest.raises(MetadataTimeoutError, match=refused):
+            write(f"127.0.0.1:{port}", "t", max_block_ms=300)
 
 
 def test_a_topic_that_may_not_be_seen_fails_at_once() -> None:
     with FakeCluster({"secret": 1}) as cluster:
         cluster.script(METADATA, error(TOPIC_AUTHORIZATION_FAILED))
-        with (
-            pytest.raises(InvalidRowError, match=r"secret.*TOPIC_AUTHORIZATION_FAILED"),
-            writing(cluster.bootstrap_servers) as producer,
-        ):
-            producer.send(rows("secret"))
+        with pytest.raises(InvalidRowError, match=r"secret.*TOPIC_AUTHORIZATION_FAILED"):
+            write(cluster.bootstrap_servers, "secret")
 
 
 def test_whether_a_broker_may_create_topics_follows_the_option() -> None:
     for allowed in (True, False):
         with FakeCluster({"t": 1}) as cluster:
-            write_one(cluster, allow_auto_create_topics=str(allowed).lower())
+            write(cluster.bootstrap_servers, "t", allow_auto_create_topics=str(allowed).lower())
             assert {one.body.allow_auto_topic_creation for one in cluster.received(METADATA)} == {allowed}
 
 
 def test_a_leader_named_in_a_produce_response_needs_no_lookup() -> None:
     with FakeCluster({"t": 1}, brokers=2) as cluster:
-        write_one(cluster)
+        write(cluster.bootstrap_servers, "t")
         lookups = len(asked(cluster))
         cluster.move_leader("t", 0, 1)
-        assert write_one(cluster).retries == 1
+        assert write(cluster.bootstrap_servers, "t").retries == 1
         assert len(asked(cluster)) == lookups
         assert written(cluster, "t") == 2
 
 
 @contextmanager
-def moved_cluster(*, frozen: bool, **options: object) -> Iterator[tuple[FakeCluster, Any]]:
-    """A topic is written; then all brokers are gone or frozen, and the bootstrap address leads to others."""
-    with FakeCluster({"t": 1}, brokers=2) as old, FakeCluster({"t": 1, "u": 1}, brokers=2) as new:
-        entrance = Proxy(("127.0.0.1", old.port(0)))
-        with entrance:
-            with writing(entrance.address, **options) as producer:
-                producer.send(rows("t"))
-                producer.finish()
-            entrance.target = ("127.0.0.1", new.port(0))
-            entrance.cut()
+def moved_cluster(
+    *, frozen: bool, **options: object
+) -> Iterator[tuple[FakeCluster, Callable[..., TaskResult]]]:
+    """A topic is written; then all brokers are gone or frozen, and the bootstrap address leads to others.
+    Yields these, and what writes to that address."""
+    with (
+        FakeCluster({"t": 1}, brokers=2) as old,
+        FakeCluster({"t": 1, "u": 1}, brokers=2) as new,
+        Proxy(("127.0.0.1", old.port(0))) as entrance,
+    ):
+        write(entrance.address, "t", **options)
+        entrance.target = ("127.0.0.1", new.port(0))
+        entrance.cut()
+        for node in (0, 1):
+            (old.freeze if frozen else old.stop)(node)
+        try:
+            yield new, partial(write, entrance.address, **options)
+        finally:
             for node in (0, 1):
-                if frozen:
-                    old.freeze(node)
-                else:
-                    old.stop(node)
-            try:
-                yield new, lambda: writing(entrance.address, **options)
-            finally:
-                for node in (0, 1):
-                    old.thaw(node)
+                old.thaw(node)
 
 
 def test_when_all_known_brokers_are_gone_the_bootstrap_addresses_are_asked() -> None:
     with moved_cluster(frozen=False) as (new, again):
-        with again() as producer:
-            producer.send(rows("u", "t"))
-            assert producer.finish().records == 2
+        assert again("u", "t").records == 2
         assert written(new, "t") == written(new, "u") == 1
 
 
 def test_without_rebootstrap_the_known_brokers_are_all_there_are() -> None:
     options: dict[str, object] = {"metadata_recovery_strategy": "none", "max_block_ms": 1000}
     with moved_cluster(frozen=False, **options) as (new, again):
-        with pytest.raises(MetadataTimeoutError, match="refused"), again() as producer:
-            producer.send(rows("u"))
+        with pytest.raises(MetadataTimeoutError, match="refused"):
+            again("u")
         assert not new.received(METADATA)
 
 
 def test_brokers_that_are_silent_for_the_trigger_time_are_given_up() -> None:
-    options: dict[str, object] = {
-        "metadata_recovery_rebootstrap_trigger_ms": 600,
-        "request_timeout_ms": 20_000,
-        "metadata_max_age_ms": 100,
-    }
-    with moved_cluster(frozen=True, **options) as (new, again):
+    trigger = {"metadata_recovery_rebootstrap_trigger_ms": 600, "metadata_max_age_ms": 100}
+    with moved_cluster(frozen=True, request_timeout_ms=20_000, **trigger) as (new, again):
         begun = time.monotonic()
-        with again() as producer:
-            producer.send(rows("u"))
-            assert producer.finish().records == 1
+        assert again("u").records == 1
         assert 0.4 < time.monotonic() - begun < 18, "the timeout of a request is 20 s"
         assert written(new, "u") == 1
 
@@ -248,9 +224,7 @@ def test_a_bootstrap_name_that_leads_to_another_cluster_fails_the_task_and_mixes
             producer.send(rows("t"))
             producer.finish()
         assert not new.received(PRODUCE)
-        with writing(entrance.address) as producer:
-            producer.send(rows("t", "u"))
-            assert producer.finish().records == 2
+        assert write(entrance.address, "t", "u").records == 2
         assert written(new, "t") == written(new, "u") == 1
 
 
@@ -263,14 +237,13 @@ def hinted(partitions: int, now: int, **options: str) -> Iterator[tuple[Producer
         FakeCluster({"t": now}, cluster_id="new") as new,
     ):
         raw = {"kafka.bootstrap.servers": new.bootstrap_servers, "kafka.linger.ms": "0", **options}
-        plan = ColumnPlan.of([("topic", "string"), ("value", "binary")], None)
         led = tuple(PartitionMetadata("t", number, number, 7) for number in range(partitions))
         nodes = tuple(Node(number, "127.0.0.1", old.port(number)) for number in range(partitions))
         known = TopicSnapshot(TopicMetadata.of("t", b"i" * 16, led), 0.0)
         for number in range(partitions):
             old.stop(number)
         hints = MetadataSnapshot((known,), nodes, 0.0, "old")
-        with task_producer(parse(raw).options, plan, hints=hints) as producer:
+        with task_producer(parse(raw).options, PLAN, hints=hints) as producer:
             yield producer, old, new
 
 
@@ -312,10 +285,9 @@ def test_a_task_that_is_run_again_gets_a_new_producer() -> None:
     """An idle one may know as little as the one that failed."""
     with FakeCluster({"t": 1}) as cluster:
         options = parse({"kafka.bootstrap.servers": cluster.bootstrap_servers}).options
-        plan = ColumnPlan.of([("topic", "string"), ("value", "binary")], None)
         made = []
         for again in (False, False, True):
-            with task_producer(options, plan, again=again) as producer:
+            with task_producer(options, PLAN, again=again) as producer:
                 made.append(producer)
         assert made[0] is made[1]
         assert made[2] is not made[1]
