@@ -46,7 +46,6 @@ it the job's options:
 
 It writes nothing to Kafka, and creates no topic. It ends with 1 if it has found a problem, otherwise with 0.
 """
-_PYTHON = (3, 10)
 _JAVA = 17
 # Spark 3.5 runs on older ones.
 _JAVA_OF_3 = 8
@@ -89,7 +88,7 @@ def examine(
 ) -> Iterator[Finding]:
     """All findings, in the order of a job's start. Without ``options``, no broker is asked. ``spark``: a
     SparkSession whose settings are looked at, too. ``installed`` and ``path``: this Python's libraries."""
-    yield _python()
+    yield ok(f"kafka-chunked {__version__}, Python {_dotted(sys.version_info[:2])} ({sys.executable})")
     yield from _libraries(installed)
     version = spark_version(environ, installed, path)
     yield from _spark(version, environ, installed)
@@ -103,13 +102,6 @@ def examine(
         yield from _job(options, environ, spark)
     else:
         yield note("no broker was asked: add --bootstrap-servers HOST:PORT and the job's other options")
-
-
-def _python() -> Finding:
-    version = sys.version_info[:2]
-    if version < _PYTHON:
-        return problem(f"Python {_dotted(version)} is too old: use {_dotted(_PYTHON)} or newer")
-    return ok(f"kafka-chunked {__version__}, Python {_dotted(version)} ({sys.executable})")
 
 
 def _libraries(installed: Callable[[str], str | None]) -> Iterator[Finding]:

@@ -164,13 +164,9 @@ def _bytes(kind: pa.DataType) -> Convert | None:
         return lambda column: (column.dictionary if convert is None else convert(column.dictionary)).take(
             column.indices
         )
-    if _is_view(kind) or pa.types.is_fixed_size_binary(kind):
+    if kind in _OF_VIEWS or pa.types.is_fixed_size_binary(kind):
         return _as_binary
     raise _UnfitError
-
-
-def _is_view(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string_view(kind) or pa.types.is_binary_view(kind))
 
 
 def _as_binary(column: pa.Array) -> pa.Array:
@@ -303,13 +299,8 @@ class EncodedColumns:
         # For the summary.
         self.schemas = tuple(map(str, encoding.parts))
 
-        def reject_rows(rows: RejectedRows) -> None:
-            assert reject is not None
-            reject(rows, self.plan)
-
-        self._encoder = RowEncoder(
-            encoding, kinds, self.plan, None if reject is None else reject_rows, self._columns.converted
-        )
+        of_plan = None if reject is None else lambda rows: reject(rows, self.plan)
+        self._encoder = RowEncoder(encoding, kinds, self.plan, of_plan, self._columns.converted)
 
     def converted(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """The batch's rows in order, as ``plan`` describes them. Raises InvalidRowError."""

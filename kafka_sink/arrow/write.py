@@ -64,7 +64,7 @@ def checked(given: Mapping[str, Any]) -> tuple[SinkOptions, dict[str, str]]:
 def plan(options: SinkOptions, given: Mapping[str, str]) -> ArrowWrite:
     """Raise what ``prepare_topic`` and ``transactions.planning.plan`` raise."""
     with DriverWaiting(options, "", STARTING, "a write"):
-        PREPARED.prepare(options)
+        _prepare_topics(options)
         if not options.exactly_once:
             return ArrowWrite(options)
         from kafka_sink.transactions import planning as transactions
@@ -93,31 +93,24 @@ def _about_spark(options: SinkOptions, given: Mapping[str, str]) -> list[str]:
     return warnings
 
 
-class PreparedTopics:
-    """Which topics were looked up lately, so that a service that writes often does not ask before each write.
-
-    Thread-safe. As in a stream, it is asked again after a minute.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()  # guards the one below
-        self._until_ms: dict[str, float] = {}
-
-    def prepare(self, options: SinkOptions) -> None:
-        """Raise what ``prepare_topic`` raises."""
-        # Redacted, secrets are equal: other ones are checked when a connection logs in.
-        key = repr(options)
-        now_ms = monotonic_ms()
-        with self._lock:
-            self._until_ms = {one: until for one, until in self._until_ms.items() if until > now_ms}
-            if key in self._until_ms:
-                return
-        prepare_topic(options)
-        with self._lock:
-            self._until_ms[key] = monotonic_ms() + TOPIC_RECHECK_S * 1000
+_lock = threading.Lock()  # guards the one below
+_prepared_until_ms: dict[str, float] = {}
 
 
-PREPARED = PreparedTopics()
+def _prepare_topics(options: SinkOptions) -> None:
+    """As ``prepare_topic``, but not before each write of a service that writes often: as in a stream, brokers
+    are asked again after a minute."""
+    # Redacted, secrets are equal: other ones are checked when a connection logs in.
+    key = repr(options)
+    now_ms = monotonic_ms()
+    with _lock:
+        for one in [one for one, until_ms in _prepared_until_ms.items() if until_ms <= now_ms]:
+            del _prepared_until_ms[one]
+        if key in _prepared_until_ms:
+            return
+    prepare_topic(options)
+    with _lock:
+        _prepared_until_ms[key] = monotonic_ms() + TOPIC_RECHECK_S * 1000
 
 
 class WriteTransaction:

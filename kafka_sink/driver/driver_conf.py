@@ -206,12 +206,8 @@ def shown_by_spark(options: Mapping[str, str], conf: Mapping[str, str]) -> list[
         for name, value in secret.items()
         if name in _SECRET_OPTIONS
         and not _PUBLIC_OPTION.search(name)
-        and not _finds(expressions, (name, value))
+        and not any(one.search(text) for one in expressions for text in (name, value))
     )
-
-
-def _finds(expressions: Iterable[re.Pattern[str]], texts: tuple[str, str]) -> bool:
-    return any(expression.search(text) for expression in expressions for text in texts)
 
 
 def redaction_warning(names: Iterable[str]) -> str:

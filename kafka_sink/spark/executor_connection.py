@@ -24,6 +24,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import IO, TYPE_CHECKING
 
 from kafka_sink.errors import ExecutorDisconnectedError
@@ -223,14 +224,12 @@ def executor_socket(environ: Mapping[str, str] = os.environ, descriptors: str = 
 
 
 def _infile_of_worker() -> IO[bytes] | None:
-    frame = sys._getframe()
+    frame: FrameType | None = sys._getframe()
     while frame is not None:
         code = frame.f_code
         if code.co_name == "main" and code.co_filename.replace(os.sep, "/").endswith(_WORKER_FILE):
             found: IO[bytes] | None = frame.f_locals.get("infile")
             return found
-        if frame.f_back is None:
-            break
         frame = frame.f_back
     return None
 

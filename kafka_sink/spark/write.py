@@ -35,6 +35,7 @@ from kafka_sink.spark.short_tracebacks import log_failure, message_of
 # Planning and commit import this module, too, and few writes use transactions.
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.sql.datasource import WriterCommitMessage
 
     from kafka_sink.dead_letters.rejected_rows import RejectedRows
     from kafka_sink.formats.planning import RowEncoding
@@ -43,9 +44,6 @@ if TYPE_CHECKING:
     from kafka_sink.transactions.decision import BatchIdentity
     from kafka_sink.transactions.planning import PlannedTransactions
     from kafka_sink.transactions.task_attempt import TaskAttempt
-
-if TYPE_CHECKING:
-    from pyspark.sql.datasource import WriterCommitMessage
 else:
     try:
         from pyspark.sql.datasource import WriterCommitMessage
@@ -333,8 +331,7 @@ class PlannedWrite:
 
     def _commit(self, messages: Sequence[WriterCommitMessage | None], batch_id: int | None) -> EndedWrite:
         self._end_attempts(batch_id)
-        results = _results(messages)
-        missing = len(messages) - len(results)
+        missing = sum(not isinstance(one, TaskCommitted) for one in messages)
         if missing:
             problem = (
                 f"{missing} of {len(messages)} tasks did not report what they wrote, so their rows cannot be "
@@ -389,10 +386,6 @@ class PlannedWrite:
         batch = self.micro_batch if batch_id is None else batch_id
         label = "a write" if batch is None else f"micro-batch {batch}"
         return DriverWaiting(self.options, self.name, step, label, lambda: self.coordinator.driver_address)
-
-
-def _results(messages: Sequence[WriterCommitMessage | None]) -> list[TaskResult]:
-    return [message.result for message in messages if isinstance(message, TaskCommitted)]
 
 
 def micro_batch_of(context: TaskContext) -> tuple[str, int]:
