@@ -33,11 +33,13 @@ CLUSTER_AUTHORIZATION_FAILED, COORDINATOR_LOAD_IN_PROGRESS = 31, 14
 def partitions(broker: LocalBroker, topic: str) -> dict[int, int]:
     """Replicas of each partition, with no creation on the way: of a list of all topics."""
     found = AdminClient({"bootstrap.servers": broker.bootstrap_servers}).list_topics(timeout=30).topics
-    return (
-        {number: len(one.replicas) for number, one in found[topic].partitions.items()}
-        if topic in found
-        else {}
-    )
+    known = found[topic].partitions if topic in found else {}
+    return {number: len(one.replicas) for number, one in known.items()}
+
+
+def assert_refused(cluster: LocalBroker | FakeCluster, topic: str, why: str, **more: str) -> None:
+    with pytest.raises(ConfigurationError, match=why):
+        prepare_topic(options(cluster.bootstrap_servers, topic, **more))
 
 
 def settled(broker: LocalBroker, topic: str) -> dict[int, int]:
@@ -47,12 +49,8 @@ def settled(broker: LocalBroker, topic: str) -> dict[int, int]:
 
 def test_topics_of_a_column_are_created_with_their_settings(broker: LocalBroker, topic: str) -> None:
     """Catches: ``topic.create`` only for the option ``topic``, and every setting left to the brokers."""
-    more = {
-        "topic.create": "true",
-        "topic.create.names": f"{topic}, {topic}-too",
-        "topic.partitions": "2",
-        "topic.config.retention.ms": "123000",
-    }
+    more = {"topic.create": "true", "topic.create.names": f"{topic}, {topic}-too"}
+    more |= {"topic.partitions": "2", "topic.config.retention.ms": "123000"}
     prepare_topic(parse({"kafka.bootstrap.servers": broker.bootstrap_servers, **more}).options)
     admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
     for name in (topic, f"{topic}-too"):
@@ -66,8 +64,8 @@ def test_a_refusal_by_brokers_is_raised_with_their_reason(broker: LocalBroker, t
         ({"topic_config_retention_ms": "soon"}, r"retention\.ms.*topic\.config\.\*"),
         ({"topic_replication_factor": "3"}, r"(?i:replication).*topic\.rep"),
     ):
-        with pytest.raises(ConfigurationError, match=rf"'{topic}' could not be created: .*{reason}"):
-            prepare_topic(options(broker.bootstrap_servers, topic, topic_create="true", **wrong))
+        why = rf"'{topic}' could not be created: .*{reason}"
+        assert_refused(broker, topic, why, topic_create="true", **wrong)
     assert partitions(broker, topic) == {}
 
 
@@ -88,32 +86,26 @@ def test_by_default_it_gets_what_the_broker_has_as_defaults(broker: LocalBroker,
 _BEFORE_2_4 = {CREATE_TOPICS: (0, 3)}
 
 
-# What the options set, what a broker without defaults for creation is asked for, and what is created.
-@pytest.mark.parametrize(
-    ("given", "asked_for", "created"),
-    [
+def test_brokers_without_defaults_are_asked_only_for_numbers_that_no_option_sets(topic: str) -> None:
+    for given, asked_for, created in (
         ({}, ["default.replication.factor", "num.partitions"], (4, 1)),
         ({"topic_partitions": "2"}, ["default.replication.factor"], (2, 1)),
-    ],
-)
-def test_brokers_without_defaults_are_asked_only_for_numbers_that_no_option_sets(
-    topic: str, given: dict[str, str], asked_for: list[str], created: tuple[int, int]
-) -> None:
-    with FakeCluster(versions=_BEFORE_2_4) as old:
-        prepare_topic(options(old.bootstrap_servers, topic, topic_create="true", **given))
-        (request,) = old.received(CREATE_TOPICS)
-        (asked,) = request.body.topics
-        assert (asked.num_partitions, asked.replication_factor) == created
-        (question,) = old.received(DESCRIBE_CONFIGS)
-        assert sorted(question.body.resources[0].configuration_keys) == asked_for
+    ):
+        with FakeCluster(versions=_BEFORE_2_4) as old:
+            prepare_topic(options(old.bootstrap_servers, topic, topic_create="true", **given))
+            (request,) = old.received(CREATE_TOPICS)
+            (asked,) = request.body.topics
+            assert (asked.num_partitions, asked.replication_factor) == created
+            (question,) = old.received(DESCRIBE_CONFIGS)
+            assert sorted(question.body.resources[0].configuration_keys) == asked_for
 
 
 def test_a_login_that_may_not_read_brokers_settings_must_set_both_numbers(topic: str) -> None:
     with FakeCluster(versions=_BEFORE_2_4) as old, FakeCluster() as new:
         for cluster in (old, new):
             cluster.script(DESCRIBE_CONFIGS, error(CLUSTER_AUTHORIZATION_FAILED))
-        with pytest.raises(ConfigurationError, match=r"Set topic\.partitions and topic\.replication\.factor"):
-            prepare_topic(options(old.bootstrap_servers, topic, topic_create="true"))
+        why = r"Set topic\.partitions and topic\.replication\.factor"
+        assert_refused(old, topic, why, topic_create="true")
         assert not old.received(CREATE_TOPICS)
         # Newer brokers are not asked.
         prepare_topic(options(new.bootstrap_servers, topic, topic_create="true"))
@@ -153,18 +145,14 @@ def test_a_missing_topic_is_an_error_where_brokers_may_not_create_it(broker: Loc
 
 def test_where_brokers_do_not_create_it_planning_says_so(topic: str) -> None:
     with FakeCluster({"another": 1}) as cluster:
-        given = options(cluster.bootstrap_servers, topic, kafka_max_block_ms="700")
-        with pytest.raises(ConfigurationError, match=rf"no topic '{topic}' .*auto\.create\.topics\.enable"):
-            prepare_topic(given)
+        why = rf"no topic '{topic}' .*auto\.create\.topics\.enable"
+        assert_refused(cluster, topic, why, kafka_max_block_ms="700")
 
 
 def test_a_topic_that_may_not_be_used_is_named_with_the_reason(topic: str) -> None:
     with FakeCluster({topic: 1}) as cluster:
         cluster.script(METADATA, *[error(TOPIC_AUTHORIZATION_FAILED)] * 20)
-        with pytest.raises(
-            ConfigurationError, match=rf"'{topic}' cannot be used: .*(?i:authorization failed)"
-        ):
-            prepare_topic(options(cluster.bootstrap_servers, topic))
+        assert_refused(cluster, topic, rf"'{topic}' cannot be used: .*(?i:authorization failed)")
     with FakeCluster({topic: 1}) as cluster:
         # One without leaders is there.
         cluster.script(METADATA, *[error(LEADER_NOT_AVAILABLE)] * 20)
@@ -174,10 +162,7 @@ def test_a_topic_that_may_not_be_used_is_named_with_the_reason(topic: str) -> No
 def test_a_login_without_the_right_to_write_idempotently_gets_an_error_that_names_it(topic: str) -> None:
     with FakeCluster({topic: 1}) as cluster:
         cluster.script(INIT_PRODUCER_ID, error(CLUSTER_AUTHORIZATION_FAILED))
-        with pytest.raises(
-            ConfigurationError, match=r"IDEMPOTENT_WRITE on the cluster or WRITE on the topic"
-        ):
-            prepare_topic(options(cluster.bootstrap_servers, topic))
+        assert_refused(cluster, topic, "IDEMPOTENT_WRITE on the cluster or WRITE on the topic")
         cluster.script(INIT_PRODUCER_ID, error(COORDINATOR_LOAD_IN_PROGRESS))
         prepare_topic(options(cluster.bootstrap_servers, topic))
         asked = len(cluster.received(INIT_PRODUCER_ID))
@@ -200,14 +185,12 @@ def test_without_a_topic_brokers_must_be_reached_all_the_same(broker: LocalBroke
 
 def test_a_missing_dead_letter_topic_is_found_at_planning() -> None:
     with FakeCluster({"there": 1}) as cluster:
-        wanted = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": "dead-letters"}
-        more = {"kafka.allow.auto.create.topics": "false", "kafka.max.block.ms": "700"}
-        given = options(cluster.bootstrap_servers, "there", **wanted, **more)
-        text = r"Option 'errors\.deadletterqueue\.topic\.name': there is no topic 'dead-letters'"
-        with pytest.raises(ConfigurationError, match=text):
-            prepare_topic(given)
+        more = {"errors_tolerance": "all", "errors_deadletterqueue_topic_name": "dead-letters"}
+        more |= {"kafka_allow_auto_create_topics": "false", "kafka_max_block_ms": "700"}
+        why = r"Option 'errors\.deadletterqueue\.topic\.name': there is no topic 'dead-letters'"
+        assert_refused(cluster, "there", why, **more)
         cluster.create_topic("dead-letters", 1)
-        prepare_topic(given)
+        prepare_topic(options(cluster.bootstrap_servers, "there", **more))
 
 
 def test_the_dead_letter_topic_shares_the_wait_of_the_topic(topic: str) -> None:

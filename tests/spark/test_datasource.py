@@ -28,6 +28,7 @@ from kafka_sink.spark.datasource import KafkaChunkedDataSource
 from tests.support.ports import refusing_port
 
 pytestmark = pytest.mark.usefixtures("bare_logging")
+GIVEN = {"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "t", "kafka.max.block.ms": "100"}
 VALUE: dict[str, DataType] = {"value": StringType()}
 COLUMNS: dict[str, tuple[dict[str, DataType], str]] = {
     "no value": ({"data": StringType()}, r"among the columns data: rename one to 'value'"),
@@ -82,9 +83,8 @@ MISTAKES: dict[str, tuple[dict[str, DataType], dict[str, str], str]] = {
 def test_the_last_line_of_the_log_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     for mistake, (columns, options, pattern) in MISTAKES.items():
         schema = StructType([StructField(name, kind) for name, kind in columns.items()])
-        given = {"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "t", "kafka.max.block.ms": "100"}
         with pytest.raises(KafkaSinkError) as caught:
-            KafkaChunkedDataSource(given | options).writer(schema, False)
+            KafkaChunkedDataSource(GIVEN | options).writer(schema, False)
         (line,) = capsys.readouterr().err.splitlines()
         assert re.search(rf"^\S+ \S+ ERROR kafka_sink: kafka-chunked: .*{pattern}", line), mistake
         assert line.endswith(str(caught.value)), mistake
@@ -95,12 +95,8 @@ def test_a_stream_is_named_by_its_checkpoint_and_overwriting_is_refused(
 ) -> None:
     schema = StructType([StructField("value", BinaryType()), StructField("timestamp", TimestampType())])
     with refusing_port() as port:
-        given = {
-            "kafka.bootstrap.servers": f"127.0.0.1:{port}",
-            "topic": "t",
-            "kafka.max.block.ms": "100",
-            "checkpointlocation": "/data/checkpoints/orders",
-        }
+        given = GIVEN | {"kafka.bootstrap.servers": f"127.0.0.1:{port}"}
+        given["checkpointlocation"] = "/data/checkpoints/orders"
         with pytest.raises(KafkaSinkError):
             KafkaChunkedDataSource(given).streamWriter(schema, False)
     last = capsys.readouterr().err.splitlines()[-1]

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
@@ -35,19 +36,23 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
         yield jvm, worker
 
 
-def close(jvm: socket.socket) -> None:
-    jvm.close()
-
-
 def half_close(jvm: socket.socket) -> None:
     """As BasePythonRunner does where it fails to read the rows it is to pass on."""
     jvm.shutdown(socket.SHUT_WR)
 
 
+def open_descriptors() -> set[str]:
+    return set(os.listdir("/dev/fd"))
+
+
+def one_batch() -> pa.RecordBatch:
+    return pa.record_batch({"value": pa.array(["a"])})
+
+
 @pytest.mark.parametrize("unread", [b"", b"rows"], ids=["nothing_unread", "rows_unread"])
 # Where a response is unread, TCP answers with a reset.
 @pytest.mark.parametrize("response", [b"", b"a response"], ids=["", "response_unread"])
-@pytest.mark.parametrize("hang_up", [close, half_close])
+@pytest.mark.parametrize("hang_up", [socket.socket.close, half_close])
 def test_a_hang_up_is_noticed_at_once_also_behind_unread_rows(
     pair: Pair, hang_up: Callable[[socket.socket], None], response: bytes, unread: bytes
 ) -> None:
@@ -74,13 +79,13 @@ def test_a_hang_up_is_noticed_at_once_also_behind_unread_rows(
 def test_the_watch_ends_with_the_task_and_leaves_nothing_open(pair: Pair) -> None:
     """Catches: a poll that goes on holds the socket, so that the JVM does not see its end."""
     jvm, worker = pair
-    with watched(worker.fileno(), lambda _: None):
-        """Starts the thread, which keeps a pipe."""
-    before = set(os.listdir("/dev/fd"))
     causes: list[Exception] = []
     with watched(worker.fileno(), causes.append):
+        """Starts the thread, which keeps a pipe."""
+    before = open_descriptors()
+    with watched(worker.fileno(), causes.append):
         """Does nothing."""
-    assert set(os.listdir("/dev/fd")) <= before
+    assert open_descriptors() <= before
     worker.close()
     jvm.settimeout(PATIENCE_S)
     assert jvm.recv(1) == b""
@@ -133,19 +138,27 @@ def test_a_watch_that_cannot_start_is_started_by_the_next_task(
     """Catches: a process at its limit of threads once noticed no hang-up any more, and kept descriptors."""
     jvm, worker = pair
     watcher, noticed = Watcher(), threading.Event()
-    before = set(os.listdir("/dev/fd"))
+    before = open_descriptors()
+    no_thread = Mock(side_effect=RuntimeError("can't start new thread"))
     with monkeypatch.context() as limited:
-        limited.setattr(threading.Thread, "start", lambda _: raises(RuntimeError("can't start new thread")))
+        limited.setattr(threading.Thread, "start", no_thread)
         with pytest.raises(RuntimeError):
             watcher.add(worker.fileno(), lambda _: noticed.set())
-    assert set(os.listdir("/dev/fd")) <= before
+    assert open_descriptors() <= before
     watcher.add(worker.fileno(), lambda _: noticed.set())
     jvm.close()
     assert noticed.wait(PATIENCE_S)
 
 
-def raises(error: Exception) -> None:
-    raise error
+def is_open(descriptor: int) -> bool:
+    try:
+        return bool(os.fstat(descriptor))
+    except OSError:
+        return False
+
+
+def watches() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "kafka-chunked-executor-watch"]
 
 
 @pytest.mark.parametrize("is_busy", [False, True], ids=["idle", "busy"])
@@ -189,25 +202,12 @@ def test_without_a_socket_nothing_is_watched_and_rows_pass_as_they_are() -> None
     assert list(acknowledged(iter([1, 2]), None)) == [1, 2]  # type: ignore[list-item]
 
 
-def is_open(descriptor: int) -> bool:
-    try:
-        os.fstat(descriptor)
-    except OSError:
-        return False
-    return True
-
-
-def watches() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "kafka-chunked-executor-watch"]
-
-
 @pytest.mark.parametrize(("ended", "hangs_up"), [(True, False), (True, True), (False, True)])
 def test_rows_end_only_where_spark_said_so(pair: Pair, *, hangs_up: bool, ended: bool) -> None:
     jvm, worker = pair
-    batch = pa.record_batch({"value": pa.array(["a"])})
     sink = jvm.makefile("wb")
-    stream = pa.RecordBatchStreamWriter(sink, batch.schema)
-    stream.write_batch(batch)
+    stream = pa.RecordBatchStreamWriter(sink, one_batch().schema)
+    stream.write_batch(one_batch())
     if ended:
         stream.close()
     sink.flush()
@@ -228,10 +228,9 @@ def test_rows_end_only_where_spark_said_so(pair: Pair, *, hangs_up: bool, ended:
 def test_a_stream_that_spark_broke_off_is_spark_s_failure(pair: Pair, sent: int) -> None:
     """Catches: "ArrowInvalid: Tried reading schema message" as the last line of a job with a bad CAST."""
     jvm, worker = pair
-    with pa.BufferOutputStream() as whole:
-        batch = pa.record_batch({"value": pa.array(["a"])})
-        with pa.RecordBatchStreamWriter(whole, batch.schema) as stream:
-            stream.write_batch(batch)
+    whole = pa.BufferOutputStream()
+    with pa.RecordBatchStreamWriter(whole, one_batch().schema) as stream:
+        stream.write_batch(one_batch())
     jvm.sendall(whole.getvalue()[:sent])
     jvm.close()
 
@@ -250,13 +249,12 @@ def test_rows_are_acknowledged_before_the_kernel_would(pair: Pair) -> None:
     _, worker = pair
     is_tcp = worker.family == socket.AF_INET
     option = socket.IPPROTO_TCP, socket.TCP_QUICKACK
-    before = set(os.listdir("/dev/fd"))
+    before = open_descriptors()
     at_first: list[int] = []
 
     def batches() -> Iterator[pa.RecordBatch]:
         at_first.append(is_tcp and worker.getsockopt(*option))
-        for row in "ab":
-            yield pa.record_batch({"value": pa.array([row])})
+        yield from (one_batch(), one_batch())
 
     if is_tcp:
         worker.setsockopt(*option, 0)
@@ -268,7 +266,7 @@ def test_rows_are_acknowledged_before_the_kernel_would(pair: Pair) -> None:
         assert not is_tcp or worker.getsockopt(*option)
         assert at_first == [is_tcp], "also what comes before the first rows"
     assert next(rows, None) is None
-    assert set(os.listdir("/dev/fd")) <= before
+    assert open_descriptors() <= before
 
 
 def test_a_default_timeout_does_not_change_the_workers_socket(pair: Pair) -> None:
@@ -277,7 +275,7 @@ def test_a_default_timeout_does_not_change_the_workers_socket(pair: Pair) -> Non
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(30)
     try:
-        rows = acknowledged(iter([pa.record_batch({"value": pa.array(["a"])})]), worker.fileno())
+        rows = acknowledged(iter([one_batch()]), worker.fileno())
         assert next(rows).num_rows == 1
         assert os.get_blocking(worker.fileno())
         assert in_a_worker(io.BytesIO(), {"PYTHON_WORKER_FACTORY_PORT": "1"}) is None
@@ -301,17 +299,16 @@ def in_a_worker(
     return found
 
 
-def test_a_worker_of_the_daemon_reads_rows_from_its_infile(pair: Pair) -> None:
+def test_a_worker_of_the_daemon_reads_rows_from_its_infile_and_others_from_what_they_connected_to(
+    pair: Pair,
+) -> None:
     _, worker = pair
     with os.fdopen(os.dup(worker.fileno()), "rb") as infile:
         assert in_a_worker(infile) == infile.fileno()
-
-
-def test_a_worker_without_daemon_finds_what_it_connected_to() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         environ = {"PYTHON_WORKER_FACTORY_PORT": str(server.getsockname()[1])}
-        with socket.create_connection(server.getsockname()) as worker, worker.makefile("rwb") as infile:
-            assert in_a_worker(infile, environ) == worker.fileno()
+        with socket.create_connection(server.getsockname()) as other, other.makefile("rwb") as both_ways:
+            assert in_a_worker(both_ways, environ) == other.fileno()
 
 
 @pytest.mark.usefixtures("in_tmp_path")
