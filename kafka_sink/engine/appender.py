@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Callable, Container, Iterator, Sequence, Set
-from copy import copy
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from kafka_sink.breaker.breaker import Breaker
 from kafka_sink.clock import BROKER, MEMORY, Clock, TaskActivity
 from kafka_sink.cluster.partition import Partition
 from kafka_sink.engine.accumulator import RecordAccumulator
@@ -45,23 +45,14 @@ _GROUP_BYTES = 65_536
 
 
 class MutedMemoryLimit:
-    """Used by the task's thread. Muted partitions may use ``limit_bytes`` of buffer.memory.
-
-    ``mutes`` gives the muted partitions and is false if there are none. ``explain`` says why one is muted.
-    """
+    """Used by the task's thread. Muted partitions may use ``limit_bytes`` of buffer.memory."""
 
     def __init__(
-        self,
-        accumulator: RecordAccumulator,
-        limit_bytes: int,
-        mutes: Callable[[], Container[TopicPartition]],
-        explain: Callable[[TopicPartition], str | None],
-        clock_ms: Clock,
+        self, accumulator: RecordAccumulator, limit_bytes: int, breaker: Breaker, clock_ms: Clock
     ) -> None:
-        self.mutes = mutes
+        self.breaker = breaker
         self._accumulator = accumulator
         self._limit_bytes = limit_bytes
-        self._explain = explain
         self._clock_ms = clock_ms
         self._said = False
 
@@ -82,14 +73,14 @@ class MutedMemoryLimit:
             if self._clock_ms() - started_ms >= timeout_ms:
                 raise DeliveryError(
                     f"rows for {partition} waited kafka.delivery.timeout.ms = {timeout_ms:.0f} ms for a "
-                    f"muted partition: {self._explain(partition)}"
+                    f"muted partition: {self.breaker.explain(partition)}"
                 )
             self._accumulator.await_change(_CHECK_MS / 1000)
             check()
         return taken
 
     def _may_go(self, needs: Sequence[tuple[TopicPartition, int]]) -> int:
-        mutes = self.mutes()
+        mutes = self.breaker.mutes
         if not mutes:
             self._said = False
             return len(needs)
@@ -115,7 +106,7 @@ class MutedMemoryLimit:
             "meanwhile; rows of one key are then in several partitions",
             partition,
             self._limit_bytes,
-            self._explain(partition),
+            self.breaker.explain(partition),
             self._accumulator.options.delivery_timeout_ms,
         )
 
@@ -365,27 +356,21 @@ class RecordAppender:
         wake_sender: Callable[[], None],
         muted_memory_limit: MutedMemoryLimit | None = None,
         activity: TaskActivity | None = None,
+        dead_letter_memory: BufferAllocator | None = None,
     ) -> None:
+        """``dead_letter_memory``: of an appender of dead letters, on the same thread. So they can be written
+        while another appender waits for memory that rejected rows hold."""
         self._activity = TaskActivity(clock_ms) if activity is None else activity
         self.encode_ms = 0.0
         self.pool_wait_ms = 0.0
         self._accumulator = accumulator
-        self._allocator = accumulator.allocator
-        self._dead_letters = False
+        self._allocator = dead_letter_memory or accumulator.allocator
+        self._dead_letters = dead_letter_memory is not None
         self._clock_ms = clock_ms
         self._wake_sender = wake_sender
         self._muted_memory_limit = muted_memory_limit
         # Of max.block.ms, what the present rows' wait for metadata has taken.
         self._waited_ms = 0.0
-
-    def for_dead_letters(self, allocator: BufferAllocator) -> RecordAppender:
-        """An appender of dead letters, on the same thread. They have memory of their own, so that they can be
-        written while this appender waits for memory that rejected rows hold."""
-        found = copy(self)
-        found._allocator = allocator
-        found._dead_letters = True
-        found._muted_memory_limit = None
-        return found
 
     def append(self, ordered: OrderedRows, check: Callable[[], object], waited_ms: float = 0.0) -> None:
         """Take all rows, waiting up to max.block.ms for memory where it is short.
@@ -398,7 +383,7 @@ class RecordAppender:
         """
         self._waited_ms = waited_ms
         limit, count = self._muted_memory_limit, len(ordered.partitions)
-        mutes = () if limit is None else limit.mutes()
+        mutes = () if limit is None else limit.breaker.mutes
         if limit is None or not mutes:
             self._append_runs(ordered, 0, count, check)
             return

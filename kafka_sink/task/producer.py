@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
 import pyarrow as pa
@@ -55,7 +53,7 @@ from kafka_sink.rows.columns import RowBatch, extract
 from kafka_sink.rows.ordering import partitions_needed, rows_larger_than
 from kafka_sink.rows.partitioner import Partitioner
 from kafka_sink.task.rate_limit import RateLimit, limits_of
-from kafka_sink.task.report import TaskReporter
+from kafka_sink.task.report import RunningTask
 
 _log = logging.getLogger(__name__)
 _CLOSE_TIMEOUT_MS = 5000.0
@@ -89,49 +87,44 @@ class WorkerParts:
     """What outlives a task in a worker: connections, metadata, memory and the sender, of one option set."""
 
     def __init__(self, options: SinkOptions) -> None:
-        self.activity = TaskActivity(monotonic_ms)
-        self.network = NetworkClient(options, monotonic_ms)
-        self.cluster = ClusterMetadata(options, monotonic_ms, self.network)
-        self.rack = ClientRack(options.client_rack, self.cluster.nodes, os.environ)
-        strategy, size = options.buffer_memory_allocation_strategy, options.batch_size
-        self.allocator = POOLS.allocator(strategy, options.buffer_memory, size)
-        self.accumulator = RecordAccumulator(options, self.allocator, repr(options.bootstrap_servers))
+        activity = self.activity = TaskActivity(monotonic_ms)
+        network = self.network = NetworkClient(options, monotonic_ms)
+        cluster = self.cluster = ClusterMetadata(options, monotonic_ms, network)
+        self.rack = ClientRack(options.client_rack, cluster.nodes, os.environ)
+        memory, size = options.buffer_memory, options.batch_size
+        self.allocator = POOLS.allocator(options.buffer_memory_allocation_strategy, memory, size)
+        accumulator = self.accumulator = RecordAccumulator(
+            options, self.allocator, repr(options.bootstrap_servers)
+        )
         # Read without the accumulator's lock: a partition stays once it is there.
-        find = self.accumulator.partitions.get
-        manager = CircuitBreakManager(self.cluster, options.breaker.mute_retry_interval_ms, find)
+        find = accumulator.partitions.get
+        manager = CircuitBreakManager(cluster, options.breaker.mute_retry_interval_ms, find)
         breaker = self.breaker = Breaker(load_breaker(options), manager)
-        muted_bytes = options.buffer_memory * options.breaker.muted_buffer_perc // 100
-        limit = MutedMemoryLimit(
-            self.accumulator, muted_bytes, lambda: breaker.mutes, breaker.explain, monotonic_ms
-        )
         backoff = ExponentialBackoff(options.retry_backoff_ms, options.retry_backoff_max_ms, RANDOM.random)
-        self.identity: ProducerIdentity | None = None
+        identity: ProducerIdentity | None = None
         if options.exactly_once:
-            self.identity = TransactionalIdentity(backoff)
+            identity = TransactionalIdentity(backoff)
         elif options.enable_idempotence:
-            self.identity = ProducerIdentity(backoff)
-        self.telemetry: ClientTelemetry | None = None
+            identity = ProducerIdentity(backoff)
+        self.identity = identity
+        telemetry: ClientTelemetry | None = None
         if options.enable_metrics_push:
-            timeout_ms = options.request_timeout_ms
-            self.telemetry = ClientTelemetry(self.network, self.cluster, timeout_ms, self._resource)
+            telemetry = ClientTelemetry(network, cluster, options.request_timeout_ms, self._resource)
+        self.telemetry = telemetry
         self.sender = Sender(
-            options,
-            self.accumulator,
-            self.cluster,
-            self.network,
-            self.identity,
-            breaker,
-            monotonic_ms,
-            self.telemetry,
+            options, accumulator, cluster, network, identity, breaker, monotonic_ms, telemetry
         )
-        wakeup = self.network.wakeup
-        self.appender = RecordAppender(
-            self.accumulator, monotonic_ms, wakeup, None if breaker.is_off else limit, self.activity
-        )
-        # For dead letters: rows that brokers reject may hold all of buffer.memory until they are written.
+        limit: MutedMemoryLimit | None = None
+        if not breaker.is_off:
+            muted_bytes = memory * options.breaker.muted_buffer_perc // 100
+            limit = MutedMemoryLimit(accumulator, muted_bytes, breaker, monotonic_ms)
+        self.appender = RecordAppender(accumulator, monotonic_ms, network.wakeup, limit, activity)
+        # Rows that brokers reject may hold all of buffer.memory until their dead letters are written.
         pool = BufferPool(_DEAD_LETTER_MEMORY_BYTES, chunk_size(size), clock_ms=monotonic_ms)
         self.dead_letter_memory = BufferAllocator(pool, min(size, _DEAD_LETTER_MEMORY_BYTES // 4))
-        self.dead_letter_appender = self.appender.for_dead_letters(self.dead_letter_memory)
+        self.dead_letter_appender = RecordAppender(
+            accumulator, monotonic_ms, network.wakeup, None, activity, self.dead_letter_memory
+        )
 
     def _resource(self) -> dict[str, str]:
         transactional_id = None if self.identity is None else self.identity.transactional_id
@@ -150,25 +143,6 @@ class WorkerParts:
         """Free memory goes back to the system."""
         self.allocator.rest()
         self.dead_letter_memory.rest()
-
-
-@dataclass(slots=True)
-class _TaskParts:
-    """What one task owns. ``dead_letters``: of its rows that cannot be written.
-
-    ``check`` is what the task does while it waits with rows: it fails if others have failed, and it writes
-    dead letters, as the rows that brokers rejected may hold the memory that it waits for.
-    """
-
-    dead_letters: DeadLetters | None
-    check: Callable[[], None]
-    reporter: TaskReporter
-    rows: int = 0
-    # Apart, as the thread that reads a task's rows rejects some while the task's thread sends others.
-    rejected_rows: int = 0
-    largest_record: int = 0
-    metadata_wait_ms: float = 0.0
-    latest_metadata_wait_ms: float = 0.0
 
 
 class Producer:
@@ -209,7 +183,7 @@ class Producer:
         self.sender.start()
         LIVE_PRODUCERS[id(self)] = self
 
-    def _new_task(self, task: TaskIdentity) -> _TaskParts:
+    def _new_task(self, task: TaskIdentity) -> RunningTask:
         options, dead_letters, check = self.options, None, self.check
         if options.errors_tolerance != "none":
             topic, max_rows = options.errors_deadletterqueue_topic_name, options.errors_max
@@ -223,8 +197,7 @@ class Producer:
                 writer.write()
 
         self.sender.begin(dead_letters)
-        reporter = TaskReporter(self._parts, dead_letters, self._rate_limit, monotonic_ms)
-        return _TaskParts(dead_letters, check, reporter)
+        return RunningTask(self._parts, dead_letters, check, self._rate_limit, monotonic_ms)
 
     def begin(
         self,
@@ -252,7 +225,6 @@ class Producer:
         parts.allocator.begin()
         parts.dead_letter_memory.begin()
         parts.accumulator.flushing = False
-        parts.appender.encode_ms = parts.appender.pool_wait_ms = 0.0
         self._task = self._new_task(task)
         self._writes.begin(task.write or None, task.stage)
         if self._reports is not None and task.write:
@@ -270,7 +242,7 @@ class Producer:
         if not isinstance(identity, TransactionalIdentity):
             raise ValueError("this producer writes without transactions")
         identity.adopt(transactional_id, producer_id, epoch, adds_partitions=adds_partitions)
-        self._task.reporter.transaction_since_ms = monotonic_ms()
+        self._task.transaction_since_ms = monotonic_ms()
 
     def _use_coordinator(self, address: CoordinatorAddress | None) -> None:
         """Work with the coordinator at this address from now on, or without one."""
@@ -406,7 +378,7 @@ class Producer:
             task.latest_metadata_wait_ms = monotonic_ms() - started_ms
             task.metadata_wait_ms += task.latest_metadata_wait_ms
         if breaker.awaits_mutes:
-            breaker.await_mutes(task.reporter.started_ms + HINT_WAIT_MS - monotonic_ms(), self.check)
+            breaker.await_mutes(task.started_ms + HINT_WAIT_MS - monotonic_ms(), self.check)
         muted = breaker.mutes
         if muted and self._partitioner.chooses(rows.key, rows.partition)[0]:
             breaker.table.note_free_rows(rows.topics)
@@ -441,7 +413,7 @@ class Producer:
         started = monotonic_ms()
         self.flush()
         task = self._task
-        counts = task.reporter.counts()
+        counts = task.counts()
         rows, accounted = task.rows + task.rejected_rows, counts["records"] + counts["unconfirmed"]
         if accounted + counts["skipped"] != rows:
             # No row may be lost in silence. No known path leads here.
@@ -452,7 +424,7 @@ class Producer:
         return TaskResult(
             **counts,
             partitions=self.accumulator.deliveries.partitions(),
-            elapsed_ms=now - task.reporter.started_ms,
+            elapsed_ms=now - task.started_ms,
             flush_ms=now - started,
             metrics=self.metrics(),
             skip_reasons={} if task.dead_letters is None else task.dead_letters.reasons(),
@@ -526,18 +498,18 @@ class Producer:
     def _send_last_report(self, channel: ReportChannel, *, failed: bool = False) -> None:
         """The task's last report, while its counts are there."""
         if channel.identity is not None:
-            channel.end(self._task.reporter.read(channel.identity, done=True, failed=failed))
+            channel.end(self._task.read(channel.identity, done=True, failed=failed))
 
     def report(self, identity: TaskIdentity) -> TaskReport:
         """What the live view shows of the present task. Any thread."""
-        return self._task.reporter.read(identity)
+        return self._task.read(identity)
 
     def metrics(self) -> Metrics:
         """Metrics of the present task, or else of the last one, under Kafka's names: see docs/metrics.md."""
-        task, counts = self._task, self._task.reporter.counts()
+        task, counts = self._task, self._task.counts()
         pool, deliveries = self._parts.allocator.pool.metrics(), self.accumulator.deliveries.counts()
         return {
-            **task_metrics(pool, task.reporter.memory_before, deliveries),
+            **task_metrics(pool, task.memory_before, deliveries),
             "record-size-max": task.largest_record,
             # Of the brokers' last list of themselves, 0 before the first.
             "metadata-age": self.cluster.age_ms(monotonic_ms()) / 1000,

@@ -1,8 +1,8 @@
-"""What a task reports to the live view, read from the parts of its producer. Any thread."""
+"""What one task owns, and what it reports to the live view."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import reduce
 from itertools import islice
@@ -38,27 +38,34 @@ if TYPE_CHECKING:
 
 # What the sender counts itself.
 _OF_DELIVERIES = tuple(one.name for one in fields(Deliveries) if one.name in NAMES)
-
-
 # A broker that has answered later than this needs no look at the rows that wait for it.
 _QUIET_MS = 1000.0
 
 
-class TaskReporter:
-    """Of one task, from the parts of its worker that count; made when the task begins.
+class RunningTask:
+    """Made when the task begins. Any thread may read its counts, most of which are those of its worker's
+    parts, and its report.
 
-    ``transaction_since_ms`` is when the task's transaction was begun; None without one.
+    ``dead_letters``: of its rows that cannot be written. ``check`` is what the task does while it waits with
+    rows: it fails if others have failed, and it writes dead letters, as the rows that brokers rejected may
+    hold the memory that it waits for. ``transaction_since_ms`` is when the task's transaction was begun; None
+    without one.
     """
 
     def __init__(
         self,
         parts: WorkerParts,
         dead_letters: DeadLetters | None,
+        check: Callable[[], None],
         rate_limit: RateLimit | None,
         clock_ms: Clock,
     ) -> None:
+        self.dead_letters, self.check = dead_letters, check
+        self.rows = self.largest_record = 0
+        # Apart, as the thread that reads a task's rows rejects some while the task's thread sends others.
+        self.rejected_rows = 0
+        self.metadata_wait_ms = self.latest_metadata_wait_ms = 0.0
         self._parts = parts
-        self._dead_letters = dead_letters
         self._rate_limit = rate_limit
         self._clock_ms = clock_ms
         self.started_ms = clock_ms()
@@ -68,7 +75,7 @@ class TaskReporter:
         self.memory_before = parts.allocator.pool.metrics()
         self._before = self._of_all_tasks()
 
-    def _of_all_tasks(self) -> dict[str, int]:
+    def _of_all_tasks(self) -> dict[str, Number]:
         """Counts over the producer's life, by their names in ``TaskCounts``."""
         return {
             "buffer_exhausted": self._parts.allocator.pool.metrics().buffer_exhausted_total,
@@ -77,6 +84,8 @@ class TaskReporter:
             "metadata_fetches": self._parts.cluster.fetches,
             "breaker_trips": self._parts.breaker.manager.table.own_trips,
             "breaker_probes": self._parts.breaker.manager.table.probes,
+            "encode_ms": self._parts.appender.encode_ms,
+            "pool_wait_ms": self._parts.appender.pool_wait_ms,
         }
 
     def read(self, identity: TaskIdentity, *, done: bool = False, failed: bool = False) -> TaskReport:
@@ -102,7 +111,7 @@ class TaskReporter:
             brokers=self._brokers(now_ms, done=done),
             mutes=() if done else self._mutes(self._parts.breaker, now_ms),
             dead_letters=first_dead_letters(
-                {} if self._dead_letters is None else self._dead_letters.by_topic()
+                {} if self.dead_letters is None else self.dead_letters.by_topic()
             ),
             transaction_ms=None if began is None else max(0.0, now_ms - began),
             done=done,
@@ -120,10 +129,8 @@ class TaskReporter:
         return {
             **{name: getattr(counts, name) for name in _OF_DELIVERIES},
             **{name: value - before[name] for name, value in self._of_all_tasks().items()},
-            "skipped": 0 if self._dead_letters is None else self._dead_letters.rows,
+            "skipped": 0 if self.dead_letters is None else self.dead_letters.rows,
             "other_rack_bytes": other_rack_bytes,
-            "encode_ms": self._parts.appender.encode_ms,
-            "pool_wait_ms": self._parts.appender.pool_wait_ms,
             "rate_wait_ms": 0.0 if self._rate_limit is None else self._rate_limit.waited_ms,
             "transactions_begun": int(self.transaction_since_ms is not None),
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -58,10 +59,9 @@ class Bench:
         allocator = incremental_allocator(BufferPool(1 << 20, 128, clock_ms=lambda: self.now), 128)
         options = settings(batch_size=1_024, delivery_timeout_ms=1_000, compression_type=CompressionType.NONE)
         self.accumulator = RecordAccumulator(options, allocator)
-        self.share = MutedMemoryLimit(
-            self.accumulator, LIMIT, lambda: self.mutes, lambda p: f"{p} rests", lambda: self.now
-        )
-        self.appender = RecordAppender(self.accumulator, lambda: self.now, lambda: None, self.share)
+        breaker: Any = self
+        limit = MutedMemoryLimit(self.accumulator, LIMIT, breaker, lambda: self.now)
+        self.appender = RecordAppender(self.accumulator, lambda: self.now, lambda: None, limit)
         enqueue = self.accumulator.enqueue
 
         def noting(queue, batch):  # type: ignore[no-untyped-def]
@@ -69,6 +69,9 @@ class Bench:
             enqueue(queue, batch)
 
         self.accumulator.enqueue = noting  # type: ignore[method-assign]
+
+    def explain(self, partition: TopicPartition) -> str:
+        return f"{partition} rests"
 
     def append(self, one: OrderedRows, check: Callable[[], None] = lambda: None) -> None:
         self.appender.append(one, check)
