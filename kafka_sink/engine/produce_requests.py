@@ -13,6 +13,7 @@ from kafka_sink.cluster.partition import Partition
 from kafka_sink.engine.accumulator import RecordAccumulator
 from kafka_sink.engine.batch import BatchState, ProducerBatch
 from kafka_sink.engine.identity import ProducerIdentity
+from kafka_sink.engine.splitting import is_too_large, split
 from kafka_sink.model import TopicPartition
 from kafka_sink.network import apis, produce, requests
 from kafka_sink.network.broker_connection import BrokerConnection
@@ -31,15 +32,13 @@ def fill_request(
     queues: Sequence[Partition],
     max_bytes: int,
     may_send: Callable[[ProducerBatch], bool],
-    split_if_too_large: Callable[[ProducerBatch], bool] | None,
 ) -> list[ProducerBatch]:
     """Sealed batches for one request to a broker: one for each partition, ``max_bytes`` in total, and no more
     records than one batch may have: brokers may respond with a text for each.
 
     Only the first batch may exceed ``max_bytes``. An open batch is chosen by its estimated compressed size.
     Once it is sealed, its true size decides whether more batches fit or the last ones go back to their
-    queues. ``split_if_too_large`` may put the pieces of a batch into its queue instead; None where no broker
-    was found to take less than batch.size.
+    queues. One that its brokers would refuse as too large is split, and its pieces are in its queue then.
     """
     taken: dict[TopicPartition, ProducerBatch] = {}
     filled = records = 0
@@ -52,9 +51,10 @@ def fill_request(
         estimated = [batch for batch in more if batch.state is BatchState.CLOSED]
         for batch in estimated:
             batch.seal()
-        whole = more
-        if split_if_too_large is not None:
-            whole = [batch for batch in more if not split_if_too_large(batch)]
+        large = [batch for batch in more if is_too_large(batch)] if accumulator.any_learnt else []
+        for batch in large:
+            split(accumulator, batch)
+        whole = [batch for batch in more if batch not in large] if large else more
         for at, batch in enumerate(whole):
             size = batch.buffer.size
             records += batch.record_count
@@ -63,7 +63,7 @@ def fill_request(
                 return list(taken.values())
             taken[batch.partition] = batch
             filled += size
-        if not estimated and len(whole) == len(more):
+        if not (estimated or large):
             break
     return list(taken.values())
 

@@ -24,7 +24,7 @@ from kafka_sink.engine.batch import BatchState, ProducerBatch
 from kafka_sink.engine.deliveries import WrittenBatch
 from kafka_sink.engine.identity import ProducerIdentity
 from kafka_sink.engine.response_classifier import Action, AttemptFacts, Verdict
-from kafka_sink.engine.splitting import BatchSplitter, take_out
+from kafka_sink.engine.splitting import split, take_out
 from kafka_sink.errors import (
     BrokerRefusedError,
     DeliveryError,
@@ -80,7 +80,6 @@ class ResponseHandler:
         # Rejected batches that wait in their queues until there is room for their dead letters. They must not
         # be sent.
         self.waiting: dict[ProducerBatch, tuple[Sequence[int], Exception]] = {}
-        self.splitter = BatchSplitter(accumulator)
         # Responses after which a broker has all batches of its request, and takes the next at once.
         self.acknowledgements = 0
 
@@ -204,7 +203,7 @@ class ResponseHandler:
             # The response is late: the batch has failed before, and the task knows.
             self._accumulator.fail(batch, cause, taken=True)
         elif verdict.action is Action.SPLIT:
-            self.splitter.split(batch)
+            split(self._accumulator, batch)
         elif self._may_pass(batch, cause, now_ms):
             self._retry(batch, cause, verdict, now_ms)
         elif (
@@ -304,7 +303,7 @@ class ResponseHandler:
         """Make dead letters of these records. The others go on, with consecutive sequences."""
         if not positions and batch.record_count > 1:
             # The broker did not say which records are invalid. It will when each has a batch of its own.
-            self.splitter.split(batch)
+            split(self._accumulator, batch)
             return
         dead_letters = self.dead_letters
         assert dead_letters is not None

@@ -386,10 +386,7 @@ class Sender(threading.Thread):
             may_send = partial(identity.may_send, now_ms=now_ms)
         if broker.slow_starts:
             may_send = broker.limited(may_send, now_ms)
-        split = self._responses.splitter.split_if_too_large if self._accumulator.any_learnt else None
-        taken = fill_request(
-            self._accumulator, broker, queues, self._options.max_request_size, may_send, split
-        )
+        taken = fill_request(self._accumulator, broker, queues, self._options.max_request_size, may_send)
         if not taken:
             return False
         self._cluster.pinned = True

@@ -57,40 +57,35 @@ class TakenRecords:
         return True
 
 
-class BatchSplitter:
-    """Splits batches of one producer; used by the sender's thread."""
+def split(accumulator: RecordAccumulator, batch: ProducerBatch) -> None:
+    """The records of a batch that was surely not written, and that the sender has taken, go on in smaller
+    ones with consecutive sequences, none larger than what the topic's brokers are known to take."""
+    size, count, may_move = batch.size, batch.record_count, batch.may_move
+    pieces = split_batch(batch, batch.home.limits.largest_batch)
+    if _log.isEnabledFor(logging.DEBUG):
+        _log.debug(
+            "%s: split a batch of %d bytes and %d records into %d of %s bytes",
+            batch.partition,
+            size,
+            count,
+            len(pieces),
+            [piece.size for piece in pieces],
+        )
+    for piece in pieces:
+        piece.free = may_move
+    if batch.sequence is not NO_SEQUENCE:
+        batch.home.replaced(batch, pieces)
+    accumulator.deliveries.count(splits=1)
+    accumulator.reenqueue_split(batch, pieces)
 
-    def __init__(self, accumulator: RecordAccumulator) -> None:
-        self._accumulator = accumulator
 
-    def split(self, batch: ProducerBatch) -> None:
-        """The records of a batch that was surely not written go on in smaller ones with consecutive
-        sequences, none larger than what the topic's brokers are known to take."""
-        size, count, may_move = batch.size, batch.record_count, batch.may_move
-        pieces = split_batch(batch, batch.home.limits.largest_batch)
-        if _log.isEnabledFor(logging.DEBUG):
-            _log.debug(
-                "%s: split a batch of %d bytes and %d records into %d of %s bytes",
-                batch.partition,
-                size,
-                count,
-                len(pieces),
-                [piece.size for piece in pieces],
-            )
-        for piece in pieces:
-            piece.free = may_move
-        if batch.sequence is not NO_SEQUENCE:
-            batch.home.replaced(batch, pieces)
-        self._accumulator.deliveries.count(splits=1)
-        self._accumulator.reenqueue_split(batch, pieces)
-
-    def split_if_too_large(self, batch: ProducerBatch) -> bool:
-        """Split a batch that is about to be sent if it is larger than what its brokers are known to take."""
-        limit = batch.home.limits.learnt
-        if limit is None or batch.size <= limit or batch.record_count == 1 or batch.possibly_written:
-            return False
-        self.split(batch)
-        return True
+def is_too_large(batch: ProducerBatch) -> bool:
+    """Whether a batch that is about to be sent is to be split, as it is larger than what its brokers are
+    known to take."""
+    limit = batch.home.limits.learnt
+    if limit is None or batch.size <= limit:
+        return False
+    return batch.record_count > 1 and not batch.possibly_written
 
 
 def split_batch(batch: ProducerBatch, size_limit: int) -> list[ProducerBatch]:

@@ -122,9 +122,7 @@ class Bench:
         """The broker takes all that is ready."""
         while ready := self.accumulator.ready(self.brokers.led_by(lambda p: p.partition), 1e6)[0]:
             for broker, queues in ready.items():
-                for batch in fill_request(
-                    self.accumulator, broker, queues, 1 << 30, lambda batch: True, None
-                ):
+                for batch in fill_request(self.accumulator, broker, queues, 1 << 30, lambda batch: True):
                     batch.move_to(BatchState.IN_FLIGHT)
                     self.sent.append(batch.size)
                     self.accumulator.complete([(batch, 0, -1)])

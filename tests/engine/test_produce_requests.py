@@ -48,8 +48,7 @@ class Bench:
         if not ready:
             return []
         queues = ready[self.broker]
-        may_send, stays = (lambda _: True), (lambda _: False)
-        taken = fill_request(self.accumulator, self.broker, queues, MAX_REQUEST_BYTES, may_send, stays)
+        taken = fill_request(self.accumulator, self.broker, queues, MAX_REQUEST_BYTES, lambda _: True)
         for batch in taken:
             batch.move_to(BatchState.IN_FLIGHT)
         return taken

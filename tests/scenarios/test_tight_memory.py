@@ -20,7 +20,7 @@ from kafka_sink.engine.accumulator import RecordAccumulator
 from kafka_sink.engine.appender import RecordAppender
 from kafka_sink.engine.batch import BatchState, ProducerBatch
 from kafka_sink.engine.produce_requests import fill_request
-from kafka_sink.engine.splitting import BatchSplitter, take_out
+from kafka_sink.engine.splitting import split, take_out
 from kafka_sink.memory.allocator import chunk_size
 from kafka_sink.memory.pool import BufferPool
 from kafka_sink.model import CompressionType, PartitionMetadata, TopicMetadata
@@ -102,7 +102,6 @@ class Task:
         )
         self.appender = RecordAppender(self.accumulator, lambda: 0.0, lambda: None)
         self.brokers = Brokers()
-        self.splitter = BatchSplitter(self.accumulator)
         self.written: dict[int, list[bytes]] = {number: [] for number in range(PARTITIONS)}
         self.dead_letters: list[bytes] = []
         self.too_large = self.unit_bytes = self.sent = 0
@@ -163,14 +162,7 @@ class Task:
         leader = self.brokers.led_by(lambda p: p.partition % 2)
         while brokers := self.accumulator.ready(leader, 0.0)[0]:
             for broker, queues in brokers.items():
-                for batch in fill_request(
-                    self.accumulator,
-                    broker,
-                    queues,
-                    200_000,
-                    lambda batch: True,
-                    self.splitter.split_if_too_large,
-                ):
+                for batch in fill_request(self.accumulator, broker, queues, 200_000, lambda batch: True):
                     batch.write_header()
                     batch.move_to(BatchState.IN_FLIGHT)
                     batch.attempts += 1
@@ -185,7 +177,7 @@ class Task:
             self.too_large += batch.record_count > 1
             if batch.record_count > 1:
                 self.accumulator.note_too_large(batch)
-                self.splitter.split(batch)
+                split(self.accumulator, batch)
             else:
                 self.take_out(batch, [0])
             return

@@ -238,7 +238,6 @@ class Model:
                 queues,
                 4_000,
                 lambda batch: self.identity.may_send(batch, self.now),
-                self.responses.splitter.split_if_too_large,
             )
             if not taken:
                 continue
