@@ -12,12 +12,14 @@ from tests.support.lifecycle_model import DELIVERY_TIMEOUT_MS, Model
 
 NOT_LEADER = 6
 REQUEST_TIMED_OUT = 7
-MESSAGE_TOO_LARGE = 10
 OUT_OF_ORDER = 45
 
 
+Lines = Callable[[], list[str]]
+
+
 @pytest.fixture
-def lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+def lines(caplog: pytest.LogCaptureFixture) -> Lines:
     """The DEBUG lines so far."""
     for part in ("engine", "cluster.broker"):
         caplog.set_level(logging.DEBUG, logger=f"kafka_sink.{part}")
@@ -38,22 +40,25 @@ def _refused(model: Model, code: int) -> None:
     model.respond(0)
 
 
-def test_a_request_is_logged_with_its_broker_batches_and_bytes(lines: Callable[[], list[str]]) -> None:
+def test_what_happens_to_a_batch_is_logged_with_its_facts(lines: Lines) -> None:
+    """A request's broker, batches and bytes; a retry's error, attempt, backoff and whether it may be written;
+    what a batch expired of."""
     model = _sent()
     (request,) = model.pending
     size = sum(len(view) for views in request.views.values() for view in views)
     assert lines() == [f"broker 0: request with 1 batch(es) of {size} bytes"]
-
-
-def test_a_retry_is_logged_with_its_error_attempt_and_backoff(lines: Callable[[], list[str]]) -> None:
-    model = _sent()
     _refused(model, NOT_LEADER)
-    assert lines()[1:] == [
-        "t-0: attempt 1 failed with NOT_LEADER_OR_FOLLOWER (6); retry in 100 ms, not written"
-    ]
+    refused = "t-0: attempt 1 failed with NOT_LEADER_OR_FOLLOWER (6); retry in 100 ms, not written"
+    assert lines()[1:] == [refused]
+    model.now += DELIVERY_TIMEOUT_MS
+    model.expire()
+    assert lines()[-1] == (
+        "t-0: 3 record(s) expired 10000 ms after they were appended, after 1 attempt(s): "
+        "t-0: NOT_LEADER_OR_FOLLOWER (error 6)"
+    )
 
 
-def test_a_retry_of_what_may_be_written_says_so(lines: Callable[[], list[str]]) -> None:
+def test_a_retry_of_what_may_be_written_says_so(lines: Lines) -> None:
     model = _sent()
     _refused(model, REQUEST_TIMED_OUT)
     model.now += 1_000
@@ -66,7 +71,7 @@ def test_a_retry_of_what_may_be_written_says_so(lines: Callable[[], list[str]]) 
     )
 
 
-def test_a_split_is_logged_with_the_sizes(lines: Callable[[], list[str]]) -> None:
+def test_a_split_and_a_restart_of_sequences_are_logged(lines: Lines) -> None:
     model = _sent(count=4, size=100, max_message_bytes=300)
     (request,) = model.pending
     size = sum(len(view) for view in next(iter(request.views.values())))
@@ -76,25 +81,9 @@ def test_a_split_is_logged_with_the_sizes(lines: Callable[[], list[str]]) -> Non
     pieces = [batch.size for batch in model.accumulator.unfinished()]
     assert len(pieces) > 1
     assert line == f"t-0: split a batch of {size} bytes and 4 records into {len(pieces)} of {pieces} bytes"
-
-
-def test_a_restart_of_sequences_is_logged(lines: Callable[[], list[str]]) -> None:
-    model = _sent()
-    _refused(model, OUT_OF_ORDER)
-    assert lines()[1] == (
-        "t-0: sequences restart once nothing is in flight: OUT_OF_ORDER_SEQUENCE_NUMBER (45)"
-    )
-
-
-def test_an_expiry_is_logged_with_its_last_error(lines: Callable[[], list[str]]) -> None:
-    model = _sent()
-    _refused(model, NOT_LEADER)
-    model.now += DELIVERY_TIMEOUT_MS
-    model.expire()
-    assert lines()[-1] == (
-        "t-0: 3 record(s) expired 10000 ms after they were appended, after 1 attempt(s): "
-        "t-0: NOT_LEADER_OR_FOLLOWER (error 6)"
-    )
+    _refused(_sent(), OUT_OF_ORDER)
+    restart = "t-0: sequences restart once nothing is in flight: OUT_OF_ORDER_SEQUENCE_NUMBER (45)"
+    assert lines()[3] == restart
 
 
 def test_partitions_that_were_not_sent_cost_one_line_a_response(caplog: pytest.LogCaptureFixture) -> None:

@@ -25,9 +25,7 @@ def test_neighbouring_batches_take_one_range() -> None:
     (found,) = deliveries.partitions()
     assert found.offset_ranges == ((0, 4_999), (5_007, 10_006))
     assert (found.records, found.batches) == (10_000, 1000)
-
-
-def test_ranges_join_in_whatever_order_responses_come() -> None:
+    # In whatever order responses come.
     deliveries, partition = TaskDeliveries(), partition_of(TopicPartition("t", 0))
     for offset in (20, 0, 50, 10, 40, 70):
         deliveries.acknowledged([written_batch(partition, 10, 100, 128, offset)])
@@ -51,10 +49,6 @@ def test_the_next_task_counts_from_zero() -> None:
     assert {topic: counts.records for topic, counts in deliveries.topics().items()} == {"t": 3}
 
 
-def acknowledge(deliveries: TaskDeliveries, raw: int, wire: int) -> None:
-    deliveries.acknowledged([written_batch(partition_of(TopicPartition("t", 0)), 1, raw, wire, 0)])
-
-
 def test_totals_and_averages_are_of_one_task() -> None:
     now = [0.0]
     pool = BufferPool(1 << 20, 16_384, clock_ms=lambda: now[0])
@@ -73,8 +67,8 @@ def test_totals_and_averages_are_of_one_task() -> None:
     held = allocator.open(20_000, 0)
     exhaust()
     deliveries = TaskDeliveries()
-    acknowledge(deliveries, 1000, 561)
-    acknowledge(deliveries, 100, 161)
+    for raw, sent in ((1000, 561), (100, 161)):
+        deliveries.acknowledged([written_batch(partition_of(TopicPartition("t", 0)), 1, raw, sent, 0)])
     deliveries.count(splits=2, moved=5)
     deliveries.sent([10.0, 40.0])
     deliveries.sent([])
@@ -90,9 +84,5 @@ def test_totals_and_averages_are_of_one_task() -> None:
     assert (found["record-queue-time-avg"], found["record-queue-time-max"]) == (25.0, 40.0)
     assert found["record-size-avg"] == deliveries.counts().raw_bytes / 2
     assert deliveries.counts().requests == 2
-
-
-def test_nothing_acknowledged_yet() -> None:
-    pool = BufferPool(1000, 100, clock_ms=lambda: 0.0).metrics()
-    found = task_metrics(pool, pool, Deliveries())
-    assert (found["batch-size-avg"], found["compression-rate-avg"]) == (0.0, 0.0)
+    nothing_yet = task_metrics(before, before, Deliveries())
+    assert (nothing_yet["batch-size-avg"], nothing_yet["compression-rate-avg"]) == (0.0, 0.0)

@@ -10,6 +10,7 @@ from kafka_sink.engine.response_classifier import (
     RULES,
     Action,
     AttemptFacts,
+    Verdict,
     classify_failure,
     classify_response,
     expiry,
@@ -18,10 +19,15 @@ from kafka_sink.errors import AuthenticationError, RecordTooLargeError
 from kafka_sink.model import RecordErrors, TopicPartition
 
 PARTITION = TopicPartition("t", 3)
+SUCCEED, RETRY, SPLIT, RESTART, FAIL = Action
 
 
-def attempt(code: int, **facts: object) -> AttemptFacts:
-    return AttemptFacts(partition=PARTITION, error_code=code, **facts)  # type: ignore[arg-type]
+def verdict(code: int, **facts: Any) -> Verdict:
+    return classify_response(AttemptFacts(partition=PARTITION, error_code=code, **facts))
+
+
+def action(code: int, **facts: Any) -> Action:
+    return verdict(code, **facts).action
 
 
 @pytest.mark.parametrize(
@@ -35,30 +41,28 @@ def attempt(code: int, **facts: object) -> AttemptFacts:
 )
 def test_the_batch_goes_again(codes: tuple[int, ...], refresh: bool, possibly_written: bool) -> None:
     for code in codes:
-        outcome = classify_response(attempt(code, record_count=5))
-        assert outcome.action is Action.RETRY, code
-        assert (outcome.refresh, outcome.possibly_written) == (refresh, possibly_written), code
-        assert not outcome.immediate
+        found = verdict(code, record_count=5)
+        assert found.action is RETRY, code
+        assert (found.refresh, found.possibly_written) == (refresh, possibly_written), code
+        assert not found.immediate
         # At once where the response itself named another leader.
-        hinted = classify_response(attempt(code, leader_hint_newer=True))
-        assert hinted.immediate == (refresh and not possibly_written), code
+        assert verdict(code, leader_hint_newer=True).immediate == (refresh and not possibly_written), code
 
 
-@pytest.mark.parametrize("code", [6, 19, 3])
-def test_an_error_with_an_offset_fixes_the_sequence_of_the_batch(code: int) -> None:
-    """A leader that was deposed while it waited for its replicas has appended the batch."""
-    outcome = classify_response(attempt(code, base_offset=40))
-    assert (outcome.action, outcome.possibly_written) == (Action.RETRY, True)
-    assert classify_response(attempt(10, record_count=5, base_offset=40)).action is Action.FAIL
+def test_an_offset_beside_an_error_fixes_the_sequence_but_where_nothing_was_appended() -> None:
+    """A leader that was deposed while it waited for its replicas has appended the batch.
 
-
-def test_errors_before_the_append_are_no_append_whatever_offset_they_have() -> None:
-    """Catches: kfake, which sends offset 0 with errors, and a topic that is deleted and made again there: the
-    new one takes the producer from sequence 0 on only, as Kafka 4.5 does (KAFKA-15591)."""
-    gone = classify_response(attempt(100, base_offset=0))
-    assert (gone.action, gone.possibly_written) == (Action.RETRY, False)
-    rejected = classify_response(attempt(45, base_offset=0, is_next_expected=True))
-    assert (rejected.action, rejected.possibly_written) == (Action.RESTART, False)
+    Catches, too: kfake, which sends offset 0 with errors, and a topic that is deleted and made again there:
+    the new one takes the producer from sequence 0 on only, as Kafka 4.5 does (KAFKA-15591).
+    """
+    for code in (6, 19, 3):
+        found = verdict(code, base_offset=40)
+        assert (found.action, found.possibly_written) == (RETRY, True)
+        assert action(10, record_count=5, base_offset=40) is FAIL
+    gone = verdict(100, base_offset=0)
+    assert (gone.action, gone.possibly_written) == (RETRY, False)
+    rejected = verdict(45, base_offset=0, is_next_expected=True)
+    assert (rejected.action, rejected.possibly_written) == (RESTART, False)
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -71,23 +75,22 @@ def test_what_may_have_been_written_stays_so_and_is_neither_split_nor_renumbered
         if code not in (45, 100):
             pinned.append({"base_offset": 3})
         for facts in pinned:
-            given = attempt(code, record_count=count, is_next_expected=is_next, restarted=True, **facts)
-            outcome = classify_response(given)
-            assert outcome.action in (Action.SUCCEED, Action.RETRY, Action.FAIL), (code, facts)
-            assert outcome.possibly_written, (code, facts)
+            found = verdict(code, record_count=count, is_next_expected=is_next, restarted=True, **facts)
+            assert found.action in (SUCCEED, RETRY, FAIL), (code, facts)
+            assert found.possibly_written, (code, facts)
 
 
 def test_a_duplicate_is_a_success() -> None:
-    assert classify_response(attempt(46)).action is Action.SUCCEED
+    assert action(46) is SUCCEED
 
 
 @pytest.mark.parametrize("code", [10, 18])
 def test_too_large_splits_only_what_was_surely_not_written(code: int) -> None:
-    split = classify_response(attempt(code, record_count=2))
-    assert (split.action, split.spends_retry) == (Action.SPLIT, False)
-    assert classify_response(attempt(code, record_count=2, possibly_written=True)).action is Action.FAIL
-    single = classify_response(attempt(code, record_count=1, size=4711))
-    assert single.action is Action.FAIL
+    split = verdict(code, record_count=2)
+    assert (split.action, split.spends_retry) == (SPLIT, False)
+    assert action(code, record_count=2, possibly_written=True) is FAIL
+    single = verdict(code, record_count=1, size=4711)
+    assert single.action is FAIL
     assert isinstance(single.cause, RecordTooLargeError)
     assert "4711" in str(single.cause)
     assert "max.message.bytes" in str(single.cause)
@@ -95,25 +98,27 @@ def test_too_large_splits_only_what_was_surely_not_written(code: int) -> None:
 
 @pytest.mark.parametrize("code", [45, 59])
 def test_out_of_order_behind_a_retry_waits_and_in_front_restarts(code: int) -> None:
-    behind = classify_response(attempt(code, is_next_expected=False))
-    assert (behind.action, behind.spends_retry) == (Action.RETRY, False)
-    front = classify_response(attempt(code, is_next_expected=True))
-    assert (front.action, front.spends_retry) == (Action.RESTART, True)
-    doubtful = classify_response(attempt(code, is_next_expected=True, possibly_written=True))
-    assert doubtful.action is Action.FAIL
+    behind = verdict(code, is_next_expected=False)
+    assert (behind.action, behind.spends_retry) == (RETRY, False)
+    front = verdict(code, is_next_expected=True)
+    assert (front.action, front.spends_retry) == (RESTART, True)
+    doubtful = verdict(code, is_next_expected=True, possibly_written=True)
+    assert doubtful.action is FAIL
     assert "may have been written" in str(doubtful.cause)
-    assert classify_response(attempt(code, idempotent=False)).action is Action.FAIL
+    assert action(code, idempotent=False) is FAIL
+    # An epoch of the producer's own making would be fenced: the attempt fails, and Spark runs another.
+    facts = {"is_next_expected": True, "restarted": True, "log_start_offset": 9}
+    assert action(code, **facts, transactional=True) is FAIL
 
 
 def test_an_unknown_producer_restarts_where_the_log_moved_past_its_last_write() -> None:
     moved = {"log_start_offset": 100, "last_acknowledged_offset": 99}
-    assert classify_response(attempt(59, **moved)).action is Action.RESTART
-    assert classify_response(attempt(45, **moved)).action is Action.RETRY
-    kept = {"log_start_offset": 99, "last_acknowledged_offset": 99}
-    assert classify_response(attempt(59, **kept)).action is Action.RETRY
+    assert action(59, **moved) is RESTART
+    assert action(45, **moved) is RETRY
+    assert action(59, log_start_offset=99, last_acknowledged_offset=99) is RETRY
     # A response has no offset if the partition has just moved away.
-    assert classify_response(attempt(59, log_start_offset=-1)).action is Action.RETRY
-    assert classify_response(attempt(59, restarted=True)).action is Action.RESTART
+    assert action(59, log_start_offset=-1) is RETRY
+    assert action(59, restarted=True) is RESTART
 
 
 FINAL = {
@@ -132,39 +137,28 @@ FINAL = {
 def test_final_responses_fail_and_are_named() -> None:
     refused = RecordErrors((7,), "bad")
     for code, text in FINAL.items():
-        outcome = classify_response(attempt(code, error_message="broker's words", record_errors=refused))
-        assert outcome.action is Action.FAIL
+        found = verdict(code, error_message="broker's words", record_errors=refused)
+        assert found.action is FAIL
         for part in (text, "t-3", f"error {code}", "broker's words", "row 7"):
-            assert part in str(outcome.cause), code
+            assert part in str(found.cause), code
 
 
 def test_no_response_keeps_batch_and_sequence() -> None:
-    sent = classify_failure(ConnectionResetError("gone"), possibly_sent=True)
-    assert (sent.action, sent.possibly_written) == (Action.RETRY, True)
-    unsent = classify_failure(ConnectionResetError("gone"), possibly_sent=False)
-    assert (unsent.action, unsent.possibly_written) == (Action.RETRY, False)
-    assert classify_failure(AuthenticationError("no"), possibly_sent=False).action is Action.FAIL
+    for possibly_sent in (True, False):
+        found = classify_failure(ConnectionResetError("gone"), possibly_sent=possibly_sent)
+        assert (found.action, found.possibly_written) == (RETRY, possibly_sent)
+    assert classify_failure(AuthenticationError("no"), possibly_sent=False).action is FAIL
 
 
 def test_expiry_names_option_attempts_and_last_error() -> None:
     text = str(expiry(PARTITION, 3000.0, 2, ValueError("why")))
-    assert "kafka.delivery.timeout.ms = 3000 ms" in text
-    assert "2 attempt" in text
-    assert "why" in text
+    for part in ("kafka.delivery.timeout.ms = 3000 ms", "2 attempt", "why"):
+        assert part in text
     assert "before it could be sent" in str(expiry(PARTITION, 3000.0, 0, None))
 
 
 def test_a_partition_that_cannot_join_the_transaction_at_the_moment_is_tried_again_soon() -> None:
     """A transaction's first batches go to several brokers at once, which add partitions one by one."""
-    outcome = classify_response(attempt(51, record_count=5, transactional=True))
-    assert (outcome.action, outcome.possibly_written) == (Action.RETRY, False)
-    assert outcome.longest_wait_ms <= 20
-
-
-@pytest.mark.parametrize("code", [45, 59])
-def test_sequences_of_a_transaction_never_start_anew(code: int) -> None:
-    """An epoch of the producer's own making would be fenced: the attempt fails, and Spark runs another."""
-    outcome = classify_response(
-        attempt(code, is_next_expected=True, restarted=True, log_start_offset=9, transactional=True)
-    )
-    assert outcome.action is Action.FAIL
+    found = verdict(51, record_count=5, transactional=True)
+    assert (found.action, found.possibly_written) == (RETRY, False)
+    assert found.longest_wait_ms <= 20
