@@ -76,11 +76,8 @@ class Network:
         self.on_responded: Any = None
 
     def connected_with(self, api_keys: Set[int], now_ms: float) -> Connection | None:
-        usable = [
-            one
-            for one in self.connections.values()
-            if one.accepts(now_ms) and api_keys <= one.protocol.api_versions.keys()
-        ]
+        found = [one for one in self.connections.values() if one.accepts(now_ms)]
+        usable = [one for one in found if api_keys <= one.protocol.api_versions.keys()]
         return min(usable, key=lambda one: (one.in_flight, one.node_id), default=None)
 
     def send(self, connection: Connection, request: Request, now_ms: float) -> None:
@@ -141,9 +138,7 @@ class Client:
         """A broker has responded, to a Produce request if there is a time of throttling."""
         if self.network.on_responded is not None:
             api = METADATA if throttle_ms is None else PRODUCE
-            request = Request(
-                api, 12, [], 1.0, lambda *_: None, lambda *_: None, sent_ms=self.now - latency_ms
-            )
+            request: Any = SimpleNamespace(api_key=api, sent_ms=self.now - latency_ms)
             response = SimpleNamespace(throttle_time_ms=throttle_ms)
             self.network.on_responded(node_id, request, response, self.now)
 
@@ -216,9 +211,7 @@ def test_the_required_metrics_are_those_since_the_last_push() -> None:
     later = client.at(2 * INTERVAL).push.metrics
     assert later.values == {"connection.creation.rate": pytest.approx(0.1), "connection.creation.total": 1}
     assert later.start_s == 1e9 + INTERVAL / 1000
-
-
-def test_a_rack_that_is_no_text_fails_nothing() -> None:
+    # A rack may be no text.
     client = Client(1, client_rack=b"z\xff".decode(errors="surrogateescape")).subscribed()
     assert client.push.metrics.resource == {"client_rack": "z?"}
 
@@ -262,6 +255,10 @@ def test_the_first_codec_that_is_known_is_taken() -> None:
         assert push.codec == codec
         pieces = decompressed([memoryview(push.data)], CompressionType(codec), len(plain))
         assert b"".join(pieces) == plain
+    # One that is refused is not used again.
+    client = Client(1).subscribed(compression_types=(4,)).answered(PushResponse(UNSUPPORTED_COMPRESSION_TYPE))
+    client.at(client.now).answered(replace(WANTED, compression_types=(4,)))
+    assert client.at(client.now + INTERVAL).push.codec == 0
 
 
 def test_an_unknown_subscription_is_asked_for_at_once_under_the_same_id() -> None:
@@ -274,17 +271,14 @@ def test_an_unknown_subscription_is_asked_for_at_once_under_the_same_id() -> Non
     assert (client.push.instance_id, client.push.subscription_id) == (ID, 8)
 
 
-def test_a_codec_that_is_refused_is_not_used_again() -> None:
-    client = Client(1).subscribed(compression_types=(4,)).answered(PushResponse(UNSUPPORTED_COMPRESSION_TYPE))
-    client.at(client.now).answered(replace(WANTED, compression_types=(4,)))
-    assert client.at(client.now + INTERVAL).push.codec == 0
-
-
 def test_errors_of_one_push_drop_it() -> None:
     for error in (TELEMETRY_TOO_LARGE, THROTTLING_QUOTA_EXCEEDED):
         client = Client(1).subscribed().answered(PushResponse(error))
         assert client.at(client.now).due == INTERVAL
         assert client.at(client.now + INTERVAL).push.subscription_id == 7
+    # So does a broker that takes less.
+    client = Client(1).subscribed(max_bytes=10)
+    assert (client.last[0], client.due) == (GET, INTERVAL)
 
 
 @pytest.mark.parametrize("error", [INVALID_RECORD, UNSUPPORTED_VERSION, 42, -1])
@@ -299,21 +293,13 @@ def test_other_errors_end_it_for_good(error: int, caplog: pytest.LogCaptureFixtu
     assert "no more metrics are pushed" in caplog.text
 
 
-def test_a_throttled_question_waits() -> None:
-    client = Client(1).at(0).answered(replace(WANTED, error_code=THROTTLING_QUOTA_EXCEEDED))
-    assert client.at(0).due == 300_000
-
-
-def test_what_is_larger_than_the_broker_takes_is_not_sent() -> None:
-    client = Client(1).subscribed(max_bytes=10)
-    assert client.last[0] == GET
-    assert client.due == INTERVAL
-
-
 def test_intervals_have_a_lower_bound() -> None:
     for given, interval in {0: 300_000, -5: 300_000, 1: 100, 2_000: 2_000}.items():
         client = Client(1).at(0).answered(replace(WANTED, push_interval_ms=given))
         assert client.at(0).due == interval
+    # A question that is throttled waits for the default.
+    client = Client(1).at(0).answered(replace(WANTED, error_code=THROTTLING_QUOTA_EXCEEDED))
+    assert client.at(0).due == 300_000
 
 
 def test_a_lost_connection_drops_the_push_and_the_next_goes_elsewhere() -> None:
@@ -364,9 +350,7 @@ def test_the_last_push_says_that_it_is_the_last_and_nothing_follows() -> None:
     client.telemetry.terminate(client.now)
     assert client.at(1e9).due == math.inf
     assert len(client.network.requests) == 3
-
-
-def test_without_a_connection_there_is_no_last_push() -> None:
+    # Without a connection there is none.
     client = Client(1).subscribed().answered(PushResponse(0))
     client.network.connected = set()
     client.telemetry.terminate(client.now)

@@ -112,7 +112,7 @@ def test_a_broker_that_throttles_gets_no_push_before_its_time(cluster: FakeClust
     assert client.counts == (1, 1)
 
 
-def test_another_broker_that_does_not_throttle_gets_the_push(cluster: FakeCluster, client: Client) -> None:
+def test_of_brokers_that_throttle_only_others_get_a_push(cluster: FakeCluster, client: Client) -> None:
     cluster.script(GET_SUBSCRIPTIONS, Reply(throttle_ms=3 * INTERVAL))
     client.subscribe()
     client.connect(-2)
