@@ -42,15 +42,12 @@ class Bench:
 
     def batch(self, partition: TopicPartition, created: float = 0, size: int = 100) -> ProducerBatch:
         buffer = self.accumulator.allocator.open(size, 0)
-        queues = self.accumulator
-        with queues.lock:
-            home = queues.partition(partition)
-        batch = ProducerBatch(home, buffer, None, CompressionType.NONE, 1.0, 0, created)
-        batch.held = True
-        batch.append(memoryview(b"x" * (size - 61)), 2, 0)
-        batch.held = False
-        with queues.lock:
-            queues.enqueue(home, batch)
+        with self.accumulator.lock:
+            home = self.accumulator.partition(partition)
+            batch = ProducerBatch(home, buffer, None, CompressionType.NONE, 1.0, 0, created, held=True)
+            batch.append(memoryview(b"x" * (size - 61)), 2, 0)
+            batch.held = False
+            self.accumulator.enqueue(home, batch)
         return batch
 
     def closed(self, partition: TopicPartition, created: float = 0, size: int = 100) -> ProducerBatch:
@@ -97,12 +94,18 @@ class Bench:
         return self.pool.metrics().used_bytes
 
 
-def test_an_open_batch_waits_for_linger() -> None:
+def test_open_batches_wait_for_linger_and_the_oldest_says_when_to_check_again() -> None:
     bench = Bench()
     assert bench.ready(0) == ({}, math.inf)
     bench.batch(P[0], created=100)
     assert bench.ready(105) == ({}, 15)
     assert bench.ready(120) == ({0: {0}}, math.inf)
+    bench = Bench(linger_ms=500)
+    bench.leaders = dict.fromkeys(P, 0)
+    for age, partition in enumerate(P[:3]):
+        bench.batch(partition, created=100 - 10 * age)
+    assert bench.ready(200) == ({}, 380)
+    assert bench.ready(580) == ({0: {2}}, 10)
 
 
 def test_what_makes_a_batch_ready_at_once() -> None:
@@ -115,9 +118,7 @@ def test_what_makes_a_batch_ready_at_once() -> None:
     flushed.accumulator.flushing = True
     for bench in (full, followed, flushed):
         assert bench.ready(0)[0] == {0: {0}}
-
-
-def test_somebody_who_waits_for_memory_makes_all_ready() -> None:
+    # Somebody who waits for memory makes all ready.
     bench, seen = Bench(), []
     bench.batch(P[0])
     bench.batch(P[1])
@@ -139,28 +140,23 @@ def test_a_held_batch_is_left_alone_and_the_task_is_asked_to_wake_the_sender() -
     assert bench.accumulator.held_batch_skipped, "held between ready and drain, too"
 
 
-def test_partitions_without_a_leader_are_named_apart() -> None:
+def test_a_queue_remembers_its_leader_while_the_metadata_stays_the_same() -> None:
     bench = Bench()
     for partition in P[:3]:
         bench.closed(partition)
     bench.leaders[P[2]] = -1
     assert bench.ready(0)[0] == {0: {0}, 1: {1}}
-    assert [one.id for one in bench.accumulator.ready(bench.leader, 0)[1]] == [P[2]]
+    assert [one.id for one in bench.accumulator.ready(bench.leader, 0)[1]] == [P[2]], "it has none"
 
+    def leader(version: int | None) -> int:
+        found = bench.accumulator.ready(bench.leader, 1_000, version)[0]
+        return next(one.id for one, queues in found.items() if P[0] in [queue.id for queue in queues])
 
-def test_a_queue_remembers_its_leader_while_the_metadata_stays_the_same() -> None:
-    bench = Bench()
-    bench.closed(P[0])
-
-    def nodes(version: int | None) -> set[int]:
-        return {one.id for one in bench.accumulator.ready(bench.leader, 1_000, version)[0]}
-
-    assert nodes(7) == {0}
+    assert leader(7) == 0
     bench.leaders[P[0]] = 1
-    assert nodes(7) == {0}
-    assert nodes(8) == {1}
+    assert (leader(7), leader(8)) == (0, 1)
     bench.leaders[P[0]] = 0
-    assert nodes(None) == {0}, "without a version nothing is remembered"
+    assert leader(None) == 0, "without a version nothing is remembered"
 
 
 def test_a_retry_waits_for_its_backoff_and_holds_back_what_stands_behind() -> None:
@@ -182,31 +178,25 @@ def test_one_in_flight_where_order_asks_for_it(guarded: bool) -> None:
     assert bench.ready(0)[0] == {0: {0}}
 
 
-def test_a_pass_takes_one_batch_per_partition_of_the_broker() -> None:
+def test_a_pass_takes_one_batch_per_partition_of_the_broker_up_to_a_requests_size() -> None:
     bench = Bench()
     heads = {partition: bench.closed(partition) for partition in P}
     for partition in P:
         bench.closed(partition)
     assert {batch.partition: batch for batch in bench.drain(0)} == {p: heads[p] for p in P[::2]}
     assert {batch.partition for batch in bench.drain(1)} == set(P[1::2])
-
-
-def test_a_drained_batch_that_was_open_takes_no_more_rows() -> None:
-    bench = Bench()
-    batch = bench.batch(P[0])
-    queues = bench.accumulator.ready(bench.leader, 50)[0][bench.brokers.of(0)]
-    assert bench.accumulator.drain(bench.brokers.of(0), queues, 10_000, anything) == [batch]
-    assert batch.state is BatchState.CLOSED
-    assert batch.request_references == 1
-
-
-def test_a_request_keeps_its_size_unless_its_first_batch_exceeds_it() -> None:
+    # Only a first batch exceeds it.
     bench = Bench()
     bench.closed(P[0], size=500)
     bench.closed(P[2], size=300)
     bench.closed(P[4], size=300)
     assert [batch.size for batch in bench.drain(0, most=400)] == [500]
     assert [batch.size for batch in bench.drain(0, most=600)] == [300, 300]
+    # One that was open takes no more rows.
+    batch = bench.batch(P[0])
+    queues = bench.accumulator.ready(bench.leader, 50)[0][bench.brokers.of(0)]
+    assert bench.accumulator.drain(bench.brokers.of(0), queues, 10_000, anything) == [batch]
+    assert (batch.state, batch.request_references) == (BatchState.CLOSED, 1)
 
 
 def test_no_partition_starves() -> None:
@@ -241,31 +231,25 @@ def test_rows_are_accounted_for_before_their_batch_counts_as_complete() -> None:
     assert bench.accumulator.incomplete == 0
 
 
-@pytest.mark.parametrize("is_written", [True, False])
-def test_a_late_response_changes_nothing_but_frees_the_memory(is_written: bool) -> None:
+@pytest.mark.parametrize("late", ["success", "retry", "split"])
+def test_a_late_response_changes_nothing_but_frees_the_memory(late: str) -> None:
     bench = Bench()
     taken = bench.flying()
     assert bench.accumulator.fail(taken, LOST)
     assert not bench.accumulator.fail(taken, LOST)
     assert bench.used() > 0
-    if is_written:
+    if late == "success":
         bench.accumulator.complete([(taken, 0, -1)])
-    else:
+    elif late == "retry":
         bench.accumulator.reenqueue(taken, 0)
+    else:
+        home, buffer = taken.home, bench.accumulator.allocator.open(100, 0)
+        piece = ProducerBatch(home, buffer, None, CompressionType.NONE, 1.0, 0, 0)
+        assert not bench.accumulator.reenqueue_split(taken, [piece])
+        assert bench.ready(10_000)[0] == {}
     assert (bench.counts().records, bench.used(), bench.accumulator.incomplete) == (0, 0, 0)
     assert taken.state is BatchState.FAILED
     assert not bench.accumulator.live
-
-
-def test_pieces_of_a_batch_that_failed_before_are_given_back() -> None:
-    bench = Bench()
-    taken = bench.flying()
-    bench.accumulator.fail(taken, LOST)
-    buffer = bench.accumulator.allocator.open(100, 0)
-    piece = ProducerBatch(bench.accumulator.partition(P[0]), buffer, None, CompressionType.NONE, 1.0, 0, 0)
-    assert not bench.accumulator.reenqueue_split(taken, [piece])
-    assert (bench.used(), bench.accumulator.incomplete) == (0, 0)
-    assert bench.ready(10_000)[0] == {}
 
 
 def test_a_held_batch_is_not_failed() -> None:
@@ -288,6 +272,13 @@ def test_expired_batches_and_the_time_until_the_next() -> None:
     assert bench.accumulator.expired(10_000) == ([old], HOLD_MS)
     held.held = False
     assert bench.accumulator.expired(10_000) == ([old, held], 400)
+    # What moved behind younger ones expires at its own age.
+    bench = Bench()
+    bench.closed(P[1], created=5_000)
+    old = free(bench.closed(P[0], created=0))
+    move(bench, P[0], P[1])
+    assert bench.accumulator.expired(9_000) == ([], 1_000)
+    assert bench.accumulator.expired(10_000) == ([old], 5_000)
 
 
 @pytest.mark.parametrize("include_held", [False, True])
@@ -335,30 +326,19 @@ def test_unacknowledged_rows_are_those_that_were_sent() -> None:
     assert bench.accumulator.unacknowledged_records() == 2
 
 
-def test_among_many_that_linger_the_oldest_says_when_to_check_again() -> None:
-    bench = Bench(linger_ms=500)
-    bench.leaders = dict.fromkeys(P, 0)
-    for age, partition in enumerate(P[:3]):
-        bench.batch(partition, created=100 - 10 * age)
-    assert bench.ready(200) == ({}, 380)
-    assert bench.ready(580) == ({0: {2}}, 10)
-
-
 def free(batch: ProducerBatch) -> ProducerBatch:
     batch.free = True
     return batch
 
 
 def queued(bench: Bench, partition: TopicPartition) -> list[ProducerBatch]:
-    queues = bench.accumulator
-    with queues.lock:
-        return list(queues.partition(partition).batches)
+    with bench.accumulator.lock:
+        return list(bench.accumulator.partition(partition).batches)
 
 
 def move(bench: Bench, source: TopicPartition, *targets: TopicPartition) -> list[ProducerBatch]:
-    queues = bench.accumulator
-    with queues.lock:
-        queue = queues.partition(source)
+    with bench.accumulator.lock:
+        queue = bench.accumulator.partition(source)
     return bench.accumulator.move_unsent([queue], {"t": targets}).get(source, [])
 
 
@@ -405,13 +385,3 @@ def test_a_held_batch_neither_moves_nor_is_closed() -> None:
     assert (moving.state, open_there.state) == (BatchState.OPEN, BatchState.OPEN)
     assert move(bench, P[0], P[1], P[2]) == [moving]
     assert queued(bench, P[2]) == [moving]
-
-
-def test_what_moved_expires_at_its_own_age() -> None:
-    """Behind younger ones: catches a search that ends at the first batch which is young enough."""
-    bench = Bench()
-    bench.closed(P[1], created=5_000)
-    old = free(bench.closed(P[0], created=0))
-    move(bench, P[0], P[1])
-    assert bench.accumulator.expired(9_000) == ([], 1_000)
-    assert bench.accumulator.expired(10_000) == ([old], 5_000)
