@@ -23,46 +23,49 @@ GIVEN: Values = {
 }
 
 
+def fields(response: Any, values: Values, *names: str, **absent: Any) -> None:
+    """The response has what the message has of these names, and ``absent`` of those that it may lack."""
+    for name in (*names, *absent):
+        expected = values.get("".join(map(str.capitalize, name.split("_"))), absent.get(name))
+        expected = tuple(expected) if isinstance(expected, list) else expected
+        assert getattr(response, name) == expected, name
+
+
+def flat(topics: Any, rows: str) -> list[tuple[Values, Values]]:
+    """The rows of a message's topics, each with its topic."""
+    return [(topic, row) for topic in topics for row in topic[rows]]
+
+
+def of_node(node: Any) -> tuple[Any, ...]:
+    return node.id, node.host, node.port, node.rack
+
+
 def of_produce(response: produce.ProduceResponse, values: Values, version: int) -> None:
-    rows = [(topic, row) for topic in values["Responses"] for row in topic["PartitionResponses"]]
-    assert len(response.partitions) == len(rows)
+    rows = flat(values["Responses"], "PartitionResponses")
     for found, (topic, row) in zip(response.partitions, rows, strict=True):
         assert found.topic == topic.get("Name")
         assert found.topic_id == (topic.get("TopicId") if any(topic.get("TopicId", b"")) else None)
-        assert found[2:7] == (
-            row["Index"], row["ErrorCode"], row["BaseOffset"], row["LogAppendTimeMs"],
-            row.get("LogStartOffset", -1),
-        )  # fmt: skip
-        assert found.error_message == row.get("ErrorMessage")
+        assert found.partition == row["Index"]
+        fields(found, row, "error_code", "base_offset", "log_append_time_ms", log_start_offset=-1)
+        fields(found, row, error_message=None)
         errors = row.get("RecordErrors", [])
         assert list(found.record_errors.places) == [one["BatchIndex"] for one in errors]
         assert found.record_errors.reason == (errors[0]["BatchIndexErrorMessage"] if errors else None)
         leader = row.get("CurrentLeader", {"LeaderId": -1})
         assert found.current_leader == (tuple(leader.values()) if leader["LeaderId"] >= 0 else None)
-    assert response.throttle_time_ms == values["ThrottleTimeMs"]
-    assert [tuple(vars_of(node)) for node in response.node_endpoints] == [
-        tuple(node.values()) for node in values.get("NodeEndpoints", [])
-    ]
-
-
-def vars_of(node: Any) -> tuple[Any, ...]:
-    return node.id, node.host, node.port, node.rack
+    fields(response, values, "throttle_time_ms")
+    expected = [tuple(node.values()) for node in values.get("NodeEndpoints", [])]
+    assert list(map(of_node, response.node_endpoints)) == expected
 
 
 def of_metadata(response: requests.MetadataResponse, values: Values, version: int) -> None:
-    assert [vars_of(node) for node in response.update.nodes] == [
-        tuple(node.values()) for node in values["Brokers"]
-    ]
-    assert response.controller_id == values["ControllerId"]
-    assert response.update.cluster_id == values["ClusterId"]
-    assert response.error_code == values.get("ErrorCode", 0)
-    assert response.throttle_time_ms == values["ThrottleTimeMs"]
+    update = response.update
+    assert list(map(of_node, update.nodes)) == [tuple(node.values()) for node in values["Brokers"]]
+    fields(response, values, "controller_id", "throttle_time_ms", error_code=0)
+    fields(update, values, "cluster_id")
     named = [one for one in values["Topics"] if one["Name"] is not None]
-    assert {one["Name"] for one in named} == {
-        *response.update.errors,
-        *(topic.name for topic in response.update.topics),
-    }
-    for topic in response.update.topics:
+    assert {one["Name"] for one in named} == {*update.errors, *(topic.name for topic in update.topics)}
+    for topic in update.topics:
         ids = [one.get("TopicId", b"") for one in named if one["Name"] == topic.name]
         assert topic.topic_id in [one if any(one) else None for one in ids]
         theirs = [one for one in named if one["Name"] == topic.name and not one["ErrorCode"]]
@@ -81,45 +84,38 @@ def of_metadata(response: requests.MetadataResponse, values: Values, version: in
 
 
 def of_versions(response: requests.ApiVersionsResponse, values: Values, version: int) -> None:
-    assert response.ranges == {
-        one["ApiKey"]: (one["MinVersion"], one["MaxVersion"]) for one in values["ApiKeys"]
-    }
-    assert response.features == {
-        one["Name"]: one["MaxVersionLevel"] for one in values.get("FinalizedFeatures", [])
-    }
-    assert response.throttle_time_ms == values.get("ThrottleTimeMs", 0)
+    ranges = {one["ApiKey"]: (one["MinVersion"], one["MaxVersion"]) for one in values["ApiKeys"]}
+    features = {one["Name"]: one["MaxVersionLevel"] for one in values.get("FinalizedFeatures", [])}
+    assert (response.ranges, response.features) == (ranges, features)
+    fields(response, values, throttle_time_ms=0)
 
 
 def of_producer_id(response: requests.ProducerIdResponse, values: Values, version: int) -> None:
-    assert (response.throttle_time_ms, response.error_code) == (values["ThrottleTimeMs"], values["ErrorCode"])
-    assert (response.producer_id, response.producer_epoch) == (values["ProducerId"], values["ProducerEpoch"])
+    fields(response, values, "throttle_time_ms", "error_code", "producer_id", "producer_epoch")
 
 
 def of_coordinators(response: transactions.CoordinatorsResponse, values: Values, version: int) -> None:
-    assert response.throttle_time_ms == values["ThrottleTimeMs"]
+    fields(response, values, "throttle_time_ms")
     last = {one["Key"]: one for one in values["Coordinators"]}
     assert response.found.keys() == last.keys()
     for key, one in last.items():
         found = response.found[key]
-        assert (found.error_code, found.error_message) == (one["ErrorCode"], one["ErrorMessage"])
+        fields(found, one, "error_code", "error_message")
         node = found.node
         assert (node is None) == bool(one["ErrorCode"])
-        assert node is None or vars_of(node)[:3] == (one["NodeId"], one["Host"], one["Port"])
+        assert node is None or of_node(node)[:3] == (one["NodeId"], one["Host"], one["Port"])
 
 
 def of_added(response: transactions.PartitionErrors, values: Values, version: int) -> None:
-    assert response.errors == {
-        (topic["Name"], row["PartitionIndex"]): row["PartitionErrorCode"]
-        for topic in values["ResultsByTopicV3AndBelow"]
-        for row in topic["ResultsByPartition"]
-    }
+    rows = flat(values["ResultsByTopicV3AndBelow"], "ResultsByPartition")
+    expected = {(topic["Name"], row["PartitionIndex"]): row["PartitionErrorCode"] for topic, row in rows}
+    assert response.errors == expected
 
 
 def of_committed(response: transactions.PartitionErrors, values: Values, version: int) -> None:
+    rows = flat(values["Topics"], "Partitions")
     assert response.errors == {
-        (topic["Name"], row["PartitionIndex"]): row["ErrorCode"]
-        for topic in values["Topics"]
-        for row in topic["Partitions"]
+        (topic["Name"], row["PartitionIndex"]): row["ErrorCode"] for topic, row in rows
     }
 
 
@@ -132,8 +128,7 @@ def of_offsets(response: transactions.OffsetFetchResponse, values: Values, versi
                 (topic["Name"], row["PartitionIndex"]): transactions.CommittedOffset(
                     row["CommittedOffset"], row["Metadata"] or "", row["ErrorCode"]
                 )
-                for topic in group["Topics"]
-                for row in topic["Partitions"]
+                for topic, row in flat(group["Topics"], "Partitions")
             },
         )
     assert response.groups == expected
@@ -142,24 +137,22 @@ def of_offsets(response: transactions.OffsetFetchResponse, values: Values, versi
 def of_described(response: transactions.DescribeTransactionsResponse, values: Values, version: int) -> None:
     expected = {}
     for one in values["TransactionStates"]:
-        count = sum(len(topic["Partitions"]) for topic in one["Topics"])
         expected[one["TransactionalId"]] = transactions.TransactionDescription(
             one["ErrorCode"], one["TransactionState"], one["ProducerId"], one["ProducerEpoch"],
-            one["TransactionStartTimeMs"], one["TransactionTimeoutMs"], count,
+            one["TransactionStartTimeMs"], one["TransactionTimeoutMs"], len(flat(one["Topics"], "Partitions")),
         )  # fmt: skip
     assert response.transactions == expected
 
 
 def of_listed(response: transactions.ListTransactionsResponse, values: Values, version: int) -> None:
-    assert response.error_code == values["ErrorCode"]
+    fields(response, values, "error_code")
     assert response.ids == [one["TransactionalId"] for one in values["TransactionStates"]]
 
 
 def of_end(response: Any, values: Values, version: int) -> None:
-    assert (response.error_code, response.throttle_time_ms) == (values["ErrorCode"], values["ThrottleTimeMs"])
+    fields(response, values, "error_code", "throttle_time_ms")
     if isinstance(response, transactions.EndTxnResponse):
-        assert response.producer_id == values.get("ProducerId", -1)
-        assert response.producer_epoch == values.get("ProducerEpoch", -1)
+        fields(response, values, producer_id=-1, producer_epoch=-1)
 
 
 def of_created(response: admin_requests.CreateTopicResponse, values: Values, version: int) -> None:
@@ -169,7 +162,7 @@ def of_created(response: admin_requests.CreateTopicResponse, values: Values, ver
 
 def of_configs(response: admin_requests.BrokerConfigs, values: Values, version: int) -> None:
     (broker,) = values["Results"]
-    assert response.error_code == broker["ErrorCode"]
+    fields(response, broker, "error_code")
     given = [one for one in broker["Configs"] if one["Value"] is not None]
     assert response.configs == {one["Name"]: one["Value"] for one in given}
 
@@ -179,23 +172,17 @@ def of_handshake(response: authentication.HandshakeResponse, values: Values, ver
 
 
 def of_login(response: authentication.AuthenticateResponse, values: Values, version: int) -> None:
+    fields(response, values, "auth_bytes")
     assert response.error_message == (values["ErrorMessage"] or "")
-    assert response.auth_bytes == values["AuthBytes"]
     assert response.session_ms == max(0, values.get("SessionLifetimeMs", 0))
 
 
 def of_subscription(response: admin_requests.Subscription, values: Values, version: int) -> None:
-    assert response == admin_requests.Subscription(
-        values["ErrorCode"],
-        values["ClientInstanceId"],
-        values["SubscriptionId"],
-        tuple(values["AcceptedCompressionTypes"]),
-        values["PushIntervalMs"],
-        values["TelemetryMaxBytes"],
-        values["DeltaTemporality"],
-        tuple(values["RequestedMetrics"]),
-        values["ThrottleTimeMs"],
-    )
+    fields(response, values, "error_code", "subscription_id", "push_interval_ms", "throttle_time_ms")
+    assert response.instance_id == values["ClientInstanceId"]
+    assert response.compression_types == tuple(values["AcceptedCompressionTypes"])
+    assert (response.max_bytes, response.delta) == (values["TelemetryMaxBytes"], values["DeltaTemporality"])
+    assert response.requested == tuple(values["RequestedMetrics"])
 
 
 DIGITS = {"PartitionIndex": lambda chance: chance.randint(0, 2), "len(Topics)": 2}
