@@ -137,9 +137,10 @@ def of_offsets(response: transactions.OffsetFetchResponse, values: Values, versi
 def of_described(response: transactions.DescribeTransactionsResponse, values: Values, version: int) -> None:
     expected = {}
     for one in values["TransactionStates"]:
+        count = len(flat(one["Topics"], "Partitions"))
         expected[one["TransactionalId"]] = transactions.TransactionDescription(
             one["ErrorCode"], one["TransactionState"], one["ProducerId"], one["ProducerEpoch"],
-            one["TransactionStartTimeMs"], one["TransactionTimeoutMs"], len(flat(one["Topics"], "Partitions")),
+            one["TransactionStartTimeMs"], one["TransactionTimeoutMs"], count,
         )  # fmt: skip
     assert response.transactions == expected
 
