@@ -1,7 +1,7 @@
 """What a task counts, from its producer to the summary, the live view and /metrics.
 
 A count is named here once, with its unit and its texts. It takes the line that counts it, in
-``Deliveries`` under the same name or in ``RunningTask.counts``, and its line in docs/metrics.md.
+``Deliveries`` under the same name or in ``ProducerTask.counts``, and its line in docs/metrics.md.
 """
 
 from __future__ import annotations

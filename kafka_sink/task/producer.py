@@ -53,7 +53,7 @@ from kafka_sink.rows.columns import RowBatch, extract
 from kafka_sink.rows.ordering import partitions_needed, rows_larger_than
 from kafka_sink.rows.partitioner import Partitioner
 from kafka_sink.task.rate_limit import RateLimit, limits_of
-from kafka_sink.task.report import RunningTask
+from kafka_sink.task.report import ProducerTask
 
 _log = logging.getLogger(__name__)
 _CLOSE_TIMEOUT_MS = 5000.0
@@ -183,7 +183,7 @@ class Producer:
         self.sender.start()
         LIVE_PRODUCERS[id(self)] = self
 
-    def _new_task(self, task: TaskIdentity) -> RunningTask:
+    def _new_task(self, task: TaskIdentity) -> ProducerTask:
         options, dead_letters, check = self.options, None, self.check
         if options.errors_tolerance != "none":
             topic, max_rows = options.errors_deadletterqueue_topic_name, options.errors_max
@@ -197,7 +197,7 @@ class Producer:
                 writer.write()
 
         self.sender.begin(dead_letters)
-        return RunningTask(self._parts, dead_letters, check, self._rate_limit, monotonic_ms)
+        return ProducerTask(self._parts, dead_letters, check, self._rate_limit, monotonic_ms)
 
     def begin(
         self,

@@ -42,7 +42,7 @@ _OF_DELIVERIES = tuple(one.name for one in fields(Deliveries) if one.name in NAM
 _QUIET_MS = 1000.0
 
 
-class RunningTask:
+class ProducerTask:
     """Made when the task begins. Any thread may read its counts, most of which are those of its worker's
     parts, and its report.
 
