@@ -8,67 +8,31 @@ from collections.abc import Mapping
 
 import pytest
 
-from kafka_sink.breaker import (
-    CircuitBreakManager,
-    FailureRateCircuitBreaker,
-    PartitionCircuitBreaker,
-    ProducerStatusContext,
-)
-from kafka_sink.breaker.breaker import Breaker
+from kafka_sink.breaker import CircuitBreakManager, ProducerStatusContext
 from kafka_sink.coordinator.breaker import BreakerChannel
 from kafka_sink.errors import BrokerRefusedError
 from kafka_sink.model import TopicPartition
-from tests.support.breaker_cluster import A0, A1, B0, Cluster, IdleBreaker, numbers, run_pass
+from tests.support.breaker_cluster import A0, A1, B0, P0, P1, P3, Bench, Cluster, IdleBreaker, numbers
 from tests.support.brokers import batch
 
-P0, P1, P2, P3 = (TopicPartition("t", partition) for partition in range(4))
 REPLICAS = BrokerRefusedError("NOT_ENOUGH_REPLICAS", 19)
 
 
-class Bench:
-    """Brokers 1, 2, 3 lead partitions 0, 1, 2 and broker 1 partition 3 too; a fake clock."""
-
-    def __init__(self, breaker: PartitionCircuitBreaker | None = None) -> None:
-        self.cluster = Cluster(t=[1, 2, 3, 1])
-        if breaker is None:
-            breaker = FailureRateCircuitBreaker()
-            breaker.configure({"trigger.message.count": "100"})
-        self.manager = self.cluster.manager()
-        self.brokers = self.cluster.brokers
-        self.gate = Breaker(breaker, self.manager)
-        self.now = 0.0
-
-    def send(self, partition: TopicPartition, records: int = 100) -> None:
-        self.cluster.send(self.gate, partition, records, self.now)
-
-    def answer(self, partition: TopicPartition, cause: Exception | None = None, records: int = 100) -> None:
-        self.cluster.answer(self.gate, partition, cause, records, self.now)
-
-    def pass_time(self, duration: float) -> None:
-        """Passes of a sender whose other brokers answer at once."""
-        until = self.now + duration
-        while self.now < until:
-            self.now += 10
-            self.send(P1)
-            self.answer(P1)
-            run_pass(self.gate, self.now)
-
-    def freeze(self) -> None:
-        """Broker 1, after one response in time."""
-        self.send(P0)
-        self.now += 10
-        self.answer(P0)
-        self.send(P0)
-        self.pass_time(700)
-        assert P0 in self.gate.mutes
+def frozen() -> Bench:
+    """Broker 1 is, after one response in time."""
+    bench = Bench()
+    bench.batch(P0)
+    bench.send(P0)
+    bench.pass_time(700)
+    assert P0 in bench.gate.mutes
+    return bench
 
 
 def test_a_silent_broker_is_muted_logged_once_and_unmuted_by_its_response(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    bench = Bench()
     with caplog.at_level(logging.INFO, "kafka_sink"):
-        bench.freeze()
+        bench = frozen()
         assert P3 in bench.gate.mutes
         assert P1 not in bench.gate.mutes
         bench.pass_time(500)
@@ -78,15 +42,14 @@ def test_a_silent_broker_is_muted_logged_once_and_unmuted_by_its_response(
             r"for 5\d\d ms, where 10 ms is usual",
             caplog.records[0].getMessage(),
         )
-        assert bench.manager.table.muted_count == 2
+        assert bench.table.muted_count == 2
         bench.answer(P0)
-        run_pass(bench.gate, bench.now)
+        bench.at(bench.now)
         assert not bench.gate.mutes
         assert [r.getMessage() for r in caplog.records[1:]] == [
             "circuit breaker: unmuted broker host1:9092 (id 1) with t-0, t-3: it responds again"
         ]
-    manager = bench.manager
-    assert (manager.table.muted_count, manager.table.own_trips, manager.table.probes) == (0, 1, 0)
+    assert (bench.table.muted_count, bench.table.own_trips, bench.table.probes) == (0, 1, 0)
 
 
 class MutesWhereAllIsWell(IdleBreaker):
@@ -99,34 +62,6 @@ class MutesWhereAllIsWell(IdleBreaker):
         return True
 
 
-def test_the_first_response_of_another_broker_shortens_the_wait_for_a_silent_one() -> None:
-    """Catches: seen after half a second without any response, a silence was judged again after three."""
-    bench = Bench()
-    bench.send(P0)
-    for bench.now in range(10, 1_110, 10):
-        if bench.now == 450:
-            bench.send(P1)
-        if bench.now == 620:
-            bench.answer(P1)
-        run_pass(bench.gate, bench.now)
-    assert P0 in bench.gate.mutes
-
-
-def test_a_connection_that_is_refused_after_a_long_setup_is_silence_at_once() -> None:
-    """Where a setup takes 1 s, one may take 5. Catches: its refusal counted half a second later."""
-    bench = Bench()
-    bench.brokers.connected(2, 1_000.0, 0.0)
-    while bench.now < 3_100:
-        bench.now += 10
-        run_pass(bench.gate, bench.now)
-        bench.send(P1)
-        bench.answer(P1)
-        bench.brokers.unreachable(1, bench.now, failing=bench.now >= 3_010)
-        bench.gate.on_unreachable([bench.brokers[1]], bench.now)
-    run_pass(bench.gate, bench.now)
-    assert P0 in bench.gate.mutes
-
-
 def test_a_mute_for_an_acknowledgement_calls_for_a_pass_at_once() -> None:
     """Catches: the sender waits on after an acknowledgement, and rows go on to the muted partition."""
     bench = Bench(MutesWhereAllIsWell())
@@ -134,15 +69,13 @@ def test_a_mute_for_an_acknowledgement_calls_for_a_pass_at_once() -> None:
     assert bench.gate.next_change_ms(bench.now) > 0
     bench.answer(P0)
     assert bench.gate.next_change_ms(bench.now) == 0
-    assert P0 in run_pass(bench.gate, bench.now)
+    assert P0 in bench.at(bench.now)
     assert bench.gate.next_change_ms(bench.now) > 0
 
 
 def test_a_mute_is_explained_with_broker_time_and_last_error() -> None:
-    bench = Bench()
-    assert bench.gate.explain(P0) is None
-    bench.freeze()
-    muted_at = bench.now
+    assert Bench().gate.explain(P0) is None
+    bench = frozen()
     bench.answer(P0, ConnectionResetError("reset by peer"))
     bench.pass_time(1_000)
     text = bench.gate.explain(P3)
@@ -153,32 +86,24 @@ def test_a_mute_is_explained_with_broker_time_and_last_error() -> None:
         r"last error: reset by peer",
         text,
     )
-    assert muted_at < bench.now
     assert bench.gate.explain(P1) is None
 
 
 def test_a_broker_that_metadata_lost_keeps_its_name() -> None:
-    bench = Bench()
-    bench.freeze()
+    bench = frozen()
     bench.cluster.move(P0, -1)
     bench.cluster.move(P3, -1)
-    run_pass(bench.gate, bench.now)
+    bench.at(bench.now)
     assert "broker host1:9092 (id 1) since" in (bench.gate.explain(P0) or "")
 
 
-class Recorder(PartitionCircuitBreaker):
+class Recorder(IdleBreaker):
     """Somebody's own class."""
 
-    def __init__(self, broken: bool = False) -> None:
+    broken = False
+
+    def __init__(self) -> None:
         self.calls: list[tuple[object, ...]] = []
-        self.broken = broken
-        self.manager: CircuitBreakManager | None = None
-
-    def configure(self, configs: Mapping[str, str]) -> None:
-        pass
-
-    def set_circuit_break_manager(self, circuit_break_manager: CircuitBreakManager) -> None:
-        self.manager = circuit_break_manager
 
     def on_send(self, context: ProducerStatusContext) -> bool:
         self.calls.append(("send", context.now, context.record_count, dict(context.in_flight_requests)))
@@ -191,7 +116,7 @@ class Recorder(PartitionCircuitBreaker):
             raise ZeroDivisionError("of the user's making")
         batches = dict(context.in_flight_batches)
         self.calls.append(("complete", context.now, context.record_count, batches, exception))
-        if exception is not None and self.manager is not None:
+        if exception is not None:
             self.manager.mute(topic_partition, "I say so")
             return True
         return False
@@ -212,7 +137,7 @@ def test_a_users_class_is_called_per_batch_with_its_rows() -> None:
         ("complete", 6.0, 7_000, {P3: 1}, REPLICAS),
         ("complete", 6.0, 3, {}, None),
     ]
-    assert P0 in run_pass(bench.gate, 6.0)
+    assert P0 in bench.at(6.0)
     assert "I say so" in (bench.gate.explain(P0) or "")
 
 
@@ -253,12 +178,11 @@ def test_a_class_that_raises_is_switched_off_and_its_mutes_end_by_probes(
     assert [r.message for r in caplog.records if r.exc_info] == [
         "the circuit breaker class failed and is switched off for this producer"
     ]
-    bench.now = 2_001.0
-    assert P0 in run_pass(bench.gate, bench.now)
-    assert bench.gate.table.may_probe(P0)
+    assert P0 in bench.at(2_001.0)
+    assert bench.table.may_probe(P0)
     bench.send(P0)
     bench.answer(P0)
-    assert not run_pass(bench.gate, bench.now)
+    assert not bench.at(bench.now)
 
 
 class Shared(BreakerChannel):
@@ -279,7 +203,7 @@ def test_a_task_does_not_wait_for_mutes_that_are_known() -> None:
     shared = Shared()
     bench.gate.share(shared)
     bench.gate.begin()
-    run_pass(bench.gate, 0.0)
+    bench.at(0.0)
 
     def check() -> None:
         pytest.fail("waits")
@@ -299,17 +223,16 @@ def test_a_task_does_not_wait_for_mutes_that_are_known() -> None:
 
 def test_topics_without_a_leader_are_refreshed_when_a_broker_is_probed() -> None:
     """Catches: partitions of a broker that is back that get no rows until their metadata is old."""
-    bench = Bench()
+    bench = frozen()
     stale = bench.cluster.stale
-    bench.freeze()
     bench.cluster.move(P0, -1)
     bench.cluster.leaders["other"] = [2]
     bench.pass_time(2_100)
-    assert bench.gate.table.brokers_to_probe() == [1]
+    assert bench.table.brokers_to_probe() == [1]
     bench.gate.on_probe(1, bench.now)
     bench.gate.on_probe_done(1, ConnectionError("the cluster misses it"), bench.now)
     assert stale == ["t"]
-    assert bench.gate.table.brokers_to_probe() == [], "once an interval"
+    assert bench.table.brokers_to_probe() == [], "once an interval"
     bench.pass_time(2_100)
     bench.gate.on_probe(1, bench.now)
     bench.gate.on_probe_done(1, None, bench.now)
@@ -319,11 +242,11 @@ def test_topics_without_a_leader_are_refreshed_when_a_broker_is_probed() -> None
 def test_a_task_that_leaves_the_coordinator_goes_on_by_its_own_clock() -> None:
     bench = Bench(Recorder())
     bench.gate.share(Shared())
-    bench.manager.table.apply_shared({1: "another task says so"})
-    run_pass(bench.gate, bench.now)
+    bench.table.apply_shared({1: "another task says so"})
+    bench.at(bench.now)
     bench.gate.share(None)
-    run_pass(bench.gate, bench.now)
-    assert not bench.manager.table.mutes[1].is_shared
+    bench.at(bench.now)
+    assert not bench.table.mutes[1].is_shared
     assert P3 in bench.gate.mutes
     bench.gate.close()
     assert not bench.gate.mutes

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from kafka_sink.breaker.breaker import CircuitBreakManager
 from kafka_sink.errors import BrokerRefusedError, DeliveryError
-from tests.support.breaker_cluster import A0, A1, B0, Cluster
+from kafka_sink.network.broker_connection import RequestTimeoutError
+from tests.support.breaker_cluster import A0, A1, B0, P0, P1, Bench, Cluster
 from tests.support.brokers import batch
 
 
@@ -133,3 +134,41 @@ def test_what_failed_before_a_mute_ended_says_nothing_more(
         manager.refresh()
         manager.unmute(target)
         assert cluster.partition(A0).outcomes(0.0) == (0, 0)
+
+
+# -- trials: new rows that go to a muted partition as its probe --
+
+
+def test_a_trial_ends_when_a_batch_waits_that_cannot_be_sent() -> None:
+    """Catches: rows without keys that gather for a failing partition whose broker's window is full."""
+    bench = Bench()
+    bench.manager.mute(P0, "failing")
+    assert P0 not in bench.at(4_000.0), "no batch waits: new rows may come"
+    bench.table.note_waiting([P0])
+    for _ in range(20):
+        assert P0 in bench.at(bench.now + 500)
+        assert bench.table.may_probe(P0), "it is the probe, once the broker takes it"
+    bench.send(P0)
+    bench.at(bench.now)
+    assert not bench.table.may_probe(P0)
+
+
+def test_there_is_no_trial_while_a_response_is_awaited() -> None:
+    """Catches: rows that gather behind a batch that has no response yet."""
+    bench = Bench()
+    bench.batch(P0)
+    bench.send(P0)
+    bench.manager.mute(P0, "failing")
+    for _ in range(20):
+        assert P0 in bench.at(bench.now + 500)
+    bench.answer(P0, RequestTimeoutError("x"))
+    bench.manager.unmute(1)
+    assert P0 not in bench.at(bench.now)
+
+
+def test_waiting_for_a_healthy_partition_means_nothing() -> None:
+    bench = Bench()
+    bench.manager.mute(1, "silent")
+    bench.at(bench.now)
+    bench.table.note_waiting([P1])
+    assert bench.table.held() == []

@@ -1,11 +1,11 @@
-"""A cluster that tests describe by the leaders of its partitions, and how a sender uses a Breaker."""
+"""A cluster that tests describe by the leaders of its partitions, and a Breaker as a sender uses it."""
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
 from typing import cast
 
-from kafka_sink.breaker import PartitionCircuitBreaker, ProducerStatusContext
+from kafka_sink.breaker import FailureRateCircuitBreaker, PartitionCircuitBreaker, ProducerStatusContext
 from kafka_sink.breaker.breaker import Breaker, CircuitBreakManager
 from kafka_sink.breaker.failure_rate import has_response
 from kafka_sink.cluster.metadata import ClusterMetadata
@@ -16,6 +16,7 @@ from tests.support.queues import partition_of
 
 A0, A1, A2 = (TopicPartition("a", number) for number in range(3))
 B0 = TopicPartition("b", 0)
+P0, P1, P2, P3 = (TopicPartition("t", number) for number in range(4))
 
 
 def numbers(infos: Iterable[PartitionMetadata]) -> list[int]:
@@ -116,3 +117,63 @@ class Cluster:
         if partition.partition >= len(found):
             return None
         return PartitionMetadata(partition.topic, partition.partition, found[partition.partition])
+
+
+class Bench:
+    """A breaker class on a clock of the test's own; brokers 1, 2, 3 lead partitions 0, 1, 2, and 1 also 3."""
+
+    def __init__(self, breaker: PartitionCircuitBreaker | None = None, **configs: str) -> None:
+        if breaker is None:
+            breaker = FailureRateCircuitBreaker()
+            breaker.configure({name.replace("_", "."): text for name, text in configs.items()})
+        self.cluster = Cluster(t=[1, 2, 3, 1])
+        self.manager, self.brokers = self.cluster.manager(), self.cluster.brokers
+        self.table = self.manager.table
+        self.gate = Breaker(breaker, self.manager)
+        self.now = 0.0
+
+    def at(self, now: float) -> Container[TopicPartition]:
+        self.now = now
+        return run_pass(self.gate, now)
+
+    def send(self, partition: TopicPartition, rows: int = 100) -> None:
+        self.cluster.send(self.gate, partition, rows, self.now)
+
+    def answer(self, partition: TopicPartition, cause: Exception | None = None, rows: int = 100) -> None:
+        self.cluster.answer(self.gate, partition, cause, rows, self.now)
+
+    def batch(
+        self, partition: TopicPartition, cause: Exception | None = None, rows: int = 100, ms: float = 10.0
+    ) -> bool:
+        """Sent, and answered so much later; whether its partition is muted then."""
+        self.send(partition, rows)
+        self.at(self.now + ms)
+        self.answer(partition, cause, rows)
+        return self.manager.is_muted(partition)
+
+    def next_ms(self) -> float:
+        """For how long a sender would wait."""
+        return self.gate.next_change_ms(self.now) if self.gate.is_busy else self.gate.due_ms - self.now
+
+    def pass_time(self, ms: float, step: float = 10.0) -> None:
+        """Broker 3 answers at once."""
+        until = self.now + ms
+        while self.now < until:
+            self.batch(P2, ms=min(step, until - self.now))
+            self.at(self.now)
+
+    def until_muted(self, node: int, patience: float) -> float:
+        """Brokers 2 and 3 answer; the milliseconds until the node is muted, or the patience."""
+        start = self.now
+        while self.now < start + patience and not self.manager.is_muted(node):
+            self.batch(P1)
+            self.batch(P2)
+            self.at(self.now)
+        return self.now - start
+
+    def answer_probes(self, *nodes: int) -> None:
+        """These brokers respond to requests without rows, the others do not."""
+        for node in self.table.brokers_to_probe():
+            self.gate.on_probe(node, self.now)
+            if node in nodes:
+                self.gate.on_probe_done(node, None, self.now)
