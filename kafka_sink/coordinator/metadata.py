@@ -18,7 +18,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, islice
+from itertools import islice
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -60,9 +60,9 @@ MAX_TOPICS = 5000
 # Of a topic that a task knows nothing of.
 ANY_AGE_MS = 1e12
 _MAX_HOST, _MAX_RACK = 255, 100
-# A message with topics holds about so many bytes; one topic may take more.
+# About so many bytes of topics and of brokers are in a message: fewer than MAX_TOPICS and MAX_BROKERS, whose
+# shortest names fill it. One topic may take more.
 _PART_BYTES, _NODES_BYTES = 1_000_000, 400_000
-
 
 # Each in four bytes, little-endian as wherever PyArrow runs; JSON has them as base64.
 _Int32s = Annotated[bytes, Meta(max_length=600_000)]
@@ -136,26 +136,25 @@ class Topics(Message, frozen=True):
 def parts_of(snapshot: MetadataSnapshot) -> Iterator[SnapshotPart]:
     """One or more, each of which fits into a message."""
     nodes: tuple[NodeHint, ...] = tuple(
-        NodeHint(one.id, one.host, one.port, one.rack if one.rack is None else cut(one.rack, _MAX_RACK))
-        for one in snapshot.nodes[:MAX_BROKERS]
+        NodeHint(one.id, one.host, one.port, one.rack and cut(one.rack, _MAX_RACK))
+        for one in snapshot.nodes
         if is_host(one.host) and 0 <= one.port < 1 << 16
     )
-    # A character takes up to six bytes. Brokers that do not fit are left to tasks: no cluster has so many.
-    sizes = accumulate(60 + len(one.host) + 6 * len(one.rack or "") for one in nodes)
-    nodes = tuple(one for one, size in zip(nodes, sizes, strict=True) if size < _NODES_BYTES)
-    age_ms = snapshot.nodes_age_ms if math.isfinite(snapshot.nodes_age_ms) else 0.0
+    # A character takes up to six bytes. Where they do not fit, tasks ask brokers: no cluster has so many.
+    if sum(80 + len(one.host) + 6 * len(one.rack or "") for one in nodes) > _NODES_BYTES:
+        nodes = ()
     topics: list[TopicHint] = []
     taken = 0
     for one in snapshot.topics:
         topic, partitions = one.metadata, one.metadata.partitions
-        size = len(topic.name) + 100 + 11 * len(partitions)
-        if topics and (taken + size > _PART_BYTES or len(topics) >= MAX_TOPICS):
-            yield SnapshotPart(snapshot.cluster_id, nodes, age_ms, tuple(topics))
+        size = 200 + len(topic.name) + 11 * len(partitions)
+        if topics and taken + size > _PART_BYTES:
+            yield SnapshotPart(snapshot.cluster_id, nodes, snapshot.nodes_age_ms, tuple(topics))
             topics, taken, nodes = [], 0, ()
         numbers = partitions.leaders.tobytes(), partitions.epochs.tobytes()
         topics.append(TopicHint(topic.name, one.age_ms, topic.topic_id, *numbers))
         taken += size
-    yield SnapshotPart(snapshot.cluster_id, nodes, age_ms, tuple(topics))
+    yield SnapshotPart(snapshot.cluster_id, nodes, snapshot.nodes_age_ms, tuple(topics))
 
 
 def snapshot_of(part: SnapshotPart) -> MetadataSnapshot:
@@ -214,6 +213,18 @@ class MemoryBudget:
     limit: int = 160 * 1024 * 1024
     used: int = 0
 
+    @property
+    def is_full(self) -> bool:
+        return self.used >= self.limit
+
+
+@dataclass(eq=False, slots=True)
+class _Users:
+    """The tasks that use just these topics: many do, and are told the same."""
+
+    topics: frozenset[str]
+    peers: dict[int, None] = field(default_factory=dict)
+
 
 @dataclass(slots=True)
 class _Fetch:
@@ -254,16 +265,16 @@ class MetadataService(Service):
             self._transient.add(UNKNOWN_TOPIC_OR_PARTITION)
         # Tasks, the one that was asked to fetch longest ago first.
         self._tasks: OrderedDict[int, None] = OrderedDict()
-        # What each task uses, and the tasks that use exactly these: many share a set.
-        self._uses: dict[int, frozenset[str]] = {}
-        self._users: dict[frozenset[str], tuple[frozenset[str], dict[int, None]]] = {}
+        # By task, and by topics.
+        self._users_with: dict[int, _Users] = {}
+        self._users: dict[frozenset[str], _Users] = {}
         self._fetch: _Fetch | None = None
         self._number = 0
         # Topics, and with None the cluster's id, of which the last fetch contradicted what is known.
         self._contradicted: set[str | None] = set()
-        # What changed, for the sets that have not been told yet.
+        # What changed, and who has not been told yet.
         self._fresh: set[str] = set()
-        self._untold: OrderedDict[frozenset[str], None] = OrderedDict()
+        self._untold: OrderedDict[_Users, None] = OrderedDict()
         # Topics that are known, the tasks that need them, and when to send the first of them.
         self._answers: OrderedDict[frozenset[str], dict[int, None]] = OrderedDict()
         self._answers_due_ms = math.inf
@@ -308,35 +319,35 @@ class MetadataService(Service):
 
     def _use(self, peer: int, names: frozenset[str]) -> None:
         """The task uses these topics, and those that it has named before."""
-        before = self._uses.get(peer, frozenset())
-        if names <= before:
-            return
-        topics = before | names
-        if len(topics) > _MAX_TOPICS_OF_A_TASK:
-            # The task reports those still in use again within a minute.
-            topics = names
+        before = self._users_with.get(peer)
+        topics = names
+        if before is not None:
+            if names <= before.topics:
+                return
+            if len(before.topics) + len(names) <= _MAX_TOPICS_OF_A_TASK:
+                topics = before.topics | names
+            # Otherwise the task reports those still in use again within a minute.
         self._leave(peer)
         if topics not in self._users:
+            self._users[topics] = _Users(topics)
             self._count(_NAME_BYTES * len(topics))
-        self._uses[peer], peers = self._users.setdefault(topics, (topics, {}))
-        peers[peer] = None
+        users = self._users_with[peer] = self._users[topics]
+        users.peers[peer] = None
 
     def _leave(self, peer: int) -> None:
-        topics = self._uses.pop(peer, None)
-        if topics is not None:
-            peers = self._users[topics][1]
-            del peers[peer]
-            if not peers:
-                del self._users[topics]
-                self._untold.pop(topics, None)
+        users = self._users_with.pop(peer, None)
+        if users is not None:
+            del users.peers[peer]
+            if not users.peers:
+                del self._users[users.topics]
 
     # -- what it may keep ---------------------------------------------------------------------------
 
     def _may_keep(self, more: int, now_ms: float) -> bool:
         """Whether there is capacity for so many more bytes. Then they count."""
-        if self._budget.used >= self._budget.limit:
+        if self._budget.is_full:
             self._measure(now_ms)
-        if self._budget.used >= self._budget.limit:
+        if self._budget.is_full:
             return False
         self._count(more)
         return True
@@ -413,7 +424,7 @@ class MetadataService(Service):
         self._forget_unknown(name for name, code in errors.items() if code not in self._transient)
         # This is news to all that use the topics.
         self._fresh.update(name for name in fetch.requested if self.view.topic(name) is not None)
-        self._untold.update(dict.fromkeys(self._users))
+        self._untold.update(dict.fromkeys(self._users.values()))
         if found and not found.keys() | errors.keys() >= set(fetch.requested):
             # What the message did not hold is fetched next: tasks wait for it.
             self.out.broadcast(list(self._tasks), Topics(pending=True))
@@ -467,8 +478,8 @@ class MetadataService(Service):
                 left -= self._send(waiting, topics, now_ms)
             self._answers_due_ms = now_ms if self._answers else math.inf
         while self._untold and left > 0:
-            topics, _ = self._untold.popitem(last=False)
-            left -= self._send(self._users[topics][1], topics & self._fresh, now_ms)
+            users, _ = self._untold.popitem(last=False)
+            left -= self._send(users.peers, users.topics & self._fresh, now_ms)
         if not self._untold:
             self._fresh.clear()
 
@@ -511,21 +522,17 @@ class MetadataChannel(Channel):
 
     scope = ServiceScope.GROUP
 
-    def __init__(
-        self, view: ClusterMetadata, clock_ms: Clock, report_interval_ms: float, idle_ms: float
-    ) -> None:
+    def __init__(self, view: ClusterMetadata, clock_ms: Clock, idle_ms: float) -> None:
         super().__init__()
         self._view = view
         self._clock_ms = clock_ms
         self._use_interval_ms = use_interval_ms(idle_ms)
-        self._interval_ms = min(report_interval_ms, self._use_interval_ms)
         self._lock = threading.Lock()  # guards all below
         self._reachable = True
         # Topics used since they were last told of; with a time, what is known is denied since then.
         self._to_tell: dict[str, float | None] = {}
-        # When the last of them were told of, those that ever were, and when to tell of more.
+        # When the last of them were told of, and when to tell of more.
         self._told_ms = -math.inf
-        self._told: set[str] = set()
         self._due_ms = math.inf
         # What the task waits for.
         self._needed: set[str] = set()
@@ -563,8 +570,7 @@ class MetadataChannel(Channel):
         with self._lock:
             for name in topics:
                 self._to_tell.setdefault(name, None)
-            is_new = not self._told.issuperset(topics)
-            due_ms = self._told_ms + (self._interval_ms if is_new else self._use_interval_ms)
+            due_ms = self._told_ms + self._use_interval_ms
             is_sooner = due_ms < self._due_ms
             self._due_ms = min(self._due_ms, due_ms)
         if is_sooner:
@@ -603,9 +609,6 @@ class MetadataChannel(Channel):
             taken = dict(islice(self._to_tell.items(), MAX_TOPICS))
             for name in taken:
                 del self._to_tell[name]
-            if len(self._told) > 2 * MAX_TOPICS:
-                self._told.clear()
-            self._told.update(taken)
             self._told_ms, self._due_ms = now_ms, now_ms if self._to_tell else math.inf
         return TopicsWanted({name: _age_ms(since_ms, now_ms) for name, since_ms in taken.items()})
 
@@ -643,7 +646,6 @@ class MetadataChannel(Channel):
     def on_connected(self, now_ms: float) -> None:
         with self._lock:
             self._reachable = True
-            self._told.clear()
             self._told_ms = -math.inf
             self._due_ms = -math.inf if self._to_tell else math.inf
         self._view.share_refreshes(True)

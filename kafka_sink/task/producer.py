@@ -265,8 +265,7 @@ class Producer:
 
     def _join_coordinator(self, address: CoordinatorAddress) -> CoordinatorClient:
         interval_ms = self.options.coordinator_report_interval_ms
-        idle_ms = self.options.metadata_max_idle_ms
-        metadata = MetadataChannel(self.cluster, monotonic_ms, interval_ms, idle_ms)
+        metadata = MetadataChannel(self.cluster, monotonic_ms, self.options.metadata_max_idle_ms)
         self._writes = WriteChannel(self.abort)
         channels: list[Channel] = [metadata, self._writes]
         if not self.breaker.is_off:

@@ -720,7 +720,7 @@ class Task:
         self.now_ms = 0.0
         self.view = View()
         self.woken = 0
-        self.channel = MetadataChannel(self.view, lambda: self.now_ms, 500, idle_ms)
+        self.channel = MetadataChannel(self.view, lambda: self.now_ms, idle_ms)
         self.channel.wake = self._wake
         self.channel.on_connected(0)
 
@@ -740,12 +740,11 @@ def test_what_is_asked_goes_at_once_and_use_when_it_is_gathered() -> None:
     assert task.channel.is_waiting
     assert task.send() == TopicsWanted({"a": ANY_AGE_MS})
     task.channel.note_use(["a", "b"])
+    task.channel.note_use(["b"])
     assert task.woken == 2
     assert task.send() is None
     task.now_ms = 500
-    assert task.send() == TopicsWanted({"a": None, "b": None})
-    task.channel.note_use(["a", "b"])
-    assert task.channel.next_message_delay_ms(500) == 60_000
+    assert task.channel.next_message_delay_ms(500) == 59_500
     task.channel.ask(["c"])
     assert task.send() == TopicsWanted({"a": None, "b": None, "c": ANY_AGE_MS}), "with what is asked"
     task.channel.note_use(["a", "b"])
@@ -919,7 +918,7 @@ def test_hints_that_are_awaited_leave_half_of_max_block_for_brokers() -> None:
 
     now_ms, asked_ms = 0.0, math.inf
     view = ClusterMetadata(OPTIONS, lambda: now_ms, random=lambda: 0.5)
-    view.hints = MetadataChannel(view, lambda: now_ms, 500, 300_000)
+    view.hints = MetadataChannel(view, lambda: now_ms, 300_000)
 
     def hold_again() -> None:
         nonlocal asked_ms, now_ms
@@ -987,7 +986,7 @@ class Job:
         self.responses: deque[tuple[float, int, tuple[str, ...]]] = deque()
         for number in range(tasks):
             view = ClusterMetadata(OPTIONS, self.clock, random=lambda: 0.5)
-            channel = MetadataChannel(view, self.clock, 500, 300_000)
+            channel = MetadataChannel(view, self.clock, 300_000)
             view.hints = channel
             self.views.append(view)
             self.channels.append(channel)
