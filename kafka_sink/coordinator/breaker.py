@@ -327,6 +327,18 @@ class BreakerChannel(Channel):
 
     # -- what has come: the sender's thread ---------------------------------------------------------------
 
+    def _take(self, message: Message, manager: CircuitBreakManager) -> None:
+        match message:
+            case Mutes():
+                self._take_mutes(message, manager)
+            case Watch():
+                for start in range(0, len(message.partitions), MAX_TARGETS):
+                    self._say_outcomes(manager, message.partitions[start : start + MAX_TARGETS])
+            case Question():
+                self._take_question(message, manager)
+            case Probe():
+                manager.table.permit(message.targets, message.left_ms, new_rows=message.new_rows)
+
     def _begin(self, connected: bool, manager: CircuitBreakManager) -> None:
         self._connected, self._is_told = connected, False
         self._begin_anew()
@@ -352,10 +364,6 @@ class BreakerChannel(Channel):
         if math.isinf(self._waits_ms):
             self._wait_to_name(manager)
         self._is_told |= message.whole
-
-    def _take_watch(self, message: Watch, manager: CircuitBreakManager) -> None:
-        for start in range(0, len(message.partitions), MAX_TARGETS):
-            self._say_outcomes(manager, message.partitions[start : start + MAX_TARGETS])
 
     def _take_question(self, asked: Question, manager: CircuitBreakManager) -> None:
         broker = manager.brokers.get(asked.broker)
@@ -396,22 +404,9 @@ class BreakerChannel(Channel):
         self._outbox.clear()
         self._put(partial(self._begin, False))
 
-    @receives(Mutes)
-    def on_mutes(self, message: Mutes, now_ms: float) -> None:
-        self._put(partial(self._take_mutes, message))
-
-    @receives(Watch)
-    def on_watch(self, message: Watch, now_ms: float) -> None:
-        self._put(partial(self._take_watch, message))
-
-    @receives(Question)
-    def on_question(self, asked: Question, now_ms: float) -> None:
-        self._put(partial(self._take_question, asked))
-
-    @receives(Probe)
-    def on_probe(self, message: Probe, now_ms: float) -> None:
-        targets, left_ms = message.targets, message.left_ms
-        self._put(lambda manager: manager.table.permit(targets, left_ms, new_rows=message.new_rows))
+    @receives(Mutes, Watch, Question, Probe)
+    def on_message(self, message: Message, now_ms: float) -> None:
+        self._put(partial(self._take, message))
 
     def _put(self, apply: Callable[[CircuitBreakManager], None]) -> None:
         self._inbox.append(apply)

@@ -131,11 +131,11 @@ def decompressed(data: bytes) -> bytes:
 _Method = TypeVar("_Method", bound=Callable[..., None])
 
 
-def receives(kind: type) -> Callable[[_Method], _Method]:
-    """Mark the method of a service or channel that takes messages of this class."""
+def receives(*kinds: type) -> Callable[[_Method], _Method]:
+    """Mark the method of a service or channel that takes messages of these classes."""
 
     def mark(method: _Method) -> _Method:
-        method.receives = kind  # type: ignore[attr-defined]
+        method.receives = kinds  # type: ignore[attr-defined]
         return method
 
     return mark
@@ -155,13 +155,13 @@ class ServiceScope(Enum):
 
 class _Receiver:
     scope: ClassVar[ServiceScope] = ServiceScope.GROUP
-    # The name of the method for each class of messages.
-    takes: ClassVar[Mapping[type, str]] = {}
+    # The method for each class of messages.
+    takes: ClassVar[Mapping[type, Callable[..., None]]] = {}
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        kinds = {name: getattr(getattr(cls, name, None), "receives", None) for name in dir(cls)}
-        cls.takes = {kind: name for name, kind in kinds.items() if kind is not None}
+        methods: list[Any] = [getattr(cls, name, None) for name in dir(cls)]
+        cls.takes = {kind: one for one in methods for kind in getattr(one, "receives", ())}
 
 
 class Outbox(Protocol):
@@ -235,10 +235,10 @@ def deliver(receiver: _Receiver, *arguments: Any) -> None:
 
     Raises ProtocolError for a message that it does not take.
     """
-    name = receiver.takes.get(type(arguments[-2]))
-    if name is None:
+    method = receiver.takes.get(type(arguments[-2]))
+    if method is None:
         raise ProtocolError(f"{type(arguments[-2]).__name__} is not for {type(receiver).__name__}")
-    getattr(receiver, name)(*arguments)
+    method(receiver, *arguments)
 
 
 # -- what every connection says -------------------------------------------------------------------------
