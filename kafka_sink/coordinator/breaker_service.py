@@ -21,7 +21,7 @@ from random import Random
 from typing import NamedTuple
 
 from kafka_sink.breaker.failure_rate import MIN_FAILURES, reaches
-from kafka_sink.breaker.mutes import MuteTable, Target
+from kafka_sink.breaker.mutes import Mute, MuteTable, Target
 from kafka_sink.clock import GATHER_MUTES_MS, RANDOM
 from kafka_sink.coordinator.breaker import (
     MAX_MUTES,
@@ -197,6 +197,7 @@ class _Muted:
     message. ``prober``: the task that may probe; ``tried`` are not to probe next. Who has batches for it, or
     rows."""
 
+    mute: Mute
     origin: int | None
     size: int
     prober: int | None = None
@@ -249,7 +250,7 @@ class BreakerService(Service):
         """Whether there is no memory for more."""
         watched = len(self._inquiries) + (0 if self._failing is None else len(self._failing))
         self._pay(_WATCHED_BYTES * watched + _MUTE_BYTES * (len(self._muted) + len(self._paused_ms)))
-        return self._budget.used >= self._budget.limit
+        return self._budget.is_full
 
     def _pay(self, cost: int) -> None:
         self._budget.used += cost - self._cost
@@ -327,7 +328,7 @@ class BreakerService(Service):
             if found is not None and peer in (found.origin, found.prober):
                 self._unmute(target, now_ms)
             elif found is not None:
-                self._hurry(target, now_ms)
+                self._hurry(found, now_ms)
             elif isinstance(target, int) and (asked := self._inquiries.get(target)) and asked.peer == peer:
                 del self._inquiries[target]
 
@@ -349,8 +350,8 @@ class BreakerService(Service):
         found = self._inquiries.get(node)
         if found is not None and peer in found.asked and at_ms >= found.since_ms:
             del self._inquiries[node]
-        elif node in self._muted and at_ms > self.table.mutes[node].since_ms:
-            self._hurry(node, now_ms)
+        elif (muted := self._muted.get(node)) is not None and at_ms > muted.mute.since_ms:
+            self._hurry(muted, now_ms)
 
     def _end_questions(self, now_ms: float) -> None:
         over = takewhile(lambda one: one[1].until_ms <= now_ms, self._inquiries.items())
@@ -372,26 +373,27 @@ class BreakerService(Service):
         if is_full or is_paused or self._is_full() or not self.table.add(target, reason, now_ms):
             return
         # Another task is the first to probe.
-        self._muted[target] = _Muted(origin, size, tried=set() if origin is None else {origin})
+        tried = set() if origin is None else {origin}
+        self._muted[target] = _Muted(self.table.mutes[target], origin, size, tried=tried)
         self._mutes_bytes += size - self._removed.pop(target, 0)
         self._added[target] = reason
 
     def _unmute(self, target: Target, now_ms: float) -> None:
-        mute, found = self.table.mutes.pop(target), self._muted.pop(target)
+        found = self._muted.pop(target)
+        del self.table.mutes[target]
         if found.origin is not None and isinstance(target, TopicPartition):
-            lasted_ms = now_ms - mute.since_ms
+            lasted_ms = now_ms - found.mute.since_ms
             self._paused_ms[target] = now_ms + min(_PAUSE_FACTOR * lasted_ms, _MAX_PAUSE * self._interval_ms)
             if len(self._paused_ms) > MAX_MUTES:
                 del self._paused_ms[next(iter(self._paused_ms))]
         self._added.pop(target, None)
         self._removed[target] = found.size
 
-    def _hurry(self, target: Target, now_ms: float) -> None:
+    def _hurry(self, found: _Muted, now_ms: float) -> None:
         """A task that knows it at second hand says that a mute is over: another may probe, once an
         interval."""
-        found, mute = self._muted[target], self.table.mutes[target]
-        if not mute.is_probed and now_ms >= found.hurried_ms + self._interval_ms:
-            found.hurried_ms = mute.retry_at_ms = now_ms
+        if not found.mute.is_probed and now_ms >= found.hurried_ms + self._interval_ms:
+            found.hurried_ms = found.mute.retry_at_ms = now_ms
 
     # -- probes -------------------------------------------------------------------------------------------
 
@@ -404,11 +406,9 @@ class BreakerService(Service):
         for target in list(islice(self._muted, _CHECKED_AT_ONCE)):
             found = self._muted[target]
             self._muted.move_to_end(target)
-            if self._is_over(target, found, now_ms):
+            if self._is_over(found, now_ms):
                 self._unmute(target, now_ms)
-                continue
-            able = self._able(target, found, now_ms) if self._is_probe_due(target, found, now_ms) else []
-            if able:
+            elif self._is_probe_due(found, now_ms) and (able := self._able(found, now_ms)):
                 # One that probes another of these: fewer messages.
                 chosen = self._random.choice([one for one in able if one in permitted] or able)
                 permitted.setdefault(chosen, []).append(target)
@@ -418,32 +418,31 @@ class BreakerService(Service):
         for (peer, is_new), targets in permitted.items():
             self.out.send(peer, Probe(tuple(targets), is_new, self._interval_ms))
 
-    def _is_over(self, target: Target, found: _Muted, now_ms: float) -> bool:
+    def _is_over(self, found: _Muted, now_ms: float) -> bool:
         """Whether nobody has written there for long, as far as is known."""
-        if now_ms < self.table.mutes[target].since_ms + _FORGET_MS:
+        if now_ms < found.mute.since_ms + _FORGET_MS:
             return False
-        return isinstance(target, int) or not any(one in self._tasks for one in found.held)
+        return isinstance(found.mute.target, int) or self._tasks.keys().isdisjoint(found.held)
 
     def _check_due_ms(self) -> float:
         return self._checked_ms + _CHECK_MS if self._muted and self._tasks else math.inf
 
-    def _is_probe_due(self, target: Target, found: _Muted, now_ms: float) -> bool:
-        mute = self.table.mutes[target]
+    def _is_probe_due(self, found: _Muted, now_ms: float) -> bool:
+        mute = found.mute
         if mute.probe_ends_ms <= now_ms:
             found.prober = None
-            self.table.expire(target, now_ms)
+            self.table.expire(mute.target, now_ms)
         # None goes out before the mute that it is for.
-        is_told = target not in self._added
-        return not mute.is_probed and mute.retry_at_ms <= now_ms and is_told
+        return mute.is_due(now_ms) and mute.target not in self._added
 
-    def _able(self, target: Target, found: _Muted, now_ms: float) -> list[tuple[int, bool]]:
+    def _able(self, found: _Muted, now_ms: float) -> list[tuple[int, bool]]:
         """Some that may probe next, and whether with new rows. Any task can probe a broker, as that needs no
         row. A partition's probe needs a batch; if no other task has one, or none for another interval, new
         rows may go there."""
         able: list[tuple[Collection[int], bool]] = [(found.held, False), (found.acceptable, True)]
-        if isinstance(target, int):
+        if isinstance(found.mute.target, int):
             able = [(self._tasks, False)]
-        elif not found.held and now_ms < self.table.mutes[target].retry_at_ms + self._interval_ms:
+        elif not found.held and now_ms < found.mute.retry_at_ms + self._interval_ms:
             return []
         for _ in range(2):
             for peers, is_new in able:
