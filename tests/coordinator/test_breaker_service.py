@@ -5,9 +5,9 @@ from __future__ import annotations
 import gc
 import itertools
 import time
-import tracemalloc
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from random import Random
+from typing import TypeVar
 
 import pytest
 
@@ -32,16 +32,18 @@ from kafka_sink.coordinator.schema import MAX_MESSAGE_BYTES, Message, decode, de
 from kafka_sink.errors import ProtocolError
 from kafka_sink.model import TopicPartition
 from tests.support.fake_outbox import FakeOutbox
+from tests.support.footprint import traced
 from tests.support.job_of_tasks import service
 
 INTERVAL = 2_000.0
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
 SICK = 7
 OWN = {"class": "a.users.Class"}
+_Kind = TypeVar("_Kind", bound=Message)
 
 
-def muted(reasons: Mapping[Target, str], silence_ms: float = 0.0) -> MuteChanges:
-    return MuteChanges(tuple(OwnMute(*one, silence_ms) for one in reasons.items()))
+def muted(targets: Iterable[Target], reason: str = "no", silence_ms: float = 0.0) -> MuteChanges:
+    return MuteChanges(tuple(OwnMute(one, reason, silence_ms) for one in targets))
 
 
 def unmuted(*targets: Target) -> MuteChanges:
@@ -52,6 +54,16 @@ def failed(*targets: Target) -> MuteChanges:
     return MuteChanges(failed=reasoned((one, "refused") for one in targets))
 
 
+def named(count: int, topic: str = "t") -> list[TopicPartition]:
+    return [TopicPartition(topic, number) for number in range(count)]
+
+
+def parts(targets: Sequence[TopicPartition], size: int = MAX_TARGETS) -> Iterator[Sequence[TopicPartition]]:
+    """As many as a message takes."""
+    for start in range(0, len(targets), size):
+        yield targets[start : start + size]
+
+
 def outcomes(
     *counts: tuple[TopicPartition, int, int], answered: bool = True, error: str = "NO", rows: int = 1_000
 ) -> Outcomes:
@@ -59,8 +71,7 @@ def outcomes(
     return Outcomes(rows, tuple(PartitionOutcome(*one, answered, error if one[2] else "") for one in counts))
 
 
-def wanted(target: Target, silence_ms: float = 0.0) -> MuteChanges:
-    return muted({target: "it smells"}, silence_ms)
+SILENT = muted([SICK], silence_ms=1_000.0)
 
 
 class Bench:
@@ -80,6 +91,14 @@ class Bench:
 
     def say(self, peer: int, message: Message) -> None:
         deliver(self.service, peer, decode(encode(message)), self.now)
+
+    def fails(self, peer: int, *partitions: TopicPartition) -> None:
+        """Nothing that this task has written there was taken."""
+        for some in parts(partitions):
+            self.say(peer, outcomes(*((one, 0, 5) for one in some)))
+
+    def mutes(self, peer: int, targets: Iterable[Target], reason: str = "no") -> None:
+        self.say(peer, muted(targets, reason))
 
     def take(self) -> list[tuple[int, Message]]:
         found = self.out.taken()
@@ -102,18 +121,20 @@ class Bench:
         return set(self.service.table.mutes)
 
     def of(self, kind: type[Message]) -> list[tuple[float, int]]:
-        """When who was message so."""
+        """When who was told so."""
         return [(at, peer) for at, peer, message in self.pushed if isinstance(message, kind)]
+
+    def told(self, kind: type[_Kind]) -> list[_Kind]:
+        return [message for _, _, message in self.pushed if isinstance(message, kind)]
 
     def writes(self, failing: Sequence[int], *, written: int = 5) -> None:
         """Tasks answer what they watch: it fails for these."""
 
         def answer(peer: int, message: Message) -> Iterable[Message]:
             if isinstance(message, Watch):
-                partitions = message.partitions
-                failed = (0, 5) if peer in failing else (written, 0)
-                for start in range(0, len(partitions), MAX_TARGETS):
-                    yield outcomes(*((one, *failed) for one in partitions[start : start + MAX_TARGETS]))
+                counts = (0, 5) if peer in failing else (written, 0)
+                for some in parts(message.partitions):
+                    yield outcomes(*((one, *counts) for one in some))
 
         self.answer = answer
 
@@ -124,11 +145,11 @@ class Bench:
 @pytest.mark.parametrize(
     "message",
     [
-        outcomes(*((TopicPartition("t", number), 1, 1) for number in range(401))),
-        muted(dict.fromkeys(range(401), "x")),
-        muted({-1: "of no leader"}),
-        unmuted(*(TopicPartition("ab"[number % 2], number) for number in range(401))),
-        failed(*(TopicPartition("t", number) for number in range(401))),
+        outcomes(*((one, 1, 1) for one in named(401))),
+        muted(range(401)),
+        muted([-1]),
+        unmuted(*named(401)),
+        failed(*named(401)),
         Waiting(tuple(range(101)), ()),
     ],
 )
@@ -149,7 +170,7 @@ def sampled(failing: int) -> tuple[int, bool]:
     bench = Bench(1_000)
     bench.writes(range(failing))
     for peer in range(min(failing, 30)):
-        bench.say(peer, outcomes((P0, 0, 5)))
+        bench.fails(peer, P0)
     bench.run(600)
     return len(bench.of(Watch)), bench.muted() == {P0}
 
@@ -166,9 +187,8 @@ def test_one_host_with_a_bad_network_mutes_none_of_thousands_of_partitions() -> 
     bench = Bench(1_000)
     host = range(10)
     bench.writes(host)
-    for peer, start in itertools.product(host, range(0, 2_000, MAX_TARGETS)):
-        names = (TopicPartition("t", number) for number in range(start, start + MAX_TARGETS))
-        bench.say(peer, outcomes(*((one, 0, 5) for one in names)))
+    for peer in host:
+        bench.fails(peer, *named(2_000))
     bench.run(1_000)
     assert len(bench.of(Watch)) >= 10
     assert not bench.muted()
@@ -179,7 +199,7 @@ def test_each_task_counts_once_and_three_failures_are_needed() -> None:
     them."""
     bench = Bench(4)
     bench.writes([0, 1], written=1_000)
-    bench.say(0, outcomes((P0, 0, 5)))
+    bench.fails(0, P0)
     bench.run(200)
     assert bench.muted() == {P0}, "half of the tasks"
     bench = Bench(2)
@@ -194,11 +214,11 @@ def test_each_task_counts_once_and_three_failures_are_needed() -> None:
 def test_the_decision_comes_with_the_last_answer_or_after_400_ms() -> None:
     bench = Bench(3)
     bench.writes([0, 1, 2])
-    bench.say(0, outcomes((P0, 0, 5)))
+    bench.fails(0, P0)
     bench.run(70)
     assert bench.muted() == {P0}
     bench = Bench(3)
-    bench.say(0, outcomes((P0, 0, 5)))
+    bench.fails(0, P0)
     bench.run(400)
     assert not bench.muted()
     bench.run(60)
@@ -221,26 +241,23 @@ def test_rows_of_all_tasks_count_and_go_on_counting() -> None:
     assert P1 in bench.muted(), "the rows of a task that has ended count"
 
 
-def test_a_partition_that_does_not_fail_rests_for_a_second() -> None:
-    bench = Bench(10)
-    bench.writes([0])
-    for _ in range(40):
-        bench.say(0, outcomes((P0, 0, 5)))
-        bench.run(100)
-    assert len({at for at, _ in bench.of(Watch)}) == 4
-    assert not bench.muted()
-
-
-def test_what_tasks_report_once_while_a_partition_rests_is_not_lost() -> None:
+def test_a_partition_that_does_not_fail_rests_for_a_second_and_reports_meanwhile_are_not_lost() -> None:
     """Catches: after the first failure of many all was found well, and when the others failed in the same
     second, nobody looked before the next request timed out."""
     bench = Bench(10)
     bench.writes([0])
-    bench.say(0, outcomes((P0, 0, 5)))
+    for _ in range(40):
+        bench.fails(0, P0)
+        bench.run(100)
+    assert len({at for at, _ in bench.of(Watch)}) == 4
+    assert not bench.muted()
+    bench = Bench(10)
+    bench.writes([0])
+    bench.fails(0, P0)
     bench.run(100)
     bench.writes(range(10))
     for peer in range(1, 10):
-        bench.say(peer, outcomes((P0, 0, 5)))
+        bench.fails(peer, P0)
     bench.run(1_200)
     assert bench.muted() == {P0}
 
@@ -252,7 +269,7 @@ def test_what_tasks_report_once_while_a_partition_rests_is_not_lost() -> None:
 def test_a_response_in_the_second_half_of_a_silence_rejects_it(age_ms: float, muted: bool) -> None:
     bench = Bench(30)
     bench.answer = lambda peer, message: [Answer(SICK, age_ms)] * isinstance(message, Question)
-    bench.say(3, wanted(SICK, silence_ms=1_000.0))
+    bench.say(3, SILENT)
     bench.run(240)
     assert not bench.muted()
     bench.run(20)
@@ -264,7 +281,7 @@ def test_a_response_in_the_second_half_of_a_silence_rejects_it(age_ms: float, mu
 
 def test_answers_of_those_that_were_not_asked_do_not_count() -> None:
     bench = Bench(30)
-    bench.say(3, wanted(SICK, silence_ms=1_000.0))
+    bench.say(3, SILENT)
     bench.take()
     asked = {peer for _, peer in bench.of(Question)}
     for peer in set(range(30)) - asked:
@@ -275,7 +292,7 @@ def test_answers_of_those_that_were_not_asked_do_not_count() -> None:
 
 def test_a_response_that_comes_in_time_withdraws_what_a_task_wanted() -> None:
     bench = Bench(3)
-    bench.say(0, wanted(SICK, silence_ms=1_000.0))
+    bench.say(0, SILENT)
     bench.say(1, unmuted(SICK))
     bench.run(100)
     bench.say(0, unmuted(SICK))
@@ -288,7 +305,7 @@ def test_thousands_that_mute_a_frozen_broker_cost_one_question() -> None:
     busy for 14 s."""
     bench = Bench(4_000)
     for peer in range(4_000):
-        bench.say(peer, wanted(SICK, silence_ms=1_000.0))
+        bench.say(peer, SILENT)
         if peer % 20 == 0:
             bench.run(10)
     assert bench.muted() == {SICK}
@@ -300,7 +317,7 @@ def test_thousands_that_mute_a_frozen_broker_cost_one_question() -> None:
 
 
 def muted_broker(bench: Bench) -> None:
-    bench.say(0, wanted(SICK, silence_ms=1_000.0))
+    bench.say(0, SILENT)
     bench.run(260)
     assert bench.muted() == {SICK}
 
@@ -341,21 +358,17 @@ def test_the_next_probe_waits_after_a_failure_and_after_its_task_is_gone() -> No
 
 def test_a_partition_needs_a_task_with_a_batch_and_after_another_interval_one_with_rows() -> None:
     bench = Bench(4, **OWN)
-    bench.say(0, wanted(P0))
+    bench.mutes(0, [P0])
     bench.run(100)
     bench.say(1, Waiting((), (P0,)))
     bench.run(INTERVAL)
     assert not bench.of(Probe), "no task has a batch"
     bench.run(INTERVAL)
-    ((_, peer, probe),) = [one for one in bench.pushed if isinstance(one[2], Probe)]
-    assert isinstance(probe, Probe)
-    assert (peer, probe.new_rows) == (1, True)
     bench.say(1, failed(P0))
     bench.say(2, Waiting((P0,), ()))
     bench.run(INTERVAL + 100)
-    _, peer, probe = bench.pushed[-1]
-    assert isinstance(probe, Probe)
-    assert (peer, probe.new_rows) == (2, False)
+    assert [peer for _, peer in bench.of(Probe)] == [1, 2]
+    assert [probe.new_rows for probe in bench.told(Probe)] == [True, False]
 
 
 def test_no_probe_goes_out_before_the_mute_that_it_is_for() -> None:
@@ -382,22 +395,14 @@ def test_only_those_that_know_at_first_hand_end_a_mute() -> None:
     muted_broker(bench)
     bench.say(0, unmuted(SICK))
     assert not bench.muted(), "it was the one that wanted it"
-
-
-def test_tasks_are_told_how_many_they_are() -> None:
-    """Of thousands, one after the other sends to what is unmuted."""
-    bench = Bench(8)
-    muted_broker(bench)
-    bench.say(0, unmuted(SICK))
     bench.run(400)
-    assert bench.pushed[-1][2] == Mutes(False, (), (SICK,), 8)
+    assert bench.pushed[-1][2] == Mutes(False, (), (SICK,), 60), "of so many one after the other sends to it"
 
 
 def test_what_nobody_writes_to_and_brokers_are_forgotten_after_ten_minutes() -> None:
     """Catches: a liar's thousand mutes of brokers that do not exist stayed for ever."""
     bench = Bench(2, **OWN)
-    bench.say(0, wanted(P0))
-    bench.say(0, wanted(SICK))
+    bench.mutes(0, [P0, SICK])
     bench.run(INTERVAL + 300)
     bench.say(1, failed(SICK))
     bench.now += 590_000.0
@@ -414,25 +419,20 @@ def test_what_nobody_writes_to_and_brokers_are_forgotten_after_ten_minutes() -> 
 def test_a_task_that_comes_is_told_everything_by_one_message_for_all() -> None:
     """Catches: encoding 9,000 reasons took 55 ms for each task that came."""
     bench = Bench(3, **OWN)
-    reasons: dict[Target, str] = {TopicPartition("t", number): "no" for number in range(300)}
-    bench.say(0, muted(reasons))
+    bench.mutes(0, named(300))
     bench.run(100)
     encoded = bench.out.encoded
     for peer in (7, 8, 9):
         bench.service.on_joined(peer, bench.now)
     bench.service.on_gone(9, bench.now)
     bench.service.on_time(bench.now)
-    messages = [message for _, message in bench.take()]
+    (_, first), (_, second) = bench.take()
     assert bench.out.encoded == encoded + 1
     bench.service.on_joined(10, bench.now)
     bench.service.on_time(bench.now)
     assert bench.take() == [], "others may come soon"
-    assert [len(one.added) for one in messages if isinstance(one, Mutes)] == [
-        300,
-        300,
-    ]
-    assert all(isinstance(one, Mutes) and one.whole for one in messages)
-    assert messages[0] == messages[1]
+    assert isinstance(first, Mutes)
+    assert (len(first.added), first.whole, first == second) == (300, True, True)
 
 
 @pytest.mark.parametrize(
@@ -444,12 +444,9 @@ def test_mutes_take_no_more_bytes_than_a_message_has(topic: str, reason: str) ->
     """Catches: ten thousand mutes with long reasons ended the connection of every task that came, and with
     long names of topics no task was told any more."""
     bench = Bench(30, **OWN)
-    for start in range(0, 10_000, 200):
-        reasons: dict[Target, str] = {
-            TopicPartition(topic.format(number=number), number): f"{number}{reason}"
-            for number in range(start, start + 200)
-        }
-        bench.say(start // 400, muted(reasons))
+    names = [TopicPartition(topic.format(number=number), number) for number in range(10_000)]
+    for turn, some in enumerate(parts(names, 200)):
+        bench.mutes(turn // 2, some, reason)
     bench.run(100)
     assert 200 < len(bench.muted()) < 8_000
     bench.service.on_joined(99, bench.now)
@@ -464,13 +461,13 @@ def test_what_ended_and_what_is_new_fit_into_one_message() -> None:
     bench = Bench(3_000, **OWN)
     for turn in range(2):
         names = [TopicPartition(f"{turn}{number:06}".ljust(249, "x"), 0) for number in range(6_800)]
-        for start in range(0, 6_800, MAX_TARGETS):
-            bench.say(0, muted(dict.fromkeys(names[start : start + MAX_TARGETS], "no")))
+        for some in parts(names):
+            bench.mutes(0, some)
         if not turn:
             bench.run(1_000)
             assert len(bench.muted()) > 6_000
-            for start in range(0, 6_800, MAX_TARGETS):
-                bench.say(0, unmuted(*names[start : start + MAX_TARGETS]))
+            for some in parts(names):
+                bench.say(0, unmuted(*some))
     # Each message is encoded.
     bench.run(2_500)
 
@@ -480,32 +477,14 @@ def test_what_ended_is_no_more_than_one_message_names() -> None:
     the message about it and lost their connections."""
     bench = Bench(3_500, **OWN)
     for turn in range(30):
-        names = [TopicPartition(f"{turn}", number) for number in range(MAX_TARGETS)]
-        bench.say(0, muted(dict.fromkeys(names, "no")))
-        bench.say(0, unmuted(*names))
+        bench.mutes(0, named(MAX_TARGETS, f"{turn}"))
+        bench.say(0, unmuted(*named(MAX_TARGETS, f"{turn}")))
+    # Each message is encoded and decoded.
     bench.run(2_500)
-    pushed = {len(message.removed): message for _, _, message in bench.pushed if isinstance(message, Mutes)}
-    assert max(pushed) == MAX_MUTES
-    for message in pushed.values():
-        decode(encode(message))
+    assert max(len(message.removed) for message in bench.told(Mutes)) == MAX_MUTES
 
 
 # -- a connection that lies -----------------------------------------------------------------------------
-
-
-class Share:
-    """For how long something is muted, in all of the time."""
-
-    def __init__(self, bench: Bench) -> None:
-        self.bench, self.began, self.muted_ms = bench, bench.now, 0.0
-
-    def run(self, ms: float) -> None:
-        self.bench.run(ms)
-        self.muted_ms += ms * bool(self.bench.muted())
-
-    @property
-    def share(self) -> float:
-        return self.muted_ms / (self.bench.now - self.began)
 
 
 def probing(bench: Bench, liar: int, *, rows: bool) -> None:
@@ -533,14 +512,14 @@ def test_one_liar_mutes_nothing_for_most_of_the_time(rows: bool, own_class: bool
     bench = Bench(10, **(OWN if own_class else {}))
     liar = 9
     probing(bench, liar, rows=rows)
-    share = Share(bench)
-    partitions = [TopicPartition("t", number) for number in range(20)]
+    muted_times = 0
     for _ in range(600):
-        bench.say(liar, outcomes(*((one, 0, 5) for one in partitions)))
-        bench.say(liar, muted(dict.fromkeys(partitions, "a lie")))
-        bench.say(liar, Waiting(tuple(partitions), ()))
-        share.run(100.0)
-    assert 0.0 < share.share < 0.3
+        bench.fails(liar, *named(20))
+        bench.mutes(liar, named(20), "a lie")
+        bench.say(liar, Waiting(tuple(named(20)), ()))
+        bench.run(100.0)
+        muted_times += bool(bench.muted())
+    assert 0 < muted_times < 0.3 * 600
 
 
 def test_a_liar_mutes_nothing_that_others_write_to_or_get_responses_of() -> None:
@@ -554,13 +533,12 @@ def test_a_liar_mutes_nothing_that_others_write_to_or_get_responses_of() -> None
             yield Answer(message.broker, 5.0)
 
     bench.answer = answer
-    share = Share(bench)
     for _ in range(300):
         bench.say(liar, outcomes((P0, 0, 1_000), rows=10**9))
-        bench.say(liar, wanted(SICK, silence_ms=1e9))
-        bench.say(liar, wanted(3))
-        share.run(100.0)
-    assert share.share == 0.0
+        bench.say(liar, muted([SICK], silence_ms=1e9))
+        bench.mutes(liar, [3])
+        bench.run(100.0)
+        assert not bench.muted()
 
 
 def test_a_liar_causes_few_probes_and_ends_no_mute() -> None:
@@ -582,10 +560,9 @@ def test_what_a_liar_names_takes_bounded_memory() -> None:
     for breaker in ({}, OWN):
         bench = Bench(30, **breaker)
         for turn in range(30):
-            names = [TopicPartition(f"u{turn}", number) for number in range(400)]
-            bench.say(9, outcomes(*((one, 0, 5) for one in names)))
-            bench.say(9, muted(dict.fromkeys(names, "a lie")))
-            bench.say(9, muted(dict.fromkeys(range(turn * 400, turn * 400 + 400), "x")))
+            bench.fails(9, *named(400, f"u{turn}"))
+            bench.mutes(9, named(400, f"u{turn}"), "a lie")
+            bench.mutes(9, range(turn * 400, turn * 400 + 400))
             bench.run(20)
         # 200 at once of 20 tasks each, for 250 ms.
         assert len(bench.of(Question)) <= 200 * 20 * 3
@@ -635,10 +612,9 @@ def test_thousands_of_partitions_that_fail_for_a_thousand_hosts_are_muted_in_abo
                 timed(lambda: bench.service.on_time(bench.now))
             for peer, message in bench.take():
                 if isinstance(message, Watch):
-                    asked = message.partitions
-                    watched += len(asked)
-                    for first in range(0, len(asked), MAX_TARGETS):
-                        say(peer, asked[first : first + MAX_TARGETS])
+                    watched += len(message.partitions)
+                    for some in parts(message.partitions):
+                        say(peer, some)
                 elif isinstance(message, Mutes) and peer == 0:
                     muted |= {one.target for one in message.added}
     finally:
@@ -647,23 +623,20 @@ def test_thousands_of_partitions_that_fail_for_a_thousand_hosts_are_muted_in_abo
     # 9 ms and 0.8 to 1.4 s where nothing else runs.
     assert longest < 0.1
     assert spent < 10.0
-    mutes = [message for _, _, message in bench.pushed if isinstance(message, Mutes)]
-    assert sum(len(encode(one)) for one in {id(one): one for one in mutes}.values()) < 200 * 1024
+    assert sum(len(encode(one)) for one in {id(one): one for one in bench.told(Mutes)}.values()) < 200 * 1024
 
 
 def test_probes_of_thousands_of_mutes_take_bounded_parts_of_the_time() -> None:
     """Catches: each message about rows walked over all mutes, and without any task all were walked over for
     as long as the service was kept."""
     bench = Bench(12, **OWN)
-    for peer in range(5):
-        for some in range(2):
-            numbers = range(400 * some, 400 * some + 400)
-            bench.say(peer, muted({TopicPartition(f"t{peer}", number): "no" for number in numbers}))
+    targets = [one for peer in range(5) for one in named(800, f"t{peer}")]
+    for turn, some in enumerate(parts(targets)):
+        bench.mutes(turn // 2, some)
     bench.run(3_000)
     assert len(bench.muted()) == 4_000
-    targets = sorted(one for one in bench.muted() if isinstance(one, TopicPartition))
-    for start in range(0, 4_000, 100):
-        bench.say(11, Waiting(tuple(targets[start : start + 100]), ()))
+    for some in parts(targets, 100):
+        bench.say(11, Waiting(tuple(some), ()))
     assert not bench.of(Probe)
     bench.now += 20.0
     bench.service.on_time(bench.now)
@@ -672,8 +645,7 @@ def test_probes_of_thousands_of_mutes_take_bounded_parts_of_the_time() -> None:
     assert (peer, len(probe.targets)) == (11, 250)
     assert bench.service.next_change_ms(bench.now) == 20.0
     bench.run(400)
-    probes = [message for _, _, message in bench.pushed if isinstance(message, Probe)]
-    assert sum(len(one.targets) for one in probes) == 4_000
+    assert sum(len(one.targets) for one in bench.told(Probe)) == 4_000
     for peer in range(12):
         bench.service.on_gone(peer, bench.now)
     bench.now += 10_000
@@ -683,23 +655,18 @@ def test_probes_of_thousands_of_mutes_take_bounded_parts_of_the_time() -> None:
 def test_all_clusters_together_take_bounded_memory() -> None:
     """Catches: a connection that named another cluster with each Hello took 220 MiB within 12 s."""
     budget = MemoryBudget(2 * 2**20)
-    tracemalloc.start()
-    try:
+    with traced() as memory:
         benches = [Bench(2, budget) for _ in range(4)]
         for turn, bench in itertools.product(range(13), benches):
-            names = [TopicPartition(f"{turn}-{number}".ljust(249, "x"), number) for number in range(400)]
-            bench.say(1, outcomes(*((one, 0, 5) for one in names)))
-            bench.say(1, muted(dict.fromkeys(range(400 * turn, 400 * turn + 400), "a lie")))
+            bench.fails(1, *(TopicPartition(f"{turn}-{one}".ljust(249, "x"), one) for one in range(400)))
+            bench.mutes(1, range(400 * turn, 400 * turn + 400), "a lie")
             bench.run(10)
-        _, most = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert most < 7 * 2**20, f"{most / 2**20:.0f} MiB"
+    assert memory.peak < 7 * 2**20
     assert budget.used < 4 * 2**20
     for bench in benches:
         bench.service.close()
     assert budget.used == 0
     honest = Bench(2, budget)
-    honest.say(0, outcomes((P0, 0, 5)))
+    honest.fails(0, P0)
     honest.run(500)
     assert honest.muted() == {P0}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import math
 import pkgutil
-import tracemalloc
 import zlib
 from collections.abc import Iterator
 from typing import Annotated, Any, NamedTuple
@@ -31,6 +30,7 @@ from kafka_sink.coordinator.schema import (
     receives,
 )
 from kafka_sink.errors import ProtocolError
+from tests.support.footprint import traced
 
 
 class _Inner(Structure, frozen=True):
@@ -157,14 +157,9 @@ def test_what_is_no_message_is_refused() -> None:
 def test_a_message_that_unpacks_to_far_more_is_refused() -> None:
     """Catches: 64 KiB that became 64 MiB of JSON, and ten times that as objects."""
     bomb = b"\0" + zlib.compress(b'_Sample {"counts":[' + b"0," * 8_000_000 + b"0]}", 1)
-    tracemalloc.start()
-    try:
-        with pytest.raises(ProtocolError, match=f"more than {MAX_MESSAGE_BYTES} bytes"):
-            decode(bomb)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak < 3 * MAX_MESSAGE_BYTES
+    with traced() as memory, pytest.raises(ProtocolError, match=f"more than {MAX_MESSAGE_BYTES} bytes"):
+        decode(bomb)
+    assert memory.peak < 3 * MAX_MESSAGE_BYTES
 
 
 def test_what_is_too_large_or_no_text_is_not_sent() -> None:

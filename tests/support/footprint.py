@@ -5,6 +5,9 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -29,6 +32,25 @@ class Footprint:
     files: int
     sockets: int
     private_bytes: int
+
+
+@dataclass
+class Traced:
+    """Bytes of the objects that Python has made since: in the end, and at most."""
+
+    held: int = 0
+    peak: int = 0
+
+
+@contextmanager
+def traced() -> Iterator[Traced]:
+    found = Traced()
+    tracemalloc.start()
+    try:
+        yield found
+        found.held, found.peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
 
 
 def held_bytes(one: object) -> int:
