@@ -34,11 +34,13 @@ from kafka_sink.coordinator.schema import (
     Int32,
     Message,
     Ms,
+    Name,
     NodeId,
     Outbox,
     Service,
     ServiceScope,
     Structure,
+    Text,
     Topic,
     cut,
     receives,
@@ -59,7 +61,6 @@ from kafka_sink.printable import is_host
 MAX_TOPICS = 5000
 # Of a topic that a task knows nothing of.
 ANY_AGE_MS = 1e12
-_MAX_HOST, _MAX_RACK = 255, 100
 # About so many bytes of topics and of brokers are in a message: fewer than MAX_TOPICS and MAX_BROKERS, whose
 # shortest names fill it. One topic may take more.
 _PART_BYTES, _NODES_BYTES = 1_000_000, 400_000
@@ -72,9 +73,9 @@ class NodeHint(NamedTuple):
     """A broker's address."""
 
     id: NodeId
-    host: Annotated[str, Meta(max_length=_MAX_HOST)]
+    host: Text
     port: Annotated[int, Meta(ge=0, le=65_535)]
-    rack: Annotated[str, Meta(max_length=_MAX_RACK)] | None
+    rack: Text | None
 
 
 class TopicHint(NamedTuple):
@@ -90,7 +91,7 @@ class TopicHint(NamedTuple):
 class SnapshotPart(Structure, frozen=True):
     """Part of a MetadataSnapshot; the first one has the brokers."""
 
-    cluster_id: Annotated[str, Meta(max_length=200)] | None = None
+    cluster_id: Name | None = None
     nodes: Annotated[tuple[NodeHint, ...], Meta(max_length=MAX_BROKERS)] = ()
     nodes_age_ms: Ms = 0.0
     topics: Annotated[tuple[TopicHint, ...], Meta(max_length=MAX_TOPICS)] = ()
@@ -136,7 +137,7 @@ class Topics(Message, frozen=True):
 def parts_of(snapshot: MetadataSnapshot) -> Iterator[SnapshotPart]:
     """One or more, each of which fits into a message."""
     nodes: tuple[NodeHint, ...] = tuple(
-        NodeHint(one.id, one.host, one.port, one.rack and cut(one.rack, _MAX_RACK))
+        NodeHint(one.id, one.host, one.port, one.rack and cut(one.rack))
         for one in snapshot.nodes
         if is_host(one.host) and 0 <= one.port < 1 << 16
     )
@@ -610,7 +611,13 @@ class MetadataChannel(Channel):
             for name in taken:
                 del self._to_tell[name]
             self._told_ms, self._due_ms = now_ms, now_ms if self._to_tell else math.inf
-        return TopicsWanted({name: _age_ms(since_ms, now_ms) for name, since_ms in taken.items()})
+        # The sender may have read the clock after ``now_ms``.
+        return TopicsWanted(
+            {
+                name: None if since_ms is None else min(max(0.0, now_ms - since_ms), ANY_AGE_MS)
+                for name, since_ms in taken.items()
+            }
+        )
 
     def next_message_delay_ms(self, now_ms: float) -> float:
         with self._lock:
@@ -658,11 +665,6 @@ class MetadataChannel(Channel):
             self._fetch = self._fetched = None
         self._view.share_refreshes(False)
         self._view.release(now_ms)
-
-
-def _age_ms(since_ms: float | None, now_ms: float) -> float | None:
-    # The sender may have read the clock after ``now_ms``, hence the maximum with 0.
-    return None if since_ms is None else min(max(0.0, now_ms - since_ms), ANY_AGE_MS)
 
 
 def _may_exist(topic: str) -> bool:
