@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import threading
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
 from kafka_sink.coordinator.breaker_service import BreakerService
@@ -21,15 +19,13 @@ from kafka_sink.coordinator.server import Services
 from kafka_sink.coordinator.transport import Peer
 from kafka_sink.coordinator.writes import WriteService
 from kafka_sink.options import parse
-from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.task.producer import Producer
 from tests.support.coordinator_harness import serving
 from tests.support.fake_broker import FakeCluster
-from tests.support.fault_rounds import FAULTS, run_round
+from tests.support.fault_rounds import FAULTS, run_round, run_tasks
 
 TASKS, ROWS = 2, 10
 TOPICS = ("a", "b")
-PLAN = ColumnPlan.of([("topic", "string"), ("value", "binary")], None)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -74,30 +70,12 @@ def run_and_kill(at: int) -> list[str]:
 
         server.on_message = count  # type: ignore[method-assign]
         address = replace(found.address, location=replace(found.address.location, has_view=True))
-        failures: list[BaseException] = []
 
-        def write(number: int) -> None:
-            producer = Producer(options)
-            try:
-                producer.begin(address, None, TaskIdentity("w", number, stage=0), TASKS)
-                for topic in TOPICS:
-                    values = pa.array([b"v"] * ROWS, pa.binary())
-                    producer.send(
-                        pa.record_batch({"topic": pa.array([topic] * ROWS), "value": values}), plan=PLAN
-                    )
-                producer.finish()
-            except BaseException as failure:  # noqa: BLE001 - whatever it is fails the test
-                failures.append(failure)
-            finally:
-                producer.close()
+        def begin(number: int, producer: Producer) -> None:
+            producer.begin(address, None, TaskIdentity("w", number, stage=0), TASKS)
 
-        tasks = [threading.Thread(target=write, args=(number,), daemon=True) for number in range(TASKS)]
-        for one in tasks:
-            one.start()
-        for one in tasks:
-            one.join(60)
-        assert not any(one.is_alive() for one in tasks), f"a task hangs after message {at}"
-        assert not failures, f"{failures[0]!r} after message {at}"
+        begins = [partial(begin, number) for number in range(TASKS)]
+        run_tasks(options, begins, [[topic] * ROWS for topic in TOPICS], f"message {at}")
         for topic in TOPICS:
             written = sum(batch.record_count for number in (0, 1) for batch in cluster.batches(topic, number))
             assert written == TASKS * ROWS, f"{topic}: {written} rows after message {at}"

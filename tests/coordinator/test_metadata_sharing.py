@@ -116,8 +116,8 @@ def test_a_moved_leader_is_known_to_all_tasks_after_one_task_met_it(is_named: bo
         assert written(cluster, "t") == 4
         asked_by = {api: cluster.received(api) for api in (PRODUCE, METADATA)}
         given = {name: [one.node_id for one in asked_by[PRODUCE] if one.client_id == name] for name in "ab"}
-        # The first met the old leader; the second never did.
-        assert given == {"a": [0, 0, 1], "b": [0, 1]}
+        # The first met the old leader, perhaps again before it knew the new one; the second never did.
+        assert (given["a"][:2], given["a"][-1], given["b"]) == ([0, 0], 1, [0, 1])
         # At first, when the leader moved by whoever was asked, and perhaps the first's own.
         assert len(asked_by[METADATA]) <= 3
 
@@ -174,24 +174,19 @@ def test_a_producer_that_lives_on_works_with_the_coordinator_that_took_the_place
         assert asked(cluster) == [{"t"}, {"u"}]
 
 
-def test_a_frozen_coordinator_costs_one_warning_and_not_all_of_max_block(
-    caplog: pytest.LogCaptureFixture,
+@pytest.mark.parametrize("is_frozen", [True, False], ids=["frozen", "of another token"])
+def test_a_coordinator_that_does_not_answer_costs_one_warning_and_not_all_of_max_block(
+    caplog: pytest.LogCaptureFixture, is_frozen: bool
 ) -> None:
     topics = {f"t{number}": 1 for number in range(3)}
     with FakeCluster(topics) as cluster, socket.create_server(("127.0.0.1", 0)) as frozen:
-        with task(options_of(cluster, max_block_ms=900), Serving(frozen).address) as producer:
-            for topic in topics:
-                producer.send(rows(topic))
-            producer.finish()
-            until(lambda: [line for line in caplog.messages if "coordinator" in line])
+        with coordinating() as found:
+            address = Serving(frozen).address if is_frozen else found.address
+            wrong = replace(address, location=replace(address.location, token=b"x" * 32))
+            with task(options_of(cluster, max_block_ms=900), wrong) as producer:
+                for topic in topics:
+                    producer.send(rows(topic))
+                producer.finish()
+                until(lambda: [line for line in caplog.messages if "coordinator" in line])
         assert [written(cluster, topic) for topic in topics] == [1, 1, 1]
     assert len([line for line in caplog.messages if "coordinator" in line]) == 1
-
-
-def test_a_wrong_token_costs_no_more() -> None:
-    with FakeCluster({"t": 1}) as cluster, coordinating() as found:
-        wrong = replace(found.address, location=replace(found.address.location, token=b"x" * 32))
-        with task(options_of(cluster), wrong) as producer:
-            producer.send(rows("t"))
-            producer.finish()
-        assert written(cluster, "t") == 1

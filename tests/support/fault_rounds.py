@@ -16,23 +16,22 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-
-import pyarrow as pa
 
 from kafka_sink.coordinator.address import CoordinatorAddress, CoordinatorLocation
 from kafka_sink.coordinator.client import ask
 from kafka_sink.coordinator.launcher import plan_coordinator
 from kafka_sink.coordinator.schema import Alive
 from kafka_sink.errors import ProtocolError
-from kafka_sink.options import parse
+from kafka_sink.options import SinkOptions, parse
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.task.producer import Producer
 from tests.support.application import Application
 from tests.support.fake_broker import FakeCluster
+from tests.support.lookups import rows, written
 
 TASKS, UNITS, NEW_TOPICS = 4, 20, 3
 # The longest that a fault may cost is far below: a second for each unit with new topics, for two seconds.
@@ -107,6 +106,39 @@ FAULTS: dict[str, Callable[[Scene], None]] = {
 }
 
 
+def run_tasks(
+    options: SinkOptions,
+    begins: Iterable[Callable[[Producer], None]],
+    tables: Sequence[Sequence[str]],
+    what: str,
+    befall: Callable[[], None] = lambda: None,
+) -> None:
+    """Tasks that begin so write to the topics of each table, whatever befalls them meanwhile."""
+    failures: list[BaseException] = []
+
+    def write(begin: Callable[[Producer], None]) -> None:
+        producer = Producer(options)
+        try:
+            begin(producer)
+            for topics in tables:
+                producer.send(rows(*topics), plan=PLAN)
+            producer.finish()
+        except BaseException as failure:  # noqa: BLE001 - whatever it is fails the round
+            failures.append(failure)
+        finally:
+            producer.close()
+
+    tasks = [threading.Thread(target=write, args=(begin,), daemon=True) for begin in begins]
+    started = time.monotonic()
+    for task in tasks:
+        task.start()
+    befall()
+    for task in tasks:
+        task.join(max(0.0, started + BOUND_S - time.monotonic()))
+    assert not any(task.is_alive() for task in tasks), f"a task hangs after {what}"
+    assert not failures, f"{failures[0]!r} after {what}"
+
+
 class _Warnings(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -132,38 +164,20 @@ def run_round(fault: str, seed: int, folder: Path) -> Round:
             location = plan_coordinator(options).location
             assert location is not None
             scene = Scene(application, location, chance)
-            failures: list[BaseException] = []
+            address = CoordinatorAddress("127.0.0.1", location)
+            tables = [TOPICS[: (unit + 1) * NEW_TOPICS] for unit in range(UNITS)]
 
-            def write() -> None:
-                producer = Producer(options)
-                try:
-                    producer.begin(CoordinatorAddress("127.0.0.1", location))
-                    for unit in range(UNITS):
-                        topics = TOPICS[: (unit + 1) * NEW_TOPICS]
-                        values = pa.array([b"v"] * len(topics), pa.binary())
-                        producer.send(
-                            pa.record_batch({"topic": pa.array(topics), "value": values}), plan=PLAN
-                        )
-                    producer.finish()
-                except BaseException as failure:  # noqa: BLE001 - whatever it is fails the round
-                    failures.append(failure)
-                finally:
-                    producer.close()
+            def befall() -> None:
+                time.sleep(chance.random() ** 2)
+                FAULTS[fault](scene)
 
-            tasks = [threading.Thread(target=write, daemon=True) for _ in range(TASKS)]
             started = time.monotonic()
-            for task in tasks:
-                task.start()
-            time.sleep(chance.random() ** 2)
-            FAULTS[fault](scene)
-            for task in tasks:
-                task.join(max(0.0, started + BOUND_S - time.monotonic()))
+            begins = [lambda producer: producer.begin(address)] * TASKS
+            run_tasks(options, begins, tables, f"{fault} (seed {seed})", befall)
             seconds = time.monotonic() - started
-            assert not any(task.is_alive() for task in tasks), f"a task hangs after {fault} (seed {seed})"
-            assert not failures, f"{failures[0]!r} after {fault} (seed {seed})"
             for number, topic in enumerate(TOPICS):
-                written = sum(batch.record_count for batch in cluster.batches(topic, 0))
-                assert written == TASKS * (UNITS - number // NEW_TOPICS), f"{topic}: {written} (seed {seed})"
+                found = written(cluster, topic)
+                assert found == TASKS * (UNITS - number // NEW_TOPICS), f"{topic}: {found} (seed {seed})"
             scene.signal(signal.SIGCONT)
             application.driver.kill()
             for process in application.processes:
