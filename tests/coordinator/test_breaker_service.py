@@ -124,7 +124,7 @@ class Bench:
         """When who was told so."""
         return [(at, peer) for at, peer, message in self.pushed if isinstance(message, kind)]
 
-    def told(self, kind: type[_Kind]) -> list[_Kind]:
+    def sent(self, kind: type[_Kind]) -> list[_Kind]:
         return [message for _, _, message in self.pushed if isinstance(message, kind)]
 
     def writes(self, failing: Sequence[int], *, written: int = 5) -> None:
@@ -368,7 +368,7 @@ def test_a_partition_needs_a_task_with_a_batch_and_after_another_interval_one_wi
     bench.say(2, Waiting((P0,), ()))
     bench.run(INTERVAL + 100)
     assert [peer for _, peer in bench.of(Probe)] == [1, 2]
-    assert [probe.new_rows for probe in bench.told(Probe)] == [True, False]
+    assert [probe.new_rows for probe in bench.sent(Probe)] == [True, False]
 
 
 def test_no_probe_goes_out_before_the_mute_that_it_is_for() -> None:
@@ -481,7 +481,7 @@ def test_what_ended_is_no_more_than_one_message_names() -> None:
         bench.say(0, unmuted(*named(MAX_TARGETS, f"{turn}")))
     # Each message is encoded and decoded.
     bench.run(2_500)
-    assert max(len(message.removed) for message in bench.told(Mutes)) == MAX_MUTES
+    assert max(len(message.removed) for message in bench.sent(Mutes)) == MAX_MUTES
 
 
 # -- a connection that lies -----------------------------------------------------------------------------
@@ -623,7 +623,7 @@ def test_thousands_of_partitions_that_fail_for_a_thousand_hosts_are_muted_in_abo
     # 9 ms and 0.8 to 1.4 s where nothing else runs.
     assert longest < 0.1
     assert spent < 10.0
-    assert sum(len(encode(one)) for one in {id(one): one for one in bench.told(Mutes)}.values()) < 200 * 1024
+    assert sum(len(encode(one)) for one in {id(one): one for one in bench.sent(Mutes)}.values()) < 200 * 1024
 
 
 def test_probes_of_thousands_of_mutes_take_bounded_parts_of_the_time() -> None:
@@ -645,7 +645,7 @@ def test_probes_of_thousands_of_mutes_take_bounded_parts_of_the_time() -> None:
     assert (peer, len(probe.targets)) == (11, 250)
     assert bench.service.next_change_ms(bench.now) == 20.0
     bench.run(400)
-    assert sum(len(one.targets) for one in bench.told(Probe)) == 4_000
+    assert sum(len(one.targets) for one in bench.sent(Probe)) == 4_000
     for peer in range(12):
         bench.service.on_gone(peer, bench.now)
     bench.now += 10_000
