@@ -21,7 +21,7 @@ from random import Random
 from typing import NamedTuple
 
 from kafka_sink.breaker.failure_rate import MIN_FAILURES, reaches
-from kafka_sink.breaker.mutes import Mute, MuteTable, Target
+from kafka_sink.breaker.mutes import Target
 from kafka_sink.clock import GATHER_MUTES_MS, RANDOM
 from kafka_sink.coordinator.breaker import (
     MAX_MUTES,
@@ -192,19 +192,27 @@ class _Inquiry:
 
 
 @dataclass(slots=True)
-class _Muted:
-    """What belongs to a mute. ``origin``: the task on whose word it rests, if on one's. ``size``: bytes in a
-    message. ``prober``: the task that may probe; ``tried`` are not to probe next. Who has batches for it, or
-    rows."""
+class _Mute:
+    """``origin``: the task on whose word it rests, if on one's. ``size``: bytes in a message. ``prober``: the
+    task that may probe until ``probe_ends_ms``, otherwise one may from ``retry_at_ms`` on; ``tried`` are not
+    to probe next. Who has batches for it, or rows."""
 
-    mute: Mute
+    target: Target
+    reason: str
+    since_ms: float
     origin: int | None
     size: int
+    retry_at_ms: float
     prober: int | None = None
+    probe_ends_ms: float = math.inf
     hurried_ms: float = -math.inf
     tried: set[int] = field(default_factory=set)
     held: set[int] = field(default_factory=set)
     acceptable: set[int] = field(default_factory=set)
+
+    def end_probe(self, retry_at_ms: float) -> None:
+        """It failed, or is lost."""
+        self.prober, self.probe_ends_ms, self.retry_at_ms = None, math.inf, retry_at_ms
 
 
 class BreakerService(Service):
@@ -228,13 +236,12 @@ class BreakerService(Service):
         if settings.class_path == DEFAULT_BREAKER:
             rule = failure_rate_settings(dict(settings.given))
             self._failing = FailingPartitions(rule.trigger_message_count, rule.trigger_failure_perc, random)
-        self.table = MuteTable(settings.mute_retry_interval_ms)
         self._interval_ms = settings.mute_retry_interval_ms
         # With the rows that each has sent.
         self._tasks: dict[int, int] = {}
         self._inquiries: dict[int, _Inquiry] = {}
         # Those that are looked at next come first.
-        self._muted: OrderedDict[Target, _Muted] = OrderedDict()
+        self.mutes: OrderedDict[Target, _Mute] = OrderedDict()
         self._checked_ms = -math.inf
         # Of these, and of those that ended and tasks have not been told of yet.
         self._mutes_bytes = 0
@@ -249,7 +256,7 @@ class BreakerService(Service):
     def _is_full(self) -> bool:
         """Whether there is no memory for more."""
         watched = len(self._inquiries) + (0 if self._failing is None else len(self._failing))
-        self._pay(_WATCHED_BYTES * watched + _MUTE_BYTES * (len(self._muted) + len(self._paused_ms)))
+        self._pay(_WATCHED_BYTES * watched + _MUTE_BYTES * (len(self.mutes) + len(self._paused_ms)))
         return self._budget.is_full
 
     def _pay(self, cost: int) -> None:
@@ -263,7 +270,7 @@ class BreakerService(Service):
 
     def on_joined(self, peer: int, now_ms: float) -> None:
         self._tasks[peer] = 0
-        if self._muted:
+        if self.mutes:
             self._newcomers[peer] = None
         else:
             self.out.send(peer, Mutes(True, (), (), len(self._tasks)))
@@ -275,10 +282,10 @@ class BreakerService(Service):
     @receives(Waiting)
     def on_waiting(self, peer: int, message: Waiting, now_ms: float) -> None:
         for target in message.held:
-            if (found := self._muted.get(target)) is not None:
+            if (found := self.mutes.get(target)) is not None:
                 self._add(peer, found.held)
         for target in message.acceptable:
-            if (found := self._muted.get(target)) is not None:
+            if (found := self.mutes.get(target)) is not None:
                 self._add(peer, found.acceptable)
 
     def _add(self, peer: int, holders: set[int]) -> None:
@@ -298,7 +305,7 @@ class BreakerService(Service):
         failing.rows += max(0, message.rows - self._tasks[peer])
         self._tasks[peer] = max(message.rows, self._tasks[peer])
         for one in message.partitions:
-            if one.partition not in self._muted:
+            if one.partition not in self.mutes:
                 failing.count(peer, one)
 
     def _judge(self, failing: FailingPartitions, now_ms: float) -> None:
@@ -317,14 +324,13 @@ class BreakerService(Service):
                 self._ask(peer, target, reason, silence_ms, now_ms)
             elif self._failing is None:
                 self._mute(target, reason, now_ms, peer)
-        for target, error in message.failed:
-            found = self._muted.get(target)
+        for target, _ in message.failed:
+            found = self.mutes.get(target)
             # Otherwise the batch was sent before the mute.
             if found is not None and found.prober == peer:
-                found.prober = None
-                self.table.fail(target, error, now_ms)
+                found.end_probe(now_ms + self._interval_ms)
         for target in message.unmuted:
-            found = self._muted.get(target)
+            found = self.mutes.get(target)
             if found is not None and peer in (found.origin, found.prober):
                 self._unmute(target, now_ms)
             elif found is not None:
@@ -335,7 +341,7 @@ class BreakerService(Service):
     def _ask(self, peer: int, node: int, reason: str, silence_ms: float, now_ms: float) -> None:
         """Whether others have responses of a broker that a task wants muted."""
         is_full = len(self._inquiries) >= _MAX_QUESTIONS or self._is_full()
-        if node in self._muted or node in self._inquiries or is_full:
+        if node in self.mutes or node in self._inquiries or is_full:
             return
         some = self._random.sample(list(self._tasks), min(_MAX_ASKED + 1, len(self._tasks)))
         asked = [one for one in some if one != peer][:_MAX_ASKED]
@@ -350,50 +356,50 @@ class BreakerService(Service):
         found = self._inquiries.get(node)
         if found is not None and peer in found.asked and at_ms >= found.since_ms:
             del self._inquiries[node]
-        elif (muted := self._muted.get(node)) is not None and at_ms > muted.mute.since_ms:
-            self._hurry(muted, now_ms)
+        elif (mute := self.mutes.get(node)) is not None and at_ms > mute.since_ms:
+            self._hurry(mute, now_ms)
 
     def _end_questions(self, now_ms: float) -> None:
         over = takewhile(lambda one: one[1].until_ms <= now_ms, self._inquiries.items())
         for node, found in list(over):
             del self._inquiries[node]
             self._mute(node, found.reason, now_ms, found.peer)
-            if node in self._muted:
+            if node in self.mutes:
                 # Their requests are with the broker, and a response is as good as a probe's.
-                self._muted[node].tried |= found.asked
+                self.mutes[node].tried |= found.asked
 
     # -- mutes, from their beginning to their end ---------------------------------------------------------
 
     def _mute(self, target: Target, reason: str, now_ms: float, origin: int | None) -> None:
         size = len(json.dumps((target, cut(reason))))
         # What ended is told in one message, too.
-        count = len(self._muted) + len(self._removed)
+        count = len(self.mutes) + len(self._removed)
         is_full = count >= MAX_MUTES or self._mutes_bytes + size > _MAX_MUTES_BYTES
         is_paused = origin is not None and now_ms < self._paused_ms.get(target, -math.inf)
-        if is_full or is_paused or self._is_full() or not self.table.add(target, reason, now_ms):
+        if target in self.mutes or is_full or is_paused or self._is_full():
             return
-        # Another task is the first to probe.
-        tried = set() if origin is None else {origin}
-        self._muted[target] = _Muted(self.table.mutes[target], origin, size, tried=tried)
+        mute = self.mutes[target] = _Mute(target, reason, now_ms, origin, size, now_ms + self._interval_ms)
+        if origin is not None:
+            # Another task is the first to probe.
+            mute.tried.add(origin)
         self._mutes_bytes += size - self._removed.pop(target, 0)
         self._added[target] = reason
 
     def _unmute(self, target: Target, now_ms: float) -> None:
-        found = self._muted.pop(target)
-        del self.table.mutes[target]
+        found = self.mutes.pop(target)
         if found.origin is not None and isinstance(target, TopicPartition):
-            lasted_ms = now_ms - found.mute.since_ms
+            lasted_ms = now_ms - found.since_ms
             self._paused_ms[target] = now_ms + min(_PAUSE_FACTOR * lasted_ms, _MAX_PAUSE * self._interval_ms)
             if len(self._paused_ms) > MAX_MUTES:
                 del self._paused_ms[next(iter(self._paused_ms))]
         self._added.pop(target, None)
         self._removed[target] = found.size
 
-    def _hurry(self, found: _Muted, now_ms: float) -> None:
+    def _hurry(self, mute: _Mute, now_ms: float) -> None:
         """A task that knows it at second hand says that a mute is over: another may probe, once an
         interval."""
-        if not found.mute.is_probed and now_ms >= found.hurried_ms + self._interval_ms:
-            found.hurried_ms = found.mute.retry_at_ms = now_ms
+        if mute.prober is None and now_ms >= mute.hurried_ms + self._interval_ms:
+            mute.hurried_ms = mute.retry_at_ms = now_ms
 
     # -- probes -------------------------------------------------------------------------------------------
 
@@ -403,54 +409,50 @@ class BreakerService(Service):
             return
         self._checked_ms = now_ms
         permitted: dict[tuple[int, bool], list[Target]] = {}
-        for target in list(islice(self._muted, _CHECKED_AT_ONCE)):
-            found = self._muted[target]
-            self._muted.move_to_end(target)
-            if self._is_over(found, now_ms):
+        for target in list(islice(self.mutes, _CHECKED_AT_ONCE)):
+            mute = self.mutes[target]
+            self.mutes.move_to_end(target)
+            if mute.probe_ends_ms <= now_ms:
+                mute.end_probe(now_ms)
+            if self._is_over(mute, now_ms):
                 self._unmute(target, now_ms)
-            elif self._is_probe_due(found, now_ms) and (able := self._able(found, now_ms)):
+            elif able := self._able(mute, now_ms):
                 # One that probes another of these: fewer messages.
                 chosen = self._random.choice([one for one in able if one in permitted] or able)
                 permitted.setdefault(chosen, []).append(target)
-                found.prober = chosen[0]
-                found.tried.add(found.prober)
-                self.table.probe(target, now_ms)
+                mute.prober, mute.probe_ends_ms = chosen[0], now_ms + self._interval_ms
+                mute.tried.add(chosen[0])
         for (peer, is_new), targets in permitted.items():
             self.out.send(peer, Probe(tuple(targets), is_new, self._interval_ms))
 
-    def _is_over(self, found: _Muted, now_ms: float) -> bool:
+    def _is_over(self, mute: _Mute, now_ms: float) -> bool:
         """Whether nobody has written there for long, as far as is known."""
-        if now_ms < found.mute.since_ms + _FORGET_MS:
+        if now_ms < mute.since_ms + _FORGET_MS:
             return False
-        return isinstance(found.mute.target, int) or self._tasks.keys().isdisjoint(found.held)
+        return isinstance(mute.target, int) or self._tasks.keys().isdisjoint(mute.held)
 
     def _check_due_ms(self) -> float:
-        return self._checked_ms + _CHECK_MS if self._muted and self._tasks else math.inf
+        return self._checked_ms + _CHECK_MS if self.mutes and self._tasks else math.inf
 
-    def _is_probe_due(self, found: _Muted, now_ms: float) -> bool:
-        mute = found.mute
-        if mute.probe_ends_ms <= now_ms:
-            found.prober = None
-            self.table.expire(mute.target, now_ms)
-        # None goes out before the mute that it is for.
-        return mute.is_due(now_ms) and mute.target not in self._added
-
-    def _able(self, found: _Muted, now_ms: float) -> list[tuple[int, bool]]:
-        """Some that may probe next, and whether with new rows. Any task can probe a broker, as that needs no
+    def _able(self, mute: _Mute, now_ms: float) -> list[tuple[int, bool]]:
+        """Some that may probe now, and whether with new rows. Any task can probe a broker, as that needs no
         row. A partition's probe needs a batch; if no other task has one, or none for another interval, new
         rows may go there."""
-        able: list[tuple[Collection[int], bool]] = [(found.held, False), (found.acceptable, True)]
-        if isinstance(found.mute.target, int):
+        # No probe goes out before the mute that it is for.
+        if mute.prober is not None or now_ms < mute.retry_at_ms or mute.target in self._added:
+            return []
+        able: list[tuple[Collection[int], bool]] = [(mute.held, False), (mute.acceptable, True)]
+        if isinstance(mute.target, int):
             able = [(self._tasks, False)]
-        elif not found.held and now_ms < found.mute.retry_at_ms + self._interval_ms:
+        elif not mute.held and now_ms < mute.retry_at_ms + self._interval_ms:
             return []
         for _ in range(2):
             for peers, is_new in able:
-                there = ((one, is_new) for one in peers if one not in found.tried and one in self._tasks)
+                there = ((one, is_new) for one in peers if one not in mute.tried and one in self._tasks)
                 if left := list(islice(there, _MAX_HOLDERS)):
                     return left
             # All have had their turn.
-            found.tried.clear()
+            mute.tried.clear()
         return []
 
     # -- time ---------------------------------------------------------------------------------------------
@@ -465,7 +467,7 @@ class BreakerService(Service):
             return
         self._told_ms, tasks = now_ms, len(self._tasks)
         if self._newcomers:
-            mutes = reasoned((one.target, one.reason) for one in self.table.mutes.values())
+            mutes = reasoned((one.target, one.reason) for one in self.mutes.values())
             self.out.broadcast(list(self._newcomers), Mutes(True, mutes, (), tasks))
         if self._added or self._removed:
             others = [peer for peer in self._tasks if peer not in self._newcomers]

@@ -118,7 +118,7 @@ class Bench:
                     self.say(peer, said)
 
     def muted(self) -> set[Target]:
-        return set(self.service.table.mutes)
+        return set(self.service.mutes)
 
     def of(self, kind: type[Message]) -> list[tuple[float, int]]:
         """When who was told so."""
@@ -341,7 +341,7 @@ def test_the_next_probe_waits_after_a_failure_and_after_its_task_is_gone() -> No
     bench.run(INTERVAL + 100)
     ((_, first),) = bench.of(Probe)
     bench.say((first + 1) % 3, failed(SICK))
-    assert bench.service.table.mutes[SICK].is_probed, "another task's ends no probe"
+    assert bench.service.mutes[SICK].prober is not None, "another task's ends no probe"
     bench.say(first, failed(SICK))
     failed_ms = bench.now
     bench.run(INTERVAL + 100)

@@ -132,7 +132,7 @@ class Job:
         self.service = service(self.out)
 
     def prober(self) -> int | None:
-        found = (one.prober for one in self.service._muted.values() if one.prober in self.connected)
+        found = (one.prober for one in self.service.mutes.values() if one.prober in self.connected)
         return next(found, None)
 
     def say(self, number: int, message: Message) -> None:

@@ -118,7 +118,7 @@ class World(Job):
 def test_the_scripted_run_with_a_coordinator() -> None:
     world = World(0, comes_back=False)
     world.run(FAILS_MS[1] - 100.0)
-    assert set(world.service.table.mutes) == {P1}
+    assert set(world.service.mutes) == {P1}
     assert world.finish() == [{P1}] * TASKS
     assert 30 < world.messages < 200
     assert world.sent_to_frozen < 4 * TASKS

@@ -95,7 +95,7 @@ def test_a_new_coordinator_learns_of_mutes_whose_task_is_gone() -> None:
     for number in range(1, 50):
         job.connect(number)
     job.run(350)
-    assert set(job.service.table.mutes) == {1}
+    assert set(job.service.mutes) == {1}
     assert job.mutes()[1:] == [{1}] * 49
     probes = _probes_of(job, 10_000)
     # Some still wait for a response that the former coordinator has asked for, and send no probe.
