@@ -38,7 +38,6 @@ from kafka_sink.coordinator.breaker import (
     Question,
     Waiting,
     Watch,
-    reasoned,
 )
 from kafka_sink.coordinator.live.messages import BrokerReport, ReportEvery, TaskIdentity, TaskReport
 from kafka_sink.coordinator.metadata import Fetch, TopicsKnown, TopicsWanted, parts_of
@@ -468,8 +467,7 @@ class Crowd:
         if succeeds:
             self.after(BACK_S, partial(self._say, task, framed(MuteChanges(unmuted=message.targets))))
         else:
-            failed = reasoned((one, "no response") for one in message.targets)
-            self.after(PROBE_S, partial(self._say, task, framed(MuteChanges(failed=failed))))
+            self.after(PROBE_S, partial(self._say, task, framed(MuteChanges(failed=message.targets))))
 
     def _note(self, message: Mutes) -> None:
         """What it adds and removes, for all who are informed."""

@@ -233,12 +233,12 @@ class TaskMutes(MuteTable):
         """Every mute, for a coordinator that may be new."""
         return [mute.ongoing(self.now_ms) for mute in self.mutes.values()]
 
-    def take_failures(self) -> list[tuple[Target, str]]:
-        """Muted targets whose probes failed since the last call, with their last errors."""
+    def take_failures(self) -> list[Target]:
+        """Muted targets whose probes failed since the last call."""
         failed = [mute for mute in self.mutes.values() if mute.probe_failed]
         for mute in failed:
             mute.probe_failed = False
-        return [(mute.target, mute.last_error) for mute in failed]
+        return [mute.target for mute in failed]
 
     # -- brokers: requests without rows ---------------------------------------------------------------
 

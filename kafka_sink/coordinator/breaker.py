@@ -105,7 +105,7 @@ class MuteChanges(Message, frozen=True):
 
     muted: Annotated[tuple[OwnMute, ...], Meta(max_length=MAX_TARGETS)] = ()
     unmuted: _Targets = ()
-    failed: Annotated[tuple[Reasoned, ...], Meta(max_length=MAX_TARGETS)] = ()
+    failed: _Targets = ()
 
 
 class Answer(Message, frozen=True):
@@ -275,7 +275,7 @@ class BreakerChannel(Channel):
                 OwnMute(one.target, cut(one.reason), one.evidence.silence_ms) for one in part if one.muted
             ]
             unmuted = [one.target for one in part if not one.muted]
-            lost = reasoned(failed[start : start + MAX_TARGETS])
+            lost = tuple(failed[start : start + MAX_TARGETS])
             self._say(MuteChanges(tuple(muted), tuple(unmuted), lost))
 
     def _say_outcomes(self, manager: CircuitBreakManager, partitions: Iterable[TopicPartition]) -> None:

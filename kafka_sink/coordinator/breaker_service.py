@@ -324,7 +324,7 @@ class BreakerService(Service):
                 self._ask(peer, target, reason, silence_ms, now_ms)
             elif self._failing is None:
                 self._mute(target, reason, now_ms, peer)
-        for target, _ in message.failed:
+        for target in message.failed:
             found = self.mutes.get(target)
             # Otherwise the batch was sent before the mute.
             if found is not None and found.prober == peer:

@@ -25,7 +25,6 @@ from kafka_sink.coordinator.breaker import (
     Question,
     Waiting,
     Watch,
-    reasoned,
 )
 from kafka_sink.coordinator.metadata import MemoryBudget
 from kafka_sink.coordinator.schema import MAX_MESSAGE_BYTES, Message, decode, deliver, encode
@@ -51,7 +50,7 @@ def unmuted(*targets: Target) -> MuteChanges:
 
 
 def failed(*targets: Target) -> MuteChanges:
-    return MuteChanges(failed=reasoned((one, "refused") for one in targets))
+    return MuteChanges(failed=targets)
 
 
 def named(count: int, topic: str = "t") -> list[TopicPartition]:
