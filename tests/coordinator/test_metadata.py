@@ -456,10 +456,14 @@ def test_hints_that_make_no_sense_are_refused(hint: TopicHint | NodeHint) -> Non
 
 def test_topics_that_make_no_sense_are_refused() -> None:
     # The second takes six bytes in JSON, and so may a Fetch that the coordinator makes of such.
-    many = {f"t{number}": 0.0 for number in range(5001)}
-    for wrong in ({"x" * 250: None}, {"\x01": None}, {"a": -1.0}, many):
+    many = TopicsWanted({f"t{number}": 0.0 for number in range(5001)})
+    for wrong in (
+        many,
+        *(TopicsWanted({name: None}) for name in ("x" * 250, "\x01")),
+        TopicsWanted({"a": -1.0}),
+    ):
         with pytest.raises(ProtocolError):
-            decode(encode(TopicsWanted(wrong)))
+            decode(encode(wrong))
 
 
 def test_a_response_that_there_is_no_capacity_for_is_not_taken() -> None:
