@@ -10,11 +10,11 @@ import math
 import os
 import socket
 import ssl
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
@@ -48,6 +48,8 @@ from tests.support.waiting import until
 # For peers that do not authenticate, and for peers that do and are as slow as a busy machine.
 SHORT = ServerBounds(frame_ms=200, silence_ms=60_000, sweep_ms=50)
 PATIENT = ServerBounds(frame_ms=60_000, silence_ms=60_000, sweep_ms=100)
+# Bytes that TLS does not compress.
+RANDOM_TEXT = os.urandom(400_000).hex()
 
 
 class Raw:
@@ -57,21 +59,20 @@ class Raw:
         self.plain = socket.create_connection(("127.0.0.1", found.port), 30, source_address=(source, 0))
         self.socket: Any = self.plain
 
-    def shake_hands(self) -> Raw:
+    def shake_hands(self, say: bytes = b"") -> Raw:
         self.socket = _client_context().wrap_socket(self.plain, server_hostname=identity().name)
+        self.socket.sendall(say)
         return self
 
-    def close(self) -> None:
+    def __enter__(self) -> Raw:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self.socket.close()
 
 
-@contextmanager
-def raw(found: Serving, source: str = "127.0.0.1") -> Iterator[Raw]:
-    peer = Raw(found, source)
-    try:
-        yield peer
-    finally:
-        peer.close()
+def opening() -> bytes:
+    return framed_bytes(bytes((VERSION,)) + identity().token)
 
 
 @contextmanager
@@ -85,9 +86,20 @@ def task(found: Serving, hello: Hello | None = HELLO) -> Iterator[Connection]:
         connection.socket.close()
 
 
-def heard(connection: Connection) -> list[Message]:
-    while not (found := connection.receive()):
-        pass
+@contextmanager
+def tasks(found: Serving, count: int, hello: Hello | None = HELLO) -> Iterator[list[Connection]]:
+    """Tasks that have had an answer."""
+    with ExitStack() as stack:
+        made = [stack.enter_context(task(found, hello)) for _ in range(count)]
+        for one in made:
+            assert asked(one, Alive()) == Alive()
+        yield made
+
+
+def heard(connection: Connection, count: int = 1) -> list[Message]:
+    found: list[Message] = []
+    while len(found) < count:
+        found += connection.receive()
     return found
 
 
@@ -138,52 +150,42 @@ def test_a_write_to_a_connection_that_is_closed_is_no_failure_of_tls() -> None:
 # -- who is let in ----------------------------------------------------------------------------------------
 
 
-def test_a_wrong_token_or_version_is_turned_away() -> None:
+def test_garbage_a_wrong_token_or_version_end_only_their_own_connection() -> None:
     token = identity().token
     tokens = [bytes((VERSION,)) + b"x" * 32, bytes((VERSION + 1,)) + token, b"x" * 34]
     with serving() as found:
         for sent in (bytes(4), *map(framed_bytes, tokens)):
-            with raw(found) as peer:
-                peer.shake_hands().socket.sendall(sent)
-                assert is_closed(peer)
-        assert works(found)
-
-
-def test_garbage_ends_only_its_own_connection() -> None:
-    with serving() as found:
+            with Raw(found) as peer:
+                assert is_closed(peer.shake_hands(sent))
         for garbage in (b"GET / HTTP/1.1\r\n\r\n", bytes(64), b"\xff" * 600):
-            with raw(found) as peer:
+            with Raw(found) as peer:
                 peer.socket.sendall(garbage)
                 assert is_closed(peer)
         assert works(found)
+    assert found.echo.closed == 1, "instances end with the server"
 
 
 def test_a_conversation_that_was_recorded_says_nothing_again() -> None:
     """TLS has it; catches a token that could be taken from another connection."""
-    with serving() as found, socket.create_server(("127.0.0.1", 0)) as proxy:
+    with serving() as found, Raw(found) as far:
         recorded = b""
-        connected = socket.create_connection(proxy.getsockname())
-        near, _ = proxy.accept()
-        far = socket.create_connection(("127.0.0.1", found.port))
-        context = _client_context()
         incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        client = context.wrap_bio(incoming, outgoing, server_hostname=identity().name)
-        with connected, near, far:
-            while True:
-                try:
-                    client.do_handshake()
-                    break
-                except ssl.SSLWantReadError:
-                    sent = outgoing.read()
-                    recorded += sent
-                    far.sendall(sent)
-                    incoming.write(far.recv(65536))
-            client.write(framed_bytes(bytes((VERSION,)) + identity().token) + framed(HELLO) + framed(Said(1)))
-            sent = outgoing.read()
-            recorded += sent
-            far.sendall(sent)
-            until(lambda: found.echoes and found.echo.heard)
-        with raw(found) as again:
+        client = _client_context().wrap_bio(incoming, outgoing, server_hostname=identity().name)
+        while True:
+            try:
+                client.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                sent = outgoing.read()
+                recorded += sent
+                far.socket.sendall(sent)
+                incoming.write(far.socket.recv(65536))
+        client.write(opening() + framed(HELLO) + framed(Said(1)))
+        sent = outgoing.read()
+        recorded += sent
+        far.socket.sendall(sent)
+        until(lambda: found.echoes and found.echo.heard)
+        with Raw(found) as again:
             again.socket.sendall(recorded)
             assert is_closed(again)
         assert found.echo.heard == [Said(1)]
@@ -191,53 +193,41 @@ def test_a_conversation_that_was_recorded_says_nothing_again() -> None:
 
 def test_silence_is_bounded_in_time() -> None:
     """Instead of the token, before it, and in the middle of a message."""
-    with serving(SHORT) as found, raw(found) as peer, raw(found) as half:
+    with serving(SHORT) as found, Raw(found) as peer, Raw(found) as half:
         half.shake_hands()
         assert is_closed(peer)
         assert is_closed(half)
-        with raw(found) as one:
-            opening = framed_bytes(bytes((VERSION,)) + identity().token)
-            one.shake_hands().socket.sendall(opening + b"\0\0\1\0abc")
-            assert is_closed(one)
+        with Raw(found) as one:
+            assert is_closed(one.shake_hands(opening() + b"\0\0\1\0abc"))
         until(lambda: found.connections() == 0)
 
 
 def test_a_thousand_silent_connections_do_not_keep_a_task_out() -> None:
     bounds = ServerBounds(unauthenticated=256)
-    with serving(bounds) as found:
-        crowd = [socket.create_connection(("127.0.0.1", found.port), timeout=5) for _ in range(1000)]
-        try:
-            assert works(found)
-            assert found.connections() <= bounds.unauthenticated + 1
-        finally:
-            for one in crowd:
-                one.close()
+    with serving(bounds) as found, ExitStack() as stack:
+        for _ in range(1000):
+            stack.enter_context(Raw(found))
+        assert works(found)
+        assert found.connections() <= bounds.unauthenticated + 1
 
 
 def test_a_flood_from_one_address_keeps_no_task_of_another_out() -> None:
     """Catches: room for a flood that connections of all addresses make."""
-    with serving(replace(PATIENT, unauthenticated=8)) as found, contextlib.ExitStack() as stack:
-        slow = stack.enter_context(raw(found))
+    with serving(replace(PATIENT, unauthenticated=8)) as found, ExitStack() as stack:
+        slow = stack.enter_context(Raw(found))
         for _ in range(100):
-            stack.enter_context(raw(found, "127.0.0.2"))
+            stack.enter_context(Raw(found, "127.0.0.2"))
         assert works(found), "it is accepted after all of the flood"
         slow.shake_hands()
 
 
 def test_a_task_too_many_is_told_so() -> None:
-    with (
-        serving(replace(PATIENT, connections=2, frame_ms=1_000)) as found,
-        contextlib.ExitStack() as stack,
-    ):
-        tasks = [stack.enter_context(task(found)) for _ in range(2)]
-        for one in tasks:
-            assert asked(one, Said(1)) == Said(1)
-        with task(found, None) as third:
-            assert heard(third) == [Full()]
-            assert is_closed(third)
-        for one in tasks:
-            assert asked(one, Said(2)) == Said(2)
-        stack.close()
+    with serving(replace(PATIENT, connections=2, frame_ms=1_000)) as found:
+        with tasks(found, 2) as (one, other):
+            with task(found, None) as third:
+                assert heard(third) == [Full()]
+                assert is_closed(third)
+            assert asked(one, Said(2)) == asked(other, Said(2)) == Said(2)
         until(lambda: found.connections() == 0)
         assert works(found)
 
@@ -298,7 +288,7 @@ def test_a_bug_in_a_service_ends_one_connection(caplog: pytest.LogCaptureFixture
         def on_gone(self, peer: int, now_ms: float) -> None:
             raise ZeroDivisionError
 
-    with serving(services={Faulty: Faulty}) as found, task(found, None) as one, task(found, None) as other:
+    with serving(services={Faulty: Faulty}) as found, tasks(found, 2, None) as (one, other):
         one.send(Shout(1))
         assert is_closed(one)
         assert asked(other, Alive()) == Alive()
@@ -310,11 +300,9 @@ def test_a_peer_that_does_not_read_is_dropped_and_not_heard_after() -> None:
     bounds = replace(PATIENT, frame_ms=300, unread_bytes=400_000, burst=10_000)
     with serving(bounds) as found, task(found) as one:
         one.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        # Each draws 1 MB, which is compressed: texts at random are not.
-        text = os.urandom(400_000).hex()
         with contextlib.suppress(OSError):
             for number in range(30):
-                one.send(Said(number, text))
+                one.send(Said(number, RANDOM_TEXT))
         until(lambda: found.connections() == 0)
         assert len(found.echo.heard) < 30
         assert len(found.echo.gone) == 1
@@ -325,11 +313,10 @@ def test_a_peer_that_reads_slowly_is_not_dropped() -> None:
     """Catches: tasks that lose their connection because their topics take long to read."""
     bounds = replace(PATIENT, frame_ms=400, unread_bytes=64 * 1024 * 1024, burst=10_000)
     now_ms = 0.0
-    text = os.urandom(400_000).hex()
     with serving(bounds, clock=lambda: now_ms) as found, task(found) as one:
         one.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
         for number in range(5):
-            one.send(Said(number, text))
+            one.send(Said(number, RANDOM_TEXT))
         received: list[Message] = []
         while len(received) < 5:
             received += one.receive()
@@ -342,66 +329,47 @@ def test_a_peer_that_reads_slowly_is_not_dropped() -> None:
 def test_a_peer_that_reads_again_gets_all_that_waits_for_it() -> None:
     """Catches: what one turn left over was written only when somebody else was sent something."""
     bounds = replace(PATIENT, unread_bytes=64 * 1024 * 1024, burst=10_000)
-    text = os.urandom(400_000).hex()
     with serving(bounds) as found, task(found) as one:
         for number in range(12):
-            one.send(Said(number, text))
+            one.send(Said(number, RANDOM_TEXT))
         until(lambda: len(found.echo.heard) == 12)
-        received: list[Message] = []
-        while len(received) < 12:
-            received += one.receive()
+        assert len(heard(one, 12)) == 12
 
 
 def test_a_message_to_many_is_in_memory_once_and_reaches_all() -> None:
-    with serving(PATIENT) as found, contextlib.ExitStack() as stack:
-        tasks = [stack.enter_context(task(found)) for _ in range(30)]
-        for one in tasks:
-            assert asked(one, Said(1)) == Said(1)
-        tasks[0].send(Shout(100_000))
-        for one in tasks:
+    with serving(PATIENT) as found, tasks(found, 30) as made:
+        made[0].send(Shout(100_000))
+        for one in made:
             assert heard(one) == [Said(0, "x" * 100_000)]
 
 
-def test_a_peer_that_sends_too_much_is_read_from_later_and_loses_nothing() -> None:
-    bounds = ServerBounds(messages_per_s=50.0, burst=50.0)
-    with serving(bounds) as found, task(found) as one:
-        started = time.monotonic()
-        for number in range(99):
-            one.send(Said(number))
-        received: list[Message] = []
-        while len(received) < 99:
-            received += one.receive()
-        assert received == [Said(number) for number in range(99)]
-        assert time.monotonic() - started > 0.8
+@pytest.mark.parametrize(
+    ("texts", "least_s"),
+    [([""] * 99, 0.8), ([RANDOM_TEXT] * 4, 0.2), (["x" * 400_000] * 4, 0.2)],
+    ids=["many", "long", "long, short on the wire"],
+)
+def test_a_peer_that_sends_too_much_is_read_from_later_and_loses_nothing(
+    texts: list[str], least_s: float
+) -> None:
+    """A long message counts as several: catches messages of 1.4 KB that took 50 ms each to decode."""
+    with serving(ServerBounds(messages_per_s=50.0, burst=50.0)) as found, task(found) as one:
+        started, sent = time.monotonic(), [Said(number, text) for number, text in enumerate(texts)]
+        for message in sent:
+            one.send(message)
+        assert heard(one, len(sent)) == sent
+        assert time.monotonic() - started > least_s
 
 
 def test_many_messages_in_one_frame_s_time_do_not_keep_others_waiting() -> None:
-    """Catches: 43,688 messages of one peer that came together and held the loop for a second. An iteration
-    handles so many, or takes so long, at most."""
-    bounds = replace(PATIENT, messages_per_s=1e6, burst=1e6, messages_at_once=50)
-    with serving(bounds) as found, task(found) as one, task(found) as other:
-        assert asked(one, Said(1)) == asked(other, Said(1))
+    """Catches: 43,688 messages of one peer that came together and held the loop for a second."""
+    bounds = replace(PATIENT, messages_per_s=1e6, burst=1e6)
+    with serving(bounds) as found, tasks(found, 2) as (one, other):
         with found.busy():
             one.socket.sendall(framed(Said(0)) * 5_000)
             other.send(Said(2))
         assert heard(other) == [Said(2)]
-        until(lambda: len(found.echo.heard) == 5_003)
-        assert found.echo.heard.index(Said(2)) < 1_000
-
-
-@pytest.mark.parametrize("text", [os.urandom(200_000).hex(), "x" * 400_000], ids=["random", "compressible"])
-def test_a_long_message_counts_as_several(text: str) -> None:
-    """However short it is on the wire: catches messages of 1.4 KB that took 50 ms each to decode."""
-    bounds = ServerBounds(messages_per_s=50.0, burst=50.0)
-    with serving(bounds) as found, task(found) as one:
-        started = time.monotonic()
-        for number in range(4):
-            one.send(Said(number, text))
-        received: list[Message] = []
-        while len(received) < 4:
-            received += one.receive()
-        # Some 24 each.
-        assert time.monotonic() - started > 0.2
+        until(lambda: len(found.echo.heard) == 5_001)
+        assert found.echo.heard.index(Said(2)) < 10
 
 
 def test_peers_that_wait_for_an_iteration_are_not_all_looked_at_in_each() -> None:
@@ -415,62 +383,19 @@ def test_peers_that_wait_for_an_iteration_are_not_all_looked_at_in_each() -> Non
         return 0.0
 
     bounds = replace(PATIENT, messages_at_once=5)
-    with contextlib.ExitStack() as ends, serving(bounds, clock=clock) as found:
-        tasks = [ends.enter_context(task(found)) for _ in range(peers)]
-        for one in tasks:
-            assert asked(one, Said(0)) == Said(0)
+    with serving(bounds, clock=clock) as found, tasks(found, peers) as made:
         reads = 0
         with found.busy():
-            for one in tasks:
+            for one in made:
                 one.socket.sendall(framed(Said(1)) * messages)
-        until(lambda: len(found.echo.heard) == peers * (1 + messages))
+        until(lambda: len(found.echo.heard) == peers * messages)
         assert reads < 20 * peers * messages
-
-
-class Costly(Service):
-    """Takes longer for a message than an iteration may. ``before_long``: messages before one of length 2."""
-
-    scope = ServiceScope.APPLICATION
-
-    def __init__(self, out: Outbox) -> None:
-        super().__init__(out)
-        self.heard, self.now_ms = 0, 0.0
-        self.before_long: int | None = None
-
-    @receives(Shout)
-    def on_shout(self, peer: int, message: Shout, now_ms: float) -> None:
-        if message.length == 2:
-            self.before_long = self.heard
-        self.heard += 1
-        self.now_ms += 30.0
-
-
-def test_messages_that_take_long_keep_no_other_waiting() -> None:
-    """Catches: messages that came together were all handled before the time they took was counted, and those
-    who were named first by the system took the whole of each iteration."""
-    made, services = recorded(Costly)
-
-    def clock() -> float:
-        return made[0].now_ms if made else 0.0
-
-    with contextlib.ExitStack() as ends, serving(PATIENT, services, clock) as found:
-        tasks = [ends.enter_context(task(found, None)) for _ in range(4)]
-        for one in tasks:
-            assert asked(one, Alive()) == Alive()
-        with found.busy():
-            for one in tasks[:-1]:
-                one.socket.sendall(framed(Shout(1)) * 50)
-            tasks[-1].send(Shout(2))
-        until(lambda: made and made[0].before_long is not None)
-        assert made[0].before_long is not None
-        assert made[0].before_long < 50
 
 
 def test_what_went_wrong_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING), serving(SHORT) as found:
-        with raw(found) as peer:
-            peer.shake_hands().socket.sendall(framed_bytes(bytes((VERSION,)) + b"x" * 32))
-            assert is_closed(peer)
+        with Raw(found) as peer:
+            assert is_closed(peer.shake_hands(framed_bytes(bytes((VERSION,)) + b"x" * 32)))
         until(lambda: any("did not know the token" in line for line in caplog.messages))
     (line,) = [line for line in caplog.messages if "connections dropped" in line]
     assert "127.0.0.1" in line
@@ -479,17 +404,15 @@ def test_what_went_wrong_is_logged(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_peers_may_go_on_after_the_server_stalled() -> None:
     """Catches: after a stall of the driver's process connections went of tasks that had stalled with it."""
-    opening, message = framed_bytes(bytes((VERSION,)) + identity().token), framed(Alive())
+    message = framed(Alive())
     bounds = ServerBounds(frame_ms=1_000, sweep_ms=1_000)
-    with serving(bounds) as found, raw(found) as half, raw(found) as silent:
-        half.shake_hands().socket.sendall(opening + message + message[:2])
-        assert half.socket.recv(100)
+    with serving(bounds) as found, Raw(found) as half, Raw(found) as silent:
+        assert half.shake_hands(opening() + message + message[:2]).socket.recv(100)
         until(lambda: found.connections() == 2)
         until_ms = clock_ms() + 2_200.0
         with found.busy():
             until(lambda: clock_ms() > until_ms)
-        silent.shake_hands().socket.sendall(opening + message)
-        assert silent.socket.recv(100)
+        assert silent.shake_hands(opening() + message).socket.recv(100)
         assert found.server is not None
         assert found.server.state()["stalls"] == 1
         half.socket.sendall(message[2:])
@@ -498,16 +421,30 @@ def test_peers_may_go_on_after_the_server_stalled() -> None:
 
 def test_a_peer_that_waits_for_its_turn_is_not_given_up() -> None:
     """Catches: of many tasks that connect again to a busy process, some were dropped before it heard them."""
-    with serving(replace(SHORT, greeting_ms=0.0)) as found, raw(found) as peer:
+    with serving(replace(SHORT, greeting_ms=0.0)) as found, Raw(found) as peer:
         peer.plain.sendall(b"x")
-        with raw(found) as silent:
+        with Raw(found) as silent:
             assert is_closed(silent), "its time is over"
         assert found.connections() == 1
-    with serving(replace(SHORT, messages_at_once=0)) as found, raw(found) as peer:
-        peer.shake_hands().socket.sendall(framed_bytes(bytes((VERSION,)) + identity().token))
-        with raw(found) as silent:
+    with serving(replace(SHORT, messages_at_once=0)) as found, Raw(found) as peer:
+        peer.shake_hands(opening())
+        with Raw(found) as silent:
             assert is_closed(silent), "its time is over"
         assert found.connections() == 1
+
+
+def test_a_peer_that_drips_is_given_up_though_it_has_turns() -> None:
+    """Catches: a time that begins anew with each turn."""
+    with serving(replace(SHORT, frame_ms=500)) as found, Raw(found) as peer:
+        peer.shake_hands(opening() + framed(HELLO) + b"\0\0\x7f\xff")
+        until(lambda: found.echoes)
+
+        def drip() -> bool:
+            with contextlib.suppress(OSError):
+                peer.socket.sendall(b"\0")
+            return found.connections() == 0
+
+        until(drip, poll_s=0.05)
 
 
 # -- groups -----------------------------------------------------------------------------------------------
@@ -515,19 +452,15 @@ def test_a_peer_that_waits_for_its_turn_is_not_given_up() -> None:
 
 def test_tasks_share_an_instance_by_group_settings_and_cluster() -> None:
     age = {"kafka.metadata.max.age.ms": "1000"}
-    hellos = [
-        HELLO,
-        HELLO,
-        Hello("another", "a-cluster", {}),
-        Hello(HELLO.group, "b", {}),
-        structs.replace(HELLO, settings=age),
-    ]
-    with serving() as found, contextlib.ExitStack() as stack:
+    another = Hello("another", "a-cluster", {})
+    hellos = [HELLO, HELLO, another, Hello(HELLO.group, "b", {}), structs.replace(HELLO, settings=age)]
+    with serving() as found, ExitStack() as stack:
         for hello in hellos:
             assert asked(stack.enter_context(task(found, hello)), Said(1)) == Said(1)
         assert [len(one.tasks) for one in found.echoes] == [2, 1, 1, 1]
         assert found.echoes[3].options.metadata_max_age_ms == 1000
         assert found.echoes[0].options.metadata_max_age_ms == 300_000
+        assert found.echoes[0].options is found.echoes[1].options, "not parsed for each of 10,000 tasks"
 
 
 def test_a_task_that_learns_its_cluster_moves() -> None:
@@ -542,28 +475,21 @@ def test_a_task_that_learns_its_cluster_moves() -> None:
         assert after.gone == []
 
 
-def test_settings_that_groups_do_not_have_end_the_connection() -> None:
+def test_who_says_no_hello_or_other_settings_than_groups_have_is_turned_away() -> None:
+    wrong = {"kafka.sasl.password": "x"}, {"kafka.metadata.max.age.ms": "soon"}, {"topic": "t"}
     with serving() as found:
-        for settings in ({"kafka.sasl.password": "x"}, {"kafka.metadata.max.age.ms": "soon"}, {"topic": "t"}):
+        for settings in wrong:
             with task(found, structs.replace(HELLO, settings=settings)) as one:
                 assert is_closed(one), settings
-        assert not found.echoes
-
-
-def test_who_has_not_said_hello_has_no_group() -> None:
-    with serving() as found, task(found, None) as one:
-        assert asked(one, Alive()) == Alive()
-        one.send(Said(1))
-        assert is_closed(one)
+        with tasks(found, 1, None) as (one,):
+            one.send(Said(1))
+            assert is_closed(one)
         assert not found.echoes
 
 
 def test_groups_are_bounded_and_the_longest_unused_goes() -> None:
-    with (
-        serving(replace(PATIENT, burst=10_000, instances=3)) as found,
-        task(found) as kept,
-        task(found, None) as one,
-    ):
+    bounds = replace(PATIENT, burst=10_000, instances=3)
+    with serving(bounds) as found, task(found) as kept, task(found, None) as one:
         assert asked(kept, Said(0)) == Said(0)
         for number in range(20):
             one.send(Hello(str(number), "", {}))
@@ -579,148 +505,96 @@ class OfGroup(Echo):
 
 def test_what_is_kept_of_a_cluster_goes_soon_after_its_last_task() -> None:
     """Catches: a task that named ever new clusters and left filled the memory for ten minutes."""
-    made: dict[str, Echo] = {}
+    made: dict[type[Echo], Echo] = {}
 
-    def make(options: SinkOptions, out: Outbox) -> Echo:
-        return made.setdefault("cluster", Echo(options, out))
-
-    def make_of_group(options: SinkOptions, out: Outbox) -> OfGroup:
-        made["group"] = of_group = OfGroup(options, out)
-        return of_group
+    def make(kind: type[Echo], options: SinkOptions, out: Outbox) -> Echo:
+        return made.setdefault(kind, kind(options, out))
 
     now_ms = 0.0
-    services: Services = {Echo: make, OfGroup: make_of_group}
+    services: Services = {kind: partial(make, kind) for kind in (Echo, OfGroup)}
     with serving(replace(PATIENT, frame_ms=400), services, lambda: now_ms) as found:
         with task(found):
             until(lambda: len(made) == 2)
         until(lambda: all(one.gone for one in made.values()))
         now_ms = 6_000.0
-        until(lambda: made["cluster"].closed)
-        assert not made["group"].closed
+        until(lambda: made[Echo].closed)
+        assert not made[OfGroup].closed
         now_ms = 601_000.0
-        until(lambda: made["group"].closed)
+        until(lambda: made[OfGroup].closed)
+
+
+# -- the time of a service --------------------------------------------------------------------------------
 
 
 class Timed(Service):
-    """Counts its times; the first one fails."""
+    """Due once, so many milliseconds after its first message as that is long; length 1 fails at first.
+    ``heard_before``: messages before that."""
 
     scope = ServiceScope.APPLICATION
 
     def __init__(self, out: Outbox) -> None:
         super().__init__(out)
-        self.times = 0
-        self.due = False
+        self.heard, self.due_ms, self.times = 0, math.inf, 0
+        self.fails = False
+        self.heard_before: int | None = None
 
     @receives(Shout)
     def on_shout(self, peer: int, message: Shout, now_ms: float) -> None:
-        self.due = True
+        self.due_ms = min(self.due_ms, now_ms + message.length)
+        self.fails = message.length == 1
+        self.heard += 1
 
     def on_time(self, now_ms: float) -> None:
         self.times += 1
-        if self.times == 1:
+        if self.fails and self.times == 1:
             raise ZeroDivisionError
-        self.due = False
+        self.heard_before = self.heard
 
     def next_change_ms(self, now_ms: float) -> float:
-        return 0.0 if self.due else float("inf")
+        return math.inf if self.heard_before is not None else max(0.0, self.due_ms - now_ms)
+
+
+@contextmanager
+def timed(count: int) -> Iterator[tuple[Serving, list[Timed], list[Connection]]]:
+    """A server that takes one message at a time, its service, and connected tasks."""
+    made, services = recorded(Timed)
+    with (
+        serving(replace(PATIENT, messages_at_once=1), services) as found,
+        tasks(found, count, None) as connected,
+    ):
+        yield found, made, connected
 
 
 def test_a_service_that_fails_at_its_time_gets_it_again_later(caplog: pytest.LogCaptureFixture) -> None:
-    made, services = recorded(Timed)
-    with serving(services=services) as found, task(found, None) as one:
+    with timed(1) as (_, made, (one,)):
         one.send(Shout(1))
         until(lambda: made and made[0].times == 2)
     assert caplog.text.count("a service failed") == 1
 
 
-class Punctual(Service):
-    """Due with each message. ``heard_before``: messages before its first time."""
-
-    scope = ServiceScope.APPLICATION
-
-    def __init__(self, out: Outbox) -> None:
-        super().__init__(out)
-        self.may_go_on = threading.Event()
-        self.heard = 0
-        self.heard_before: int | None = None
-
-    @receives(Shout)
-    def on_shout(self, peer: int, message: Shout, now_ms: float) -> None:
-        self.may_go_on.wait(30)
-        self.heard += 1
-
-    def on_time(self, now_ms: float) -> None:
-        if self.heard_before is None:
-            self.heard_before = self.heard
-
-    def next_change_ms(self, now_ms: float) -> float:
-        return 0.0 if self.heard and self.heard_before is None else float("inf")
-
-
-@contextmanager
-def tasks_of(kind: type[_Kind], count: int) -> Iterator[tuple[Serving, list[_Kind], list[Connection]]]:
-    """A server that takes one message at a time, its services of this kind, and connected tasks."""
-    made, services = recorded(kind)
-    bounds = replace(PATIENT, messages_at_once=1)
-    with contextlib.ExitStack() as ends, serving(bounds, services) as found:
-        tasks = [ends.enter_context(task(found, None)) for _ in range(count)]
-        for one in tasks:
-            assert asked(one, Alive()) == Alive()
-        yield found, made, tasks
-
-
 def test_a_service_gets_its_time_however_many_messages_come() -> None:
     """Each message of an iteration set a timer anew that was due, and timers come last in an iteration."""
-    with tasks_of(Punctual, 20) as (_, made, tasks):
-        for one in tasks:
-            one.send(Shout(1))
-        until(lambda: made)
-        made[0].may_go_on.set()
-        until(lambda: made[0].heard == len(tasks))
+    with timed(20) as (found, made, connected):
+        with found.busy():
+            for one in connected:
+                one.send(Shout(0))
+        until(lambda: made and made[0].heard == len(connected))
         until(lambda: made[0].heard_before is not None)
         assert made[0].heard_before is not None
         assert made[0].heard_before <= 3
 
 
-class Deadline(Punctual):
-    """Due 300 ms after the first message."""
-
-    first_ms = math.inf
-
-    @receives(Shout)
-    def on_shout(self, peer: int, message: Shout, now_ms: float) -> None:
-        self.first_ms = min(self.first_ms, now_ms)
-        self.heard += 1
-
-    def next_change_ms(self, now_ms: float) -> float:
-        return math.inf if self.heard_before is not None else max(0.0, self.first_ms + 300.0 - now_ms)
-
-
 def test_what_came_during_a_stall_is_read_before_a_service_decides_without_it() -> None:
     """Catches: after a stall the first answer decided for all, and a loop always late never decides."""
-    with tasks_of(Deadline, 10) as (found, made, tasks):
-        tasks[0].send(Shout(1))
+    with timed(10) as (found, made, connected):
+        connected[0].send(Shout(300))
         until(lambda: made and made[0].heard)
         with found.busy():
-            for one in tasks[1:]:
-                one.send(Shout(1))
+            for one in connected[1:]:
+                one.send(Shout(300))
             time.sleep(1.0)
-        until(lambda: made[0].heard == len(tasks))
+        until(lambda: made[0].heard == len(connected))
         with found.busy():
             time.sleep(0.6)
         until(lambda: made[0].heard_before is not None)
-        assert made[0].heard_before == len(tasks)
-
-
-def test_instances_end_with_the_server() -> None:
-    with serving() as found:
-        assert works(found)
-    assert found.echo.closed == 1
-
-
-def test_sinkoptions_of_a_group_are_kept() -> None:
-    """Catches: options parsed again for each of 10,000 tasks."""
-    other = structs.replace(HELLO, group="g")
-    with serving() as found, task(found) as one, task(found, other) as another:
-        assert asked(one, Said(1)) == asked(another, Said(1))
-        assert found.echoes[0].options is found.echoes[1].options
+        assert made[0].heard_before == len(connected)
