@@ -8,7 +8,6 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from msgspec import structs
@@ -22,7 +21,6 @@ from tests.support.coordinator_harness import (
     HELLO,
     RecordingChannel,
     Said,
-    Serving,
     Shout,
     address_at,
     clock_ms,
@@ -32,25 +30,23 @@ from tests.support.coordinator_harness import (
 from tests.support.waiting import until
 
 
-def client_to(
+@contextmanager
+def client_of(
     address: CoordinatorAddress,
-    channel: RecordingChannel,
+    channel: RecordingChannel | None = None,
     silence_ms: float = 20_000,
     clock: Clock = clock_ms,
     hello: Callable[[], Hello] = lambda: HELLO,
+    *,
+    starts: bool = True,
     **times: float,
-) -> CoordinatorClient:
-    return CoordinatorClient(address, [channel], hello, clock, ClientTimes(silence_ms, silence_ms, **times))
-
-
-@contextmanager
-def client_of(
-    address: CoordinatorAddress, channel: RecordingChannel | None = None, **given: Any
 ) -> Iterator[tuple[CoordinatorClient, RecordingChannel]]:
-    """A client of a task that runs. ``given``: as for ``client_to``."""
+    """The client of a task that runs, and its channel. ``starts``: its thread, which the test may start."""
     channel = channel or RecordingChannel()
-    client = client_to(address, channel, **given)
-    client.start()
+    bounds = ClientTimes(silence_ms, silence_ms, **times)
+    client = CoordinatorClient(address, [channel], hello, clock, bounds)
+    if starts:
+        client.start()
     client.resume()
     try:
         yield client, channel
@@ -63,6 +59,12 @@ def client_of(
 def say(client: CoordinatorClient, channel: RecordingChannel, message: Message) -> None:
     channel.to_tell.append(message)
     client.wake()
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [
+        one.message for one in caplog.records if "coordinator" in one.message and one.levelno > logging.INFO
+    ]
 
 
 def test_a_client_sends_and_receives() -> None:
@@ -91,37 +93,28 @@ def test_a_task_that_learns_its_cluster_says_hello_again() -> None:
 
 
 def test_a_broken_connection_is_made_again_after_one_warning(caplog: pytest.LogCaptureFixture) -> None:
-    with (
-        caplog.at_level(logging.WARNING),
-        serving() as found,
-        client_of(found.address) as (client, channel),
-    ):
+    with serving() as found, client_of(found.address) as (client, channel):
         channel.received = None  # type: ignore[assignment]  # on_said raises
         say(client, channel, Said(1))
         until(lambda: "lost" in channel.events)
         channel.received = []
         until(lambda: channel.events == ["connected", "lost", "connected"])
-    assert len([line for line in caplog.messages if "coordinator" in line]) == 1
+    assert len(warnings(caplog)) == 1
 
 
 def test_a_coordinator_that_never_responds_costs_one_warning(caplog: pytest.LogCaptureFixture) -> None:
-    with (
-        caplog.at_level(logging.WARNING),
-        socket.create_server(("127.0.0.1", 0)) as frozen,
-        client_of(address_at(frozen.getsockname()[1], identity()), silence_ms=50) as (_client, channel),
-    ):
-        until(lambda: channel.events.count("lost") >= 2)
-    assert len([line for line in caplog.messages if "coordinator" in line]) == 1
+    with socket.create_server(("127.0.0.1", 0)) as frozen:
+        address = address_at(frozen.getsockname()[1], identity())
+        with client_of(address, silence_ms=50) as (_, channel):
+            until(lambda: channel.events.count("lost") >= 2)
+    assert len(warnings(caplog)) == 1
     assert "connected" not in channel.events
 
 
 def test_a_coordinator_that_stalls_is_left() -> None:
-    with (
-        serving() as found,
-        client_of(found.address, silence_ms=300, alive_ms=100.0) as (_client, channel),
-    ):
+    with serving() as found, client_of(found.address, silence_ms=300, alive_ms=100.0) as (_, channel):
         until(lambda: "connected" in channel.events)
-        until(lambda: found.server is not None and found.server.state()["messages"] > 3)
+        until(lambda: found.messages() > 3)
         assert "lost" not in channel.events
         with found.busy():
             until(lambda: "lost" in channel.events)
@@ -130,34 +123,24 @@ def test_a_coordinator_that_stalls_is_left() -> None:
 
 def test_a_task_that_relies_on_the_coordinator_asks_for_signs_of_life_sooner() -> None:
     with serving() as found, client_of(found.address, alive_waiting_ms=50.0) as (client, channel):
-        server = found.server
-        assert server is not None
         # Hello and one sign of life.
-        until(lambda: server.state()["messages"] == 2)
+        until(lambda: found.messages() == 2)
         channel.is_waiting = True
         client.wake()
-        until(lambda: server.state()["messages"] > 5)
-
-
-def counting(found: Serving) -> Callable[[], int]:
-    """Of messages that the server has read."""
-    server = found.server
-    assert server is not None
-    return lambda: int(server.state()["messages"])
+        until(lambda: found.messages() > 5)
 
 
 def test_a_process_that_stalled_takes_nobody_for_silent() -> None:
     """It ran neither when the answer came nor when its time was over."""
     now_ms = 0.0
     with serving() as found:
-        messages = counting(found)
 
         class Stalls(RecordingChannel):
             """Once the first sign of life is sent, until its time is over and its answer is there."""
 
             def next_message_delay_ms(self, _: float) -> float:
                 nonlocal now_ms
-                until(lambda: messages() >= 2)
+                until(lambda: found.messages() >= 2)
                 now_ms = 50_000.0
                 return math.inf
 
@@ -172,21 +155,21 @@ def test_a_task_that_says_something_else_sends_no_sign_of_life() -> None:
     """Catches: 10,000 tasks at rest whose signs of life took a fifth of a core beside their reports."""
     now_ms = 0.0
     with serving() as found, client_of(found.address, clock=lambda: now_ms) as (client, channel):
-        messages = counting(found)
-        until(lambda: messages() == 2)  # hello and the first, whose answer shows that the token is right
+        # Hello and the first, whose answer shows that the token is right.
+        until(lambda: found.messages() == 2)
         said: list[Said] = []
         for at_ms in (0.0, 50_000.0, 100_000.0, 150_000.0):
             now_ms = at_ms
             said.append(Said(len(said)))
             say(client, channel, said[-1])
             until(lambda: channel.received == said)
-        assert messages() == 6
+        assert found.messages() == 6
         now_ms = 210_000.0
         client.wake()
-        until(lambda: messages() > 6)
+        until(lambda: found.messages() > 6)
         say(client, channel, Said(5))
         until(lambda: len(channel.received) == 5)
-        assert messages() == 8
+        assert found.messages() == 8
 
 
 def test_a_driver_that_stalls_for_five_seconds_loses_no_task() -> None:
@@ -197,7 +180,7 @@ def test_a_driver_that_stalls_for_five_seconds_loses_no_task() -> None:
 def test_a_client_with_a_wrong_token_gets_no_response() -> None:
     with serving() as found:
         address = replace(found.address, location=replace(found.address.location, token=b"x" * 32))
-        with client_of(address) as (_client, channel):
+        with client_of(address) as (_, channel):
             until(lambda: "lost" in channel.events)
             assert not channel.received
             assert not found.echoes
@@ -207,7 +190,7 @@ def test_a_client_with_a_wrong_token_gets_no_response() -> None:
 def test_another_process_at_the_coordinators_port_is_not_taken_for_it(says: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = address_at(other.getsockname()[1], identity())
-        with client_of(address, silence_ms=1000) as (_client, channel):
+        with client_of(address, silence_ms=1000) as (_, channel):
             peer, _ = other.accept()
             with peer:
                 peer.sendall(says)
@@ -220,13 +203,10 @@ def test_a_client_comes_back_to_a_coordinator_that_closed_its_connection_while_a
 ) -> None:
     now_ms = 0.0
     bounds = ServerBounds(silence_ms=1_000, sweep_ms=100)
-    with (
-        serving(bounds, clock=lambda: now_ms) as found,
-        client_of(found.address) as (client, channel),
-    ):
+    with serving(bounds, clock=lambda: now_ms) as found, client_of(found.address) as (client, channel):
         say(client, channel, Said(1))
         # Hello, what is said, and a sign of life, which would count as heard after the minute.
-        until(lambda: channel.received and found.server and found.server.state()["messages"] == 3)
+        until(lambda: channel.received and found.messages() == 3)
         now_ms += 60_000
         until(lambda: channel.events == ["connected", "lost", "connected"], lambda: channel.events)
         client.pause()
@@ -236,18 +216,16 @@ def test_a_client_comes_back_to_a_coordinator_that_closed_its_connection_while_a
         until(lambda: found.connections() == 0)
         client.resume()
         until(lambda: channel.events.count("connected") == 3)
-    assert not [line for line in caplog.messages if "coordinator" in line]
+    assert not warnings(caplog)
 
 
 def test_a_client_that_is_let_in_and_then_turned_away_comes_back_ever_later() -> None:
     later_ms = 0.0
-    wrong = Hello("g", "c", {"topic": "t"})
     with (
         serving() as found,
-        client_of(found.address, hello=lambda: wrong, clock=lambda: clock_ms() + later_ms) as (
-            client,
-            channel,
-        ),
+        client_of(
+            found.address, hello=lambda: Hello("g", "c", {"topic": "t"}), clock=lambda: clock_ms() + later_ms
+        ) as (client, channel),
     ):
         until(lambda: channel.events.count("lost") >= 2)
         later_ms = 500.0
@@ -264,11 +242,17 @@ def test_a_task_too_many_works_alone_after_one_line(caplog: pytest.LogCaptureFix
         client_of(found.address) as (_, first),
     ):
         until(lambda: first.events == ["connected"])
-        until(lambda: found.server is not None and found.server.state()["connections"]["joined"] == 1)
+        until(lambda: found.state()["connections"]["joined"] == 1)
         with client_of(found.address, clock=lambda: clock_ms() + later_ms) as (client, second):
             until(lambda: "lost" in second.events)
             later_ms = 25_000.0
             until(lambda: not client.is_connecting)
+        # A task that has failed does not wait for an answer: 2 s for each of them.
+        with client_of(found.address, silence_ms=60_000, starts=False) as (failed, _):
+            failed.close()
+            failed.start()
+            failed.join(5)
+            assert not failed.is_alive()
         assert first.events == ["connected"]
     lines = [one for one in caplog.records if "as many tasks as it can" in one.message]
     assert [one.levelno for one in lines] == [logging.INFO]
@@ -276,44 +260,43 @@ def test_a_task_too_many_works_alone_after_one_line(caplog: pytest.LogCaptureFix
 
 
 def test_what_a_task_reports_at_its_end_is_sent_though_it_ended_before_the_client_connected() -> None:
-    with serving() as found:
-        channel = RecordingChannel()
-        client = client_to(found.address, channel)
-        client.resume()
+    with serving() as found, client_of(found.address, starts=False) as (client, channel):
         channel.to_tell.append(Said(1))
         client.pause()
         client.start()
-        try:
-            until(lambda: channel.received, within_s=60)
-        finally:
-            client.close()
-            client.join(60)
+        until(lambda: channel.received)
 
 
 def test_a_task_that_has_ended_tries_once_to_reach_the_coordinator() -> None:
     """Catches: the client's thread tries again and again while no task runs."""
     tries = 0
     with socket.create_server(("127.0.0.1", 0)) as nobody:
+        address = address_at(nobody.getsockname()[1], identity())
         # A client whose clock runs a hundred times as fast: any backoff would be over.
-        client = client_to(
-            address_at(nobody.getsockname()[1], identity()),
-            RecordingChannel(),
-            clock=lambda: 100 * clock_ms(),
-        )
-        client.resume()
-        client.pause()
-        client.start()
-        nobody.settimeout(30)
-        while tries < 2:
-            try:
-                nobody.accept()[0].close()
-            except TimeoutError:
-                break
-            tries += 1
-            nobody.settimeout(0.5)
-        client.close()
-        client.join(30)
+        with client_of(address, clock=lambda: 100 * clock_ms(), starts=False) as (client, _):
+            client.pause()
+            client.start()
+            nobody.settimeout(30)
+            while tries < 2:
+                try:
+                    nobody.accept()[0].close()
+                except TimeoutError:
+                    break
+                tries += 1
+                nobody.settimeout(0.5)
     assert tries == 1
+
+
+def test_a_client_that_closes_has_told_the_coordinator_all() -> None:
+    """A connection that is closed early is reset, and the coordinator loses what it has not read."""
+    said: list[Message] = [Said(number) for number in range(100)]
+    with serving() as found:
+        with client_of(found.address, starts=False) as (client, channel):
+            channel.to_tell.extend(said)
+            # Before its thread has begun, as where a task fails at once.
+            client.close()
+            client.start()
+        assert found.echo.heard == said
 
 
 # -- the driver -------------------------------------------------------------------------------------------
@@ -325,31 +308,3 @@ def test_a_question_gets_its_answer_and_a_statement_is_handled_when_it_returns()
         tell(found.address, Alive(), 20_000)
         with pytest.raises(TimeoutError, match="no Shout within"):
             ask(found.address, Said(7), Shout, 300, HELLO)
-
-
-def test_a_client_that_closes_has_told_the_coordinator_all() -> None:
-    """A connection that is closed early is reset, and the coordinator loses what it has not read."""
-    with serving() as found:
-        channel = RecordingChannel()
-        client = client_to(found.address, channel)
-        client.resume()
-        channel.to_tell.extend(Said(number) for number in range(100))
-        # Before its thread has begun, as where a task fails at once.
-        client.close()
-        client.start()
-        client.join(30)
-        assert not client.is_alive()
-        assert found.echo.heard == [Said(number) for number in range(100)]
-
-
-def test_a_failed_task_too_many_does_not_wait_for_an_answer() -> None:
-    """Catches: 2 s for each failed task where the coordinator serves as many as it can."""
-    with serving(ServerBounds(connections=1)) as found, client_of(found.address) as (_, first):
-        until(lambda: first.events == ["connected"])
-        until(lambda: found.server is not None and found.server.state()["connections"]["joined"] == 1)
-        client = client_to(found.address, RecordingChannel(), silence_ms=60_000)
-        client.resume()
-        client.close()
-        client.start()
-        client.join(5)
-        assert not client.is_alive()

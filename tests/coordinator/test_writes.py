@@ -228,7 +228,7 @@ def test_a_task_at_work_is_ended_by_the_commit_on_the_driver() -> None:
         planned = PlannedCoordinator(server.address.location, None, server.address)
         other, mine = (PlannedWrite(options, ColumnPlan(value=0, topic="t"), planned) for _ in range(2))
         channel.begin(mine.name)
-        until(lambda: server.server is not None and server.server.state()["messages"] >= 2)
+        until(lambda: server.messages() >= 2)
         other.commit([])
         mine.commit([])
         until(lambda: causes)

@@ -6,7 +6,7 @@ import asyncio
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from typing import Annotated, Any
@@ -155,6 +155,14 @@ class Serving:
 
     def connections(self) -> int:
         return 0 if self.server is None else self.server.connections
+
+    def state(self) -> Mapping[str, Any]:
+        assert self.server is not None
+        return self.server.state()
+
+    def messages(self) -> int:
+        """How many the server has handled."""
+        return int(self.state()["messages"])
 
 
 @contextmanager
