@@ -44,7 +44,6 @@ from benchmarks import charts
 from benchmarks.modelled_tasks import Crowd
 from benchmarks.processor_time import of_process
 from benchmarks.surroundings import RESULTS, ROOT, environment
-from kafka_sink.coordinator.address import CoordinatorAddress, CoordinatorLocation
 from kafka_sink.coordinator.client import ask
 from kafka_sink.coordinator.live.view import OpenView, ViewOpened
 from kafka_sink.coordinator.rendezvous import LocationFolder, RunningCoordinator
@@ -81,11 +80,7 @@ class Server:
                 pass_fds=(listening.fileno(), alive),
             )
         self.found = self._wait()
-        found = self.found
-        location = CoordinatorLocation(found.port, found.fingerprint, found.name, found.token)
-        opened = ask(
-            CoordinatorAddress("127.0.0.1", location), OpenView("127.0.0.1", 0), ViewOpened, 1000 * START_S
-        )
+        opened = ask(self.found.address, OpenView("127.0.0.1", 0), ViewOpened, 1000 * START_S)
         self.view = opened.url
 
     def _wait(self) -> RunningCoordinator:

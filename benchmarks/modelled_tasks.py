@@ -232,7 +232,7 @@ class Crowd:
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         plain.setsockopt(socket.IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, 1)
         plain.bind((task.source, 0))
-        if plain.connect_ex(("127.0.0.1", found.port)) not in (0, errno.EINPROGRESS):
+        if plain.connect_ex(("127.0.0.1", found.address.port)) not in (0, errno.EINPROGRESS):
             plain.close()
             self._retry(task)
             return
@@ -277,7 +277,7 @@ class Crowd:
         if task.stage == 0:
             if error := task.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                 raise OSError(error, "not connected")
-            plain, name = task.sock, self.find().name
+            plain, name = task.sock, self.find().address.name
             self._selector.unregister(plain)
             task.sock = self._context.wrap_socket(plain, server_hostname=name, do_handshake_on_connect=False)
             task.stage = 1
@@ -298,7 +298,7 @@ class Crowd:
         """It has connected: the proof, the group, and what it does."""
         found = self.find()
         hello = Hello(found.group_of(OPTIONS.identity_of_cluster()), CLUSTER_ID, OPTIONS.group_settings())
-        proof = framed_bytes(bytes((VERSION,)) + found.token)
+        proof = framed_bytes(bytes((VERSION,)) + found.address.token)
         task.stage, task.failures = 2, 0
         self._write(task, proof + framed(hello) + self._uses + self._writing + self._alive)
         task.alive_at = self.clock()

@@ -16,40 +16,31 @@ ANY_ADDRESSES = ("0.0.0.0", "::")  # noqa: S104 - compared with, not bound to
 
 
 @dataclass(frozen=True, slots=True)
-class CoordinatorLocation:
-    """Travels in the pickled writer.
+class CoordinatorAddress:
+    """Where the coordinator is, and what tells it from other processes. Travels in the pickled writer.
 
-    ``fingerprint``, ``name`` and ``token``: see transport. ``host`` is empty where tasks connect to
-    ``spark.driver.host``, which tasks know and planning does not; it is set where the coordinator listens on
-    a loopback address only. ``group``: a hash of the brokers' addresses and the principal. ``has_view``:
-    tasks report what they do.
+    ``host``: a name or an address without brackets. ``fingerprint``, ``name`` and ``token``: see transport.
+    ``group``: a hash of the brokers' addresses and the principal. ``has_view``: tasks report what they do.
     """
 
+    host: str
     port: int
     fingerprint: bytes
     name: str = field(repr=False)
     token: bytes = field(repr=False)
     group: str = ""
-    host: str = ""
     has_view: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class CoordinatorAddress:
-    """A location with the driver's host, a name or an address without brackets."""
-
-    host: str
-    location: CoordinatorLocation
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedCoordinator:
     """What planning gives a write's tasks: where the coordinator is, and the metadata of their topics.
 
-    ``driver_address``: where the driver itself finds the coordinator.
+    ``address`` has no host where tasks connect to ``spark.driver.host``, which tasks know and planning does
+    not. ``driver_address``: where the driver itself finds the coordinator.
     """
 
-    location: CoordinatorLocation | None = None
+    address: CoordinatorAddress | None = None
     snapshot: MetadataSnapshot | None = None
     driver_address: CoordinatorAddress | None = None
 
@@ -77,10 +68,10 @@ def warn_of_no_coordinator(problem: str, about: str = "") -> None:
 
 def warn_once(address: CoordinatorAddress, error: Exception) -> None:
     """Warn that this coordinator cannot be used: once on a host where workers share a folder."""
-    where = f"{address.host}:{address.location.port}"
+    where = f"{address.host}:{address.port}"
     warn_of_no_coordinator(
         f"the coordinator at {where} cannot be used ({error}); it is tried again. If tasks cannot reach the "
         "driver, set coordinator.port and coordinator.bind.address, or coordinator.enabled=false",
         # Planning and tasks may know its host by different names.
-        about=f"port {address.location.port}",
+        about=f"port {address.port}",
     )

@@ -21,7 +21,6 @@ from kafka_sink import libraries, spark_application
 from kafka_sink.coordinator.address import (
     UNAVAILABLE,
     CoordinatorAddress,
-    CoordinatorLocation,
     PlannedCoordinator,
     warn_of_no_coordinator,
 )
@@ -75,33 +74,17 @@ def plan_coordinator(
         found = None
     if found is None:
         return PlannedCoordinator(snapshot=snapshot)
-    location = _location(found, found.group_of(options.identity_of_cluster()))
-    return PlannedCoordinator(location, snapshot, _driver_address(found, location))
+    group = found.group_of(options.identity_of_cluster())
+    address = replace(found.address, group=group, has_view=bool(found.view))
+    host = found.bound_to if Placement(found.bound_to, address.port).is_loopback else ""
+    return PlannedCoordinator(replace(address, host=host), snapshot, address)
 
 
 def live_view_address() -> CoordinatorAddress | None:
     """That of the application's coordinator, where it runs and has a live view. Raises OSError."""
     local_dirs = spark_application.local_dirs()
     found = _serving(LocationFolder.of(local_dirs)) if local_dirs else None
-    return _driver_address(found, _location(found)) if found is not None and found.view else None
-
-
-def _location(found: RunningCoordinator, group: str = "") -> CoordinatorLocation:
-    where = Placement(found.address, found.port)
-    return CoordinatorLocation(
-        found.port,
-        found.fingerprint,
-        found.name,
-        found.token,
-        group,
-        where.address if where.is_loopback else "",
-        bool(found.view),
-    )
-
-
-def _driver_address(found: RunningCoordinator, location: CoordinatorLocation) -> CoordinatorAddress:
-    """For this process, which is on the same host."""
-    return CoordinatorAddress(Placement(found.address, found.port).local_host, location)
+    return found.address if found is not None and found.view else None
 
 
 def _find_or_start(
@@ -153,8 +136,7 @@ def _open_live_view(place: LocationFolder, found: RunningCoordinator, view: Plac
     from kafka_sink.coordinator.client import ask
     from kafka_sink.coordinator.live.view import OpenView, ViewOpened
 
-    address = _driver_address(found, _location(found))
-    opened = ask(address, OpenView(view.address, view.port), ViewOpened, _LIVE_VIEW_MS)
+    opened = ask(found.address, OpenView(view.address, view.port), ViewOpened, _LIVE_VIEW_MS)
     found = replace(found, view=opened.url, view_port=opened.port, view_error=opened.error)
     place.publish(found)
     if opened.error:

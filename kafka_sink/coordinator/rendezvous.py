@@ -2,8 +2,8 @@
 
 It contains:
 
-    found     port, certificate's fingerprint, name, token, address and the live view (mode 0600, replaced
-              atomically); the coordinator writes it when it serves
+    found     the coordinator's address, with its token, and the live view's (mode 0600, replaced atomically);
+              the coordinator writes it when it serves
     alive     locked by the coordinator as long as it lives
     log       what it logs
     lock      held by planning while it starts a coordinator or changes ``found``
@@ -23,11 +23,12 @@ import stat
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
+from kafka_sink.coordinator.address import CoordinatorAddress
 from kafka_sink.secret import HiddenBytes
 
 FOLDER = "kafka-chunked-coordinator"
@@ -38,15 +39,12 @@ _LOCK_POLL_S = 0.005
 class RunningCoordinator:
     """A coordinator that serves, or has served.
 
-    ``address`` is what it listens on; ``fingerprint``, ``name`` and ``token``: see transport. ``view``: the
-    live view's URL; ``view_port``, also where it failed; ``view_error``: why there is none.
+    ``address``: for processes on its host. ``bound_to``: the address that it listens on. ``view``: the live
+    view's URL; ``view_port``, also where it failed; ``view_error``: why there is none.
     """
 
-    port: int
-    address: str
-    fingerprint: bytes
-    name: str = field(repr=False)
-    token: bytes = field(repr=False)
+    address: CoordinatorAddress
+    bound_to: str
     view: str = ""
     view_port: int = 0
     view_error: str = ""
@@ -57,7 +55,7 @@ class RunningCoordinator:
         It is keyed with the token: options contain passwords, which could be guessed from a plain hash.
         """
         text = json.dumps(sorted(options.items()))
-        return hmac.digest(self.token, text.encode(), "sha256").hex()[:32]
+        return hmac.digest(self.address.token, text.encode(), "sha256").hex()[:32]
 
 
 class LocationFolder:

@@ -24,6 +24,7 @@ from kafka_sink.coordinator.breaker_service import BreakerService
 from kafka_sink.coordinator.live.application import ApplicationMetrics, ReportService
 from kafka_sink.coordinator.live.view import ViewService
 from kafka_sink.coordinator.metadata import MemoryBudget, MetadataService
+from kafka_sink.coordinator.placement import Placement
 from kafka_sink.coordinator.rates import RateService
 from kafka_sink.coordinator.rendezvous import LocationFolder, RunningCoordinator, read_found
 from kafka_sink.coordinator.server import CoordinatorServer, Services
@@ -63,9 +64,9 @@ class ServerProcess:
         self._jobs.call = loop.call_soon_threadsafe
         self._jobs.start()
         server.start(listening)
-        one, port = self._identity, listening.getsockname()[1]
-        address = str(self._settings["address"])
-        self._place.publish(RunningCoordinator(port, address, one.fingerprint, one.name, one.token))
+        where = Placement(self._settings["address"], listening.getsockname()[1])
+        address = self._identity.address(where.local_host, where.port)
+        self._place.publish(RunningCoordinator(address, where.address))
         while self._driver.is_alive() and self._is_current():
             self._metrics.sample(monotonic_ms())
             await asyncio.sleep(_CHECK_S)
@@ -87,7 +88,7 @@ class ServerProcess:
     def _is_current(self) -> bool:
         """Whether the application's folder exists, and no other coordinator has been started in it."""
         found = read_found(self._place.folder / "found")
-        return found is not None and found.token == self._identity.token
+        return found is not None and found.address.token == self._identity.token
 
 
 def bounds_of_process(limits: Any = resource) -> ServerBounds:

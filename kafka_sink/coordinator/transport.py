@@ -56,6 +56,10 @@ class ServerIdentity:
     name: str = field(repr=False)
     token: bytes = field(repr=False)
 
+    def address(self, host: str, port: int) -> CoordinatorAddress:
+        """For clients. Its host and port are not the identity's."""
+        return CoordinatorAddress(host, port, self.fingerprint, self.name, self.token)
+
 
 def new_identity() -> ServerIdentity:
     """A key of P-256, its certificate, and a token. The key never leaves the process's memory."""
@@ -161,19 +165,18 @@ class Connection:
     """
 
     def __init__(self, address: CoordinatorAddress, silence_ms: float) -> None:
-        location = address.location
-        with socket.create_connection((address.host, location.port), timeout=silence_ms / 1000) as connected:
+        with socket.create_connection((address.host, address.port), timeout=silence_ms / 1000) as connected:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             # Python's TLS socket leaks the descriptor of a connection that is reset before it looks for that.
             connected.getpeername()
             # Takes the descriptor over.
-            self.socket = _client_context().wrap_socket(connected, server_hostname=location.name)
+            self.socket = _client_context().wrap_socket(connected, server_hostname=address.name)
         try:
             shown = self.socket.getpeercert(binary_form=True) or b""
             # TLS 1.3 has made the peer prove that it has the certificate's key.
-            if not hmac.compare_digest(hashlib.sha256(shown).digest(), location.fingerprint):
+            if not hmac.compare_digest(hashlib.sha256(shown).digest(), address.fingerprint):
                 raise ProtocolError("another process serves there: its certificate is not the coordinator's")
-            self.socket.sendall(framed_bytes(bytes((VERSION,)) + location.token))
+            self.socket.sendall(framed_bytes(bytes((VERSION,)) + address.token))
         except BaseException:
             self.socket.close()
             raise

@@ -102,7 +102,7 @@ def _advise(ended: EndedWrite) -> None:
 
 def _to_live_view(options: SinkOptions, coordinator: PlannedCoordinator, ended: EndedWrite) -> None:
     address = coordinator.driver_address
-    if address is not None and address.location.has_view:
+    if address is not None and address.has_view:
         report_end(address, write_ended(options, ended))
 
 

@@ -226,11 +226,11 @@ class PlannedWrite:
 
     def _coordinator(self) -> CoordinatorAddress | None:
         """The coordinator's address. Tasks know the driver's host; planning does not."""
-        context, location = TaskContext.get(), self.coordinator.location
-        if context is None or location is None:
+        context, address = TaskContext.get(), self.coordinator.address
+        if context is None or address is None:
             return None
-        host = location.host or context.getLocalProperty("spark.driver.host")
-        return None if host is None else CoordinatorAddress(without_brackets(host), location)
+        host = address.host or context.getLocalProperty("spark.driver.host")
+        return None if host is None else replace(address, host=without_brackets(host))
 
     def _name_in_task(self) -> str:
         # A batch write in foreachBatch has the property as well.
@@ -248,7 +248,7 @@ class PlannedWrite:
         query, batch = micro_batch_of(context)
         about = None
         # Only the live view shows it.
-        has_view = self.coordinator.location is not None and self.coordinator.location.has_view
+        has_view = self.coordinator.address is not None and self.coordinator.address.has_view
         if has_view and context.partitionId() == 0:
             name = job_name(context.getLocalProperty(_DESCRIPTION) or "")
             about = about_job(name, self.options.shown())

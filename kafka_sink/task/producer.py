@@ -274,7 +274,7 @@ class Producer:
             )
             self.breaker.share(self._shared_breaker)
             channels.append(self._shared_breaker)
-        if address.location.has_view:
+        if address.has_view:
             self._reports = ReportChannel(self.report, monotonic_ms)
             channels.append(self._reports)
         if self._rate_limit is not None:
@@ -285,7 +285,7 @@ class Producer:
         coordinator = CoordinatorClient(
             address,
             channels,
-            lambda: Hello(address.location.group, self.cluster.cluster_id or "", settings),
+            lambda: Hello(address.group, self.cluster.cluster_id or "", settings),
             monotonic_ms,
         )
         self.cluster.hints = metadata

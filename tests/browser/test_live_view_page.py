@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 from selenium import webdriver
 
-from kafka_sink.coordinator.address import CoordinatorAddress, PlannedCoordinator
+from kafka_sink.coordinator.address import PlannedCoordinator
 from kafka_sink.coordinator.launcher import plan_coordinator
 from kafka_sink.coordinator.live.messages import TaskIdentity, report_end
 from kafka_sink.coordinator.rendezvous import read_found
@@ -59,8 +59,8 @@ class Job:
         self.options = parse(self.raw).options
         self.name = name
         self.coordinator: PlannedCoordinator = plan_coordinator(self.options)
-        assert self.coordinator.location is not None
-        assert self.coordinator.location.has_view
+        assert self.coordinator.driver_address is not None
+        assert self.coordinator.driver_address.has_view
         self.results: list[TaskResult] = []
         self.failures: list[Exception] = []
         self.stop = threading.Event()
@@ -71,8 +71,7 @@ class Job:
             thread.start()
 
     def _run(self, task: int) -> None:
-        assert self.coordinator.location is not None
-        address = CoordinatorAddress("127.0.0.1", self.coordinator.location)
+        address = self.coordinator.driver_address
         number = 1_000 * (1 + abs(hash(self.name)) % 1000) + task
         identity = TaskIdentity(self.name, number, task, host="worker-1", application="nightly orders")
         options = parse(self.raw | {"kafka.buffer.memory": str(self.size + task)}).options

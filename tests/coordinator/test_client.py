@@ -179,7 +179,7 @@ def test_a_driver_that_stalls_for_five_seconds_loses_no_task() -> None:
 
 def test_a_client_with_a_wrong_token_gets_no_response() -> None:
     with serving() as found:
-        address = replace(found.address, location=replace(found.address.location, token=b"x" * 32))
+        address = replace(found.address, token=b"x" * 32)
         with client_of(address) as (_, channel):
             until(lambda: "lost" in channel.events)
             assert not channel.received

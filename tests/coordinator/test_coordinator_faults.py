@@ -69,7 +69,7 @@ def run_and_kill(at: int) -> list[str]:
             handle(peer, message)
 
         server.on_message = count  # type: ignore[method-assign]
-        address = replace(found.address, location=replace(found.address.location, has_view=True))
+        address = replace(found.address, has_view=True)
 
         def begin(number: int, producer: Producer) -> None:
             producer.begin(address, None, TaskIdentity("w", number, stage=0), TASKS)
@@ -95,7 +95,7 @@ def test_a_task_that_fails_has_reported_by_then() -> None:
     reports: Services = {ReportService: partial(ReportService, metrics=metrics)}
     with FakeCluster({"a": 1}) as cluster, serving(services=reports) as found:
         producer = Producer(parse({"kafka.bootstrap.servers": cluster.bootstrap_servers}).options)
-        address = replace(found.address, location=replace(found.address.location, has_view=True))
+        address = replace(found.address, has_view=True)
         producer.begin(address, None, TaskIdentity("w", 1, stage=0))
         producer.close(abort=True)
         assert metrics.reports == 1

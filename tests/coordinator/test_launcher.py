@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from kafka_sink import spark_application
-from kafka_sink.coordinator.address import UNAVAILABLE, PlannedCoordinator
+from kafka_sink.coordinator.address import UNAVAILABLE, CoordinatorAddress, PlannedCoordinator
 from kafka_sink.coordinator.client import ask
 from kafka_sink.coordinator.launcher import plan_coordinator
 from kafka_sink.coordinator.rendezvous import FOLDER, LocationFolder, read_found
@@ -61,9 +61,9 @@ def answers(found: PlannedCoordinator) -> bool:
     return ask(found.driver_address, Alive(), Alive, 30_000) == Alive()
 
 
-def has_view(found: PlannedCoordinator) -> bool:
-    assert found.location is not None
-    return found.location.has_view
+def address_of(found: PlannedCoordinator) -> CoordinatorAddress:
+    assert found.address is not None
+    return found.address
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -76,7 +76,6 @@ def found_in(application: Application) -> Any:
 
 def test_the_first_write_starts_it_and_the_next_find_it(application: Application) -> None:
     first = planned()
-    assert first.location is not None
     assert first == planned() == planned(kafka_client_id="another")
     address = first.driver_address
     assert address is not None
@@ -85,9 +84,9 @@ def test_the_first_write_starts_it_and_the_next_find_it(application: Application
     pid = application.processes[0].pid
     assert os.getsid(pid) == os.getpgid(pid) == pid, "Ctrl-C in the driver's terminal is not for it"
     # Groups share it.
-    locations = [one.location for one in (first, planned(kafka_metadata_max_age_ms="1000"), planned("h:2"))]
-    assert len({one.port for one in locations if one}) == 1
-    assert len({one.group for one in locations if one}) == 3
+    groups = first, planned(kafka_metadata_max_age_ms="1000"), planned("h:2")
+    assert len({address_of(one).port for one in groups}) == 1
+    assert len({address_of(one).group for one in groups}) == 3
     assert len(application.processes) == 1
 
 
@@ -115,10 +114,8 @@ def test_a_dead_one_is_replaced_by_one_with_secrets_of_its_own(application: Appl
     after = found_in(application)
     assert len(application.processes) == 2
     assert answers(second)
-    assert first.location is not None
-    assert second.location is not None
-    assert first.location.token != second.location.token
-    assert first.location.fingerprint != second.location.fingerprint
+    assert address_of(first).token != address_of(second).token
+    assert address_of(first).fingerprint != address_of(second).fingerprint
     # Open pages find it.
     assert after.view == before.view
 
@@ -185,9 +182,8 @@ def test_nothing_shows_a_secret(application: Application) -> None:
         kafka_sasl_username="u",
         kafka_sasl_password=PASSWORD,
     )
-    location = found.location
-    assert location is not None
-    secrets = (location.token.hex(), repr(location.token), location.name, PASSWORD)
+    address = address_of(found)
+    secrets = (address.token.hex(), repr(address.token), address.name, PASSWORD)
     assert not any(secret in repr(found) for secret in secrets)
     pid = application.processes[0].pid
     shown = subprocess.run(["ps", "-ww", "-o", "args=", "-p", str(pid)], capture_output=True, text=True)
@@ -204,7 +200,7 @@ def test_nothing_shows_a_secret(application: Application) -> None:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
         # What users call secret is in no file; what the coordinator's peers prove is in one.
         assert PASSWORD.encode() not in path.read_bytes()
-        assert (b64encode(location.token) in path.read_bytes()) == (path.name == "found")
+        assert (b64encode(address.token) in path.read_bytes()) == (path.name == "found")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads another process's memory from /proc")
@@ -245,7 +241,11 @@ def test_no_frame_of_an_error_holds_a_secret(
     seen = [f.f_locals for f in frames if "/kafka_sink/coordinator/" in f.f_code.co_filename]
     assert len(seen) > 2
     found = found_in(application)
-    secrets = [] if found is None else [repr(found.token), b64encode(found.token).decode(), found.name]
+    secrets = (
+        []
+        if found is None
+        else [repr(found.address.token), b64encode(found.address.token).decode(), found.address.name]
+    )
     for local in seen:
         assert not any(one in repr(local) for one in (PASSWORD, *secrets))
 
@@ -254,7 +254,7 @@ def test_another_folder_is_another_application(application: Application, tmp_pat
     first = planned()
     other = tmp_path / "another"
     other.mkdir()
-    assert planned(environ={"SPARK_LOCAL_DIRS": f"{other},{tmp_path}"}).location != first.location
+    assert planned(environ={"SPARK_LOCAL_DIRS": f"{other},{tmp_path}"}).address != first.address
     assert len(application.processes) == 2
 
 
@@ -298,8 +298,7 @@ def test_the_first_of_sparks_folders_that_can_be_written_to_is_used(
     temporary_folder(str(tmp_path))
     there = {"SPARK_LOCAL_DIRS": f"/proc/none,{application.folder}"}
     first, second = planned(environ=there), planned(environ=there)
-    assert first.location is not None
-    assert first.location == second.location
+    assert address_of(first) == second.address
     assert (application.folder / FOLDER).is_dir()
     environ(SPARK_LOCAL_DIRS="/proc/none,/proc/nor/this")
     with caplog.at_level(logging.WARNING):
@@ -351,11 +350,11 @@ def test_it_imports_nothing_from_folders_that_others_may_write_to(
 @pytest.mark.usefixtures("application")
 def test_the_live_view_opens_with_the_first_write_that_wants_it(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        assert not has_view(planned())
+        assert not address_of(planned()).has_view
         first, second = planned(ui_port="0"), planned(ui_port="0")
         # Whoever plans later reports, too.
         assert planned() == first == second
-        assert has_view(first)
+        assert address_of(first).has_view
     assert len([line for line in caplog.messages if "the live view is at http://127.0.0.1:" in line]) == 1
 
 
@@ -364,7 +363,7 @@ def test_a_live_view_that_cannot_open_costs_one_warning(caplog: pytest.LogCaptur
     with caplog.at_level(logging.WARNING), socket.create_server(("127.0.0.1", 0)) as taken:
         for _ in range(3):
             found = planned(ui_port=str(taken.getsockname()[1]))
-            assert not has_view(found)
+            assert not address_of(found).has_view
     assert len([line for line in caplog.messages if "there is no live view" in line]) == 1
 
 
@@ -381,8 +380,7 @@ def test_it_can_be_switched_off(by: str, application: Application) -> None:
 
 def listens_on(found: PlannedCoordinator) -> str:
     """The address that the coordinator's socket is bound to, from /proc/net: hexadecimal."""
-    assert found.location is not None
-    suffix = f":{found.location.port:04X}"
+    suffix = f":{address_of(found).port:04X}"
     for table in ("tcp", "tcp6"):
         for row in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
             _, local, _, state, *_ = row.split()
@@ -408,14 +406,13 @@ def test_it_listens_where_the_driver_does(
     assert answers(found)
     assert listens_on(found) == expected
     # No other host could reach it, so tasks get its address.
-    assert found.location is not None
-    assert found.location.host
+    assert address_of(found).host
 
 
 def test_planning_costs_files_only_where_it_runs(application: Application) -> None:
     planned()
     application.processes[0].send_signal(signal.SIGSTOP)
     began = time.monotonic()
-    assert planned().location is not None
+    assert address_of(planned())
     assert time.monotonic() - began < 5
     application.processes[0].send_signal(signal.SIGCONT)

@@ -182,7 +182,7 @@ def test_a_coordinator_that_does_not_answer_costs_one_warning_and_not_all_of_max
     with FakeCluster(topics) as cluster, socket.create_server(("127.0.0.1", 0)) as frozen:
         with coordinating() as found:
             address = Serving(frozen).address if is_frozen else found.address
-            wrong = replace(address, location=replace(address.location, token=b"x" * 32))
+            wrong = replace(address, token=b"x" * 32)
             with task(options_of(cluster, max_block_ms=900), wrong) as producer:
                 for topic in topics:
                     producer.send(rows(topic))

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from kafka_sink.coordinator.address import CoordinatorAddress
 from kafka_sink.coordinator.rendezvous import LocationFolder, RunningCoordinator, read_found
 from kafka_sink.options import parse
 
-FOUND = RunningCoordinator(1, "::1", b"a" * 32, "name.invalid", b"b" * 32)
+ADDRESS = CoordinatorAddress("::1", 1, b"a" * 32, "name.invalid", b"b" * 32)
+FOUND = RunningCoordinator(ADDRESS, "::1")
 
 
 @pytest.fixture
@@ -29,7 +32,7 @@ def test_what_is_published_is_found(place: LocationFolder) -> None:
 def test_what_is_no_coordinator_is_none(place: LocationFolder) -> None:
     """Catches: a file of another version of the package that ends every write."""
     path = place.folder / "found"
-    wrong = b'{"port":1,"address":"","fingerprint":"","name":"","token":1}'
+    wrong = b'{"address":{"host":"","port":1,"fingerprint":"","name":"","token":1},"bound_to":""}'
     for content in (b"", b"[]", b"{}", b'{"port": 1}', wrong, b"\xff"):
         path.write_bytes(content)
         assert read_found(path) is None
@@ -60,7 +63,7 @@ def test_the_lock_is_waited_for(place: LocationFolder) -> None:
 def test_a_groups_key_gives_no_password_away() -> None:
     """It goes over the wire: a hash without the token could be tried out."""
     settings = parse({"kafka.bootstrap.servers": "h:1"}).options.identity_of_cluster()
-    other = RunningCoordinator(1, "::1", b"a" * 32, "name.invalid", b"c" * 32)
+    other = RunningCoordinator(replace(ADDRESS, token=b"c" * 32), "::1")
     assert FOUND.group_of(settings) == FOUND.group_of(dict(reversed(settings.items())))
     assert FOUND.group_of(settings) != other.group_of(settings)
     assert FOUND.group_of(settings) != FOUND.group_of({**settings, "kafka.security.protocol": "SSL"})

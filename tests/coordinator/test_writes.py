@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kafka_sink.coordinator.address import CoordinatorAddress, CoordinatorLocation, PlannedCoordinator
+from kafka_sink.coordinator.address import CoordinatorAddress, PlannedCoordinator
 from kafka_sink.coordinator.client import CoordinatorClient
 from kafka_sink.coordinator.live.application import ApplicationMetrics
 from kafka_sink.coordinator.schema import Message, decode, deliver, encode
@@ -202,7 +202,7 @@ def test_the_late_end_of_a_stage_does_not_end_the_task_that_runs_its_micro_batch
 
 
 def test_a_driver_without_coordinator_goes_on() -> None:
-    nobody = CoordinatorAddress("127.0.0.1", CoordinatorLocation(1, b"f" * 32, "name", b"t" * 32))
+    nobody = CoordinatorAddress("127.0.0.1", 1, b"f" * 32, "name", b"t" * 32)
     assert end_attempts(nobody, "a") == ""
     report_failure(nobody, "a", "no disk")
 
@@ -225,7 +225,7 @@ def test_a_task_at_work_is_ended_by_the_commit_on_the_driver() -> None:
         client.start()
         client.resume()
         options = parse({"kafka.bootstrap.servers": "h:1", "topic": "t", "log.summary": "false"}).options
-        planned = PlannedCoordinator(server.address.location, None, server.address)
+        planned = PlannedCoordinator(server.address, None, server.address)
         other, mine = (PlannedWrite(options, ColumnPlan(value=0, topic="t"), planned) for _ in range(2))
         channel.begin(mine.name)
         until(lambda: server.messages() >= 2)

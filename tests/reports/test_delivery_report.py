@@ -13,12 +13,9 @@ from unittest.mock import patch
 
 import pytest
 
-from kafka_sink.coordinator.address import CoordinatorLocation
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.reports import delivery_report
 from tests.support.planned_writes import committed, lines, planned
-
-LOCATION = CoordinatorLocation(1, b"fingerprint", "name", b"token")
 
 
 def test_the_delivery_report_has_the_offsets_of_every_write(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from kafka_sink.coordinator.address import CoordinatorLocation, PlannedCoordinator
+from kafka_sink.coordinator.address import CoordinatorAddress, PlannedCoordinator
 from kafka_sink.driver import driver_log
 from kafka_sink.errors import DeliveryError
 from kafka_sink.spark import executor_connection
@@ -101,7 +101,7 @@ def test_abort_says_why_the_commit_before_it_failed(capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize(
-    ("of_driver", "of_location", "expected"),
+    ("of_driver", "of_address", "expected"),
     [
         ("[2001:db8::7]", "", "2001:db8::7"),
         ("driver.example", "", "driver.example"),
@@ -110,7 +110,7 @@ def test_abort_says_why_the_commit_before_it_failed(capsys: pytest.CaptureFixtur
 )
 def test_tasks_find_the_coordinator_of_any_driver_host(
     of_driver: str,
-    of_location: str,
+    of_address: str,
     expected: str,
     in_task: Callable[[object], None],
     producers: list[dict[str, Any]],
@@ -118,8 +118,8 @@ def test_tasks_find_the_coordinator_of_any_driver_host(
     """Catches: brackets, which Spark writes around IPv6 addresses and sockets do not take."""
 
     in_task(Context({"spark.driver.host": of_driver}))
-    location = CoordinatorLocation(7, b"f", "n", b"t", "group", of_location)
-    planned(PlannedCoordinator(location)).write(iter([]))
+    address = CoordinatorAddress(of_address, 7, b"f", "n", b"t", "group")
+    planned(PlannedCoordinator(address)).write(iter([]))
     assert producers[0]["coordinator"].host == expected
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kafka_sink.coordinator.address import CoordinatorAddress, CoordinatorLocation, PlannedCoordinator
+from kafka_sink.coordinator.address import CoordinatorAddress, PlannedCoordinator
 from kafka_sink.coordinator.live.application import ApplicationMetrics, ReportService
 from kafka_sink.coordinator.server import Services
 from kafka_sink.coordinator.writes import WriteService
@@ -28,7 +28,7 @@ from tests.support.coordinator_harness import Serving, serving
 from tests.support.planned_writes import Context, committed, lines, planned
 
 pytestmark = pytest.mark.usefixtures("bare_logging")
-LOCATION = CoordinatorLocation(1, b"fingerprint", "name", b"token")
+ADDRESS = CoordinatorAddress("127.0.0.1", 1, b"fingerprint", "name", b"token")
 
 
 def test_the_json_summary_is_one_object_that_joins_with_a_querys_progress(
@@ -89,8 +89,8 @@ def test_a_micro_batch_has_one_name_in_all_its_reports(
     tmp_path: Path, in_task: Callable[[object], None], producers: list[dict[str, Any]]
 ) -> None:
     path = tmp_path / "report.jsonl"
-    location = replace(LOCATION, has_view=True)
-    write = replace(planned(PlannedCoordinator(location), delivery_report_path=str(path)), is_streaming=True)
+    address = replace(ADDRESS, has_view=True)
+    write = replace(planned(PlannedCoordinator(address), delivery_report_path=str(path)), is_streaming=True)
     in_task(Context({"streaming.sql.batchId": "7", "sql.streaming.queryId": "q-1"}))
     of_task = write.write(iter([]))
     in_task(None)
@@ -119,8 +119,8 @@ def viewed(metrics: ApplicationMetrics) -> Iterator[tuple[PlannedCoordinator, Se
     """What planning gives to a write whose metrics are shown."""
     services: Services = {ReportService: partial(ReportService, metrics=metrics), WriteService: WriteService}
     with serving(services=services) as server:
-        location = replace(server.address.location, has_view=True)
-        yield PlannedCoordinator(location, None, CoordinatorAddress("127.0.0.1", location)), server
+        address = replace(server.address, has_view=True)
+        yield PlannedCoordinator(address, None, address), server
 
 
 def test_the_live_view_shows_the_metrics_of_the_summary_once_save_returns() -> None:

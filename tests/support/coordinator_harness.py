@@ -8,12 +8,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from typing import Annotated, Any
 
 from msgspec import Meta
 
-from kafka_sink.coordinator.address import CoordinatorAddress, CoordinatorLocation
+from kafka_sink.coordinator.address import CoordinatorAddress
 from kafka_sink.coordinator.schema import (
     Channel,
     Count,
@@ -111,8 +112,7 @@ def identity() -> ServerIdentity:
 
 
 def address_at(port: int, identity: ServerIdentity, group: str = GROUP) -> CoordinatorAddress:
-    location = CoordinatorLocation(port, identity.fingerprint, identity.name, identity.token, group)
-    return CoordinatorAddress("127.0.0.1", location)
+    return replace(identity.address("127.0.0.1", port), group=group)
 
 
 class Serving:

@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kafka_sink.coordinator.address import CoordinatorAddress, CoordinatorLocation
+from kafka_sink.coordinator.address import CoordinatorAddress
 from kafka_sink.coordinator.client import ask
 from kafka_sink.coordinator.launcher import plan_coordinator
 from kafka_sink.coordinator.schema import Alive
@@ -50,12 +50,12 @@ class Round:
 @dataclass
 class Scene:
     application: Application
-    location: CoordinatorLocation
+    address: CoordinatorAddress
     random: random.Random
 
     @property
     def where(self) -> tuple[str, int]:
-        return "127.0.0.1", self.location.port
+        return "127.0.0.1", self.address.port
 
     def signal(self, number: signal.Signals) -> None:
         self.application.processes[-1].send_signal(number)
@@ -94,7 +94,7 @@ def crowd(scene: Scene) -> None:
 
 
 def wrong_token(scene: Scene) -> None:
-    wrong = CoordinatorAddress(scene.where[0], replace(scene.location, token=b"w" * 32))
+    wrong = replace(scene.address, token=b"w" * 32)
     for _ in range(50):
         with suppress(OSError, ProtocolError):
             ask(wrong, Alive(), Alive, 2000)
@@ -161,10 +161,9 @@ def run_round(fault: str, seed: int, folder: Path) -> Round:
                     "kafka.retry.backoff.ms": "20",
                 }
             ).options
-            location = plan_coordinator(options).location
-            assert location is not None
-            scene = Scene(application, location, chance)
-            address = CoordinatorAddress("127.0.0.1", location)
+            address = plan_coordinator(options).driver_address
+            assert address is not None
+            scene = Scene(application, address, chance)
             tables = [TOPICS[: (unit + 1) * NEW_TOPICS] for unit in range(UNITS)]
 
             def befall() -> None:

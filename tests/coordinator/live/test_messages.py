@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from kafka_sink.clock import STARTING, WAIT_LISTENER
-from kafka_sink.coordinator.address import CoordinatorAddress, CoordinatorLocation
+from kafka_sink.coordinator.address import CoordinatorAddress
 from kafka_sink.coordinator.live.application import ReportService
 from kafka_sink.coordinator.live.messages import (
     AboutJob,
@@ -167,7 +167,7 @@ def test_thousands_that_report_at_once_take_turns_and_lose_nothing() -> None:
 # -- the driver ---------------------------------------------------------------------------------------
 
 
-ADDRESS = CoordinatorAddress("127.0.0.1", CoordinatorLocation(1, b"", "", b""))
+ADDRESS = CoordinatorAddress("127.0.0.1", 1, b"", "", b"")
 
 
 class Waiting:
