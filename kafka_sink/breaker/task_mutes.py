@@ -222,9 +222,7 @@ class TaskMutes(MuteTable):
         if shared and self.now_ms - self._delayed_ms > _DELAYS_APART * self.retry_interval_ms:
             self._delayed_ms = self.now_ms
             for mute in shared:
-                # One in flight goes on.
-                if not mute.is_probed:
-                    mute.retry_at_ms = self.now_ms + self.retry_interval_ms
+                mute.retry_at_ms = self.now_ms + self.retry_interval_ms
         for mute in self.mutes.values():
             mute.is_shared = mute.permits_new_rows = False
             mute.permit_ends_ms = -math.inf
@@ -291,9 +289,6 @@ class TaskMutes(MuteTable):
         """Attempts of batches have ended; where one was a probe, its outcome counts."""
         for batch in batches if self.mutes else ():
             for mute in self.covering(batch.partition):
-                if mute.target not in self.mutes:
-                    # The partition was unmuted together with its broker.
-                    continue
                 if exception is not None:
                     mute.last_error = str(exception)
                 if mute.probe == batch.partition:

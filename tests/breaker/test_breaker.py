@@ -273,6 +273,7 @@ def test_the_methods_of_the_kip(manager: CircuitBreakManager) -> None:
     changes = [(change.target, change.muted, change.own) for change in manager.table.take_changes()]
     assert changes == [(1, True, True), (A1, True, True), (1, False, True), (A1, False, True)]
     manager.mute(2)
+    assert manager.refresh()
     manager.close()
     assert not manager.table.view
     manager.mute(2)

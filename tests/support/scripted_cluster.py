@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import pyarrow as pa
 
+from kafka_sink.coordinator.address import CoordinatorAddress
 from kafka_sink.model import TaskResult, TopicPartition
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
@@ -30,6 +31,12 @@ def rows(start: int, count: int, partition: int = 0) -> pa.RecordBatch:
     )
 
 
+def keyless(number: int) -> pa.RecordBatch:
+    """Without a partition, and larger than a batch.size of 1,024, so that every partition gets its turn."""
+    value = pa.array([b"<%d>" % number + b"x" * 2_000], pa.binary())
+    return pa.record_batch({"value": value, "partition": pa.array([None], pa.int32())})
+
+
 def task_options(cluster: FakeCluster, **options: object) -> dict[str, str]:
     """What a user would write; short backoffs, no linger."""
     raw = {
@@ -45,8 +52,10 @@ def task_options(cluster: FakeCluster, **options: object) -> dict[str, str]:
 
 
 @contextmanager
-def task(cluster: FakeCluster, **options: object) -> Iterator[Producer]:
-    with task_producer(parse(task_options(cluster, **options)).options, PLAN) as producer:
+def task(
+    cluster: FakeCluster, coordinator: CoordinatorAddress | None = None, /, **options: object
+) -> Iterator[Producer]:
+    with task_producer(parse(task_options(cluster, **options)).options, PLAN, coordinator) as producer:
         yield producer
 
 

@@ -6,7 +6,6 @@ import itertools
 import time
 from collections.abc import Callable, Iterator
 
-import pyarrow as pa
 import pytest
 
 from kafka_sink.errors import DeliveryError
@@ -15,7 +14,17 @@ from kafka_sink.task.producer import Producer
 from tests.support.fake_broker import PRODUCE, FakeCluster
 from tests.support.fake_replies import OK, error
 from tests.support.proxy import ProxyCluster
-from tests.support.scripted_cluster import PATIENCE_S, TOPIC, attempts, mutes, rows, send, task, written
+from tests.support.scripted_cluster import (
+    PATIENCE_S,
+    TOPIC,
+    attempts,
+    keyless,
+    mutes,
+    rows,
+    send,
+    task,
+    written,
+)
 from tests.support.slow_machine import Stalls
 from tests.support.topics import moved_in
 from tests.support.waiting import repeat_until, until
@@ -51,10 +60,7 @@ class Keyless:
 
     def _send(self) -> None:
         before = time.monotonic()
-        # Larger than batch.size, so that every partition gets its turn.
-        value = [b"<%d>" % self.count + b"x" * 2_000]
-        partition = pa.array([None], pa.int32())
-        self._producer.send(pa.record_batch({"value": pa.array(value, pa.binary()), "partition": partition}))
+        self._producer.send(keyless(self.count))
         self.longest_pause_s = max(self.longest_pause_s, time.monotonic() - before)
         self.count += 1
 

@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import pyarrow as pa
 import pytest
 
 from kafka_sink.coordinator.address import CoordinatorAddress
@@ -15,39 +14,30 @@ from kafka_sink.coordinator.breaker_service import BreakerService
 from kafka_sink.coordinator.metadata import MetadataService
 from kafka_sink.coordinator.server import Services
 from kafka_sink.errors import DeliveryError
-from kafka_sink.options import parse
-from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.task.producer import Producer
-from kafka_sink.task.producer_cache import PRODUCERS, task_producer
+from kafka_sink.task.producer_cache import PRODUCERS
 from tests.support.coordinator_harness import serving
 from tests.support.fake_broker import FakeCluster
-from tests.support.scripted_cluster import TOPIC, mutes, written
+from tests.support.scripted_cluster import TOPIC, keyless, mutes, task, written
 from tests.support.waiting import repeat_until, until
 
-BREAKER = "kafka.producer.circuit.breaker."
 PARTITIONS = 3
 ROWS = 12
 TIMEOUT_MS = 1_200
+OPTIONS = {
+    "batch_size": 1_024,
+    "delivery_timeout_ms": TIMEOUT_MS,
+    "request_timeout_ms": TIMEOUT_MS,
+    "producer_circuit_breaker_mute_retry_interval": 300,
+    "producer_circuit_breaker_slow_request_min_ms": 200,
+}
 
 
 class Tasks:
     """Of one job with a coordinator, whose rows are numbered throughout."""
 
-    def __init__(self, bootstrap: str, address: CoordinatorAddress) -> None:
-        raw = {
-            "kafka.bootstrap.servers": bootstrap,
-            "topic": TOPIC,
-            "kafka.linger.ms": "0",
-            "kafka.batch.size": "1024",
-            "kafka.delivery.timeout.ms": str(TIMEOUT_MS),
-            "kafka.request.timeout.ms": str(TIMEOUT_MS),
-            f"{BREAKER}mute.retry.interval": "300",
-            f"{BREAKER}slow.request.min.ms": "200",
-            "coordinator.report.interval.ms": "100",
-        }
-        self._options = parse(raw).options
-        self._plan = ColumnPlan.of([("value", "binary"), ("partition", "int")], TOPIC)
-        self._address = address
+    def __init__(self, cluster: FakeCluster, address: CoordinatorAddress) -> None:
+        self._cluster, self._address = cluster, address
         self.numbers = itertools.count()
         self.acknowledged: list[int] = []
 
@@ -55,14 +45,12 @@ class Tasks:
     def begin(self) -> Iterator[Producer]:
         """A task in a worker of its own."""
         PRODUCERS.close()
-        with task_producer(self._options, self._plan, self._address, None) as producer:
+        with task(self._cluster, self._address, **OPTIONS) as producer:
             yield producer
 
     def keyless(self, producer: Producer) -> int:
-        """Sends a row larger than batch.size, so that partitions take turns."""
         number = next(self.numbers)
-        value = pa.array([b"<%d>" % number + b"x" * 2_000], pa.binary())
-        producer.send(pa.record_batch({"value": value, "partition": pa.array([None], pa.int32())}))
+        producer.send(keyless(number))
         return number
 
     def run(self) -> None:
@@ -72,13 +60,13 @@ class Tasks:
             producer.finish()
             self.acknowledged += sent
 
-    def find_outage(self, cluster: FakeCluster) -> None:
+    def find_outage(self) -> None:
         """A task whose rows are on their way to a broker when it freezes: nobody can save those."""
         with self.begin() as producer:
             until_s = time.monotonic() + 1.0
             while time.monotonic() < until_s:
                 self.keyless(producer)
-            cluster.freeze(0)
+            self._cluster.freeze(0)
             repeat_until(
                 lambda: mutes(producer), lambda: self.keyless(producer), "it is muted", pause_s=0.002
             )
@@ -89,10 +77,10 @@ def test_tasks_that_begin_in_an_outage_put_no_row_on_the_dead_broker() -> None:
     """Catches: first rows that ignore what the coordinator has muted, and rows as probes of a dead broker."""
     services: Services = {MetadataService: MetadataService, BreakerService: BreakerService}
     with FakeCluster({TOPIC: PARTITIONS}, brokers=3) as cluster, serving(services=services) as running:
-        tasks = Tasks(cluster.bootstrap_servers, running.address)
+        tasks = Tasks(cluster, running.address)
         tasks.run()
         with pytest.raises(DeliveryError, match="delivery"):
-            tasks.find_outage(cluster)
+            tasks.find_outage()
         rows_there = len(written(cluster))
         frozen, counts = time.monotonic(), itertools.count()
         # With pauses between them, as tasks would keep a processor busy for as long.

@@ -4,68 +4,35 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from kafka_sink.breaker import (
-    CircuitBreakManager,
-    FailureRateCircuitBreaker,
-    PartitionCircuitBreaker,
-    ProducerStatusContext,
-)
+from kafka_sink.breaker import CircuitBreakManager, FailureRateCircuitBreaker, PartitionCircuitBreaker
 from kafka_sink.breaker.breaker import Breaker
 from kafka_sink.breaker.mutes import Target
 from kafka_sink.coordinator.breaker import BreakerChannel, MuteChanges
 from kafka_sink.coordinator.schema import decode, encode
 from kafka_sink.model import TopicPartition
-from tests.support.breaker_cluster import Cluster, run_pass
+from tests.support.breaker_cluster import P0, Bench, Cluster, IdleBreaker, run_pass
 
-P0, P1 = (TopicPartition("t", partition) for partition in range(2))
 CALLS = ("set_circuit_break_manager", "on_send", "on_complete", "on_tick", "next_tick_ms", "close")
 
 
-class Own(PartitionCircuitBreaker):
-    """Calls what the test gives it, at the call that the test names."""
+def own(call: str, what: Callable[[CircuitBreakManager], object]) -> PartitionCircuitBreaker:
+    """A class that does so at this call."""
+    made = IdleBreaker()
+    goes_on: Callable[..., object] = getattr(made, call)
 
-    def __init__(self, at: str, what: Callable[[CircuitBreakManager], object]) -> None:
-        self.at = at
-        self.what = what
-        self.manager: CircuitBreakManager | None = None
+    def act(*arguments: object) -> object:
+        found = goes_on(*arguments)
+        what(made.manager)
+        return found
 
-    def configure(self, configs: Mapping[str, str]) -> None:
-        pass
-
-    def _act(self, call: str) -> None:
-        if call == self.at and self.manager is not None:
-            self.what(self.manager)
-
-    def set_circuit_break_manager(self, circuit_break_manager: CircuitBreakManager) -> None:
-        self.manager = circuit_break_manager
-        self._act("set_circuit_break_manager")
-
-    def on_send(self, context: ProducerStatusContext) -> bool:
-        self._act("on_send")
-        return False
-
-    def on_complete(
-        self, context: ProducerStatusContext, topic_partition: TopicPartition, exception: Exception | None
-    ) -> bool:
-        self._act("on_complete")
-        return False
-
-    def on_tick(self, context: ProducerStatusContext) -> bool:
-        self._act("on_tick")
-        return False
-
-    def next_tick_ms(self, context: ProducerStatusContext) -> float:
-        self._act("next_tick_ms")
-        return 5.0
-
-    def close(self) -> None:
-        self._act("close")
+    setattr(made, call, act)
+    return made
 
 
 def one_batch(breaker: PartitionCircuitBreaker) -> tuple[Breaker, BreakerChannel]:
@@ -95,7 +62,7 @@ def reported(exchange: BreakerChannel) -> dict[Target, str]:
     return found
 
 
-def raises(_: CircuitBreakManager) -> None:
+def raises(*_: object) -> None:
     raise ZeroDivisionError("of the user's making")
 
 
@@ -103,7 +70,7 @@ def raises(_: CircuitBreakManager) -> None:
 def test_a_class_that_raises_is_switched_off_wherever_it_does(
     call: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    gate, _ = one_batch(Own(call, raises))
+    gate, _ = one_batch(own(call, raises))
     gate.close()
     assert [record.message for record in caplog.records if record.exc_info] == [
         "the circuit breaker class failed and is switched off for this producer"
@@ -119,7 +86,7 @@ def test_what_is_no_target_is_refused_and_reaches_neither_log_nor_coordinator(
     target: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Catches: a sender that dies of a target it cannot encode, a coordinator that hangs up for it."""
-    gate, exchange = one_batch(Own("on_complete", lambda manager: manager.mute(target)))
+    gate, exchange = one_batch(own("on_complete", lambda manager: manager.mute(target)))
     assert not gate.manager.table.mutes
     assert not any("muted" in record.message for record in caplog.records)
     (failure,) = [record for record in caplog.records if record.exc_info]
@@ -134,7 +101,7 @@ def test_numbers_of_numpy_are_ids_and_a_reason_may_be_anything() -> None:
     def mute(manager: CircuitBreakManager) -> None:
         manager.mute(np.int64(1), ValueError("it smells"))  # type: ignore[arg-type]  # that is the point
 
-    gate, exchange = one_batch(Own("on_complete", mute))
+    gate, exchange = one_batch(own("on_complete", mute))
     assert P0 in gate.mutes
     assert list(gate.manager.table.mutes) == [1]
     assert "it smells" in (gate.explain(P0) or "")
@@ -147,7 +114,7 @@ def test_brokers_and_partitions_that_nobody_knows_rest_without_harm(caplog: pyte
         manager.mute(TopicPartition("absent", 7), "where?")
 
     with caplog.at_level(logging.WARNING, "kafka_sink"):
-        gate, exchange = one_batch(Own("on_complete", mute))
+        gate, exchange = one_batch(own("on_complete", mute))
     assert [record.message for record in caplog.records] == [
         "circuit breaker: muted broker 999: who?",
         "circuit breaker: muted absent-7: where?",
@@ -164,7 +131,7 @@ def test_brokers_and_partitions_that_nobody_knows_rest_without_harm(caplog: pyte
 
 def test_another_thread_may_mute_and_the_sender_takes_it_up() -> None:
     """Catches: a book of mutes that grows while the sender walks through it, which ends the sender."""
-    gate, _ = one_batch(Own("", raises))
+    gate, _ = one_batch(IdleBreaker())
 
     def elsewhere(call: Callable[..., None], *arguments: object) -> None:
         thread = threading.Thread(target=call, args=arguments)
@@ -196,27 +163,13 @@ def test_another_thread_may_mute_and_the_sender_takes_it_up() -> None:
     assert len(gate.manager.table.mutes) == 20
 
 
-class Congested(FailureRateCircuitBreaker):
-    """The default class, until it fails."""
-
-    broken = False
-
-    def on_complete(
-        self, context: ProducerStatusContext, topic_partition: TopicPartition, exception: Exception | None
-    ) -> bool:
-        if self.broken:
-            raise ZeroDivisionError("of the user's making")
-        return super().on_complete(context, topic_partition, exception)
-
-
 def test_congestion_ends_with_the_class_that_reported_it() -> None:
     """Catches: keyless rows that avoid a broker for ever after the class that avoided it is off."""
-    breaker = Congested()
+    breaker = FailureRateCircuitBreaker()
     breaker.configure({"enable.mute.inflight.full": "true", "max.in.flight.requests.per.connection": "1"})
-    cluster = Cluster(t=[1, 2])
-    gate = Breaker(breaker, cluster.manager())
-    cluster.send(gate, P0, 10, 1.0)
-    assert gate.manager.congested == {1}
-    breaker.broken = True
-    cluster.answer(gate, P0, None, 10, 3.0)
-    assert not gate.manager.congested
+    bench = Bench(breaker)
+    bench.send(P0)
+    assert bench.manager.congested == {1}
+    breaker.on_complete = raises  # type: ignore[assignment, method-assign]  # for the class of a user
+    bench.answer(P0)
+    assert not bench.manager.congested

@@ -5,14 +5,12 @@ from __future__ import annotations
 from kafka_sink.breaker import ProducerStatusContext
 from kafka_sink.coordinator.breaker_service import BreakerService
 from kafka_sink.coordinator.metadata import MetadataService
+from kafka_sink.coordinator.server import Services
 from kafka_sink.model import TopicPartition
-from kafka_sink.options import parse
-from kafka_sink.rows.column_plan import ColumnPlan
-from kafka_sink.task.producer_cache import task_producer
 from tests.support.breaker_cluster import IdleBreaker
 from tests.support.coordinator_harness import serving
 from tests.support.fake_broker import FakeCluster
-from tests.support.scripted_cluster import TOPIC, mutes, rows, task_options, written
+from tests.support.scripted_cluster import TOPIC, mutes, rows, task, written
 from tests.support.waiting import until
 
 P0 = TopicPartition(TOPIC, 0)
@@ -30,27 +28,22 @@ class MutesAfterSeven(IdleBreaker):
 
 
 def test_what_an_own_class_mutes_rests_for_both() -> None:
-    own = {"class": f"{__name__}.MutesAfterSeven", "mute_retry_interval": "1500"}
-    plan = ColumnPlan.of([("value", "binary"), ("partition", "int")], TOPIC)
+    breaker = "producer_circuit_breaker_"
+    own = {f"{breaker}class": f"{__name__}.MutesAfterSeven", f"{breaker}mute_retry_interval": 1_500}
+    services: Services = {MetadataService: MetadataService, BreakerService: BreakerService}
     with (
         FakeCluster({TOPIC: 3}, brokers=3) as cluster,
-        serving(services={MetadataService: MetadataService, BreakerService: BreakerService}) as running,
+        serving(services=services) as running,
+        task(cluster, running.address, **own) as first,
+        task(cluster, running.address, **own) as second,
     ):
-        given = task_options(
-            cluster, **{f"producer_circuit_breaker_{name}": value for name, value in own.items()}
-        )
-        options = parse(given | {"coordinator.report.interval.ms": "100"}).options
-        with (
-            task_producer(options, plan, running.address, None) as first,
-            task_producer(options, plan, running.address, None) as second,
-        ):
-            first.send(rows(0, 1))
-            second.send(rows(1, 1, partition=1))
-            until(lambda: running.connections() and written(cluster, 0), "a batch of its own")
-            first.send(rows(2, 7))
-            until(lambda: P0 in mutes(second), "the second hears of it")
-            second.send(rows(9, 2))
-            second.finish()
-            until(lambda: not mutes(first), "the second's probe got through")
-            first.finish()
+        first.send(rows(0, 1))
+        second.send(rows(1, 1, partition=1))
+        until(lambda: running.connections() and written(cluster, 0), "a batch of its own")
+        first.send(rows(2, 7))
+        until(lambda: P0 in mutes(second), "the second hears of it")
+        second.send(rows(9, 2))
+        second.finish()
+        until(lambda: not mutes(first), "the second's probe got through")
+        first.finish()
         assert written(cluster, 0) == [0, *range(2, 11)]
