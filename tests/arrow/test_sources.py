@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -40,13 +41,10 @@ def test_everything_with_arrow_data(data: Any) -> None:
     assert [value for batch in batches for value in batch.column("value").to_pylist()] == ["a", "b", "c"]
 
 
-def test_the_schema_is_known_before_rows_are_read() -> None:
+def test_the_schema_is_known_before_rows_are_read_and_an_iterator_is_read_as_its_batches_are_taken() -> None:
     schema, _ = record_batches(TABLE.to_reader())
     assert schema == TABLE.schema
     assert record_batches([])[0] is None
-
-
-def test_an_iterator_is_read_as_its_batches_are_taken() -> None:
     read = []
 
     def source() -> Iterator[pa.Table]:
@@ -60,17 +58,9 @@ def test_an_iterator_is_read_as_its_batches_are_taken() -> None:
     assert read == [0]
 
 
-def test_a_lazy_frame_is_told_to_collect() -> None:
-    class LazyFrame:
-        def collect(self) -> None: ...
-
-        def collect_schema(self) -> None: ...
-
+def test_what_is_no_arrow_data_is_refused_and_a_lazy_frame_is_to_be_collected() -> None:
     with pytest.raises(SchemaError, match="Collect it first"):
-        record_batches(LazyFrame())
-
-
-def test_what_is_no_arrow_data_is_refused() -> None:
+        record_batches(SimpleNamespace(collect=None, collect_schema=None))
     for data in (None, 7, "text", b"bytes", {"value": ["a"]}, [{"value": "a"}], ["a"], TABLE.column(0)):
         with pytest.raises(SchemaError, match="is no Arrow data"):
             list(record_batches(data)[1])

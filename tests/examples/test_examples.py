@@ -12,7 +12,8 @@ import runpy
 import struct
 import sys
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,16 +83,12 @@ def test_flights_arrive_complete(
     assert "all     10,000 " in printed
 
 
-def test_streaming_goes_on_where_it_stopped(broker: LocalBroker, run_here: Run, topic: str) -> None:
-    run_here("streaming.py", broker.bootstrap_servers, topic)
-    values = [row.value for row in read_topic(broker, topic)]
-    assert len(values) == len(set(values)) == 2_500
-
-
-def test_spark_submit(broker: LocalBroker, run_here: Run, topic: str) -> None:
-    run_here("spark_submit_job.py", broker.bootstrap_servers, topic)
-    rows = read_topic(broker, topic)
-    assert len({row.value for row in rows}) == len(rows) == 50_000
+def test_streaming_and_spark_submit(broker: LocalBroker, run_here: Run, topic: str) -> None:
+    """The stream goes on where it stopped."""
+    for script, count in (("streaming.py", 2_500), ("spark_submit_job.py", 50_000)):
+        run_here(script, broker.bootstrap_servers, f"{topic}-{count}")
+        rows = read_topic(broker, f"{topic}-{count}")
+        assert len({row.value for row in rows}) == len(rows) == count
     assert len({row.key for row in rows}) == 500
 
 
@@ -103,17 +100,12 @@ def test_many_topics(broker: LocalBroker, run_here: Run, topic: str) -> None:
         assert {json.loads(row.value or b"")["country"] for row in rows} == {country}
 
 
-def test_exactly_once_over_a_restart(
+def test_each_row_is_there_once_though_a_job_died(
     broker: LocalBroker, run_here: Run, topic: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_here("exactly_once.py", broker.bootstrap_servers, topic)
     assert "readers see 1,500 payments, 1,500 of them exactly once." in capsys.readouterr().out
-
-
-def test_a_long_job_goes_on_where_it_died(
-    broker: LocalBroker, run_here: Run, topic: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run_here("long_job.py", broker.bootstrap_servers, topic)
+    run_here("long_job.py", broker.bootstrap_servers, f"{topic}-long")
     printed = capsys.readouterr().out
     assert "The first run died after 2 parts." in printed
     assert "readers see 20,000 orders, 20,000 of them exactly once." in printed
@@ -126,17 +118,13 @@ def test_a_frozen_broker_is_muted_and_no_row_is_lost(
     live_view_port: int,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    class Lent:
-        def __init__(self, brokers: int) -> None:
-            assert brokers == 3
+    @contextmanager
+    def lent_cluster(brokers: int) -> Iterator[LocalBroker]:
+        assert brokers == 3
+        yield cluster3
+        cluster3.thaw(1)
 
-        def __enter__(self) -> LocalBroker:
-            return cluster3
-
-        def __exit__(self, *_: object) -> None:
-            cluster3.thaw(1)
-
-    monkeypatch.setattr("local_kafka.LocalBroker", Lent)
+    monkeypatch.setattr("local_kafka.LocalBroker", lent_cluster)
     run_here("frozen_broker.py", str(live_view_port), "9")
     printed = capsys.readouterr().out
     assert "Broker 1 is muted" in printed

@@ -7,6 +7,7 @@ import runpy
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from confluent_kafka import Producer
@@ -59,13 +60,8 @@ def test_the_last_rows_are_shown_on_a_line_each(broker: LocalBroker, peeked: Any
 
 
 def test_dead_letters_are_shown_and_written_back(broker: LocalBroker, tmp_path: Path, peeked: Any) -> None:
-    dead_letter = {
-        "key": "a",
-        "value": "too large",
-        "headers": [("own", b"\xff"), *CONTEXT],
-        "timestamp": 5000,
-    }
-    produce(broker, "peek-dead-letters", dead_letter)
+    dead_letter = {"key": "a", "value": "too large", "headers": [("own", b"\xff"), *CONTEXT]}
+    produce(broker, "peek-dead-letters", {**dead_letter, "timestamp": 5000})
     broker.create_topic("peek-orders", 1)
     (shown,) = peeked("peek-dead-letters")
     assert "rejected by peek-orders: the record is larger [2J than 1000" in shown
@@ -92,30 +88,10 @@ def test_a_login_stands_in_a_file(tmp_path: Path, peeked: Any, capsys: pytest.Ca
     assert "s3cret" not in str(ended.value) + "".join(capsys.readouterr())
 
 
-def test_what_is_missing_is_named(peeked: Any) -> None:
-    with pytest.raises(SystemExit, match="there is no topic 'nowhere'"):
-        peeked("nowhere")
-
-
 def test_dead_letters_that_fail_do_not_hide_those_that_are_written(peek: Any) -> None:
-    class Sent:
-        def __init__(self, number: int) -> None:
-            self.number = number
-
-        def get(self, timeout: float) -> None:
-            if self.number == 2:
-                raise KafkaTimeoutError("no broker")
-
-    class Writes:
-        sent = 0
-
-        def send(self, topic: str, **_: object) -> Sent:
-            self.sent += 1
-            return Sent(self.sent)
-
-    dead_letter = json.dumps({"key": None, "value": "v", "headers": [], "origin": "t"})
+    sent = (Mock(), Mock(**{"get.side_effect": KafkaTimeoutError("no broker")}), Mock())
     with pytest.raises(RuntimeError, match=r"^1 of 3 dead letters .*others are written.*line 2: .*no broker"):
-        peek["write_back"](Writes(), "t", [dead_letter] * 3)
+        peek["write_back"](Mock(**{"send.side_effect": sent}), "t", [json.dumps(DEAD_LETTER)] * 3)
 
 
 class Refuses:
@@ -123,53 +99,38 @@ class Refuses:
         raise AssertionError("it was written")
 
 
-@pytest.mark.parametrize(
-    ("row", "problem"),
-    [
-        ({"key": 1, "value": "v", "headers": [], "origin": "t"}, "is a text"),
-        (
-            {
-                "key": None,
-                "value": "v",
-                "headers": [["kafka-chunked.errors.value.length", "9"]],
-                "origin": "t",
-            },
-            "was cut",
-        ),
+DEAD_LETTER: dict[str, Any] = {"key": None, "value": "v", "headers": [], "origin": "t"}
+
+
+def test_a_dead_letter_that_cannot_be_written_keeps_all_from_being_written(peek: Any) -> None:
+    cut_off = DEAD_LETTER | {"headers": [["kafka-chunked.errors.value.length", "9"]]}
+    bad: list[tuple[Any, str]] = [
+        (DEAD_LETTER | {"key": 1}, "is a text"),
+        (cut_off, "was cut"),
         ([], "attribute"),
-    ],
-)
-def test_a_dead_letter_that_cannot_be_written_keeps_all_from_being_written(
-    peek: Any, row: Any, problem: str
-) -> None:
-    good: dict[str, Any] = {"key": None, "value": "v", "headers": [], "origin": "t"}
-    with pytest.raises(ValueError, match=rf"^line 2: .*{problem}.*Nothing was written"):
-        peek["write_back"](Refuses(), "t", [json.dumps(good), json.dumps(row)])
+    ]
+    for row, problem in bad:
+        with pytest.raises(ValueError, match=rf"^line 2: .*{problem}.*Nothing was written"):
+            peek["write_back"](Refuses(), "t", [json.dumps(DEAD_LETTER), json.dumps(row)])
+    # Whoever writes to the topic of dead letters does not choose what is written, and where.
+    for origin in ("other", None, 7, ["t"]):
+        assert peek["write_back"](Refuses(), "t", [json.dumps(DEAD_LETTER | {"origin": origin})]) == (0, 1)
 
 
-@pytest.mark.parametrize("origin", ["other", None, 7, ["t"]])
-def test_a_row_does_not_say_where_it_goes(peek: Any, origin: object) -> None:
-    """Catches: whoever writes to the topic of dead letters chooses what is written, and where."""
-    dead_letter = {"key": None, "value": "v", "headers": [], "origin": origin}
-    assert peek["write_back"](Refuses(), "t", [json.dumps(dead_letter)]) == (0, 1)
-
-
-def test_a_line_holds_no_control_characters(peek: Any) -> None:
+def test_a_line_holds_no_control_characters_and_shows_an_instant_that_is_no_date(peek: Any) -> None:
+    """Catches: an end of the whole output at one row with microseconds in place of milliseconds."""
     row = {**ROW, "key": "\x1b[2J", "value": "a\nb", "headers": [["\x1b]0;h\x07", "1"]]}
     expected = "t-0 @ 1  1970-01-01T00:00:00.000Z  key= [2J  value=a b  headers:  ]0;h =1"
     assert peek["line_of"](row) == expected
-
-
-def test_a_line_shows_an_instant_that_is_no_date(peek: Any) -> None:
-    """Catches: an end of the whole output at one row with microseconds in place of milliseconds."""
     assert "  1700000000000000 ms  " in peek["line_of"]({**ROW, "timestamp": 1_700_000_000_000_000})
+    assert peek["CONTEXT"] == (PREFIX.decode(), CUT_PREFIX.decode()), "it knows the headers of the sink"
 
 
-def test_a_place_that_is_none_is_refused(peeked: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_place_that_is_none_is_refused_and_what_is_missing_is_named(
+    peeked: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="there is no topic 'nowhere'"):
+        peeked("nowhere")
     with pytest.raises(SystemExit):
         peeked("t", "--from", "begining")
     assert "'begining' is neither 'beginning', 'end' nor an offset" in capsys.readouterr().err
-
-
-def test_it_knows_the_headers_of_the_sink(peek: Any) -> None:
-    assert peek["CONTEXT"] == (PREFIX.decode(), CUT_PREFIX.decode())
