@@ -14,6 +14,7 @@ import zipfile
 import zipimport
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock, call
 
 import pytest
 from packaging.metadata import Metadata
@@ -153,19 +154,14 @@ def installed(wheel_of_the_sdist: Path, tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.mark.parametrize(
-    ("program", "arguments", "said"),
+    ("command", "said"),
     [
-        ("kafka-chunked-doctor", [], "cluster fake: 1 brokers"),
-        ("kafka-chunked-transactions", ["list"], "exactly-once needs brokers of Apache Kafka 3.8"),
+        ("kafka-chunked-doctor", "cluster fake: 1 brokers"),
+        ("kafka-chunked-transactions list", "exactly-once needs brokers of Apache Kafka 3.8"),
     ],
 )
 def test_programs_run_nothing_that_was_planted_in_the_current_folder(
-    installed: Path,
-    project_environment: dict[str, str],
-    tmp_path: Path,
-    program: str,
-    arguments: list[str],
-    said: str,
+    installed: Path, project_environment: dict[str, str], tmp_path: Path, command: str, said: str
 ) -> None:
     """Catches: `python -m` in a folder where anybody may write ran its json.py before any line of ours."""
     evidence = tmp_path / "was-run"
@@ -173,13 +169,14 @@ def test_programs_run_nothing_that_was_planted_in_the_current_folder(
     for name in ("json", "argparse", "kafka_sink", "numpy", "kafka"):
         (tmp_path / f"{name}.py").write_text(planted)
     tmp_path.chmod(0o777)
-    python, command = installed / "bin" / "python", [installed / "bin" / program, *arguments]
+    program, *arguments = command.split()
+    python, path = installed / "bin" / "python", installed / "bin" / program
     environ = {**project_environment, "PYTHONPATH": "", "PYSPARK_PYTHON": str(python)}
-    shown = run([installed / "bin" / program, "--help"], environ, folder=tmp_path).stdout
+    shown = run([path, "--help"], environ, folder=tmp_path).stdout
     assert shown.startswith(f"usage: {program}")
     with FakeCluster({"t": 1}) as cluster:
-        command += ["--bootstrap-servers", cluster.bootstrap_servers]
-        done = run(command, environ, folder=tmp_path, code=None)
+        arguments += ["--bootstrap-servers", cluster.bootstrap_servers]
+        done = run([path, *arguments], environ, folder=tmp_path, code=None)
     assert said in done.stdout + done.stderr
     assert "planted" not in done.stdout + done.stderr
     assert not evidence.exists()
@@ -249,13 +246,12 @@ def test_importing_the_package_loads_nothing_heavy(
     project_environment: dict[str, str], tmp_path: Path
 ) -> None:
     code = """
-import sys
-import kafka_sink
-assert kafka_sink.__version__
-heavy = {"pyspark", "numpy", "pyarrow", "kafka", "confluent_kafka"} & set(sys.modules)
-sys.exit(str(heavy) if heavy else 0)
-"""
-    printed_by(code, project_environment, tmp_path)
+        import sys
+        import kafka_sink
+        assert kafka_sink.__version__
+        print({"pyspark", "numpy", "pyarrow", "kafka", "confluent_kafka"} & set(sys.modules))
+    """
+    assert printed_by(code, project_environment, tmp_path) == "set()"
 
 
 WITHOUT = """
@@ -269,14 +265,12 @@ print({imported}.__file__)
 """
 
 
-@pytest.mark.parametrize(
-    ("imported", "absent"), [("kafka_sink", "local_kafka"), ("local_kafka", "kafka_sink")]
-)
 def test_the_sink_and_the_kafka_for_trials_do_without_each_other(
-    imported: str, absent: str, project_environment: dict[str, str], tmp_path: Path
+    project_environment: dict[str, str], tmp_path: Path
 ) -> None:
-    code = WITHOUT.format(imported=imported, absent=absent)
-    assert printed_by(code, project_environment, tmp_path).startswith(str(ROOT))
+    for imported, absent in (("kafka_sink", "local_kafka"), ("local_kafka", "kafka_sink")):
+        code = WITHOUT.format(imported=imported, absent=absent)
+        assert printed_by(code, project_environment, tmp_path).startswith(str(ROOT))
 
 
 def test_the_kafka_for_trials_has_a_wheel_of_its_own(tmp_path: Path) -> None:
@@ -289,20 +283,12 @@ def test_the_kafka_for_trials_has_a_wheel_of_its_own(tmp_path: Path) -> None:
     assert [name for name in names if name.endswith("LICENSE")]
 
 
-class Session:
-    """All of a session that ``register`` uses. ``knows``: whether Spark found it; None for Spark Connect."""
-
-    def __init__(self, knows: bool | None) -> None:
-        self.registered: list[type] = []
-        self.activated = 0
-        self.dataSource = SimpleNamespace(register=self.registered.append)
-        if knows is not None:
-            manager = SimpleNamespace(dataSourceExists=lambda name: knows and name == "kafka-chunked")
-            state = SimpleNamespace(dataSourceManager=lambda: manager)
-            self._jsparkSession = SimpleNamespace(sessionState=lambda: state)
-
-    def createDataFrame(self, rows: object, schema: object) -> None:
-        self.activated += 1
+def session_that(knows: bool | None) -> Mock:
+    """``knows``: whether Spark found it; None for Spark Connect."""
+    session = Mock()
+    exists = session._jsparkSession.sessionState().dataSourceManager().dataSourceExists
+    exists.side_effect = AttributeError if knows is None else lambda name: knows and name == "kafka-chunked"
+    return session
 
 
 @pytest.mark.parametrize(("knows", "times"), [(False, 1), (None, 1), (True, 0)])
@@ -313,11 +299,11 @@ def test_register_hands_over_the_data_source_once_where_spark_has_not_found_it(
     import kafka_sink
     from kafka_sink.spark.datasource import KafkaChunkedDataSource
 
-    session = Session(knows)
-    kafka_sink.register(session)  # type: ignore[arg-type]
-    kafka_sink.register(session)  # type: ignore[arg-type]
-    assert session.registered == [KafkaChunkedDataSource] * times
-    assert session.activated == 2
+    session = session_that(knows)
+    kafka_sink.register(session)
+    kafka_sink.register(session)
+    assert session.dataSource.register.mock_calls == [call(KafkaChunkedDataSource)] * times
+    assert session.createDataFrame.call_count == 2, "it is activated"
 
 
 def test_a_package_that_was_shipped_is_registered_in_the_place_of_one_that_is_installed(
@@ -331,9 +317,9 @@ def test_a_package_that_was_shipped_is_registered_in_the_place_of_one_that_is_in
         archive.writestr("kafka_sink/__init__.py", "")
     loader = zipimport.zipimporter(str(shipped))
     monkeypatch.setattr(own, "__spec__", SimpleNamespace(loader=loader))
-    session = Session(knows=True)
-    own.register(session)  # type: ignore[arg-type]
-    assert len(session.registered) == 1
+    session = session_that(knows=True)
+    own.register(session)
+    assert session.dataSource.register.call_count == 1
 
 
 BROKEN = """
