@@ -22,7 +22,6 @@ from kafka_sink.errors import (
 from kafka_sink.model import Node
 from kafka_sink.network.blocking import BlockingCalls, Call, awaited
 from kafka_sink.network.broker_connection import BrokerConnection
-from kafka_sink.network.client import ConnectionStep
 from kafka_sink.options import SinkOptions
 
 # Brokers of a cluster to try. One that responds is enough.
@@ -54,7 +53,7 @@ class PlanningClient(BlockingCalls):
     ) -> None:
         super().__init__(options, clock_ms=clock_ms)
         self._connect_bound_ms = connect_bound_ms
-        self._bootstrap = self._network.bootstrap_nodes()
+        self._bootstrap = [connection.node for connection in self._network.bootstrap]
         self._advertised: Sequence[Node] = ()
         self._resets = 0
         # Since when nothing has come, and when the caller gives up.
@@ -84,8 +83,8 @@ class PlanningClient(BlockingCalls):
             ready.extend(node.id for node in nodes if self._is_ready(node.id, now))
             if ready:
                 return None
-            steps = self._steps(nodes)
-            if all(isinstance(one.error, _FINAL) for one in steps):
+            steps = self._connections(nodes)
+            if all(isinstance(one.last_error, _FINAL) for one in steps):
                 raise self._unusable("cannot use", steps)
             if now >= until:
                 raise self._unusable("could not connect to", steps, f" within {(now - begun) / 1000:.1f} s")
@@ -96,7 +95,7 @@ class PlanningClient(BlockingCalls):
 
     def _reached(self) -> str:
         option = "the brokers' advertised.listeners" if self._advertised else "kafka.bootstrap.servers"
-        lines = "; ".join(map(_line, self._steps(self._advertised or self._bootstrap)))
+        lines = "; ".join(map(_line, self._connections(self._advertised or self._bootstrap)))
         return f"any broker to be reached ({lines}; check {option})"
 
     def use_advertised(self, nodes: Sequence[Node]) -> None:
@@ -155,39 +154,43 @@ class PlanningClient(BlockingCalls):
             raise AuthenticationError(str(cause)) from None
         self._resets += isinstance(cause, ConnectionResetError)
         if self._resets >= _MAX_RESETS:
-            raise self._unusable("could not connect to", self._steps(self._advertised or self._bootstrap))
+            raise self._unusable(
+                "could not connect to", self._connections(self._advertised or self._bootstrap)
+            )
 
     def reasons(self) -> str:
         """The errors of brokers that are not connected."""
-        steps = [one for one in self._network.connection_steps() if one.error is not None]
-        return "; ".join(_line(one) for one in steps)
+        connections = self._network.connections.values()
+        return "; ".join(_line(one) for one in connections if one.last_error is not None)
 
     # -- messages -----------------------------------------------------------------------------------
 
-    def _steps(self, nodes: Sequence[Node]) -> list[ConnectionStep]:
-        ids = {node.id for node in nodes}
-        return [one for one in self._network.connection_steps() if one.node.id in ids]
+    def _connections(self, nodes: Sequence[Node]) -> list[BrokerConnection]:
+        return [self._connection(node.id) for node in nodes]
 
-    def _unusable(self, what: str, steps: Sequence[ConnectionStep], within: str = "") -> KafkaSinkError:
+    def _unusable(
+        self, what: str, connections: Sequence[BrokerConnection], within: str = ""
+    ) -> KafkaSinkError:
         which = "the brokers' own addresses (advertised.listeners)" if self._advertised else "any broker"
-        lines = "; ".join(_line(one) for one in steps)
+        lines = "; ".join(map(_line, connections))
         text = f"{what} {which}{within}: {lines}"
-        if all(isinstance(one.error, AuthenticationError) for one in steps):
+        if all(isinstance(one.last_error, AuthenticationError) for one in connections):
             return AuthenticationError(text)
         return BrokersUnreachableError(text)
 
 
-def _line(step: ConnectionStep) -> str:
-    where = f"{step.node.host}:{step.node.port}"
-    error = step.error
+def _line(connection: BrokerConnection) -> str:
+    """How far it has come, or why it ended."""
+    node, error = connection.node, connection.last_error
+    where = f"{node.host}:{node.port}"
     if error is None:
-        what = f"{step.step} did not end" if step.step else "not tried"
+        what = f"{connection.step} did not end" if connection.step else "not tried"
         return f"{where}: {what}; no response: check the address and firewalls"
     if isinstance(error, KafkaSinkError):
-        return f"{where}: {_without_id(str(error), step.node).removeprefix(f'{where} ')}"
+        return f"{where}: {_without_id(str(error), node).removeprefix(f'{where} ')}"
     remedy = _REMEDIES.get(getattr(error, "errno", None) or 0, "")
-    reason = getattr(error, "strerror", None) or _without_id(str(error), step.node)
-    step_text = f"{step.step} failed: " if step.step else ""
+    reason = getattr(error, "strerror", None) or _without_id(str(error), node)
+    step_text = f"{connection.failed_step} failed: " if connection.failed_step else ""
     return f"{where}: {step_text}{reason}" + (f" ({remedy})" if remedy else "")
 
 

@@ -443,8 +443,7 @@ class Sender(threading.Thread):
         """Fail the task where no address is left that could still accept this client."""
         if not is_final(cause):
             return
-        errors = self._network.connection_errors()
-        bootstrap = [errors.get(node) for node in self._network.bootstrap_nodes()]
+        bootstrap = [connection.last_error for connection in self._network.bootstrap]
         others_left = any(error is None or not is_final(error) for error in bootstrap)
         if node_id >= 0 or was_used or not others_left:
             self._responses.fail_all(cause)

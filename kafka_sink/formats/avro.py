@@ -6,6 +6,7 @@ field. Only nulls, symbols and sizes are left to the rows.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -349,39 +350,22 @@ def _leaf(schema: Schema, kind: pa.DataType, path: str) -> Encoder | None:
         found = _Nothing()
     elif name == "boolean" and kind == pa.bool_():
         found = _AvroFixed(1, columns.bits_of_bools)
-    elif name in _EXACT and kind in _FLOATS and _FLOATS[kind] <= _EXACT[name]:
-        dtype, size = _NUMPY[kind], 4 if name == "float" else 8
-        found = _AvroFixed(size, lambda column: columns.bits_of_floats(column, dtype, size))
+    elif name in _EXACT and _bits(kind) <= _EXACT[name]:
+        size = 4 if name == "float" else 8
+        found = _AvroFixed(size, lambda column: columns.bits_of_floats(column, size))
     return found
 
 
 # The bits of a whole number that each holds exactly.
-_EXACT = {"float": 24, "double": 53}
-_FLOATS = {
-    pa.float16(): 11,
-    pa.float32(): 24,
-    pa.float64(): 53,
-    pa.int8(): 7,
-    pa.uint8(): 8,
-    pa.int16(): 15,
-    pa.uint16(): 16,
-    pa.int32(): 31,
-    pa.uint32(): 32,
-}
-_NUMPY = {
-    pa.int8(): "i1",
-    pa.int16(): "i2",
-    pa.int32(): "i4",
-    pa.int64(): "i8",
-    pa.uint8(): "u1",
-    pa.uint16(): "u2",
-    pa.uint32(): "u4",
-    pa.float16(): "f2",
-    pa.float32(): "f4",
-    pa.float64(): "f8",
-}
-_INTS = (pa.int8(), pa.int16(), pa.int32(), pa.uint8(), pa.uint16())
-_LONGS = (*_INTS, pa.int64(), pa.uint32())
+_EXACT = {"int": 31, "long": 63, "float": 24, "double": 53}
+_FLOATS = {pa.float16(): 11, pa.float32(): 24, pa.float64(): 53}
+
+
+def _bits(kind: pa.DataType) -> float:
+    """How many a number of this type has beside its sign; infinitely many where it is none."""
+    if pa.types.is_integer(kind):
+        return int(kind.bit_width) - bool(pa.types.is_signed_integer(kind))
+    return _FLOATS.get(kind, math.inf)
 
 
 def _whole(name: str, logical: str | None, kind: pa.DataType, path: str) -> Encoder | None:
@@ -393,9 +377,9 @@ def _whole(name: str, logical: str | None, kind: pa.DataType, path: str) -> Enco
 
 def _whole_numbers(name: str, logical: str | None, kind: pa.DataType) -> Callable[[pa.Array], Any] | None:
     """How a column becomes numbers of int or long; None if it does not."""
-    if kind in (_INTS if name == "int" else _LONGS):
+    if pa.types.is_integer(kind) and _bits(kind) <= _EXACT[name]:
         # A number stands for what the logical type says.
-        return lambda column: arrays.numbers(column, _NUMPY[kind])
+        return columns.numbers_of
     if pa.types.is_date(kind) and name == "int" and logical == "date":
         return lambda column: arrays.numbers(column.cast(pa.date32()), np.int32)
     if pa.types.is_time(kind) and logical == ("time-millis" if name == "int" else "time-micros"):

@@ -174,9 +174,16 @@ def bits_of_bools(column: pa.Array) -> UInt64s:
     return numbers(column.cast(pa.uint8()), np.uint8).astype(np.uint64)
 
 
-def bits_of_floats(column: pa.Array, dtype: str, size: int) -> UInt64s:
-    """Numbers of this numpy type as floats of ``size`` bytes."""
-    found = numbers(column, dtype).astype(f"<f{size}", copy=False)
+def numbers_of(column: pa.Array) -> npt.NDArray[Any]:
+    """Whole numbers or floats as they are; nulls have any value."""
+    kind = column.type
+    letter = "f" if pa.types.is_floating(kind) else "i" if pa.types.is_signed_integer(kind) else "u"
+    return numbers(column, f"{letter}{kind.bit_width // 8}")
+
+
+def bits_of_floats(column: pa.Array, size: int) -> UInt64s:
+    """Numbers as floats of ``size`` bytes."""
+    found = numbers_of(column).astype(f"<f{size}", copy=False)
     bits: UInt64s = found.view(f"<u{size}").astype(np.uint64, copy=False)
     return bits
 

@@ -25,7 +25,6 @@ from kafka_sink.rows.column_plan import named_columns
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from kafka_sink.formats.registry import Registry
 
 # Of the sink itself: the parts of a record beside its value.
 OWN = ("key", "topic", "headers", "partition", "timestamp")
@@ -268,12 +267,22 @@ def _read(noted: str) -> dict[str, Schemas]:
 
 
 def _found(options: SinkOptions, parts: dict[str, Any], kinds: pa.Schema) -> dict[str, Schemas]:
-    from kafka_sink.formats.registry import Registry
+    from kafka_sink.formats import row_encoder
+    from kafka_sink.formats.registry import Registry, Wanted
 
-    found = {}
+    found: dict[str, Schemas] = {}
     for part, column in parts.items():
-        with Registry(options, getattr(options, f"{part}_format")) as registry:
-            found[part] = _of_part(options, registry, part, _field(part, column, kinds))
+        format_name, field = getattr(options, f"{part}_format"), _field(part, column, kinds)
+        wanted = Wanted(options, part, format_name, field)
+        with Registry(options, format_name) as registry:
+            schemas = {topic: wanted.registered(registry, topic) for topic in wanted.topics}
+        known: dict[Schema, Schema] = {}
+        for topic, one in schemas.items():
+            # The same object for all: tasks get it once.
+            schemas[topic] = replace(one, schema=known.setdefault(one.schema, one.schema))
+        for schema in known:
+            row_encoder.encoder_of(format_name, schema, field.type, field.name, wanted.message)
+        found[part] = tuple(schemas.items())
     return found
 
 
@@ -305,20 +314,3 @@ def check_schemas(options: SinkOptions) -> Iterator[tuple[str, RegistryError | N
                     yield f"{part} as {format_name} by {wanted.known(registry, topic)}", None
                 except RegistryError as error:
                     yield f"{part} as {format_name}", error
-
-
-def _of_part(options: SinkOptions, registry: Registry, part: str, field: pa.Field) -> Schemas:
-    from kafka_sink.formats import row_encoder
-    from kafka_sink.formats.registry import Wanted
-
-    format_name = getattr(options, f"{part}_format")
-    found: dict[str, RegisteredSchema] = {}
-    known: dict[Schema, Schema] = {}
-    wanted = Wanted(options, part, format_name, field)
-    for topic in wanted.topics:
-        one = wanted.registered(registry, topic)
-        # The same object for all: tasks get it once.
-        found[topic] = replace(one, schema=known.setdefault(one.schema, one.schema))
-    for schema in dict.fromkeys(one.schema for one in found.values()):
-        row_encoder.encoder_of(format_name, schema, field.type, field.name, wanted.message)
-    return tuple(found.items())

@@ -27,8 +27,6 @@ from kafka_sink.records.arrays import Bools, Int64s, UInt64s, as_binary, binary_
 _VARINT, _64_BITS, _BYTES, _32_BITS = 0, 1, 2, 5
 _TIMESTAMP, _DURATION = f"{KNOWN}Timestamp", f"{KNOWN}Duration"
 _PER_SECOND = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
-_SIGNED = {pa.int8(): "i1", pa.int16(): "i2", pa.int32(): "i4", pa.int64(): "i8"}
-_UNSIGNED = {pa.uint8(): "u1", pa.uint16(): "u2", pa.uint32(): "u4", pa.uint64(): "u8"}
 _ALL = (1 << 64) - 1
 
 
@@ -364,12 +362,11 @@ def _nulls(column: pa.Array, nulls: Bools | None = None) -> Bools | None:
 
 
 def _float(size: int, kind: pa.DataType) -> _Value | None:
-    exact = {pa.float16(): 2, pa.float32(): 4, pa.float64(): 8}
-    if exact.get(kind, 9) > size:
+    if not pa.types.is_floating(kind) or kind.bit_width > 8 * size:
         return None
 
     def bits(column: pa.Array, _: Bools | None) -> UInt64s:
-        return columns.bits_of_floats(column, f"f{exact[kind]}", size)
+        return columns.bits_of_floats(column, size)
 
     wire = _64_BITS if size == 8 else _32_BITS
     return _Value(wire, _ProtobufFixed(size, bits), lambda column: bits(column, None) == 0)
@@ -379,21 +376,21 @@ def _whole(name: str, kind: pa.DataType, path: str) -> Callable[[pa.Array, Bools
     """How a column becomes numbers of a type; None if it may not fit, or the type has none."""
     if not name.endswith(("32", "64")):
         return None
-    dtype = _SIGNED.get(kind) or _UNSIGNED.get(kind)
+    is_signed = pa.types.is_signed_integer(kind)
     bits = 64 if name.endswith("64") else 32
     is_unsigned = name in ("uint32", "uint64", "fixed32", "fixed64")
-    if dtype is None or (kind.bit_width > bits and not (is_unsigned and bits == 32)):
+    if not pa.types.is_integer(kind) or (kind.bit_width > bits and not (is_unsigned and bits == 32)):
         return None
-    if kind in _UNSIGNED and not is_unsigned and kind.bit_width >= bits:
+    if not is_signed and not is_unsigned and kind.bit_width >= bits:
         return None
     high = (1 << bits) - 1
 
     def numbers(column: pa.Array, nulls: Bools | None) -> Int64s:
-        given = arrays.numbers(column, dtype)
-        if is_unsigned and (kind in _SIGNED or kind.bit_width > bits):
+        given = columns.numbers_of(column)
+        if is_unsigned and (is_signed or kind.bit_width > bits):
             wrong = (given < 0) | ((given > high) if bits < 64 else False)
             columns.reject(wrong, path, f"is out of the bounds of {name}", _nulls(column, nulls))
-        wide: Any = given.astype(np.uint64) if kind in _UNSIGNED else given.astype(np.int64, copy=False)
+        wide: Any = given.astype(np.int64, copy=False) if is_signed else given.astype(np.uint64)
         found: Int64s = wide.view(np.int64)
         return found
 

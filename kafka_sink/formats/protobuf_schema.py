@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -112,7 +112,7 @@ def _add(schema: ProtobufSchema, text: str) -> None:
         for file in _files(data):
             schema.own.clear()
             _Descriptor(schema, file).read()
-    except (IndexError, ValueError, UnicodeDecodeError):
+    except (LookupError, ValueError):
         raise SchemaError("the Protobuf schema is neither text nor a descriptor in Base64") from None
 
 
@@ -140,27 +140,6 @@ def _resolve(schema: ProtobufSchema, message: MessageType, one: Field) -> None:
 # -- descriptors -------------------------------------------------------------------------------------------
 
 
-def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
-    """Number and value of each field: a number or bytes."""
-    at = 0
-    while at < len(data):
-        tag, at = _varint(data, at)
-        kind = tag & 7
-        if kind == 0:
-            value, at = _varint(data, at)
-            yield tag >> 3, value
-            continue
-        size = {1: 8, 5: 4}.get(kind)
-        if size is None:
-            if kind != 2:
-                raise ValueError("no Protobuf")
-            size, at = _varint(data, at)
-        if at + size > len(data):
-            raise ValueError("cut off")
-        yield tag >> 3, data[at : at + size]
-        at += size
-
-
 def _varint(data: bytes, at: int) -> tuple[int, int]:
     value = shift = 0
     while True:
@@ -183,9 +162,22 @@ def _files(data: bytes) -> list[dict[int, list[Any]]]:
 
 
 def _grouped(data: bytes) -> dict[int, list[Any]]:
+    """The values of each field by its number: numbers or bytes. Raises ValueError and LookupError."""
     found: dict[int, list[Any]] = {}
-    for number, value in _fields(data):
-        found.setdefault(number, []).append(value)
+    at = 0
+    while at < len(data):
+        tag, at = _varint(data, at)
+        kind = tag & 7
+        value: Any
+        if kind == 0:
+            value, at = _varint(data, at)
+        else:
+            size, at = _varint(data, at) if kind == 2 else ({1: 8, 5: 4}[kind], at)
+            value = data[at : at + size]
+            if len(value) < size:
+                raise ValueError("cut off")
+            at += size
+        found.setdefault(tag >> 3, []).append(value)
     return found
 
 

@@ -10,6 +10,7 @@ import re
 import ssl
 import threading
 import time
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
@@ -98,14 +99,11 @@ class Registry:
     def _looked_up(self, what: str, subject: str, schema: Schema) -> Found:
         return self._ask(what, f"{_subject(subject)}?normalize={self._normalize}&deleted=false", schema)
 
-    def latest(self, subject: str) -> RegisteredSchema:
-        path = f"{_subject(subject)}/versions/latest{self._format}"
-        found = self._ask(f"read the latest version of the subject '{subject}'", path)
-        return _registered(self._read(found), found, subject)
-
-    def version(self, subject: str, version: int) -> RegisteredSchema:
-        path = f"{_subject(subject)}/versions/{version}{self._format}"
-        found = self._ask(f"read version {version} of the subject '{subject}'", path)
+    def version(self, subject: str, version: int | None) -> RegisteredSchema:
+        """The newest one where ``version`` is None."""
+        place, what = ("latest", "the latest version") if version is None else (version, f"version {version}")
+        path = f"{_subject(subject)}/versions/{place}{self._format}"
+        found = self._ask(f"read {what} of the subject '{subject}'", path)
         return _registered(self._read(found), found, subject)
 
     def by_id(self, schema_id: int) -> RegisteredSchema:
@@ -139,22 +137,19 @@ class Registry:
     def _ask(self, what: str, path: str, schema: Schema | None = None) -> Found:
         """The response to a GET, or to a POST of a schema. Runs on a thread of its own, as nothing else
         bounds a look-up of names."""
-        answer: list[Found] = []
-        failures: list[BaseException] = []
+        answer: Future[Found] = Future()
 
         def run() -> None:
             try:
-                answer.append(self._tried(path, schema))
+                answer.set_result(self._tried(path, schema))
             except BaseException as failure:  # noqa: BLE001 - raised again below
-                failures.append(failure)
+                answer.set_exception(failure)
 
-        thread = threading.Thread(target=run, name="kafka-chunked-registry", daemon=True)
-        thread.start()
-        thread.join(max(0.0, self._deadline_s - time.monotonic()))
-        if answer:
-            return answer[0]
-        if failures:
-            raise self._explained(what, failures[0]) from None
+        threading.Thread(target=run, name="kafka-chunked-registry", daemon=True).start()
+        if wait([answer], max(0.0, self._deadline_s - time.monotonic())).done:
+            if failure := answer.exception():
+                raise self._explained(what, failure) from None
+            return answer.result()
         raise RegistryError(
             f"the schema registry at {self._url} did not respond within {_BOUND} = "
             f"{self._timeout_s * 1000:.0f} ms. The attempt was to {what}",
@@ -334,7 +329,7 @@ class Wanted:
         own = self._own_schema()
         subject = self._subject(topic or self.options.topic or "", own)
         if self.options.use_latest_version:
-            return registry.latest(subject)
+            return registry.version(subject, None)
         if (version := int(self._of_part("schema_version"))) != -1:
             return registry.version(subject, version)
         schema = own if own is not None else self._derived()
@@ -353,7 +348,7 @@ class Wanted:
         """The schema that the subject has, whatever the columns are; nothing is registered."""
         if self._of_part("schema_id") != -1 or self._of_part("schema_version") != -1:
             return self.registered(registry, topic)
-        return registry.latest(self._subject(topic or self.options.topic or "", self._own_schema()))
+        return registry.version(self._subject(topic or self.options.topic or "", self._own_schema()), None)
 
     @property
     def _strategy(self) -> str:

@@ -13,7 +13,6 @@ import selectors
 import socket
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence, Set
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -43,16 +42,6 @@ _MAX_WAIT_MS = 3_600_000.0
 # Brokers that a message names.
 _MAX_NAMED = 5
 _MADE = (ConnectionState.READY, ConnectionState.REAUTHENTICATING)
-
-
-@dataclass(frozen=True, slots=True)
-class ConnectionStep:
-    """``step``: the one that failed if there is an ``error``, else the one under way, else empty."""
-
-    node: Node
-    is_made: bool
-    step: str
-    error: Exception | None
 
 
 class NetworkClient:
@@ -105,12 +94,11 @@ class NetworkClient:
         self._selector.register(self._wake_reader, selectors.EVENT_READ, None)
         # Of the brokers of the latest metadata.
         self._known: list[BrokerConnection] = []
-        self.connections: dict[int, BrokerConnection] = {}
-        self._bootstrap: list[BrokerConnection] = []
-        for index, (host, port) in enumerate(options.bootstrap_servers):
-            node = Node(-index - 1, host, port)
-            self.connections[node.id] = self._new_connection(node)
-            self._bootstrap.append(self.connections[node.id])
+        self.bootstrap = [
+            self._new_connection(Node(-number, host, port))
+            for number, (host, port) in enumerate(options.bootstrap_servers, 1)
+        ]
+        self.connections = {connection.node.id: connection for connection in self.bootstrap}
 
     def _new_connection(self, node: Node) -> BrokerConnection:
         return BrokerConnection(node, self._options, self._random, self.wakeup, self._security, self._lookup)
@@ -131,22 +119,16 @@ class NetworkClient:
         known = list(nodes)
         for node in known:
             connection = self.connections.get(node.id)
-            if connection is not None and (connection.node.host, connection.node.port) != (
-                node.host,
-                node.port,
-            ):
-                if connection.state is not ConnectionState.IDLE:
-                    self._drop(
-                        connection, ConnectionError(f"broker {node.id} moved to {node.host}:{node.port}")
-                    )
-                connection = None
-            if connection is None:
+            here = (node.host, node.port)
+            if connection is None or (connection.node.host, connection.node.port) != here:
+                if connection is not None and connection.state is not ConnectionState.IDLE:
+                    moved = f"broker {node.id} moved to {node.host}:{node.port}"
+                    self._drop(connection, ConnectionError(moved))
                 self.connections[node.id] = self._new_connection(node)
         self._known = [self.connections[node.id] for node in known]
         ids = {node.id for node in known}
-        for node_id in [id_ for id_ in self.connections if id_ >= 0 and id_ not in ids]:
-            connection = self.connections[node_id]
-            if not connection.in_flight:
+        for node_id, connection in list(self.connections.items()):
+            if node_id >= 0 and node_id not in ids and not connection.in_flight:
                 self._discard(connection)
                 del self.connections[node_id]
 
@@ -156,9 +138,8 @@ class NetworkClient:
         self._known = []
         for connection in list(self.connections.values()):
             if connection.state is not ConnectionState.IDLE:
-                self._drop(
-                    connection, ConnectionError(f"{connection.node} is given up for the bootstrap addresses")
-                )
+                given_up = f"{connection.node} is given up for the bootstrap addresses"
+                self._drop(connection, ConnectionError(given_up))
             if connection.node.id >= 0:
                 del self.connections[connection.node.id]
 
@@ -207,7 +188,7 @@ class NetworkClient:
         stand_in = not known_only and (self._rebootstraps or not self._known)
         avoided = self.avoided
         others = [one for one in self._known if one.node.id not in avoided] if avoided else ()
-        return others or self._known, self._bootstrap if stand_in else []
+        return others or self._known, self.bootstrap if stand_in else []
 
     def _load(self, connection: BrokerConnection, now_ms: float) -> tuple[bool, bool, int]:
         silent = connection.waiting_ms(now_ms) > _SUSPICIOUS_MS
@@ -235,39 +216,18 @@ class NetworkClient:
         ]
         return min(ready, key=lambda connection: self._load(connection, now_ms)) if ready else None
 
-    def bootstrap_nodes(self) -> list[Node]:
-        return [connection.node for connection in self._bootstrap]
-
     def connection_errors(self) -> dict[Node, Exception]:
         """The last error of each broker that could not be connected, for messages."""
         connections = list(self.connections.values())
-        return {
-            connection.node: connection.last_error
-            for connection in connections
-            if connection.last_error is not None
-        }
-
-    def connection_steps(self) -> list[ConnectionStep]:
-        """How far the connections to all brokers have come, bootstrap addresses first."""
-        return [
-            ConnectionStep(
-                connection.node,
-                connection.state in _MADE,
-                connection.failed_step if connection.last_error else connection.step,
-                connection.last_error,
-            )
-            for connection in self.connections.values()
-        ]
+        return {one.node: one.last_error for one in connections if one.last_error is not None}
 
     def describe_brokers(self) -> str:
         """The known brokers, or else the bootstrap addresses, and the last error of those that cannot be
         reached: for messages. Any thread."""
-        errors = self.connection_errors()
+        errors = {(at.host, at.port): f" ({error})" for at, error in self.connection_errors().items()}
         nodes = [one.node for one in self._known] or [Node(-1, *at) for at in self._options.bootstrap_servers]
         shown = [
-            f"{node.host}:{node.port}"
-            + next((f" ({error})" for at, error in errors.items() if _same(at, node)), "")
-            for node in nodes[:_MAX_NAMED]
+            f"{node.host}:{node.port}{errors.get((node.host, node.port), '')}" for node in nodes[:_MAX_NAMED]
         ]
         more = f" and {len(nodes) - _MAX_NAMED} more" if len(nodes) > _MAX_NAMED else ""
         return ", ".join(shown) + more
@@ -459,10 +419,6 @@ class NetworkClient:
 
 def _ignore(*_: object) -> None:
     """Nobody listens."""
-
-
-def _same(one: Node, other: Node) -> bool:
-    return (one.host, one.port) == (other.host, other.port)
 
 
 def _security_of(settings: SecuritySettings) -> Security | None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import http.client
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -55,7 +56,7 @@ class HttpClient:
             connection = self._connection or self._connected(timeout_s)
             # The deadline alone ends an exchange, as only its error names the option.
             connection.sock.settimeout(None)
-            with _Deadline(connection.sock, timeout_s, self._bound):
+            with _deadline(connection.sock, timeout_s, self._bound):
                 connection.request(method, self._path + path or "/", body, dict(headers))
                 response = connection.getresponse()
                 content = response.read(max_bytes + 1)
@@ -86,32 +87,24 @@ class HttpClient:
             self._connection = None
 
 
-class _Deadline:
+@contextmanager
+def _deadline(sock: socket.socket, seconds: float, bound: str) -> Iterator[None]:
     """Ends an exchange on a socket. The socket's own timeout starts again with each byte, and http.client
     reads any number of '100 Continue'. Raises TimeoutError at its end where it was exceeded."""
+    exceeded = threading.Event()
 
-    def __init__(self, sock: socket.socket, seconds: float, bound: str) -> None:
-        self._sock = sock
-        self._seconds = seconds
-        self._bound = bound
-        self._exceeded = threading.Event()
-        self._timer = threading.Timer(seconds, self._cut)
-        self._timer.daemon = True
+    def cut() -> None:
+        exceeded.set()
+        # Not SSLSocket's, which takes the TLS state away from the thread that reads. It may be closed by now.
+        with suppress(OSError):
+            socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
-    def __enter__(self) -> None:
-        self._timer.start()
-
-    def _cut(self) -> None:
-        self._exceeded.set()
-        try:
-            # Not SSLSocket's, which takes the TLS state away from the thread that reads.
-            socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
-        except OSError:
-            pass  # it is closed already
-
-    def __exit__(self, *_: object) -> None:
-        self._timer.cancel()
-        if self._exceeded.is_set():
-            raise TimeoutError(
-                f"no response within {self._seconds:.0f} s; {self._bound} sets this bound"
-            ) from None
+    timer = threading.Timer(seconds, cut)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        if exceeded.is_set():
+            raise TimeoutError(f"no response within {seconds:.0f} s; {bound} sets this bound") from None
