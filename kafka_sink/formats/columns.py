@@ -177,8 +177,8 @@ def bits_of_bools(column: pa.Array) -> UInt64s:
 def numbers_of(column: pa.Array) -> npt.NDArray[Any]:
     """Whole numbers or floats as they are; nulls have any value."""
     kind = column.type
-    letter = "f" if pa.types.is_floating(kind) else "i" if pa.types.is_signed_integer(kind) else "u"
-    return numbers(column, f"{letter}{kind.bit_width // 8}")
+    code = "f" if pa.types.is_floating(kind) else "i" if pa.types.is_signed_integer(kind) else "u"
+    return numbers(column, f"{code}{kind.bit_width // 8}")
 
 
 def bits_of_floats(column: pa.Array, size: int) -> UInt64s:
