@@ -117,7 +117,7 @@ def test_a_dead_letter_that_cannot_be_written_keeps_all_from_being_written(peek:
         assert peek["write_back"](Refuses(), "t", [json.dumps(DEAD_LETTER | {"origin": origin})]) == (0, 1)
 
 
-def test_a_line_holds_no_control_characters_and_shows_an_instant_that_is_no_date(peek: Any) -> None:
+def test_a_line_holds_no_control_characters(peek: Any) -> None:
     """Catches: an end of the whole output at one row with microseconds in place of milliseconds."""
     row = {**ROW, "key": "\x1b[2J", "value": "a\nb", "headers": [["\x1b]0;h\x07", "1"]]}
     expected = "t-0 @ 1  1970-01-01T00:00:00.000Z  key= [2J  value=a b  headers:  ]0;h =1"
