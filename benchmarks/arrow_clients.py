@@ -12,22 +12,18 @@ its own for Kafka.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import importlib.util
 import json
 import os
-import platform
 import random
 import resource
 import statistics
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +31,12 @@ import google_crc32c
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from confluent_kafka import Consumer, TopicPartition
 
 from benchmarks import charts
 from benchmarks.direct_producer import BATCH_ROWS, row_batches
-from benchmarks.surroundings import RESULTS, environment
+from benchmarks.surroundings import environment, keep, machine, parser_of, rows_in
 from local_kafka import LocalBroker
+from tests.support.http_server import Server
 
 PARTITIONS = 4
 TUNED = {"linger.ms": 20, "batch.size": 1 << 20}
@@ -50,6 +46,7 @@ TIMES_FASTER, TIMES_BOUND = 2.0, 1.3
 # Bytes of a value: rows, of all that were asked for.
 SHAPES = {110: 1.0, 1000: 0.25}
 _BLOCK = 65_536
+_REGISTRY_JSON = "application/vnd.schemaregistry.v1+json"
 
 
 def rows_of(count: int, size: int) -> pa.Table:
@@ -149,10 +146,11 @@ def arrow_kafka(table: pa.Table, bootstrap: str, topic: str) -> None:
     """It writes Avro under a schema of a registry, so its values are the table's columns in Avro."""
     from arrow_kafka_pyo3 import ArrowKafkaSink
 
-    with registry() as url:
+    with Server() as registry:
+        registry.respond = lambda _: (200, {"Content-Type": _REGISTRY_JSON}, b'{"id": 1}')
         sink = ArrowKafkaSink(
             bootstrap,
-            url,
+            registry.url,
             linger_ms=20,
             batch_size=1 << 20,
             compression_type="lz4",
@@ -171,31 +169,6 @@ def ray_data(table: pa.Table, bootstrap: str, topic: str) -> None:
     queue = {"queue.buffering.max.messages": 1_000_000}
     config = {"compression.type": "lz4", **queue, **TUNED}
     KafkaDatasink(topic, bootstrap, key_field="key", producer_config=config).write([table], None)
-
-
-class registry:  # noqa: N801 - a context manager
-    """As much of a schema registry as a client needs to register one schema."""
-
-    def __enter__(self) -> str:
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                self.rfile.read(int(self.headers.get("Content-Length", 0)))
-                body = b'{"id": 1}'
-                self.send_response(200)
-                self.send_header("Content-Type", "application/vnd.schemaregistry.v1+json")
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: Any) -> None: ...
-
-        self._server = HTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-        return f"http://127.0.0.1:{self._server.server_port}"
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
 
 
 def bound(table: pa.Table, _bootstrap: str, _topic: str) -> None:
@@ -269,18 +242,10 @@ def run_client(name: str, rows: int, size: int, broker: LocalBroker, topic: str)
     done = subprocess.run(command, env=environment(), check=True, stdout=subprocess.PIPE, text=True)
     job = Job(**json.loads(done.stdout.splitlines()[-1]))
     if CLIENTS[name].writes:
-        arrived = count(broker.bootstrap_servers, topic)
+        arrived = rows_in(broker.bootstrap_servers, topic)
         wanted = max(1, rows // BATCH_ROWS) * BATCH_ROWS
         assert arrived == wanted, f"{name}: {arrived} of {wanted} rows arrived"
     return job
-
-
-def count(bootstrap: str, topic: str) -> int:
-    """Rows in the topic by its end offsets."""
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "count"})
-    ends = [consumer.get_watermark_offsets(TopicPartition(topic, p))[1] for p in range(PARTITIONS)]
-    consumer.close()
-    return sum(ends)
 
 
 def run_all(rows: int, repeats: int, shapes: dict[int, float]) -> dict[str, Any]:
@@ -301,8 +266,7 @@ def run_all(rows: int, repeats: int, shapes: dict[int, float]) -> dict[str, Any]
             jobs[str(size)] = found
     conditions = (
         f"lz4, keys of 10 bytes, {PARTITIONS} partitions, all rows acknowledged, one process each; medians "
-        f"of {repeats} rounds; Kafka 4.3.0 on the same machine, {os.cpu_count()} cores, "
-        f"Python {platform.python_version()}"
+        f"of {repeats} rounds; {machine()}"
     )
     return {"rows": rows, "conditions": conditions, "jobs": jobs}
 
@@ -363,12 +327,9 @@ def plot(run: dict[str, Any], file: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--rows", type=int, default=4_000_000)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--smoke", action="store_true", help="tiny input, no files: does it run at all")
     parser.add_argument("--client", choices=CLIENTS, help="one measurement in this process")
     parser.add_argument("--size", type=int, default=110)
     parser.add_argument("--bootstrap")
@@ -383,9 +344,7 @@ def main() -> None:
         return
     run = run_all(options.rows, options.repeats, SHAPES)
     report(run)
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "arrow_clients.json").write_text(json.dumps(run, indent=1) + "\n")
-    plot(run, RESULTS / "arrow_clients.png")
+    keep("arrow_clients", run, plot)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ lost, processor time of both.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
@@ -31,7 +30,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -43,7 +41,8 @@ from typing import Any
 from benchmarks import charts
 from benchmarks.modelled_tasks import Crowd
 from benchmarks.processor_time import of_process
-from benchmarks.surroundings import RESULTS, ROOT, environment
+from benchmarks.sampler import Sampler
+from benchmarks.surroundings import ROOT, environment, keep, kept, parser_of
 from kafka_sink.coordinator.client import ask
 from kafka_sink.coordinator.live.view import OpenView, ViewOpened
 from kafka_sink.coordinator.rendezvous import LocationFolder, RunningCoordinator
@@ -103,24 +102,19 @@ class Server:
         return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) / 1024
 
 
-class Looker(threading.Thread):
+class Looker(Sampler):
     """Reads the live view's data and metrics twice a second, as a page and a Prometheus would."""
 
     def __init__(self, server: Server) -> None:
-        super().__init__(name="benchmark-looker", daemon=True)
+        super().__init__("benchmark-looker", LOOK_S)
         self._server = server
-        self._done = threading.Event()
 
-    def run(self) -> None:
-        while not self._done.wait(LOOK_S):
-            with suppress(OSError, ValueError):
-                for path in ("metrics.json", "metrics"):
-                    with urllib.request.urlopen(self._server.view + path, timeout=5) as response:
-                        response.read()
-
-    def close(self) -> None:
-        self._done.set()
-        self.join()
+    def sample(self) -> None:
+        """See Sampler."""
+        with suppress(OSError, ValueError):
+            for path in ("metrics.json", "metrics"):
+                with urllib.request.urlopen(self._server.view + path, timeout=5) as response:
+                    response.read()
 
 
 @dataclass(frozen=True)
@@ -222,13 +216,11 @@ def running(tasks: int, partitions: int, seconds: float) -> Iterator[Run]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
     with tempfile.TemporaryDirectory(prefix="kafka-chunked-bench-") as folder:
         server = Server(folder)
-        looker = Looker(server)
-        looker.start()
         crowd = Crowd(lambda: server.found, tasks, partitions)
         try:
-            yield Run(server, crowd, seconds)
+            with Looker(server):
+                yield Run(server, crowd, seconds)
         finally:
-            looker.close()
             crowd.leave()
             server.kill()
 
@@ -248,14 +240,14 @@ def measure(tasks: int, partitions: int, seconds: float) -> dict[str, Any]:
     return {"conditions": conditions, "tasks": tasks, "peak_mib": peak_mib, "events": events}
 
 
-def plot(kept: dict[str, Any], file: Path) -> None:
+def plot(found: dict[str, Any], file: Path) -> None:
     """Bars by event and number of tasks."""
     parts = (
         ("told_s", "Until the last task is told, s", "{:.2f}"),
         ("slowest_ms", "Slowest reply, ms", "{:,.0f}"),
         ("cpu_percent", "% of a core", "{:.0f}"),
     )
-    sizes = [kept[tasks] for tasks in sorted(kept, key=int)]
+    sizes = [found[tasks] for tasks in sorted(found, key=int)]
     names = [one["name"] for one in sizes[0]["events"]]
     conditions = [one["conditions"] for one in sizes]
     made, axes = charts.figure("The coordinator at scale", conditions, (10, 6.4), 1, 3, sharey=True)
@@ -280,21 +272,17 @@ def plot(kept: dict[str, Any], file: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, "few tasks")
     parser.add_argument("--tasks", default="2500,10000", help="numbers; the figures of others are kept")
-    parser.add_argument("--smoke", action="store_true", help="few tasks, no files: does it run at all")
     options = parser.parse_args()
     if options.smoke:
         measure(20, 50, 0.1)
         return
-    file = RESULTS / "coordinator.json"
-    kept = json.loads(file.read_text()) if file.exists() else {}
+    found = kept("coordinator") or {}
     for tasks in options.tasks.split(","):
-        kept[tasks] = measure(int(tasks), MANY, 10.0)
-        file.write_text(json.dumps(kept, indent=1) + "\n")
-    plot(kept, file.with_suffix(".png"))
+        found[tasks] = measure(int(tasks), MANY, 10.0)
+        keep("coordinator", found)
+    keep("coordinator", found, plot)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What exactly once costs: jobs and micro-batches with both guarantees in turns.
 
-    python -m benchmarks.exactly_once [--out FILE] [--smoke] [--parts jobs micro_batches]
+    python -m benchmarks.exactly_once [--smoke] [--parts jobs micro_batches]
 
 Three brokers, topics with three replicas. ``jobs``: a million keyed rows with values of 100 bytes from
 Parquet in two tasks, lz4, the guarantees alternating; with a name, so that rows are summed up.
@@ -12,10 +12,7 @@ Parts that are not run keep their earlier figures.
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import platform
 import statistics
 import sys
 import tempfile
@@ -25,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks import charts
 from benchmarks.processor_time import Meter
-from benchmarks.surroundings import RESULTS, spark_session
+from benchmarks.surroundings import keep, kept, machine, parser_of, spark_session
 from local_kafka import LocalBroker
 
 if TYPE_CHECKING:
@@ -41,11 +38,7 @@ _WARM_BATCHES = 250
 
 def main() -> int:
     """0 where the goals are met."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, default=RESULTS / "exactly_once.json")
-    parser.add_argument("--smoke", action="store_true", help="small, to see that it runs")
+    parser = parser_of(__doc__)
     parser.add_argument("--parts", nargs="+", choices=_PARTS, default=_PARTS)
     arguments = parser.parse_args()
     parts = arguments.parts
@@ -53,7 +46,8 @@ def main() -> int:
     quick = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 1000}
     with LocalBroker(brokers=3, properties=quick) as cluster, tempfile.TemporaryDirectory() as folder:
         spark = spark_session()
-        found: dict[str, Any] = {"conditions": conditions()}
+        conditions = f"3 brokers, 3 replicas, pyspark {spark.version} local[2], {machine()}"
+        found: dict[str, Any] = {"conditions": conditions}
         try:
             if not arguments.smoke:
                 micro_batches(spark, cluster, Path(folder), "warm", len(GUARANTEES), _WARM_BATCHES)
@@ -67,11 +61,8 @@ def main() -> int:
     print(json.dumps(found, indent=1))
     if arguments.smoke:
         return 0
-    if arguments.out.exists():
-        found = json.loads(arguments.out.read_text()) | found
-    arguments.out.write_text(json.dumps(found, indent=1) + "\n")
-    if set(_PARTS) <= found.keys():
-        plot(found, arguments.out.with_suffix(".png"))
+    found = (kept("exactly_once") or {}) | found
+    keep("exactly_once", found, plot if set(_PARTS) <= found.keys() else None)
     share = found.get("jobs", {}).get("share_of_the_rate", 1.0)
     more = found.get("micro_batches", {}).get("more_ms", 0.0)
     return 0 if share >= GOAL_SHARE and more <= GOAL_MORE_MS else 1
@@ -183,15 +174,6 @@ def _options(cluster: LocalBroker, topic: str, guarantee: str) -> dict[str, str]
         "delivery.guarantee": guarantee,
         "log.summary": "false",
     }
-
-
-def conditions() -> str:
-    import pyspark
-
-    return (
-        f"3 brokers, 3 replicas, pyspark {pyspark.__version__} local[2], Kafka 4.3.0 on the same machine, "
-        f"{os.cpu_count()} cores, Python {platform.python_version()}"
-    )
 
 
 def plot(found: dict[str, Any], file: Path) -> None:

@@ -11,10 +11,6 @@ The JVM sink needs pyspark 4.1.1.
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import platform
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,8 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks import charts, frozen_run, paced_rows, peers
-from benchmarks.frozen_run import BROKERS, PARTITIONS, Contender, Load, Run, sink
-from benchmarks.surroundings import RESULTS
+from benchmarks.frozen_run import BROKERS, PARTITIONS, Load, Run
+from benchmarks.peers import Contender, sink
+from benchmarks.surroundings import delete_topic, keep, kept, machine, parser_of
 from local_kafka import LocalBroker
 
 BIN_MS = 500
@@ -142,9 +139,9 @@ def report(part: str, outcomes: dict[str, dict[str, Any]]) -> None:
             print(f"{'':4}rows behind a later one of their key: {found['reordered_in_key']:,}")
 
 
-def plot(kept: dict[str, Any], file: Path) -> None:
+def plot(found: dict[str, Any], file: Path) -> None:
     """One file for each part: rows with keys and rows without are different questions."""
-    for part, figures in kept.items():
+    for part, figures in found.items():
         suffix = "" if part == "keyless" else f"_{part}"
         _plot_part(part, figures, file.with_name(f"{file.stem}{suffix}.png"))
 
@@ -154,10 +151,7 @@ def _plot_part(part: str, figures: dict[str, Any], file: Path) -> None:
     rows = "rows without a key" if part == "keyless" else "rows with a key"
     made, all_axes = charts.figure(
         f"One of {BROKERS} brokers freezes: {rows}",
-        [
-            figures["conditions"],
-            "Rows that waited for the broker come at once, beyond the frame.",
-        ],
+        [figures["conditions"], "Rows that waited for the broker come at once, beyond the frame."],
         (9, 1.5 + 1.55 * len(outcomes)),
         len(outcomes),
         sharex=True,
@@ -192,14 +186,14 @@ def contenders_of(part: str, with_jvm: bool) -> list[Contender]:
     keyed = part == "keyed"
     if keyed:
         spreading = {"partitioner.spread.keys.when.muted": "true"}
-        second = Contender("kafka-chunked, keys spread", sink("kafka-chunked", spreading), keyed)
+        second = Contender("kafka-chunked, keys spread", sink("kafka-chunked", spreading), keyed=keyed)
     else:
         off = {"producer.circuit.breaker.class": "none"}
-        second = Contender("kafka-chunked, breaker off", sink("kafka-chunked", off))
-    found = [Contender("kafka-chunked", sink("kafka-chunked"), keyed), second]
+        second = Contender("kafka-chunked, breaker off", sink("kafka-chunked", off), keyed=keyed)
+    found = [Contender("kafka-chunked", sink("kafka-chunked"), keyed=keyed), second]
     if with_jvm:
-        found.append(Contender("JVM sink", sink("kafka"), keyed))
-    return [*found, Contender("confluent-kafka", confluent, keyed)]
+        found.append(Contender("JVM sink", sink("kafka"), keyed=keyed))
+    return [*found, Contender("confluent-kafka", confluent, keyed=keyed)]
 
 
 def measure(
@@ -213,31 +207,24 @@ def measure(
         stored = paced_rows.read_back(cluster.bootstrap_servers, topic, PARTITIONS)
         outcomes[one.name] = outcome_of(stored, run, load, one.keyed)
         print(f"  {part}: {one.name} ran {outcomes[one.name]['wall_s']:.1f} s", flush=True)
-        frozen_run.delete_topic(cluster, topic)
+        delete_topic(cluster.bootstrap_servers, topic)
     return outcomes
 
 
-def keep(folder: Path, part: str, conditions: str, outcomes: dict[str, Any]) -> None:
+def keep_part(part: str, conditions: str, outcomes: dict[str, Any]) -> None:
     """Writes one part's figures beside those of the others, and of contenders under the same conditions."""
-    folder.mkdir(exist_ok=True)
-    path = folder / "frozen_broker.json"
-    kept = json.loads(path.read_text()) if path.exists() else {}
-    before = kept.get(part, {})
+    found = kept("frozen_broker") or {}
+    before = found.get(part, {})
     if before.get("conditions") == conditions:
         outcomes = {**before["outcomes"], **outcomes}
-    kept[part] = {"conditions": conditions, "outcomes": outcomes}
-    path.write_text(json.dumps(kept, indent=1) + "\n")
-    plot({part: kept[part]}, path.with_suffix(".png"))
+    found[part] = {"conditions": conditions, "outcomes": outcomes}
+    keep("frozen_broker", found, plot)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, "a short freeze")
     parser.add_argument("--part", default="keyless,keyed", help="one or both")
     parser.add_argument("--only", help="contenders whose name contains this")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the figures")
-    parser.add_argument("--smoke", action="store_true", help="a short freeze, no files: does it run at all")
     options = parser.parse_args()
     import pyspark
 
@@ -246,8 +233,7 @@ def main() -> None:
     conditions = (
         f"{load.rate:,.0f} rows of {paced_rows.ROW_BYTES} bytes a second offered by {load.tasks} tasks, "
         f"defaults, {PARTITIONS} partitions on {BROKERS} brokers without replicas, one frozen for "
-        f"{load.frozen:.0f} s; pyspark {pyspark.__version__}, Kafka 4.3.0 on the same machine, "
-        f"{os.cpu_count()} cores, Python {platform.python_version()}"
+        f"{load.frozen:.0f} s; pyspark {pyspark.__version__}, {machine()}"
     )
     print(conditions, flush=True)
     parts = ["keyless"] if options.smoke else options.part.split(",")
@@ -263,7 +249,7 @@ def main() -> None:
             outcomes = measure(spark, cluster, victim, part, contenders, load)
             report(part, outcomes)
             if not options.smoke:
-                keep(options.out, part, conditions, outcomes)
+                keep_part(part, conditions, outcomes)
         spark.stop()
     print(f"\ngoals for kafka-chunked, keyless: ratio {GOAL_RATIO}, even again within {GOAL_EVEN_S:.0f} s")
 

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from benchmarks import paced_rows
-from benchmarks.surroundings import spark_session
+from benchmarks.peers import Contender
+from benchmarks.surroundings import rows_in, spark_session
 from local_kafka import LocalBroker
 
 PARTITIONS = 12
 BROKERS = 3
 # A write that goes on for so long after its last row is ended.
 GIVE_UP_S = 180
-UNPREFIXED = ("coordinator.enabled",)
-
-Write = Callable[[Any, str, str], None]
 
 
 @dataclass(frozen=True)
@@ -41,23 +39,6 @@ class Load:
     def rows(self) -> int:
         """Rows offered in all."""
         return int(self.rate / self.tasks * self.seconds) * self.tasks
-
-
-@dataclass(frozen=True)
-class Contender:
-    name: str
-    write: Write
-    keyed: bool = False
-
-
-def sink(form: str, options: Mapping[str, str] = MappingProxyType({})) -> Write:
-    def write(frame: Any, bootstrap: str, topic: str) -> None:
-        writer = frame.write.format(form).mode("append")
-        for name, value in options.items():
-            writer = writer.option(name if name in UNPREFIXED else f"kafka.{name}", value)
-        writer.option("kafka.bootstrap.servers", bootstrap).option("topic", topic).save()
-
-    return write
 
 
 def session(with_jvm_sink: bool, master: str, settings: Mapping[str, str] = MappingProxyType({})) -> Any:
@@ -97,7 +78,7 @@ class Freezer(threading.Thread):
         self._load = load
 
     def run(self) -> None:
-        while not sum(paced_rows.end_offsets(self._cluster.bootstrap_servers, self._topic, PARTITIONS)):
+        while not rows_in(self._cluster.bootstrap_servers, self._topic):
             if self.given_up.wait(0.05):
                 return
         self.given_up.wait(self._load.warm + self._load.before)
@@ -146,10 +127,3 @@ def follower(cluster: LocalBroker) -> int:
     status = cluster.run_tool("org.apache.kafka.tools.MetadataQuorumCommand", *command).stdout
     leader = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("LeaderId:"))
     return (leader + 1) % BROKERS
-
-
-def delete_topic(cluster: LocalBroker, topic: str) -> None:
-    from confluent_kafka.admin import AdminClient
-
-    admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
-    admin.delete_topics([topic])[topic].result(30)

@@ -12,11 +12,6 @@ partitions have been written to before. Needs pyspark 4.1.1 for the JVM sink.
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import platform
-import shutil
 import statistics
 import tempfile
 import time
@@ -26,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import charts, peers, throughput
-from benchmarks.surroundings import RESULTS
+from benchmarks.surroundings import keep, kept, machine, parser_of, rows_in
 from benchmarks.worker_memory import Peak, WorkerMemory
 from local_kafka import LocalBroker
 
@@ -79,11 +74,9 @@ class Job:
     def __init__(self, broker: LocalBroker, smoke: bool) -> None:
         self._bootstrap = broker.bootstrap_servers
         self._written = {MANY: 0, FEW: 0}
-        self._counts = {MANY: 50 if smoke else MANY, FEW: FEW}
-        for partitions in self._written:
+        for partitions, count in ((MANY, 50 if smoke else MANY), (FEW, FEW)):
             # A batch of batch.size must be welcome.
-            limit = {"max.message.bytes": 8 * MIB}
-            broker.create_topic(_topic(partitions), self._counts[partitions], config=limit)
+            broker.create_topic(_topic(partitions), count, config={"max.message.bytes": 8 * MIB})
 
     def warm(self, frame: Any) -> None:
         """Starts the Python workers, and makes the brokers open every partition's log."""
@@ -92,27 +85,14 @@ class Job:
 
     def run(self, form: str, frame: Any, partitions: int, changed: dict[str, str]) -> float:
         """Seconds from ``save()`` to its return."""
-        writer = frame.write.format(form).mode("append")
-        for name, value in {**SETTINGS, **changed}.items():
-            writer = writer.option(f"kafka.{name}", value)
-        writer = writer.option("kafka.bootstrap.servers", self._bootstrap)
-        rows = frame.count()
+        write, rows = peers.sink(form, {**SETTINGS, **changed}), frame.count()
         started = time.perf_counter()
-        writer.option("topic", _topic(partitions)).save()
+        write(frame, self._bootstrap, _topic(partitions))
         took = time.perf_counter() - started
         self._written[partitions] += rows
-        arrived = self._rows_in(partitions)
+        arrived = rows_in(self._bootstrap, _topic(partitions))
         assert arrived == self._written[partitions], f"{arrived} of {self._written[partitions]} rows arrived"
         return took
-
-    def _rows_in(self, partitions: int) -> int:
-        from confluent_kafka import TopicPartition
-        from confluent_kafka.admin import AdminClient, OffsetSpec
-
-        admin = AdminClient({"bootstrap.servers": self._bootstrap})
-        numbers = range(self._counts[partitions])
-        places = {TopicPartition(_topic(partitions), p): OffsetSpec.latest() for p in numbers}  # type: ignore[no-untyped-call]
-        return sum(int(future.result(60).offset) for future in admin.list_offsets(places).values())
 
 
 def _topic(partitions: int) -> str:
@@ -254,52 +234,45 @@ def conditions_of(part: str, rows: int) -> str:
     return (
         f"{rows:,} keyed {size} rows, {MANY:,} partitions, batch.size 4 MiB, linger 1 s, "
         f"buffer.memory 64 MiB, {'lz4, ' if part == 'rates' else ''}pyspark {pyspark.__version__} local[2], "
-        f"Kafka 4.3.0 on the same machine, {os.cpu_count()} cores, Python {platform.python_version()}"
+        f"{machine()}"
     )
 
 
 def run_parts(parts: list[str], rows: int, repeats: int, smoke: bool) -> dict[str, Any]:
     """Of one application: all its parts have workers that are reused, or none."""
-
     timed = "rates" in parts
     with_jvm = timed and peers.jvm_sink_is_there() and not smoke
     settings = {} if timed else {"spark.python.worker.reuse": "false"}
     outcome: dict[str, Any] = {}
-    folder = tempfile.mkdtemp(prefix="kafka-chunked-bench-")
-    try:
-        with LocalBroker() as broker:
-            spark = throughput.session(with_jvm, settings)
-            job = Job(broker, smoke)
-            for part in parts:
-                count = rows // 125 if part == "large" else rows
-                conditions = conditions_of(part, count)
-                print(f"{part}: {conditions}", flush=True)
-                found: Any
-                if part == "rates":
-                    found = rates(spark, job, folder, count, repeats)
-                else:
-                    codecs = CODECS[-1:] if smoke else CODECS
-                    # Made before: making rows again would delete files that others of that number read.
-                    data = (large_rows if part == "large" else throughput.source)(spark, count, folder)
-                    is_small = part != "large" and count <= WARM_ROWS
-                    warm = data if is_small else throughput.source(spark, WARM_ROWS, folder)
-                    found = memory(spark, job, warm, data, part, codecs)
-                outcome[part] = {"conditions": conditions, "found": found}
-            spark.stop()
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with (
+        tempfile.TemporaryDirectory(prefix="kafka-chunked-bench-", ignore_cleanup_errors=True) as folder,
+        LocalBroker() as broker,
+        throughput.session(with_jvm, settings) as spark,
+    ):
+        job = Job(broker, smoke)
+        for part in parts:
+            count = rows // 125 if part == "large" else rows
+            conditions = conditions_of(part, count)
+            print(f"{part}: {conditions}", flush=True)
+            found: Any
+            if part == "rates":
+                found = rates(spark, job, folder, count, repeats)
+            else:
+                codecs = CODECS[-1:] if smoke else CODECS
+                # Made before: making rows again would delete files that others of that number read.
+                data = (large_rows if part == "large" else throughput.source)(spark, count, folder)
+                is_small = part != "large" and count <= WARM_ROWS
+                warm = data if is_small else throughput.source(spark, WARM_ROWS, folder)
+                found = memory(spark, job, warm, data, part, codecs)
+            outcome[part] = {"conditions": conditions, "found": found}
     return outcome
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, "few rows")
     parser.add_argument("--part", choices=PARTS, help="only this one")
     parser.add_argument("--rows", type=int, default=5_000_000)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--dry", action="store_true", help="write no files")
-    parser.add_argument("--smoke", action="store_true", help="few rows, no files: does it run at all")
     options = parser.parse_args()
     rows, repeats = (4000, 1) if options.smoke else (options.rows, options.repeats)
     # What a worker holds is asked of new workers, how fast it is of reused ones.
@@ -309,15 +282,10 @@ def main() -> None:
     found = {}
     for parts in groups:
         found.update(run_parts(parts, rows, repeats, options.smoke))
-    if options.smoke or options.dry:
-        return
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / "many_partitions.json"
-    known = json.loads(path.read_text()) if path.exists() else {}
-    # Parts may come from runs of their own; they are in one order.
-    known = {part: {**known, **found}[part] for part in PARTS if part in {**known, **found}}
-    path.write_text(json.dumps(known, indent=1) + "\n")
-    plot(known, path.with_suffix(".png"))
+    if not options.smoke:
+        # Parts may come from runs of their own; they are in one order.
+        known = {**(kept("many_partitions") or {}), **found}
+        keep("many_partitions", {part: known[part] for part in PARTS if part in known}, plot)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """80,000 rows to 2,000 topics in 8 tasks: what is asked of Kafka and how long it takes, against the JVM sink.
 
-    python -m benchmarks.many_topics [--masters local[2],local[16],standalone] [--repeats N] [--out FILE]
+    python -m benchmarks.many_topics [--masters local[2],local[16],standalone] [--repeats N]
 
 Each run is a Spark application of its own that writes twice: cold, then again. Requests are counted by API in
 runs through a proxy; times are of other runs without one, since a proxy costs more per request than Kafka
@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 from benchmarks import charts, peers
 from benchmarks.processor_time import Meter
-from benchmarks.surroundings import RESULTS, environment, spark_session
+from benchmarks.surroundings import environment, keep, kept, parser_of, rows_in, spark_session
 from local_kafka import LocalBroker
 from tests.support.proxy import ProxyCluster
 from tests.support.standalone_cluster import StandaloneCluster
@@ -36,8 +36,6 @@ OURS, JVM = "kafka-chunked", "kafka"
 # With spark.python.daemon.module=kafka_sink.daemon.
 WITH_DAEMON = "kafka-chunked, kafka_sink.daemon"
 APIS = {0: "Produce", 3: "Metadata", 22: "InitProducerId"}
-JOB_TIMEOUT_S = 240
-METADATA = 3
 
 
 # -- one application: a process of its own ------------------------------------------------------------
@@ -107,23 +105,18 @@ def application(
 # -- measuring ----------------------------------------------------------------------------------------
 
 
+def _topic(number: int) -> str:
+    return f"many-{number:05}"
+
+
 def create_topics(bootstrap: str, topics: int) -> None:
     from confluent_kafka.admin import AdminClient, NewTopic
 
     admin = AdminClient({"bootstrap.servers": bootstrap})
     for start in range(0, topics, 500):
-        names = [f"many-{number:05}" for number in range(start, min(start + 500, topics))]
+        names = map(_topic, range(start, min(start + 500, topics)))
         for future in admin.create_topics([NewTopic(name, 1, 1) for name in names]).values():
             future.result(120)
-
-
-def rows_in(bootstrap: str, topics: int) -> int:
-    from confluent_kafka import TopicPartition
-    from confluent_kafka.admin import AdminClient, OffsetSpec
-
-    admin = AdminClient({"bootstrap.servers": bootstrap})
-    places = {TopicPartition(f"many-{number:05}", 0): OffsetSpec.latest() for number in range(topics)}  # type: ignore[no-untyped-call]
-    return sum(int(future.result(60).offset) for future in admin.list_offsets(places).values())
 
 
 def count_requests(
@@ -167,7 +160,7 @@ def measure(
                         flush=True,
                     )
         written += 2 * rows * len(forms) * (1 + repeats)
-        arrived = rows_in(broker.bootstrap_servers, topics)
+        arrived = rows_in(broker.bootstrap_servers, *map(_topic, range(topics)))
         assert arrived == written, f"{arrived} of {written} rows arrived"
     decoded: dict[str, Any] = json.loads(json.dumps(outcome))
     return decoded
@@ -255,15 +248,11 @@ def _draw_turn(axes: Any, forms: list[str], values: list[float], turn: int, name
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, "a few topics")
     parser.add_argument("--masters", default="local[2],local[16],standalone")
     parser.add_argument("--topics", type=int, default=2000)
     parser.add_argument("--rows", type=int, default=80_000)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=RESULTS / "many_topics.json", help="and .png beside it")
-    parser.add_argument("--smoke", action="store_true", help="a few topics, no files: does it run at all")
     parser.add_argument("--job", nargs=6, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.job:
@@ -291,15 +280,11 @@ def main() -> None:
         outcome = measure(broker, masters, forms, (options.rows, options.topics), options.repeats)
     report(outcome)
     if not options.smoke:
-        options.out.parent.mkdir(exist_ok=True)
-        found = {"conditions": conditions, "outcome": outcome}
-        if options.out.exists():
-            # Masters may come from runs of their own.
-            known = json.loads(options.out.read_text())
-            if known["conditions"] == conditions:
-                found["outcome"] = {**known["outcome"], **outcome}
-        options.out.write_text(json.dumps(found, indent=1) + "\n")
-        plot(found, options.out.with_suffix(".png"))
+        # Masters may come from runs of their own.
+        known = kept("many_topics")
+        if known is not None and known["conditions"] == conditions:
+            outcome = {**known["outcome"], **outcome}
+        keep("many_topics", {"conditions": conditions, "outcome": outcome}, plot)
 
 
 if __name__ == "__main__":

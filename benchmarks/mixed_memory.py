@@ -12,10 +12,6 @@ is slower. ``full`` runs with the same 64 MiB and with 8 GiB, where it shows wha
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import platform
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +23,7 @@ from benchmarks import charts
 from benchmarks import direct_producer as direct
 from benchmarks.direct_producer import MIB, VALUE_BYTES, MemoryOverTime, Sample
 from benchmarks.slow_responses import slow_responses
-from benchmarks.surroundings import RESULTS
+from benchmarks.surroundings import keep, machine, parser_of
 from kafka_sink.memory.allocator import chunk_size
 from kafka_sink.model import TaskResult
 from kafka_sink.rows.column_plan import ColumnPlan
@@ -186,21 +182,16 @@ def plot(found: dict[str, Any], file: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, "few partitions")
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--delay-ms", type=float, default=50.0)
-    parser.add_argument("--dry", action="store_true", help="write no files")
-    parser.add_argument("--smoke", action="store_true", help="few partitions, no files: does it run at all")
     options = parser.parse_args()
     seconds, partitions = (0.5, 50) if options.smoke else (options.seconds, EVENTS_PARTITIONS)
     conditions = (
         f"logs: keyless, {LOGS_PARTITIONS} partitions, 40 MB/s; events: keyed, {partitions:,} "
         f"partitions, {EVENTS_ROWS_S:,} rows/s; {VALUE_BYTES}-byte values, batch.size 4 MiB, linger 1 s, "
         f"uncompressed, responses {options.delay_ms:.0f} ms late, {seconds:.0f} s, "
-        f"Kafka 4.3.0 on the same machine, {os.cpu_count()} cores, "
-        f"Python {platform.python_version()}"
+        f"{machine()}"
     )
     print(conditions, flush=True)
     with LocalBroker() as broker:
@@ -209,12 +200,8 @@ def main() -> None:
         with slow_responses(broker.bootstrap_servers, options.delay_ms) as bootstrap:
             outcome = [run(bootstrap, case, seconds) for case in CASES]
     report(outcome)
-    if options.smoke or options.dry:
-        return
-    RESULTS.mkdir(exist_ok=True)
-    found = {"conditions": conditions, "outcome": outcome}
-    (RESULTS / "mixed_memory.json").write_text(json.dumps(found, indent=1) + "\n")
-    plot(found, RESULTS / "mixed_memory.png")
+    if not options.smoke:
+        keep("mixed_memory", {"conditions": conditions, "outcome": outcome}, plot)
 
 
 if __name__ == "__main__":

@@ -10,18 +10,16 @@ another's, and which of its batches are probes. ``local[8]`` is one JVM with eig
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
-import os
-import platform
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from benchmarks import frozen_run, paced_rows
-from benchmarks.frozen_run import BROKERS, PARTITIONS, Contender, Load, Run
-from benchmarks.surroundings import RESULTS
+from benchmarks.frozen_run import BROKERS, PARTITIONS, Load, Run
+from benchmarks.peers import Contender, sink
+from benchmarks.surroundings import keep, machine, parser_of
 from kafka_sink.options.table import BreakerSettings
 from local_kafka import LocalBroker
 from tests.support.standalone_cluster import StandaloneCluster
@@ -93,7 +91,7 @@ def measure(
                     f"{PREFIX}.record.folder": str(folder),
                     **VARIANTS[variant],
                 }
-                one = Contender(f"{named}, {variant}", frozen_run.sink("kafka-chunked", options))
+                one = Contender(f"{named}, {variant}", sink("kafka-chunked", options))
                 topic = f"together-{place}-{variant.replace(' ', '-')}"
                 frame = frozen_run.frame_of(spark, load, keyed=False)
                 run = frozen_run.frozen_run(cluster, victim, one, frame, topic, load)
@@ -119,11 +117,8 @@ def report(outcome: dict[str, dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, "a short freeze")
     parser.add_argument("--masters", default=f"local[{WORKERS}],standalone")
-    parser.add_argument("--smoke", action="store_true", help="a short freeze, no files: does it run at all")
     options = parser.parse_args()
     import pyspark
 
@@ -134,17 +129,14 @@ def main() -> None:
     conditions = (
         f"{load.rate:,.0f} rows of {paced_rows.ROW_BYTES} bytes a second offered by {load.tasks} tasks in "
         f"as many worker processes, defaults, {PARTITIONS} partitions on {BROKERS} brokers without replicas, "
-        f"one frozen for {load.frozen:.0f} s; pyspark {pyspark.__version__}, Kafka 4.3.0 on the same "
-        f"machine, {os.cpu_count()} cores, Python {platform.python_version()}"
+        f"one frozen for {load.frozen:.0f} s; pyspark {pyspark.__version__}, {machine()}"
     )
     print(conditions, flush=True)
     with LocalBroker(brokers=BROKERS) as cluster:
         outcome = measure(cluster, masters, variants, load)
     report(outcome)
     if not options.smoke:
-        RESULTS.mkdir(exist_ok=True)
-        text = json.dumps({"conditions": conditions, "outcome": outcome}, indent=1)
-        (RESULTS / "muted_together.json").write_text(text + "\n")
+        keep("muted_together", {"conditions": conditions, "outcome": outcome})
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from benchmarks.surroundings import rows_in
+
 SCHEMA = "key binary, value binary"
 ROW_BYTES = 400
 KEYS = 10_000
@@ -121,30 +123,11 @@ def _overtaken(lane: npt.NDArray[np.int64], number: npt.NDArray[np.int64]) -> in
     return int(np.count_nonzero(ranked < np.maximum.accumulate(ranked)))
 
 
-def end_offsets(bootstrap: str, topic: str, partitions: int) -> list[int]:
-    """Where each partition ends. Waits up to a minute for leaders that are not ready."""
-    from confluent_kafka import Consumer, KafkaException, TopicPartition
-
-    places = [TopicPartition(topic, partition) for partition in range(partitions)]
-    deadline = time.monotonic() + 60
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "ends"})
-    try:
-        while True:
-            try:
-                return [consumer.get_watermark_offsets(place, 10)[1] for place in places]
-            except KafkaException:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.2)
-    finally:
-        consumer.close()
-
-
 def read_back(bootstrap: str, topic: str, partitions: int) -> Stored:
     """Reads the whole topic."""
     from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
-    left = sum(end_offsets(bootstrap, topic, partitions))
+    left = rows_in(bootstrap, topic)
     settings = {"bootstrap.servers": bootstrap, "group.id": "read", "fetch.max.bytes": 8 << 20}
     consumer = Consumer({**settings, "queued.max.messages.kbytes": 65_536})
     consumer.assign([TopicPartition(topic, p, OFFSET_BEGINNING) for p in range(partitions)])

@@ -1,16 +1,12 @@
 """Rate and pool memory of one producer as partitions grow from 1 to 5,000.
 
-    python -m benchmarks.partition_growth [--seconds N] [--partitions 1,10,...] [--folder PATH] [--dry]
+    python -m benchmarks.partition_growth [--seconds N] [--partitions 1,10,...] [--folder PATH] [--smoke]
 
 Keyed, keyless and explicit-partition rows (110-byte values, lz4, batch.size 4 MiB, linger 1 s, buffer.memory
 64 MiB), as fast as one task takes them; keyed rows also with the `full` strategy, with gzip and zstd, and to
 topics that admit messages of 64 KiB only, so that batches are split. Each case writes a moment beforehand,
 untimed, which teaches ratios and the broker's limit (splits are of both). 5,000 partitions of one 16 KiB
 chunk are more than the pool has. No Spark; rows come in batches of 10,000, as Spark hands them over.
-``--dry`` writes no files.
-
-``--without-broker`` counts instead of timing, for a machine with other work: 400,000 keyed rows without
-linger, and a broker that takes all batches at once whenever memory is waited for.
 
 The broker keeps its data in memory where there is /dev/shm (--folder names another place): on a disk with
 ext4, thousands of index files each cost a millisecond whenever the first row after a write-back comes, which
@@ -19,10 +15,7 @@ is what would be measured.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import platform
 import tempfile
 import time
 from collections.abc import Iterator
@@ -36,21 +29,12 @@ import pyarrow as pa
 from benchmarks import charts
 from benchmarks import direct_producer as direct
 from benchmarks.direct_producer import MIB, pool_of
-from benchmarks.surroundings import RESULTS
-from kafka_sink.clock import monotonic_ms
-from kafka_sink.engine.accumulator import RecordAccumulator
-from kafka_sink.engine.appender import RecordAppender
-from kafka_sink.engine.batch import BatchState
-from kafka_sink.memory.allocator import WorkerPools
-from kafka_sink.model import CompressionType, Partitions, TaskResult, TopicMetadata
-from kafka_sink.options import SinkOptions
+from benchmarks.surroundings import keep, machine, parser_of
+from kafka_sink.model import TaskResult
 from kafka_sink.rows.column_plan import ColumnPlan
-from kafka_sink.rows.columns import extract
-from kafka_sink.rows.partitioner import Partitioner
 from kafka_sink.spark.reading import send_tables
 from kafka_sink.task.producer import Producer
 from local_kafka import LocalBroker
-from tests.support.brokers import Brokers
 
 SPLIT_LIMIT = 65_536
 MEMORY = 64 * MIB
@@ -178,111 +162,6 @@ def prepare(broker: LocalBroker, counts: list[int], seconds: float) -> None:
                 producer.close()
 
 
-# -- without a broker -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Count:
-    strategy: str
-    codec: str
-    partitions: int
-    batches: int
-    median_bytes: int
-    waits: int
-    peak_used_mib: float
-    peak_heap_mib: float
-    processor_ns: float
-
-
-class Unsent:
-    """An appender whose batches are acknowledged by hand."""
-
-    def __init__(self, strategy: str, codec: CompressionType, partitions: int) -> None:
-        self.allocator = WorkerPools(monotonic_ms).allocator(strategy, MEMORY, 4 * MIB)
-        settings = SinkOptions(
-            bootstrap_servers=(),
-            batch_size=4 * MIB,
-            linger_ms=10**9,
-            max_block_ms=60_000,
-            delivery_timeout_ms=10**9,
-            buffer_memory=MEMORY,
-            compression_type=codec,
-        )
-        self._broker = Brokers().of(0)
-        self._accumulator = RecordAccumulator(settings, self.allocator)
-        self._appender = RecordAppender(self._accumulator, monotonic_ms, lambda: None)
-        nothing = [0] * partitions
-        self._topics = {"t": TopicMetadata("t", None, Partitions("t", nothing, nothing))}
-        self._partitioner = Partitioner(
-            capacity=self._appender.batch_capacity,
-            loads=lambda topic, count: [0] * count,
-            ignore_keys=False,
-            adaptive=False,
-            random=lambda: 0.5,
-        )
-        self.sizes: list[int] = []
-        self.waits = 0
-
-    def append(self, plan: ColumnPlan, table: pa.Table) -> None:
-        """About 2 MiB of rows."""
-        rows = extract(plan, table, 0)
-        ordered = self._partitioner.order(rows, self._topics, 0)
-        self._appender.append(ordered, self._answer_who_waits)
-
-    def _answer_who_waits(self) -> None:
-        if self.allocator.pool.queued:
-            self.waits += 1
-            self.answer()
-
-    def answer(self) -> None:
-        """The broker takes all that is ready."""
-        broker = self._broker
-        while brokers := self._accumulator.ready(lambda _: broker, 0.0)[0]:
-            for batch in self._accumulator.drain(broker, brokers[broker], 1 << 40, lambda _: True):
-                if batch.state is BatchState.CLOSED:
-                    batch.seal()
-                batch.write_header()
-                batch.move_to(BatchState.IN_FLIGHT)
-                self.sizes.append(batch.size)
-                self._accumulator.complete([(batch, 0, -1)])
-
-    def finish(self) -> None:
-        """All rows are written."""
-        self._appender.flush()
-        self.answer()
-
-
-def count(strategy: str, codec: CompressionType, partitions: int, batches: int) -> Count:
-    plan = ColumnPlan(value=1, topic="t", key=0)
-    made = direct.row_batches(batches, partitions=partitions)
-    tables = [pa.Table.from_batches(made[at : at + 2]) for at in range(0, batches, 2)]
-    task = Unsent(strategy, codec, partitions)
-    started_s = time.process_time()
-    for table in tables:
-        task.append(plan, table)
-    task.finish()
-    processor_s = time.process_time() - started_s
-    metrics = task.allocator.pool.metrics()
-    return Count(
-        strategy,
-        codec.name.lower(),
-        partitions,
-        len(task.sizes),
-        sorted(task.sizes)[len(task.sizes) // 2],
-        task.waits,
-        metrics.max_used_bytes / MIB,
-        metrics.max_heap_bytes / MIB,
-        processor_s / (batches * direct.BATCH_ROWS) * 1e9,
-    )
-
-
-def count_all(counts: list[int], batches: int) -> None:
-    for codec in (CompressionType.LZ4, CompressionType.GZIP, CompressionType.ZSTD):
-        for partitions in counts:
-            for strategy in ("incremental", "full"):
-                print(count(strategy, codec, partitions, batches), flush=True)
-
-
 def plot(found: dict[str, Any], file: Path) -> None:
     drawn = {case.name for case in CASES if case.drawn}
     rows = [row for row in found["rows"] if row["case"] in drawn]
@@ -339,39 +218,25 @@ def measure(broker: LocalBroker, counts: list[int], seconds: float) -> list[Row]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, "few partitions")
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--partitions", default="1,10,100,1000,5000")
     parser.add_argument("--folder", default="/dev/shm" if os.access("/dev/shm", os.W_OK) else None)
-    parser.add_argument("--dry", action="store_true", help="write no files")
-    parser.add_argument("--without-broker", action="store_true", help="counts only")
-    parser.add_argument("--smoke", action="store_true", help="few partitions, no files: does it run at all")
     options = parser.parse_args()
     counts = [int(word) for word in options.partitions.split(",")]
     if options.smoke:
         options.seconds, counts = 0.05, [20]
-    if options.without_broker or options.smoke:
-        count_all(counts, 2 if options.smoke else 40)
-    if options.without_broker:
-        return
     conditions = (
         "one producer, 110-byte values, lz4 unless named, batch.size 4 MiB, linger 1 s, "
-        f"buffer.memory 64 MiB, {options.seconds:.1f} s a case, Kafka 4.3.0 on the same machine"
-        f"{' with its data in memory' if options.folder == '/dev/shm' else ''}, {os.cpu_count()} cores, "
-        f"Python {platform.python_version()}"
+        f"buffer.memory 64 MiB, {options.seconds:.1f} s a case, "
+        f"{machine(' with its data in memory' if options.folder == '/dev/shm' else '')}"
     )
     print(conditions, flush=True)
     tempfile.tempdir = options.folder
     with LocalBroker(heap="1g") as broker:
         rows = measure(broker, counts, options.seconds)
-    if options.smoke or options.dry:
-        return
-    RESULTS.mkdir(exist_ok=True)
-    found = {"conditions": conditions, "rows": [asdict(row) for row in rows]}
-    (RESULTS / "partition_growth.json").write_text(json.dumps(found, indent=1) + "\n")
-    plot(found, RESULTS / "partition_growth.png")
+    if not options.smoke:
+        keep("partition_growth", {"conditions": conditions, "rows": [asdict(row) for row in rows]}, plot)
 
 
 if __name__ == "__main__":

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
@@ -20,18 +21,23 @@ JVM_SINK = (
     ("org.apache.kafka", "kafka-clients", "3.9.1"),
     ("org.apache.commons", "commons-pool2", "2.12.1"),
 )
-TUNED = {"linger.ms": "20", "batch.size": str(1 << 20)}
+LZ4 = {"compression.type": "lz4"}
+TUNED = {"linger.ms": "20", "batch.size": str(1 << 20), **LZ4}
+UNPREFIXED = ("coordinator.enabled",)
+Write = Callable[[Any, str, str], None]
 
 
 @dataclass(frozen=True)
 class Contender:
     """``write(frame, bootstrap, topic)`` returns when all rows are acknowledged. ``share`` of the rows is
-    enough for a slow one: rates are compared, not times. ``writes`` is false if no row reaches the topic."""
+    enough for a slow one: rates are compared, not times. ``writes`` is false if no row reaches the topic.
+    ``keyed``: rows have keys."""
 
     name: str
-    write: Callable[[Any, str, str], None]
+    write: Write
     share: float = 1.0
     writes: bool = True
+    keyed: bool = True
 
 
 def jvm_sink_is_there() -> bool:
@@ -58,12 +64,12 @@ def jvm_sink_jars() -> list[str]:
     return [str(CACHE / f"{module}-{revision}.jar") for _, module, revision in JVM_SINK]
 
 
-def sink(form: str, options: dict[str, str]) -> Callable[[Any, str, str], None]:
+def sink(form: str, options: Mapping[str, str] = MappingProxyType({})) -> Write:
     def write(frame: Any, bootstrap: str, topic: str) -> None:
-        writer = frame.write.format(form).mode("append")
-        for name, value in {"compression.type": "lz4", **options}.items():
-            writer = writer.option(f"kafka.{name}", value)
-        writer.option("kafka.bootstrap.servers", bootstrap).option("topic", topic).save()
+        given = {f"kafka.{name}": value for name, value in options.items() if name not in UNPREFIXED}
+        given |= {name: options[name] for name in UNPREFIXED if name in options}
+        given |= {"kafka.bootstrap.servers": bootstrap, "topic": topic}
+        frame.write.format(form).mode("append").options(**given).save()
 
     return write
 
@@ -74,7 +80,6 @@ def _confluent(bootstrap: str) -> Any:
     return Producer(
         {
             "bootstrap.servers": bootstrap,
-            "compression.type": "lz4",
             "queue.buffering.max.messages": 1_000_000,
             **TUNED,
         }
@@ -157,8 +162,8 @@ def _kafka_python(frame: Any, bootstrap: str, topic: str) -> None:
 
 
 CONTENDERS = (
-    Contender("kafka-chunked, defaults", sink("kafka-chunked", {})),
-    Contender("JVM sink, defaults", sink("kafka", {})),
+    Contender("kafka-chunked, defaults", sink("kafka-chunked", LZ4)),
+    Contender("JVM sink, defaults", sink("kafka", LZ4)),
     Contender("kafka-chunked, tuned", sink("kafka-chunked", TUNED)),
     Contender("JVM sink, tuned", sink("kafka", TUNED)),
     Contender("a sink that only counts", count_only, writes=False),

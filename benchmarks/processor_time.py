@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-_PROC = Path("/proc")
-_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
-_COORDINATOR = b"kafka_sink.coordinator"
+from tests.support.processes import below, command_of, processes
+
+_COORDINATOR = "kafka_sink.coordinator."
 
 
 @dataclass(frozen=True)
@@ -40,55 +38,19 @@ def of_spark(jvm: int) -> ProcessorTime:
 
     Workers that have ended are missing: their daemon ignores SIGCHLD, so no process gets their time.
     """
-    stats = _stats()
-    python, coordinator = {}, {}
-    for process, (parent, seconds, _) in stats.items():
-        if process == jvm:
-            continue
-        if _is_coordinator(process):
-            coordinator[process] = seconds
-        elif _is_below(parent, jvm, stats):
-            python[process] = seconds
-    return ProcessorTime({jvm: stats[jvm][1]}, python, coordinator)
+    known = processes()
+    coordinator = {
+        pid: one.own_s
+        for pid, one in known.items()
+        if any(word.startswith(_COORDINATOR) for word in command_of(pid))
+    }
+    python = {pid: one.own_s for pid, one in below(jvm).items() if pid not in coordinator}
+    return ProcessorTime({jvm: known[jvm].own_s}, python, coordinator)
 
 
 def of_process(process: int) -> float:
     """Of one process so far, without those that it started."""
-    return _stats()[process][1]
-
-
-def page_faults(jvm: int) -> dict[int, int]:
-    """By process of a Spark in local mode, those that no disk was read for. ``jvm`` is as in ``of_spark``."""
-    stats = _stats()
-    return {process: faults for process, (_, _, faults) in stats.items() if _is_below(process, jvm, stats)}
-
-
-def _stats() -> dict[int, tuple[int, float, int]]:
-    """Each process's parent, seconds and minor page faults."""
-    found = {}
-    for entry in _PROC.iterdir():
-        if entry.name.isdigit():
-            try:
-                # The name, in brackets, may hold anything.
-                fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
-            except OSError:
-                continue
-            seconds = (int(fields[11]) + int(fields[12])) * _TICK_S
-            found[int(entry.name)] = (int(fields[1]), seconds, int(fields[7]))
-    return found
-
-
-def _is_below(process: int, root: int, stats: dict[int, tuple[int, float, int]]) -> bool:
-    while process in stats and process != root:
-        process = stats[process][0]
-    return process == root
-
-
-def _is_coordinator(process: int) -> bool:
-    try:
-        return _COORDINATOR in (_PROC / str(process) / "cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return False
+    return processes()[process].own_s
 
 
 class Meter:

@@ -1,7 +1,7 @@
 """What a micro-batch costs: 2,000 rows every 200 ms, against the JVM sink and an idle Python sink.
 
     python -m benchmarks.streaming [--warm N] [--batches N] [--repeats N] [--beside PYTHON]
-        [--daemon MODULE] [--conf NAME=VALUE] [--smoke]
+        [--conf NAME=VALUE] [--smoke]
 
 All sinks run in one Spark. Each first writes ``--warm`` micro-batches without a pause, since Spark's JVM
 compiles for minutes: a sink that is measured early would pay for that of all. Then they take turns, in an
@@ -18,24 +18,19 @@ measured afterwards. The results keep the last run of each PySpark.
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import platform
 import re
-import shutil
 import statistics
-import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from benchmarks import charts, peers, processor_time, throughput
-from benchmarks.surroundings import RESULTS, environment
+from benchmarks.surroundings import keep, kept, machine, parser_of, run_beside
 from kafka_sink.spark import worker
 from kafka_sink.spark.executor_connection import acknowledged, executor_socket
 from local_kafka import LocalBroker
@@ -151,41 +146,29 @@ def run_here(
     conditions = (
         f"{ROWS:,} keyed 110-byte rows every {TRIGGER_MS} ms in 2 tasks, defaults, {PARTITIONS} partitions, "
         f"each sink after {warm_batches} micro-batches, pyspark {pyspark.__version__} local[2], {given}"
-        f"Kafka 4.3.0 on the same machine, {os.cpu_count()} cores, Python {platform.python_version()}"
+        f"{machine()}"
     )
     print(conditions, flush=True)
     settings = {"spark.sql.streaming.numRecentProgressUpdates": "10000", **changed}
     found: dict[str, Any] = {name: [] for name in names}
-    folder = tempfile.mkdtemp(prefix="kafka-chunked-bench-")
-    try:
-        with LocalBroker() as broker:
-            broker.create_topic("stream", PARTITIONS)
-            spark = throughput.session(JVM in names, settings)
-            spark.dataSource.register(IdleSink)
-            for name in names:
-                if warm_batches:
-                    warm(spark, name, broker.bootstrap_servers, folder, warm_batches)
-            for turn in range(repeats):
-                at = turn % len(names)
-                for name in names[at:] + names[:at]:
-                    run = run_query(spark, name, broker.bootstrap_servers, folder, batches)
-                    found[name].append(run)
-                    print(f"  round {turn + 1}  {name:32}{_summary([run])}", flush=True)
-            spark.stop()
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with (
+        tempfile.TemporaryDirectory(prefix="kafka-chunked-bench-", ignore_cleanup_errors=True) as folder,
+        LocalBroker() as broker,
+        throughput.session(JVM in names, settings) as spark,
+    ):
+        broker.create_topic("stream", PARTITIONS)
+        spark.dataSource.register(IdleSink)
+        for name in names:
+            if warm_batches:
+                warm(spark, name, broker.bootstrap_servers, folder, warm_batches)
+        for turn in range(repeats):
+            at = turn % len(names)
+            for name in names[at:] + names[:at]:
+                run = run_query(spark, name, broker.bootstrap_servers, folder, batches)
+                found[name].append(run)
+                print(f"  round {turn + 1}  {name:32}{_summary([run])}", flush=True)
     report(found)
     return {"pyspark": pyspark.__version__, "conditions": conditions, "sinks": found}
-
-
-def run_beside(python: str, arguments: Sequence[str]) -> dict[str, Any]:
-    """The same in another interpreter."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "run.json"
-        command = [python, "-m", "benchmarks.streaming", "--out", str(out), *arguments]
-        subprocess.run(command, env=environment(python), check=True)
-        result: dict[str, Any] = json.loads(out.read_text())
-        return result
 
 
 # -- results ------------------------------------------------------------------------------------------
@@ -254,57 +237,32 @@ def plot(runs: list[dict[str, Any]], file: Path) -> None:
     charts.save(made, file)
 
 
-def parser_of(description: str | None, *, batches: int, repeats: int) -> argparse.ArgumentParser:
-    """What this benchmark and ``micro_batch_stages`` take; the numbers are defaults."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--warm", type=int, default=300, help="micro-batches of each sink before the first")
-    parser.add_argument("--batches", type=int, default=batches, help="micro-batches of a round")
-    parser.add_argument("--repeats", type=int, default=repeats, help="rounds")
-    parser.add_argument("--conf", action="append", default=[], help="a setting of Spark, NAME=VALUE")
-    parser.add_argument(
-        "--smoke", action="store_true", help="few micro-batches, no files: does it run at all"
-    )
-    return parser
-
-
-def settings_of(options: argparse.Namespace) -> dict[str, str]:
-    """Spark's settings from ``--conf``."""
-    return dict(one.split("=", 1) for one in options.conf)
-
-
 def main() -> None:
-    parser = parser_of(__doc__, batches=100, repeats=3)
+    parser = parser_of(__doc__, "few micro-batches")
+    parser.add_argument("--warm", type=int, default=300, help="micro-batches of each sink before the first")
+    parser.add_argument("--batches", type=int, default=100, help="micro-batches of a round")
+    parser.add_argument("--repeats", type=int, default=3, help="rounds")
+    parser.add_argument("--conf", action="append", default=[], help="a setting of Spark, NAME=VALUE")
     parser.add_argument(
         "--beside", metavar="PYTHON", help="also measure with the PySpark of this interpreter"
     )
-    parser.add_argument("--daemon", help="spark.python.daemon.module")
     parser.add_argument("--out", type=Path, help="write the figures here instead of to results/")
     options = parser.parse_args()
     if options.smoke:
         options.warm, options.batches, options.repeats = 0, 5, 1
     with_jvm = peers.jvm_sink_is_there()
     names = [name for name in FORMS if name != JVM or (with_jvm and not options.smoke)]
-    changed = settings_of(options)
-    if options.daemon:
-        changed["spark.python.daemon.module"] = options.daemon
+    changed = dict(one.split("=", 1) for one in options.conf)
     runs = [run_here(names, options.warm, options.batches, options.repeats, changed)]
     if options.out is not None:
         options.out.write_text(json.dumps(runs[0]) + "\n")
         return
     if options.beside:
-        sizes = {"--warm": options.warm, "--batches": options.batches, "--repeats": options.repeats}
-        arguments = [word for name, value in sizes.items() for word in (name, str(value))]
-        runs.append(run_beside(options.beside, arguments))
+        words = ("--warm", options.warm, "--batches", options.batches, "--repeats", options.repeats)
+        runs.append(run_beside(options.beside, "benchmarks.streaming", *words))
     if not options.smoke:
-        RESULTS.mkdir(exist_ok=True)
-        path = RESULTS / "streaming.json"
-        known = json.loads(path.read_text()) if path.exists() else []
-        by_spark = {one["pyspark"]: one for one in [*known, *runs]}
-        runs = [by_spark[version] for version in sorted(by_spark)]
-        path.write_text(json.dumps(runs, indent=1) + "\n")
-        plot(runs, RESULTS / "streaming.png")
+        by_spark = {one["pyspark"]: one for one in [*(kept("streaming") or []), *runs]}
+        keep("streaming", [by_spark[version] for version in sorted(by_spark)], plot)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,22 @@
-"""Where the benchmarks' figures go, and how other processes find what stands in this checkout."""
+"""What benchmarks share: their command lines and figures, topics' rows, and other processes of theirs."""
 
 from __future__ import annotations
 
+import argparse
 import compileall
+import json
 import os
+import platform
+import subprocess
 import sys
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from local_kafka import KAFKA_VERSION
+from tests.support.waiting import retry
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -58,3 +66,66 @@ def spark_session(
     if with_jvm_sink:
         used["spark.jars"] = ",".join(peers.jvm_sink_jars())
     return SparkSession.builder.master(master).config(map={**used, **settings}).getOrCreate()
+
+
+def parser_of(description: str | None, smoke: str = "tiny input") -> argparse.ArgumentParser:
+    """With ``--smoke``, which is what is said."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--smoke", action="store_true", help=f"{smoke}, no files: does it run at all")
+    return parser
+
+
+def machine(kafka: str = "") -> str:
+    """The end of a run's conditions; ``kafka`` says more of the brokers."""
+    return (
+        f"Kafka {KAFKA_VERSION} on the same machine{kafka}, {os.cpu_count()} cores, "
+        f"Python {platform.python_version()}"
+    )
+
+
+def kept(name: str) -> Any:
+    """The figures of an earlier run; None where there are none."""
+    file = RESULTS / f"{name}.json"
+    return json.loads(file.read_text()) if file.exists() else None
+
+
+def keep(name: str, found: Any, plot: Callable[[Any, Path], None] | None = None) -> None:
+    """Writes a benchmark's figures, and draws them."""
+    RESULTS.mkdir(exist_ok=True)
+    file = RESULTS / f"{name}.json"
+    file.write_text(json.dumps(found, indent=1) + "\n")
+    if plot is not None:
+        plot(found, file.with_suffix(".png"))
+
+
+def run_beside(python: str, module: str, *words: object) -> Any:
+    """The figures that a benchmark finds in another interpreter."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "run.json"
+        command = [python, "-m", module, "--out", str(out), *map(str, words)]
+        subprocess.run(command, env=environment(python), check=True)
+        return json.loads(out.read_text())
+
+
+def rows_in(bootstrap: str, *topics: str) -> int:
+    """By the topics' end offsets. Waits up to a minute for leaders that are not ready."""
+    from confluent_kafka import KafkaException, TopicPartition
+    from confluent_kafka.admin import AdminClient, OffsetSpec
+
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    known = admin.list_topics(timeout=60).topics
+    places = {TopicPartition(name, p): OffsetSpec.latest() for name in topics for p in known[name].partitions}  # type: ignore[no-untyped-call]
+
+    def ends() -> list[int]:
+        return [int(future.result(60).offset) for future in admin.list_offsets(places).values()]
+
+    return sum(retry(ends, KafkaException))
+
+
+def delete_topic(bootstrap: str, topic: str) -> None:
+    from confluent_kafka.admin import AdminClient
+
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin.delete_topics([topic])[topic].result(30)

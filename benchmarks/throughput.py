@@ -13,15 +13,11 @@ afterwards.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import platform
 import random
 import re
-import shutil
 import statistics
-import subprocess
 import tempfile
 import time
 from collections.abc import Mapping
@@ -31,7 +27,7 @@ from typing import Any
 
 from benchmarks import charts, peers
 from benchmarks.processor_time import Meter
-from benchmarks.surroundings import RESULTS, environment, spark_session
+from benchmarks.surroundings import keep, machine, parser_of, rows_in, run_beside, spark_session
 from local_kafka import LocalBroker
 
 PARTITIONS = 4
@@ -84,16 +80,6 @@ def source(spark: Any, rows: int, folder: str) -> Any:
     return spark.read.parquet(path)
 
 
-def count(bootstrap: str, topic: str) -> int:
-    """Rows in the topic by its end offsets."""
-    from confluent_kafka import Consumer, TopicPartition
-
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "count"})
-    ends = [consumer.get_watermark_offsets(TopicPartition(topic, p))[1] for p in range(PARTITIONS)]
-    consumer.close()
-    return sum(ends)
-
-
 def run_job(
     one: peers.Contender, frame: Any, rows: int, servers: set[int], bootstrap: str, topic: str
 ) -> Job:
@@ -104,7 +90,7 @@ def run_job(
     taken = time.perf_counter() - started
     spark_s, broker_s = meter.read()
     if one.writes:
-        arrived = count(bootstrap, topic)
+        arrived = rows_in(bootstrap, topic)
         assert arrived == rows, f"{one.name}: {arrived} of {rows} rows arrived"
     return Job(rows / taken, spark_s / rows * 1e6, broker_s / rows * 1e6)
 
@@ -208,45 +194,28 @@ def run_here(rows: int, repeats: int, with_jvm: bool) -> dict[str, Any]:
 
     conditions = (
         f"{rows:,} keyed 110-byte rows, lz4, {PARTITIONS} partitions, "
-        f"pyspark {pyspark.__version__} local[2], Kafka 4.3.0 on the same machine, "
-        f"{os.cpu_count()} cores, Python {platform.python_version()}"
+        f"pyspark {pyspark.__version__} local[2], {machine()}"
     )
     print(conditions, flush=True)
-    folder = tempfile.mkdtemp(prefix="kafka-chunked-bench-")
-    try:
-        with LocalBroker() as broker:
-            spark = session(with_jvm)
-            jobs = measure(spark, broker, rows, repeats, folder)
-            spark.stop()
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+        LocalBroker() as broker,
+        session(with_jvm) as spark,
+    ):
+        jobs = measure(spark, broker, rows, repeats, folder)
     report(jobs)
     found = {name: [asdict(job) for job in of_one] for name, of_one in jobs.items()}
     return {"conditions": conditions, "jobs": found}
 
 
-def run_beside(python: str, rows: int, repeats: int) -> dict[str, Any]:
-    """The same in another interpreter."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "run.json"
-        command = [python, "-m", "benchmarks.throughput", "--out", str(out)]
-        command += ["--rows", str(rows), "--repeats", str(repeats)]
-        subprocess.run(command, env=environment(python), check=True)
-        result: dict[str, Any] = json.loads(out.read_text())
-        return result
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--rows", type=int, default=6_000_000)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument(
         "--beside", metavar="PYTHON", help="also measure with the PySpark of this interpreter"
     )
     parser.add_argument("--out", type=Path, help="write the figures here instead of to results/")
-    parser.add_argument("--smoke", action="store_true", help="tiny input, no files: does it run at all")
     options = parser.parse_args()
     rows, repeats = (4000, 1) if options.smoke else (options.rows, options.repeats)
 
@@ -255,11 +224,10 @@ def main() -> None:
         options.out.write_text(json.dumps(runs[0]) + "\n")
         return
     if options.beside:
-        runs.append(run_beside(options.beside, rows, repeats))
+        words = ("--rows", rows, "--repeats", repeats)
+        runs.append(run_beside(options.beside, "benchmarks.throughput", *words))
     if not options.smoke:
-        RESULTS.mkdir(exist_ok=True)
-        (RESULTS / "throughput.json").write_text(json.dumps(runs, indent=1) + "\n")
-        plot(runs, RESULTS / "throughput.png")
+        keep("throughput", runs, plot)
 
 
 if __name__ == "__main__":

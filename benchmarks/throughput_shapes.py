@@ -11,18 +11,15 @@ Needs pyspark 4.1.1 for the JVM sink.
 
 from __future__ import annotations
 
-import argparse
-import json
-import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from benchmarks import charts, peers
-from benchmarks.surroundings import RESULTS
+from benchmarks.surroundings import keep, kept, parser_of
 from benchmarks.throughput import PARTITIONS, Job, medians, run_job, session
 from local_kafka import LocalBroker
 from tests.support.security.certificates import Authority
@@ -150,27 +147,25 @@ def measure(spark: Any, broker: LocalBroker, case: Case, repeats: int, folder: s
 
 def run(cases: list[Case], repeats: int, with_jvm: bool) -> list[Found]:
     """All cases: first those of one broker, then those of three."""
-    folder = tempfile.mkdtemp(prefix="kafka-chunked-bench-")
-    trust = Path(folder) / "authority.pem"
-    authority = Authority()
-    authority.pem_file(trust)
-    authority.issue("broker", "127.0.0.1").pem_file(Path(folder) / "broker.pem")
-    properties: Mapping[str, str] = {
-        "listener.name.tls.ssl.keystore.type": "PEM",
-        "listener.name.tls.ssl.keystore.location": f"{folder}/broker.pem",
-    }
     found = []
-    try:
-        spark = session(with_jvm)
+    with (
+        tempfile.TemporaryDirectory(prefix="kafka-chunked-bench-", ignore_cleanup_errors=True) as folder,
+        session(with_jvm) as spark,
+    ):
+        trust = Path(folder) / "authority.pem"
+        authority = Authority()
+        authority.pem_file(trust)
+        authority.issue("broker", "127.0.0.1").pem_file(Path(folder) / "broker.pem")
+        properties = {
+            "listener.name.tls.ssl.keystore.type": "PEM",
+            "listener.name.tls.ssl.keystore.location": f"{folder}/broker.pem",
+        }
         for brokers in sorted({case.brokers for case in cases}):
             with LocalBroker(
                 brokers=brokers, properties=properties, extra_listeners={"TLS": "SSL"}
             ) as broker:
                 here = [case for case in cases if case.brokers == brokers]
                 found += [measure(spark, broker, case, repeats, folder, str(trust)) for case in here]
-        spark.stop()
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     return found
 
 
@@ -252,20 +247,16 @@ def _draw_costs(axes: Any, place: int, found: dict[str, Job]) -> None:
         axes.bar_label(drawn, [text], padding=3, fontsize=7)
 
 
-def with_earlier(found: list[Found], file: Path) -> list[dict[str, Any]]:
-    """The cases that were measured now, and from the file those that were measured before."""
-    earlier = json.loads(file.read_text()) if file.exists() else []
+def with_earlier(found: list[Found], earlier: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The cases that were measured now, and those of earlier runs."""
     by_name = {one["case"]["name"]: one for one in [*earlier, *map(asdict, found)]}
     return [by_name[case.name] for case in CASES if case.name in by_name]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--cases", help="names, separated by commas; the results of others are kept")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--smoke", action="store_true", help="tiny input, no files: does it run at all")
     options = parser.parse_args()
 
     chosen = [case for case in CASES if options.cases is None or case.name in options.cases.split(",")]
@@ -277,12 +268,8 @@ def main() -> None:
     report(found)
     if options.smoke:
         return
-    RESULTS.mkdir(exist_ok=True)
-    file = RESULTS / "throughput_shapes.json"
-    shown = with_earlier(found, file)
-    file.write_text(json.dumps(shown, indent=1) + "\n")
-    if all(JVM in one["jobs"] for one in shown):
-        plot(shown, RESULTS / "throughput_shapes.png")
+    shown = with_earlier(found, kept("throughput_shapes") or [])
+    keep("throughput_shapes", shown, plot if all(JVM in one["jobs"] for one in shown) else None)
 
 
 if __name__ == "__main__":

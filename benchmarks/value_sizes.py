@@ -11,18 +11,15 @@ for the JVM sink.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import random
-import shutil
 import tempfile
 from dataclasses import asdict, replace
 from typing import Any
 
 import kafka_sink
 from benchmarks import charts, peers
-from benchmarks.surroundings import RESULTS
+from benchmarks.surroundings import delete_topic, keep, parser_of
 from benchmarks.throughput import PARTITIONS, Job, medians, run_job, session
 from benchmarks.throughput_shapes import Case
 from local_kafka import LocalBroker
@@ -46,12 +43,12 @@ def contenders(with_jvm: bool) -> list[peers.Contender]:
     found = [
         peers.Contender(NOOP, noop, writes=False),
         peers.Contender(COUNTING, peers.count_only, writes=False),
-        peers.Contender(OURS, peers.sink("kafka-chunked", {})),
+        peers.Contender(OURS, peers.sink("kafka-chunked", peers.LZ4)),
         peers.Contender(OURS_TUNED, peers.sink("kafka-chunked", peers.TUNED)),
     ]
     if with_jvm:
         found += [
-            peers.Contender(JVM, peers.sink("kafka", {})),
+            peers.Contender(JVM, peers.sink("kafka", peers.LZ4)),
             peers.Contender(JVM_TUNED, peers.sink("kafka", peers.TUNED)),
         ]
     return found
@@ -75,11 +72,8 @@ def measure(
     broker: LocalBroker, frame: Any, size: int, rows: int, repeats: int, everyone: list[peers.Contender]
 ) -> Jobs:
     """The jobs of each contender with values of ``size`` bytes, the cold one first."""
-    from confluent_kafka.admin import AdminClient
-
     # Spark reads 4,096 rows at once, which do not fit into its memory of 1 GB if each has 100 kB.
     frame.sparkSession.conf.set("spark.sql.parquet.columnarReaderBatchSize", str(min(4096, 2**26 // size)))
-    admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
     jobs: Jobs = {one.name: [] for one in everyone}
     for number in range(repeats + 1):
         for one in random.Random(number).sample(everyone, len(everyone)):
@@ -87,7 +81,7 @@ def measure(
             broker.create_topic(topic, PARTITIONS)
             os.sync()  # what the one before wrote is on the disk
             jobs[one.name].append(run_job(one, frame, rows, {broker.pid(0)}, broker.bootstrap_servers, topic))
-            admin.delete_topics([topic])[topic].result()  # all topics would take 40 GB
+            delete_topic(broker.bootstrap_servers, topic)  # all topics would take 40 GB
     return jobs
 
 
@@ -147,43 +141,35 @@ def plot(shown: dict[str, dict[str, list[dict[str, float]]]], file: Any) -> None
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--sizes", help="bytes, separated by commas; nothing is kept if some are left out")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--share", type=float, default=1.0, help="of each size's rows")
-    parser.add_argument("--smoke", action="store_true", help="tiny input, no files: does it run at all")
     options = parser.parse_args()
     chosen = [int(size) for size in options.sizes.split(",")] if options.sizes else list(ROWS)
     share, repeats = (0.001, 1) if options.smoke else (options.share, options.repeats)
 
-    folder = tempfile.mkdtemp(prefix="kafka-chunked-bench-")
     everything: dict[int, Jobs] = {}
-    try:
-        with_jvm = peers.jvm_sink_is_there()
-        spark = session(with_jvm)
-        with LocalBroker(properties={"log.segment.delete.delay.ms": "1000"}) as broker:
-            for size in chosen:
-                rows = int(ROWS[size] * share)
-                frame = Case("", rows, size).frame(spark, folder)
-                everyone = contenders(with_jvm)
-                everyone += [with_tune(one, size + KEY_BYTES) for one in everyone if one.name in IN_PYTHON]
-                everything[size] = measure(broker, frame, size, rows, repeats, everyone)
-                report(size, everything[size])
-        spark.stop()
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with_jvm = peers.jvm_sink_is_there()
+    with (
+        tempfile.TemporaryDirectory(prefix="kafka-chunked-bench-", ignore_cleanup_errors=True) as folder,
+        session(with_jvm) as spark,
+        LocalBroker(properties={"log.segment.delete.delay.ms": "1000"}) as broker,
+    ):
+        for size in chosen:
+            rows = int(ROWS[size] * share)
+            frame = Case("", rows, size).frame(spark, folder)
+            everyone = contenders(with_jvm)
+            everyone += [with_tune(one, size + KEY_BYTES) for one in everyone if one.name in IN_PYTHON]
+            everything[size] = measure(broker, frame, size, rows, repeats, everyone)
+            report(size, everything[size])
     if options.smoke or options.sizes:
         return
-    RESULTS.mkdir(exist_ok=True)
     shown = {
         str(size): {name: [asdict(job) for job in found] for name, found in jobs.items()}
         for size, jobs in everything.items()
     }
-    (RESULTS / "value_sizes.json").write_text(json.dumps(shown, indent=1) + "\n")
-    if with_jvm:
-        plot(shown, RESULTS / "value_sizes.png")
+    keep("value_sizes", shown, plot if with_jvm else None)
 
 
 if __name__ == "__main__":

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from benchmarks.sampler import Sampler
+from tests.support.processes import below, command_of, memory_of
 
-_PROC = Path("/proc")
 _SAMPLE_S = 0.02
 _LOOK_FOR_WORKERS_S = 0.2
 
@@ -45,48 +45,13 @@ class WorkerMemory(Sampler):
             self.peak.workers = len(self._seen)
             self._look_at = time.monotonic() + _LOOK_FOR_WORKERS_S
         for worker in self._workers:
-            private, resident = memory_of(worker)
-            self.peak.private = max(self.peak.private, private)
-            self.peak.resident = max(self.peak.resident, resident)
-
-
-def memory_of(process: int) -> tuple[int, int]:
-    """(private, resident) bytes of a process; zeros where it has ended."""
-    try:
-        text = (_PROC / str(process) / "smaps_rollup").read_text()
-    except OSError:
-        return 0, 0
-    found = {line.split(":")[0]: int(line.split()[1]) << 10 for line in text.splitlines()[1:]}
-    private = found.get("Private_Clean", 0) + found.get("Private_Dirty", 0)
-    return private, found.get("Rss", 0)
+            with suppress(OSError):  # it has ended
+                private, resident = memory_of(worker)
+                self.peak.private = max(self.peak.private, private)
+                self.peak.resident = max(self.peak.resident, resident)
 
 
 def python_workers(root: int) -> list[int]:
-    """Processes below ``root`` that a daemon of PySpark has forked."""
-    parents: dict[int, int] = {}
-    for entry in _PROC.iterdir():
-        if entry.name.isdigit():
-            try:
-                # The name, in brackets, may hold anything.
-                parents[int(entry.name)] = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
-            except OSError:
-                continue
-    return [
-        process
-        for process, parent in parents.items()
-        if _is_below(parent, root, parents) and _is_daemon(parent) and _is_daemon(process)
-    ]
-
-
-def _is_below(process: int, root: int, parents: dict[int, int]) -> bool:
-    while process in parents and process != root:
-        process = parents[process]
-    return process == root
-
-
-def _is_daemon(process: int) -> bool:
-    """A forked worker keeps its daemon's command line."""
-    try:
-        return b"pyspark.daemon" in (_PROC / str(process) / "cmdline").read_bytes()
-    except OSError:
-        return False
+    """Processes below ``root`` that a daemon of PySpark has forked: they keep its command line."""
+    daemons = {pid: one for pid, one in below(root).items() if "pyspark.daemon" in command_of(pid)}
+    return [pid for pid, one in daemons.items() if one.parent in daemons]

@@ -28,6 +28,7 @@ from tests.support import footprint
 from tests.support.effort import EFFORT, tries
 from tests.support.fake_broker import PRODUCE, FakeCluster
 from tests.support.fake_replies import SWALLOWED, Refuse, error
+from tests.support.processes import below, command_of
 from tests.support.scripted_cluster import TOPIC, rows, send, sender_threads, task, task_options
 from tests.support.waiting import until
 
@@ -193,9 +194,9 @@ def test_cycles_leave_nothing_behind() -> None:
     assert min(cycles.seen.values()) >= count // len(cycles.kinds)
 
 
-def python_workers(of: int) -> dict[int, str]:
+def python_workers(of: int) -> set[int]:
     """Spark's, which do the tasks; their daemon is one of them."""
-    return {pid: line for pid, line in footprint.descendants(of).items() if "pyspark.daemon" in line}
+    return {pid for pid in below(of) if "pyspark.daemon" in command_of(pid)}
 
 
 def test_micro_batches_leave_nothing_behind(spark: SparkSession, broker: LocalBroker, tmp_path: Path) -> None:
@@ -221,7 +222,7 @@ def test_micro_batches_leave_nothing_behind(spark: SparkSession, broker: LocalBr
         until_batch(query, count // 2)
         before = {pid: footprint.of_process(pid) for pid in python_workers(os.getpid())}
         until_batch(query, count)
-        still = python_workers(os.getpid()).keys() & before.keys()
+        still = python_workers(os.getpid()) & before.keys()
         after = {pid: footprint.of_process(pid) for pid in still}
     finally:
         query.stop()

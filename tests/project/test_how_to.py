@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 import uuid
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from local_kafka import LocalBroker
+from tests.support.http_server import Server
 from tests.support.lent_spark import lent
 from tests.support.topics import read_to_end, read_topic
 from tests.support.waiting import until
@@ -34,31 +33,13 @@ def blocks(page: str) -> list[tuple[str, str]]:
 
 
 @pytest.fixture
-def catalogue() -> Iterator[tuple[str, list[tuple[str, dict[str, Any]]]]]:
-    """The address of a server, and the paths and JSON bodies that are posted to it."""
-    posted: list[tuple[str, dict[str, Any]]] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            posted.append((self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
-            self.send_response(201)
-            self.end_headers()
-
-        def log_message(self, *_: Any) -> None: ...
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}", posted
-        server.shutdown()
-        thread.join()
+def catalogue() -> Iterator[Server]:
+    with Server() as server:
+        yield server
 
 
-def test_every_block_runs(
-    spark: SparkSession, broker: LocalBroker, catalogue: tuple[str, list[tuple[str, dict[str, Any]]]]
-) -> None:
-    address, posted = catalogue
-    names: dict[str, Any] = {"spark": spark, "servers": broker.bootstrap_servers, "catalogue": address}
+def test_every_block_runs(spark: SparkSession, broker: LocalBroker, catalogue: Server) -> None:
+    names: dict[str, Any] = {"spark": spark, "servers": broker.bootstrap_servers, "catalogue": catalogue.url}
     for heading, code in blocks("how-to.md"):
         exec(compile(code, f"how-to.md: {heading}", "exec"), names)
     # Ends the admin client, which would miss its broker.
@@ -68,8 +49,9 @@ def test_every_block_runs(
     assert sum(len(read_topic(broker, f"orders-{number}")) for number in range(3)) == 1_000
     assert len(read_topic(broker, "wide")) == 1_000
     assert len(read_topic(broker, "orders-dead-letters")) == 1
-    ((path, event),) = posted
-    assert path == "/api/v1/lineage"
+    ((method, path, _, body),) = catalogue.requests
+    assert (method, path) == ("POST", "/api/v1/lineage")
+    event = json.loads(body)
     assert event["eventType"] == "COMPLETE"
     assert event["job"] == {"namespace": "default", "name": "orders.to_kafka"}
     assert event["outputs"] == [{"namespace": f"kafka://{broker.bootstrap_servers}", "name": "orders"}]

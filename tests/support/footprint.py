@@ -14,6 +14,8 @@ from types import FunctionType, ModuleType
 
 import pyarrow as pa
 
+from tests.support.processes import memory_of
+
 # Arrow's allocator, mimalloc, maps segments of this size. One whose memory is all free stays resident until
 # the allocator is next used or asked to release it: a process seems to grow, or to shrink, by 31 MiB at once.
 ARROW_SEGMENT_BYTES = 32 << 20
@@ -73,38 +75,9 @@ def of_process(pid: int) -> Footprint:
         except FileNotFoundError:
             # The listing's own, or closed meanwhile.
             pass
-    private = sum(
-        int(line.split()[1]) * 1024
-        for line in (folder / "smaps_rollup").read_text().splitlines()
-        if line.startswith("Private_")
-    )
     return Footprint(
         threads=len(list((folder / "task").iterdir())),
         files=len(open_files),
         sockets=sum(name.startswith("socket:") for name in open_files),
-        private_bytes=private,
+        private_bytes=memory_of(pid)[0],
     )
-
-
-def descendants(pid: int) -> dict[int, str]:
-    parents: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                stat = (entry / "stat").read_text()
-            except OSError:
-                continue
-            parents.setdefault(int(stat.rpartition(")")[2].split()[1]), []).append(int(entry.name))
-    found: dict[int, str] = {}
-    ahead = [pid]
-    while ahead:
-        for child in parents.get(ahead.pop(), []):
-            try:
-                command = (
-                    Path(f"/proc/{child}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                )
-            except OSError:
-                continue
-            found[child] = command
-            ahead.append(child)
-    return found

@@ -10,9 +10,10 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Generator
-from pathlib import Path
 
 import pytest
+
+from tests.support.processes import below
 
 # Listing all processes costs about 2 ms. What they did in quicker tests counts for the next slow one.
 _LIST_PROCESSES_FROM_S = 0.1
@@ -21,23 +22,7 @@ _ATTRIBUTE = "processor_s"
 
 def of_running_descendants(root: int) -> float:
     """User and system seconds of all processes below ``root``, and of children that those have waited for."""
-    used: dict[int, float] = {}
-    children: defaultdict[int, list[int]] = defaultdict(list)
-    tick = os.sysconf("SC_CLK_TCK")
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            fields = (folder / "stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        # proc(5): after the name come state, parent, ...; utime, stime, cutime, cstime are fields 14 to 17.
-        used[int(folder.name)] = sum(map(int, fields[11:15])) / tick
-        children[int(fields[1])].append(int(folder.name))
-    total, pending = 0.0, list(children[root])
-    while pending:
-        pid = pending.pop()
-        total += used[pid]
-        pending += children[pid]
-    return total
+    return sum(one.own_s + one.waited_s for one in below(root).values())
 
 
 class Meter:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import http.server
 import json
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler
+
+from tests.support.http_server import Server
 
 
 @contextmanager
@@ -15,35 +16,16 @@ def serving_ui(
 ) -> Iterator[int]:
     """The port. ``running``: jobs with their stages. The paths of all requests are added to ``requests``."""
 
-    def found(path: str) -> object:
-        if path.endswith("/app-1/jobs?status=running"):
-            return [
+    def respond(handler: BaseHTTPRequestHandler) -> tuple[int, dict[str, str], bytes]:
+        if requests is not None:
+            requests.append(handler.path)
+        found: object = [{"id": "app-1"}]
+        if handler.path.endswith("/app-1/jobs?status=running"):
+            found = [
                 {"jobId": job, "stageIds": stages, "status": "RUNNING"} for job, stages in running.items()
             ]
-        return [{"id": "app-1"}]
+        return status, {}, json.dumps(found).encode()
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            if requests is not None:
-                requests.append(self.path)
-            body = json.dumps(found(self.path)).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *arguments: object) -> None:
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield server.server_port
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with Server() as server:
+        server.respond = respond
+        yield int(server.url.rpartition(":")[2])
