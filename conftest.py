@@ -19,7 +19,7 @@ from kafka_sink.driver import driver_log
 from kafka_sink.spark_application import SparkApplication, planning_for
 from local_kafka import LocalBroker
 from local_kafka.schema_registry import LocalRegistry
-from tests.matrix.released_kafka import RELEASES, jars_of
+from tests.matrix.released_kafka import LAST_OF_3, jars_of
 from tests.support import jvms, lanes, processor_time
 from tests.support.broker_settings import SETTINGS
 from tests.support.effort import tries
@@ -215,7 +215,7 @@ def registry() -> Iterator[LocalRegistry]:
 @pytest.fixture(scope="session")
 def old_broker() -> Iterator[LocalBroker]:
     """As ``broker``, of the last Kafka with transaction protocol 1."""
-    with LocalBroker(kafka_home=jars_of(RELEASES[-1]), properties=SETTINGS) as running:
+    with LocalBroker(kafka_home=jars_of(LAST_OF_3), properties=SETTINGS) as running:
         yield running
 
 

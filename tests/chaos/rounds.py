@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections import Counter
@@ -31,13 +32,45 @@ _MAX_TASKS = 400
 
 @dataclass
 class Load:
-    """What the workers did, in the order of their attempts; each worker's own are in order."""
+    """Producers' tasks, and what they did, in the order of their attempts; each worker's own are in order."""
 
+    plan: ColumnPlan
+    stop: threading.Event = field(default_factory=threading.Event)
     attempts: list[Attempt] = field(default_factory=list)
     failures: Counter[str] = field(default_factory=Counter)
     retries: int = 0
     requests: int = 0
-    lock: threading.Lock = field(default_factory=threading.Lock)  # guards all above
+    lock: threading.Lock = field(default_factory=threading.Lock)  # guards what was done
+
+    def work(self, index: int, worker: Worker, options: SinkOptions) -> None:
+        """Task after task, each until an attempt is acknowledged, as Spark retries them."""
+        for number in range(_MAX_TASKS):
+            attempts = itertools.count()
+            while not self._attempt(index, worker, options, index * 10_000 + number, next(attempts)):
+                pass
+            if self.stop.is_set():
+                return
+        self.stop.wait()
+
+    def _attempt(self, index: int, worker: Worker, options: SinkOptions, task: int, attempt: int) -> bool:
+        """Whether it was acknowledged."""
+        result = None
+        try:
+            with task_producer(options, self.plan) as producer:
+                for unit in range(worker.units):
+                    producer.send(ordered_rows_of(task, attempt, unit * worker.unit_rows, worker.unit_rows))
+                    self.stop.wait(worker.pause_ms / 1000)
+                result = producer.finish()
+        except KafkaSinkError as error:
+            with self.lock:
+                self.failures[f"{type(error).__name__}: {error}"] += 1
+        rows = worker.units * worker.unit_rows
+        with self.lock:
+            self.attempts.append(Attempt(index, task, attempt, rows, result is not None, result))
+            if result is not None:
+                self.retries += result.retries
+                self.requests += result.requests
+        return result is not None
 
 
 @dataclass(frozen=True)
@@ -55,11 +88,10 @@ class RoundReport:
     seconds: float
 
     def __str__(self) -> str:
-        failed = sum(self.failures.values())
         return (
-            f"{self.rows:,} rows, {self.attempts} task attempts ({failed} failed), {self.requests} requests, "
-            f"{self.retries} retries, {sum(self.faults.values())} faults, {self.seconds:.1f} s: "
-            + (f"BROKEN {self.violations}" if self.violations else "ok")
+            f"{self.rows:,} rows, {self.attempts} task attempts ({self.failures.total()} failed), "
+            f"{self.requests} requests, {self.retries} retries, {self.faults.total()} faults, "
+            f"{self.seconds:.1f} s: " + (f"BROKEN {self.violations}" if self.violations else "ok")
         )
 
 
@@ -82,13 +114,12 @@ def run_round(
     ``overrides`` are producer options that win over the schedule's.
     """
     cluster.create_topic(topic, schedule.partitions, config={"min.insync.replicas": 2})
-    load = Load()
-    stop = threading.Event()
+    load = Load(ColumnPlan.of([("key", "binary"), ("value", "binary")], topic))
     with ProxyCluster(cluster.bootstrap_servers) as proxies:
         workers = [
             threading.Thread(
-                target=_work,
-                args=(index, worker, _options(worker, proxies, topic, overrides or {}), topic, load, stop),
+                target=load.work,
+                args=(index, worker, _options(worker, proxies, topic, overrides or {})),
                 name=f"chaos-worker-{index}",
                 daemon=True,
             )
@@ -98,7 +129,7 @@ def run_round(
         for thread in workers:
             thread.start()
         done = strike(cluster, proxies, schedule)
-        stop.set()
+        load.stop.set()
         hung = _join(workers)
         seconds = time.monotonic() - started
         PRODUCERS.close()
@@ -138,51 +169,6 @@ def _options(
 ) -> SinkOptions:
     raw = {f"kafka.{name}": str(value) for name, value in (dict(worker.options) | dict(overrides)).items()}
     return parse({**raw, "kafka.bootstrap.servers": proxies.bootstrap_servers, "topic": topic}).options
-
-
-def _work(
-    index: int, worker: Worker, options: SinkOptions, topic: str, load: Load, stop: threading.Event
-) -> None:
-    """Task after task, each until an attempt is acknowledged, as Spark retries them."""
-    plan = ColumnPlan.of([("key", "binary"), ("value", "binary")], topic)
-    for number in range(_MAX_TASKS):
-        task = index * 10_000 + number
-        attempt = 0
-        while not _attempt(index, worker, options, plan, task, attempt, load, stop):
-            attempt += 1
-        if stop.is_set():
-            return
-    stop.wait()
-
-
-def _attempt(
-    index: int,
-    worker: Worker,
-    options: SinkOptions,
-    plan: ColumnPlan,
-    task: int,
-    attempt: int,
-    load: Load,
-    stop: threading.Event,
-) -> bool:
-    """Whether it was acknowledged."""
-    rows = worker.units * worker.unit_rows
-    result = None
-    try:
-        with task_producer(options, plan) as producer:
-            for unit in range(worker.units):
-                producer.send(ordered_rows_of(task, attempt, unit * worker.unit_rows, worker.unit_rows))
-                stop.wait(worker.pause_ms / 1000)
-            result = producer.finish()
-    except KafkaSinkError as error:
-        with load.lock:
-            load.failures[f"{type(error).__name__}: {error}"] += 1
-    with load.lock:
-        load.attempts.append(Attempt(index, task, attempt, rows, result is not None, result))
-        if result is not None:
-            load.retries += result.retries
-            load.requests += result.requests
-    return result is not None
 
 
 def _join(workers: list[threading.Thread]) -> list[str]:

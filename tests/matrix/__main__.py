@@ -26,7 +26,7 @@ from local_kafka import LocalBroker
 from local_kafka.jars import KAFKA_VERSION
 from tests.matrix.environments import ENVIRONMENTS, Environment, InstallError, build_wheel, prepare
 from tests.matrix.other_brokers import OTHERS, NotHereError
-from tests.matrix.released_kafka import RELEASES, ReleasedKafka
+from tests.matrix.released_kafka import LAST_OF_3, WITH_ZOOKEEPER, ReleasedKafka, jars_of
 
 _ROOT = Path(__file__).resolve().parents[2]
 _JOB_SECONDS = 900
@@ -71,7 +71,8 @@ def main() -> int:
 
 def _brokers(only: str) -> Iterator[Row]:
     brokers: list[tuple[str, Callable[[], AbstractContextManager[ReleasedKafka | LocalBroker]]]] = [
-        *((release.version, partial(ReleasedKafka, release)) for release in RELEASES),
+        *((release.version, partial(ReleasedKafka, release)) for release in WITH_ZOOKEEPER),
+        (LAST_OF_3.version, lambda: LocalBroker(kafka_home=jars_of(LAST_OF_3))),
         (KAFKA_VERSION, LocalBroker),
     ]
     for version, start in brokers:

@@ -1,7 +1,7 @@
-"""One broker of any Apache Kafka release since 2.1 on 127.0.0.1, with its ZooKeeper where it needs one.
+"""One broker of an old Apache Kafka release on 127.0.0.1, with its ZooKeeper, and jars of any release.
 
-``local_kafka`` runs one recent release with everything that tests want; this runs the others, for
-checking what the sink claims about them. Jars come from Maven Central through the Ivy that PySpark ships.
+``local_kafka`` runs releases with KRaft; this runs the others, for checking what the sink claims about them.
+Jars come from Maven Central through the Ivy that PySpark ships.
 """
 
 from __future__ import annotations
@@ -12,16 +12,15 @@ import shutil
 import socket
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from local_kafka.jars import cache_root, find_java
-from local_kafka.node_config import HOST, TOOL_FLAGS, free_port, random_id
+from local_kafka.node_config import HOST, free_port
 from local_kafka.processes import SupervisedProcesses
 from tests.support.waiting import until
 
@@ -39,34 +38,30 @@ log4j.appender.out.layout.ConversionPattern=%d %p %c %m%n
 
 @dataclass(frozen=True)
 class Release:
-    """A released Kafka and what it needs: ``zookeeper`` is the version to run, None for KRaft."""
+    """A released Kafka, for this Scala. ``zookeeper``: it needs one."""
 
     version: str
     scala: str
-    zookeeper: str | None
+    zookeeper: bool
 
 
-RELEASES = (
-    Release("2.1.1", "2.12", _ZOOKEEPER_FOR_JAVA_17),
-    Release("2.8.2", "2.13", _ZOOKEEPER_FOR_JAVA_17),
-    Release("3.9.1", "2.13", None),
-)
+WITH_ZOOKEEPER = (Release("2.1.1", "2.12", True), Release("2.8.2", "2.13", True))
+# The last one with transaction protocol 1.
+LAST_OF_3 = Release("3.9.1", "2.13", False)
 
 
 class ReleasedKafka:
-    """One broker of a release, for as long as a ``with`` block runs; its data is deleted at the end.
+    """One broker of a release with ZooKeeper, for as long as a ``with`` block runs; its data goes with it.
 
-    ``properties``: Kafka's own, they win over the defaults here. Raises RuntimeError, with the end of its
-    log, where the broker does not start within 90 s.
+    Raises AssertionError, with the end of its log, where the broker does not start within 90 s.
     """
 
-    def __init__(self, release: Release, properties: Mapping[str, str] | None = None) -> None:
+    def __init__(self, release: Release) -> None:
         self._release = release
-        self._properties = dict(properties or {})
         self._folder = Path(tempfile.mkdtemp(prefix="released-kafka-"))
         self._processes: SupervisedProcesses | None = None
         taken: set[int] = set()
-        self._port, self._second_port = free_port(taken), free_port(taken)
+        self._port, self._zookeeper_port = free_port(taken), free_port(taken)
 
     @property
     def bootstrap_servers(self) -> str:
@@ -78,33 +73,24 @@ class ReleasedKafka:
         (self._folder / "log4j.properties").write_text(_LOG4J1, encoding="ascii")
         properties = self._folder / "server.properties"
         properties.write_text("".join(f"{k}={v}\n" for k, v in self._server().items()), encoding="utf-8")
+        zookeeper = "org.apache.zookeeper.server.ZooKeeperServerMain"
         try:
-            if self._release.zookeeper:
-                self._start(
-                    "zookeeper",
-                    jars,
-                    "org.apache.zookeeper.server.ZooKeeperServerMain",
-                    str(self._second_port),
-                    str(self._folder / "zookeeper"),
-                )
-                self._await_port(self._second_port, "zookeeper")
-            else:
-                self._format(jars, properties)
+            place = str(self._folder / "zookeeper")
+            self._start("zookeeper", jars, zookeeper, str(self._zookeeper_port), place)
+            self._await("zookeeper", self._zookeeper_listens)
             self._start("broker", jars, "kafka.Kafka", str(properties))
-            self._await_broker()
+            self._await("broker", self._broker_serves)
         except BaseException:
             self._processes.close()
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._processes is not None:
             self._processes.close()
 
     def _server(self) -> dict[str, str]:
-        values = {
+        return {
             "log.dirs": str(self._folder / "data"),
             "num.partitions": "4",
             "offsets.topic.replication.factor": "1",
@@ -115,27 +101,10 @@ class ReleasedKafka:
             "group.initial.rebalance.delay.ms": "0",
             "log.retention.ms": "-1",
             "log.cleaner.dedupe.buffer.size": str(8 * 1024 * 1024),
+            "broker.id": "0",
+            "zookeeper.connect": f"{HOST}:{self._zookeeper_port}",
+            "listeners": f"PLAINTEXT://{HOST}:{self._port}",
         }
-        if self._release.zookeeper:
-            values["broker.id"] = "0"
-            values["zookeeper.connect"] = f"{HOST}:{self._second_port}"
-            values["listeners"] = f"PLAINTEXT://{HOST}:{self._port}"
-        else:
-            values["process.roles"] = "broker,controller"
-            values["node.id"] = "0"
-            values["controller.quorum.voters"] = f"0@{HOST}:{self._second_port}"
-            values["controller.listener.names"] = "CONTROLLER"
-            values["listeners"] = f"PLAINTEXT://{HOST}:{self._port},CONTROLLER://{HOST}:{self._second_port}"
-            values["advertised.listeners"] = f"PLAINTEXT://{HOST}:{self._port}"
-            values["listener.security.protocol.map"] = "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT"
-        return values | self._properties
-
-    def _format(self, jars: Path, properties: Path) -> None:
-        command = [find_java().path, *TOOL_FLAGS, "-cp", f"{jars}/*", "kafka.tools.StorageTool"]
-        command += ["format", "-t", random_id(), "-c", str(properties)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-        if done.returncode:
-            raise RuntimeError(f"formatting failed: {done.stderr or done.stdout}")
 
     def _start(self, name: str, jars: Path, main_class: str, *arguments: str) -> None:
         assert self._processes is not None
@@ -148,25 +117,18 @@ class ReleasedKafka:
         ]
         self._processes.start(name, argv, log=self._folder / f"{name}.log", cwd=self._folder)
 
-    def _await_port(self, port: int, name: str) -> None:
-        def listens() -> bool:
-            with contextlib.suppress(OSError), socket.create_connection((HOST, port), 1):
-                return True
-            return False
+    def _zookeeper_listens(self) -> bool:
+        with contextlib.suppress(OSError), socket.create_connection((HOST, self._zookeeper_port), 1):
+            return True
+        return False
 
-        self._await(listens, name)
+    def _broker_serves(self) -> bool:
+        admin = AdminClient({"bootstrap.servers": self.bootstrap_servers, "log_level": 0})
+        with contextlib.suppress(KafkaException):
+            return len(admin.list_topics(timeout=5).brokers) > 0
+        return False
 
-    def _await_broker(self) -> None:
-        def serves() -> bool:
-            admin = AdminClient({"bootstrap.servers": self.bootstrap_servers, "log_level": 0})
-            with contextlib.suppress(KafkaException):
-                return len(admin.list_topics(timeout=5).brokers) > 0
-            return False
-
-        self._await_port(self._port, "broker")
-        self._await(serves, "broker")
-
-    def _await(self, condition: Callable[[], bool], name: str) -> None:
+    def _await(self, name: str, condition: Callable[[], bool]) -> None:
         def said() -> str:
             log = (self._folder / f"{name}.log").read_text(encoding="utf-8", errors="replace")
             return f"{name} of Kafka {self._release.version} did not start: {log[-2000:]}"
@@ -214,22 +176,18 @@ def ivy_jar() -> Path:
 
 
 def _ivy_module(release: Release) -> str:
-    dependencies = [("org.apache.kafka", f"kafka_{release.scala}", release.version)]
-    dependencies.append(("org.slf4j", "slf4j-log4j12", "1.7.36"))
+    of = {"org.apache.kafka": (f"kafka_{release.scala}", release.version)}
+    of["org.slf4j"] = ("slf4j-log4j12", "1.7.36")
     overridden = ""
     if release.zookeeper:
-        dependencies.append(("org.apache.zookeeper", "zookeeper", release.zookeeper))
-        overridden = f'<override org="org.apache.zookeeper" rev="{release.zookeeper}"/>'
-    lines = "\n".join(
-        f'    <dependency org="{organisation}" name="{name}" rev="{revision}" conf="default->default"/>'
-        for organisation, name, revision in dependencies
+        of["org.apache.zookeeper"] = ("zookeeper", _ZOOKEEPER_FOR_JAVA_17)
+        overridden = f'<override org="org.apache.zookeeper" rev="{_ZOOKEEPER_FOR_JAVA_17}"/>'
+    dependencies = "".join(
+        f'<dependency org="{organisation}" name="{name}" rev="{revision}" conf="default->default"/>'
+        for organisation, (name, revision) in of.items()
     )
-    return f"""<ivy-module version="2.0">
-  <info organisation="kafka-chunked" module="matrix"/>
-  <configurations><conf name="default"/></configurations>
-  <dependencies>
-{lines}
-    {overridden}
-  </dependencies>
-</ivy-module>
-"""
+    return (
+        '<ivy-module version="2.0"><info organisation="kafka-chunked" module="matrix"/><configurations>'
+        f'<conf name="default"/></configurations><dependencies>{dependencies}{overridden}</dependencies>'
+        "</ivy-module>"
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tests.matrix.job import Checks
-from tests.matrix.released_kafka import RELEASES, ReleasedKafka
+from tests.matrix.released_kafka import WITH_ZOOKEEPER, ReleasedKafka
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -15,7 +15,7 @@ def test_the_oldest_broker_takes_batches_and_recreated_topics_and_is_refused_for
     spark: SparkSession,
 ) -> None:
     """Kafka 2.1 with ZooKeeper: older versions of each request than any newer broker."""
-    with ReleasedKafka(RELEASES[0]) as kafka:
+    with ReleasedKafka(WITH_ZOOKEEPER[0]) as kafka:
         checks = Checks(kafka.bootstrap_servers, spark, transactions=False, codecs=("zstd",))
         checks.batch()
         checks.recreated_topic()

@@ -20,8 +20,8 @@ import struct
 import threading
 from collections import defaultdict, deque
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 
 from kafka.protocol.admin import DescribeConfigsRequest
@@ -92,7 +92,7 @@ class _Listener:
     running: bool = True
 
 
-class FakeCluster:
+class FakeCluster(AbstractContextManager["FakeCluster"]):
     """Brokers with ids 0 .. brokers-1; a context manager. Methods may be called from any thread."""
 
     def __init__(
@@ -114,12 +114,7 @@ class FakeCluster:
         for name, partitions in (topics or {}).items():
             self.create_topic(name, partitions)
 
-    def __enter__(self) -> FakeCluster:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

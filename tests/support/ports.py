@@ -18,8 +18,8 @@ class HeldPort:
     as none listens.
     """
 
-    def __init__(self, port: int = 0) -> None:
-        self._spare = _bound(port)
+    def __init__(self) -> None:
+        self._spare = _bound(0)
         self.number: int = self._spare.getsockname()[1]
 
     def listen(self) -> socket.socket:

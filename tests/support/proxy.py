@@ -7,11 +7,9 @@
 
 Clients find brokers by the addresses in Metadata responses, so the proxy rewrites them there (and in the
 endpoints of Produce responses, KIP-951) to those of the proxies: the broker needs no setting and the brokers
-talk to each other directly. For an encrypted connection, which cannot be rewritten, give the proxy a fixed
-``port``, let the broker's ``advertised.listeners`` name that port, and pass ``parse=False``; counts and
-``swallow`` are then not to be had.
+talk to each other directly.
 
-It leaves out: addresses in FindCoordinator and DescribeCluster responses, and IPv6.
+It leaves out: addresses in FindCoordinator and DescribeCluster responses, encrypted connections, and IPv6.
 """
 
 from __future__ import annotations
@@ -22,8 +20,8 @@ import struct
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 
 from kafka.protocol.metadata import MetadataResponse
@@ -68,8 +66,8 @@ class RequestParser:
         self._head = bytearray()
         self._skip = 0
 
-    def feed(self, data: bytes) -> Iterator[tuple[int, int, int, int]]:
-        """(api key, version, correlation id, bytes with the length) of each request that begins here."""
+    def feed(self, data: bytes) -> Iterator[tuple[int, int, int]]:
+        """(api key, version, correlation id) of each request that begins here."""
         at = 0
         while at < len(data):
             if self._skip:
@@ -82,26 +80,20 @@ class RequestParser:
                     size, api_key, version, correlation = struct.unpack(">ihhi", self._head)
                     self._head.clear()
                     self._skip = size - 8
-                    yield api_key, version, correlation, size + 4
+                    yield api_key, version, correlation
             at += step
 
 
-class Proxy:
-    """Forwards 127.0.0.1:``port`` to ``target``; a context manager. Faults are set from any thread.
+class Proxy(AbstractContextManager["Proxy"]):
+    """Forwards 127.0.0.1:``port`` to ``target``, and counts requests by API key; a context manager.
 
-    Counts are by API key: ``requests``, ``request_bytes`` and ``response_bytes`` (lengths included),
-    ``largest_response``; ``connections`` is how many were opened.
+    Faults are set from any thread.
     """
 
-    def __init__(self, target: Address, port: int = 0, *, parse: bool = True) -> None:
+    def __init__(self, target: Address) -> None:
         self.target = target
         self.rewrite: Mapping[Address, Address] = {}
         self.requests: Counter[int] = Counter()
-        self.request_bytes: Counter[int] = Counter()
-        self.response_bytes: Counter[int] = Counter()
-        self.largest_response: Counter[int] = Counter()
-        self.connections = 0
-        self._parse = parse
         self._lock = threading.Lock()  # guards counts, rules and _pairs
         self._swallow: Counter[int] = Counter()
         self._cut_after: dict[str, int] = {}
@@ -113,16 +105,11 @@ class Proxy:
         self._pairs: set[_Pair] = set()
         self._threads: list[threading.Thread] = []
         self._listener: socket.socket | None = None
-        self._held = HeldPort(port)
+        self._held = HeldPort()
         self.port = self._held.number
         self.accept()
 
-    def __enter__(self) -> Proxy:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -212,7 +199,6 @@ class Proxy:
             for side in (client, broker):
                 side.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             with self._lock:
-                self.connections += 1
                 self._pairs.add(pair)
             self._spawn(self._run, pair)
 
@@ -235,21 +221,16 @@ class Proxy:
     def _questions(self, pair: _Pair) -> None:
         parser = RequestParser()
         while data := pair.client.recv(_PIECE):
-            if self._parse:
-                for api_key, version, correlation, size in parser.feed(data):
-                    pair.asked[correlation] = (api_key, version)
-                    with self._lock:
-                        self.requests[api_key] += 1
-                        self.request_bytes[api_key] += size
+            for api_key, version, correlation in parser.feed(data):
+                pair.asked[correlation] = (api_key, version)
+                with self._lock:
+                    self.requests[api_key] += 1
             self._forward(pair.broker, data, REQUEST)
         pair.broker.shutdown(socket.SHUT_WR)
 
     def _responses(self, pair: _Pair) -> None:
         received = bytearray()
         while data := pair.broker.recv(_PIECE):
-            if not self._parse:
-                self._forward(pair.client, data, RESPONSE)
-                continue
             received += data
             while len(received) >= 4 and len(received) >= (size := int.from_bytes(received[:4], "big") + 4):
                 frame = bytes(received[:size])
@@ -260,8 +241,6 @@ class Proxy:
     def _on_response(self, pair: _Pair, frame: bytes) -> bytes:
         api_key, version = pair.asked.pop(int.from_bytes(frame[4:8], "big"))
         with self._lock:
-            self.response_bytes[api_key] += len(frame)
-            self.largest_response[api_key] = max(self.largest_response[api_key], len(frame))
             if self._swallow[api_key]:
                 self._swallow[api_key] -= 1
                 raise _Cut
@@ -309,7 +288,7 @@ def rewritten(api_key: int, version: int, frame: bytes, addresses: Mapping[Addre
     return bytes(response.encode(header=True, framed=True))
 
 
-class ProxyCluster:
+class ProxyCluster(AbstractContextManager["ProxyCluster"]):
     """One Proxy in front of each of the ``bootstrap_servers``, which must be all brokers of a cluster."""
 
     def __init__(self, bootstrap_servers: str) -> None:
@@ -321,12 +300,7 @@ class ProxyCluster:
         for proxy in self.proxies:
             proxy.rewrite = addresses
 
-    def __enter__(self) -> ProxyCluster:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for proxy in self.proxies:
             proxy.close()
 

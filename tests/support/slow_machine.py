@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from types import TracebackType
 
 _STEP_S = 0.01
 
@@ -12,12 +11,11 @@ _STEP_S = 0.01
 class Stalls:
     """Measures, while its block runs, how much later than asked a thread wakes up.
 
-    ``longest_s`` is the longest such delay, ``total_s`` all of them together. Both are next to nothing on an
-    idle machine.
+    ``longest_s`` is the longest such delay: next to nothing on an idle machine.
     """
 
     def __init__(self) -> None:
-        self.longest_s = self.total_s = 0.0
+        self.longest_s = 0.0
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._measure, name="stalls", daemon=True)
 
@@ -25,9 +23,7 @@ class Stalls:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join()
 
@@ -35,6 +31,4 @@ class Stalls:
         while not self._over.is_set():
             began = time.monotonic()
             time.sleep(_STEP_S)
-            late_s = time.monotonic() - began - _STEP_S
-            self.longest_s = max(self.longest_s, late_s)
-            self.total_s += late_s
+            self.longest_s = max(self.longest_s, time.monotonic() - began - _STEP_S)

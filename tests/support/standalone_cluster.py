@@ -18,7 +18,6 @@ import signal
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 
 from local_kafka.jars import find_java
 from local_kafka.processes import SupervisedProcesses
@@ -81,9 +80,7 @@ class StandaloneCluster:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -13,14 +13,12 @@ from hypothesis import strategies as st
 
 from tests.support.fake_broker import FakeCluster
 from tests.support.network_harness import Driver, Failed, Responded, batch, metadata_request, produce_request
-from tests.support.ports import free_port
 from tests.support.proxy import (
     API_VERSIONS,
     METADATA,
     PRODUCE,
     REQUEST,
     RESPONSE,
-    Proxy,
     ProxyCluster,
     RequestParser,
 )
@@ -62,7 +60,7 @@ def test_requests_are_found_in_any_pieces(bodies: list[bytes], cuts: list[int]) 
         step = cuts[turn % len(cuts)]
         found += list(parser.feed(stream[at : at + step]))
         at, turn = at + step, turn + 1
-    assert found == [(i % 70, 9, i, 12 + len(body)) for i, body in enumerate(bodies)]
+    assert found == [(i % 70, 9, i) for i in range(len(bodies))]
 
 
 def test_without_faults_all_passes_and_is_counted(proxies: ProxyCluster, driver: Driver) -> None:
@@ -73,9 +71,6 @@ def test_without_faults_all_passes_and_is_counted(proxies: ProxyCluster, driver:
     assert driver.event(Responded, "p").response.partitions[0].base_offset == 0
     assert proxies.requests == {API_VERSIONS: 1, METADATA: 1, PRODUCE: 1}
     assert proxies[1].requests == {}
-    assert proxies[0].connections == 1
-    assert proxies[0].request_bytes[PRODUCE] > len(batch(3))
-    assert proxies[0].largest_response[METADATA] == proxies[0].response_bytes[METADATA] > 50
 
 
 def test_addresses_are_rewritten_in_every_version(proxies: ProxyCluster, driver: Driver) -> None:
@@ -167,27 +162,6 @@ def test_a_broker_that_is_down_resets_the_client(cluster: FakeCluster, proxies: 
     cluster.stop(0)
     with socket.create_connection(("127.0.0.1", proxies[0].port), timeout=10) as client:
         assert client.recv(1) == b""
-
-
-def test_other_protocols_pass_unparsed() -> None:
-    """As TLS would: no frames to be found in it."""
-    with socket.create_server(("127.0.0.1", 0)) as server, Proxy(server.getsockname(), parse=False) as proxy:
-        with socket.create_connection(("127.0.0.1", proxy.port), timeout=10) as client:
-            peer, _ = server.accept()
-            client.sendall(b"\x16\x03\x01" * 100)
-            assert peer.recv(300, socket.MSG_WAITALL) == b"\x16\x03\x01" * 100
-            peer.sendall(b"\xff" * 50)
-            assert client.recv(50, socket.MSG_WAITALL) == b"\xff" * 50
-            peer.close()
-            assert client.recv(1) == b"", "the end passes, too"
-        assert proxy.requests == {}
-
-
-def test_a_fixed_port() -> None:
-    port = free_port()
-    with Proxy(("127.0.0.1", 1), port=port) as proxy:
-        assert proxy.port == port
-        assert proxy.address == f"127.0.0.1:{port}"
 
 
 def test_closing_leaves_no_thread(cluster: FakeCluster) -> None:

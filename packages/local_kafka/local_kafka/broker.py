@@ -12,7 +12,6 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 
 from local_kafka.errors import LocalBrokerError
 from local_kafka.jars import Java, Progress, find_jars, find_java, print_progress
@@ -101,9 +100,7 @@ class LocalBroker:
     def __enter__(self) -> LocalBroker:
         return self.open()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def open(self) -> LocalBroker:

@@ -12,7 +12,6 @@ import tempfile
 import time
 import urllib.request
 from pathlib import Path
-from types import TracebackType
 
 from local_kafka.errors import LocalBrokerError
 from local_kafka.jars import Progress, downloaded, find_java, print_progress
@@ -62,9 +61,7 @@ class LocalRegistry:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property

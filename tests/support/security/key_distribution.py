@@ -8,7 +8,6 @@ import shutil
 import socket
 import subprocess
 from pathlib import Path
-from types import TracebackType
 
 from tests.support.ports import free_port
 from tests.support.waiting import until
@@ -59,9 +58,7 @@ class KeyDistribution:
         until(listens, "a KDC that listens", 20, 0.05)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._kdc is not None:
             self._kdc.kill()
             self._kdc.wait()
