@@ -6,10 +6,9 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections import Counter
 
 from local_kafka import LocalBroker
-from tests.exactly_once.rounds import Fault, Report, Round, Zygote
+from tests.exactly_once.rounds import Report, Round, Zygote
 from tests.matrix.released_kafka import LAST_OF_3, jars_of
 from tests.support.broker_settings import SHORT_SESSIONS
 
@@ -38,28 +37,12 @@ def main() -> int:
                 print(reports[-1], flush=True)
     finally:
         zygote.close()
-    print(summary(reports, time.monotonic() - began))
-    return 1 if any(report.is_broken for report in reports) else 0
-
-
-def summary(reports: list[Report], wall_s: float) -> str:
-    """What all rounds came to."""
-    faults: Counter[Fault] = Counter()
+    total = Report(f"{len(reports)} rounds", seconds=time.monotonic() - began)
     for report in reports:
-        faults.update(report.faults)
-    kinds = ", ".join(f"{count} x {fault.value}" for fault, count in faults.most_common())
-    lost, doubled, foreign = (
-        sum(getattr(report, name) for report in reports) for name in ("lost", "doubled", "foreign")
-    )
-    return (
-        f"{len(reports)} rounds: {sum(report.rows for report in reports):,} rows, {lost} "
-        f"lost, {doubled} doubled, {foreign} of no committed batch, "
-        f"in {sum(report.is_broken for report in reports)} rounds; "
-        f"{sum(report.runs for report in reports)} runs of the query, "
-        f"{sum(report.loud for report in reports)} of which ended with an incomplete batch, "
-        f"{sum(report.unfinished for report in reports)} rounds unfinished.\n"
-        f"{sum(faults.values())} faults: {kinds}.\n3 brokers, replication 3, {wall_s:.0f} s in all."
-    )
+        total.faults += report.faults
+        total.counts += report.counts
+    print(f"{total}, {sum(report.is_broken for report in reports)} rounds BROKEN; 3 brokers, replication 3")
+    return 1 if total.is_broken else 0
 
 
 if __name__ == "__main__":

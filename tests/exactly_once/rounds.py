@@ -119,41 +119,29 @@ def _serve(pipe: Connection) -> None:
         pipe.send(codes.get(asked))
 
 
+WRONG = ("lost", "doubled", "out of order", "of no committed batch", "never finished")
+
+
 @dataclass
 class Report:
-    """What a round did and found; ``lost`` and ``doubled`` count rows for readers of committed rows."""
+    """What a round did and found. ``counts``: rows, runs of the query, runs that said that a batch is
+    incomplete, and what is ``WRONG`` for readers of committed rows. Rows are out of order behind a later row
+    of their key, and of no committed batch if it was aborted, or nobody planned them."""
 
-    seed: int
+    what: str
     faults: Counter[Fault] = field(default_factory=Counter)
-    runs: int = 0
-    rows: int = 0
-    lost: int = 0
-    doubled: int = 0
-    # Rows that stand behind a later row of their key.
-    disordered: int = 0
-    loud: int = 0
-    # Rows of no batch that was committed: of one that was aborted, or that nobody planned.
-    foreign: int = 0
-    unfinished: bool = False
+    counts: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
 
     @property
     def is_broken(self) -> bool:
-        wrong = self.lost or self.doubled or self.disordered or self.foreign
-        return bool(wrong or self.unfinished)
+        return any(self.counts[name] for name in WRONG)
 
     def __str__(self) -> str:
-        faults = ", ".join(f"{fault.value} x {count}" for fault, count in self.faults.items())
-        wrong = (
-            f"BROKEN: {self.lost} lost, {self.doubled} doubled, {self.disordered} out of order, "
-            f"{self.foreign} of no committed batch"
-        )
-        verdict = wrong if self.is_broken else "ok"
-        if self.unfinished:
-            verdict += ", never finished"
-        loud = f", {self.loud} runs said that a batch is incomplete" if self.loud else ""
-        counts = f"{self.rows} rows, {self.runs} runs, {self.seconds:.1f} s{loud}"
-        return f"seed {self.seed} [{faults}] {counts}: {verdict}"
+        faults = ", ".join(f"{count} x {fault.value}" for fault, count in self.faults.most_common())
+        counts = ", ".join(f"{count:,} {name}" for name, count in self.counts.items())
+        verdict = "BROKEN" if self.is_broken else "ok"
+        return f"{self.what} [{faults}] {counts}, {self.seconds:.1f} s: {verdict}"
 
 
 class Round:
@@ -163,7 +151,7 @@ class Round:
         self._cluster = cluster
         self._zygote = zygote
         self._chance = random.Random(seed)
-        self._report = Report(seed)
+        self._report = Report(f"seed {seed}")
         self._topic = f"rounds-{seed}-{os.getpid()}"
         self._checkpoint = Path(tempfile.mkdtemp(prefix="exactly-once-"))
         (self._checkpoint / "commits").mkdir()
@@ -221,7 +209,7 @@ class Round:
     # -- the query --------------------------------------------------------------------------------
 
     def _start(self, **changes: object) -> int:
-        self._report.runs += 1
+        self._report.counts["runs"] += 1
         settings = replace(self._settings, seed=self._chance.randrange(1 << 30), **changes)  # type: ignore[arg-type]
         pid = self._zygote.start(settings)
         self._drivers.append(pid)
@@ -234,7 +222,7 @@ class Round:
             if code is None:
                 alive.append(pid)
             elif code == engine.INCOMPLETE:
-                self._report.loud += 1
+                self._report.counts["runs with an incomplete batch"] += 1
         self._drivers = alive
         return alive
 
@@ -244,7 +232,7 @@ class Round:
 
     def _finish(self) -> None:
         def is_over() -> bool:
-            if is_done() or self._report.runs > _MAX_RUNS:
+            if is_done() or self._report.counts["runs"] > _MAX_RUNS:
                 return True
             self._ensure_running()
             return False
@@ -253,7 +241,7 @@ class Round:
             return engine.committed(self._settings) >= self._settings.batches
 
         within(is_over, _PATIENCE_S, 0.1)
-        self._report.unfinished |= not is_done()
+        self._report.counts["never finished"] += not is_done()
 
     # -- faults -----------------------------------------------------------------------------------
 
@@ -417,11 +405,15 @@ class Round:
         await_ended_transactions(self._cluster.bootstrap_servers, self._topic)
         rows = list(map(int, read_to_end(self._cluster.bootstrap_servers, self._topic)))
         seen = Counter(rows)
-        self._report.rows = total
-        self._report.lost = sum(1 for row in range(total) if not seen[row])
-        self._report.doubled = sum(count - 1 for count in seen.values() if count > 1)
-        self._report.disordered = disordered((engine.key_of(self._settings, row), row) for row in rows)
-        self._report.foreign = sum(1 for row in seen if row >= total)
+        self._report.counts += Counter(
+            {
+                "rows": total,
+                "lost": sum(1 for row in range(total) if not seen[row]),
+                "doubled": sum(count - 1 for count in seen.values()),
+                "out of order": disordered((engine.key_of(self._settings, row), row) for row in rows),
+                "of no committed batch": sum(1 for row in seen if row >= total),
+            }
+        )
 
 
 def coordinator_of(options: SinkOptions, prefix: str) -> int | None:

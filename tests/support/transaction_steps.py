@@ -57,7 +57,7 @@ class Cluster:
             self.kafka.write_markers(name)
 
     def plan(self, scope: Scope = SCOPE) -> TaskHandover:
-        return TaskHandover.of(scope, self.run(driver.take_over(scope, self.kafka.now_ms)), self.kafka.now_ms)
+        return TaskHandover.of(scope, self.take_over(scope), self.kafka.now_ms)
 
     def write(
         self,
@@ -84,6 +84,25 @@ class Cluster:
         self.run(task_attempt.finish_steps(scope, handover.driver_epoch, batch, index, slot, producer))
         part = Part(index, slot, producer, digest)
         return AttemptReport(handover.run(scope, batch), index, role, digest, part)
+
+    def wrote(self, number: int = 0, tasks: int = 2) -> tuple[TaskHandover, list[AttemptReport]]:
+        """A batch of a row a task, before its commit."""
+        run = self.plan()
+        return run, [self.write(run, number, index, index) for index in range(tasks)]
+
+    def decided(self, *lost: int, number: int = 0) -> list[AttemptReport]:
+        """A batch of two tasks whose driver dies behind the decision; these transactions time out."""
+        _, reports = self.wrote(number)
+        self.dies(*reports, before=ends_task(min(lost)))
+        for index in lost:
+            self.kafka.time_out(SCOPE.task_id(index, 0))
+        return reports
+
+    def take_over(self, scope: Scope = SCOPE) -> Any:
+        return self.run(driver.take_over(scope, self.kafka.now_ms))
+
+    def abort(self, run: TaskHandover, die_before: Callable[[Operation], bool] | None = None) -> Any:
+        return self.run(driver.abort(SCOPE, run.driver_epoch, 0), die_before)
 
     def dies(self, *reports: AttemptReport, before: Callable[[Operation], bool]) -> None:
         """A commit whose process does before this operation."""
@@ -113,9 +132,5 @@ def ends_driver(one: Operation) -> bool:
 
 def reports_of(cluster: Cluster, batch: BatchIdentity) -> list[AttemptReport]:
     """Of two tasks that have written, by one planning."""
-    reports = [cluster.write(cluster.plan(), 0, 0, 0)]
-    # The same driver epoch, as of one planning.
-    handover = TaskHandover(reports[0].run.driver_epoch)
-    reports.append(cluster.write(handover, 0, 1, 1))
-    run = replace(reports[0].run, batch=batch)
-    return [replace(one, run=run) for one in reports]
+    _, reports = cluster.wrote()
+    return [replace(one, run=replace(one.run, batch=batch)) for one in reports]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -308,14 +309,18 @@ class Kafka:
     def open(self) -> list[str]:
         return [name for name, one in self.transactions.items() if one.state == OPEN]
 
-    def replace_coordinator(self, group: str) -> None:
-        """The group has another coordinator from now on, which the former one does not know yet."""
-        self.former[group] = {key: text for key, text in self.offsets.items() if key.group == group}
+    def replace_coordinator(self, group: str) -> Callable[[], None]:
+        """The group has another coordinator from now on, which the former one does not know yet. Returns what
+        has the former one answer once more, after it was found out."""
+        known = {key: text for key, text in self.offsets.items() if key.group == group}
+        self.former[group] = known
+        return lambda: self.former.update({group: known})
 
-    def replace_coordinator_of_id(self, name: str) -> None:
+    def replace_coordinator_of_id(self, name: str) -> Callable[[], None]:
         """As ``replace_coordinator``, of a transactional id; it may not be known yet."""
         known = self.transactions.get(name, Transaction(ProducerEpoch(-1, -1), "Dead"))
-        self.former_ids[name] = copy.deepcopy(known)
+        known = self.former_ids[name] = copy.deepcopy(known)
+        return lambda: self.former_ids.update({name: known})
 
     def expire_offsets(self, family: str) -> None:
         """offsets.retention.minutes has passed for the offsets of this group."""

@@ -8,8 +8,9 @@ ways).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from kafka_sink.errors import IncompleteBatchError, TransactionError
@@ -33,9 +34,9 @@ from tests.support.transactions_of_kafka import Kafka, NotYet, Produce, Row
 # More versions of one writer than this there are not.
 _KEYS = 100
 Choose = Callable[[int], int]
-# What can happen: what it is, to whom or what, and how it is done. The names are for people who read a trace,
-# and most of what can happen never does, so nothing is put into words before.
-Move = tuple[str, object, Callable[[], None]]
+# What can happen: the fault that it uses up or "", what it is, to whom or what, and how it is done. The names
+# are for people who read a trace, and most of what can happen never does: nothing is put into words before.
+Move = tuple[str, str, object, Callable[[], object]]
 Body = Generator[Any, Any, Any]
 # Steps of a run without faults; one that waits for ever counts as never done.
 _MAX_RUN = 300
@@ -75,7 +76,11 @@ class Actor:
     body: Body
     waiting: dict[int, Any] = field(default_factory=dict)
     responses: dict[int, Any] = field(default_factory=dict)
-    awaits_tasks: list[Actor] | None = None
+    # Of an attempt: what it was given, its task, and its number.
+    given: tuple[Any, ...] = ()
+    task: int = 0
+    attempt: int = 0
+    awaits_tasks: list[Actor] = field(default_factory=list)
     done: bool = False
     result: Any = None
     error: Exception | None = None
@@ -181,8 +186,7 @@ class World:
         handover = self.settings.handover(scope, ownership, self.kafka.now_ms)
         try:
             reports = yield [
-                self._spawn(me, handover, (writer, number), index, 0, rows[index])
-                for index in range(len(rows))
+                self._spawn(me, handover, (writer, number), index, ours) for index, ours in enumerate(rows)
             ]
             yield from self.settings.commit(reports, records_empty=False)
             self._look_for_escaped(me, scope)
@@ -238,11 +242,11 @@ class World:
         handover: TaskHandover,
         batch: tuple[int, int],
         index: int,
-        attempt: int,
         rows: tuple[int, ...],
+        attempt: int = 0,
     ) -> Actor:
         actor = Actor(f"task{index}.{attempt}", self._task(handover, batch, index, attempt, rows))
-        actor.spec = (handover, batch, index, attempt, rows)  # type: ignore[attr-defined]
+        actor.given, actor.task, actor.attempt = (handover, batch, index, rows), index, attempt
         parent.children.append(actor)
         self._start(actor)
         return actor
@@ -290,26 +294,23 @@ class World:
     # -- what can happen --------------------------------------------------------------------------
 
     def moves(self) -> list[Move]:
-        """All that can happen now; first what goes on, then faults."""
+        """What goes on without faults."""
         found: list[Move] = []
         for actor in self.actors:
             if actor.done:
                 continue
             found += [
-                (actor.name, operation, lambda a=actor, i=index: self._deliver(a, i))
+                ("", actor.name, operation, partial(self._deliver, actor, index))
                 for index, operation in actor.waiting.items()
                 if not self._is_behind(actor, index) and not any(operation is one for one in self._not_yet)
             ]
-            if actor.awaits_tasks is not None and self._tasks_over(actor):
-                found.append((actor.name, "tasks over", lambda a=actor: self._collect(a)))
+            if actor.awaits_tasks and self._tasks_over(actor):
+                found.append(("", actor.name, "tasks over", partial(self._collect, actor)))
         kafka = self.kafka
-        found += [
-            ("markers of", name, lambda n=name: self._write_markers(n)) for name in kafka.pending_markers()
-        ]
-        found += [("offsets of", name, lambda n=name: self._tell_offsets(n)) for name in kafka.late_offsets()]
-        learns = "learns of it: former coordinator of"
-        found += [(learns, group, lambda g=group: kafka.former.pop(g, None)) for group in kafka.former]
-        found += [(learns, name, lambda n=name: kafka.former_ids.pop(n, None)) for name in kafka.former_ids]
+        found += [("", "markers of", n, partial(self._write_markers, n)) for n in kafka.pending_markers()]
+        found += [("", "offsets of", n, partial(self._tell_offsets, n)) for n in kafka.late_offsets()]
+        for former in (kafka.former, kafka.former_ids):
+            found += [("", "learns that it is replaced", n, partial(former.pop, n)) for n in former]
         return found
 
     def _is_behind(self, actor: Actor, index: int) -> bool:
@@ -322,69 +323,55 @@ class World:
         )
 
     def fault_moves(self) -> list[Move]:
+        faults, kafka = self.faults, self.kafka
+        alive = [actor for actor in self.actors if not actor.done]
         found: list[Move] = []
-        faults = self.faults
-        for actor in [a for a in self.actors if not a.done]:
-            if faults.crashes:
-                found.append(("crash", actor.name, lambda a=actor: self._crash(a)))
-            if faults.late_copies:
-                found += [
-                    ("copy", op, lambda a=actor, o=op: self._copy(a, o)) for op in actor.waiting.values()
-                ]
-            if faults.late_attempts and actor.awaits_tasks:
-                found += [
-                    ("another", c.name, lambda a=actor, c=c: self._retry(a, c)) for c in actor.awaits_tasks
-                ]
-        for index, (operation, _) in enumerate(self.copies):
-            found.append((_LATE, operation, lambda i=index: self._late(i)))
-        if faults.drivers:
-            found.append(("another", "driver", self._another_driver))
-        if faults.timeouts:
-            found += [("timeout of", n, lambda n=n: self._time_out(n)) for n in self.kafka.open()]
-        if faults.former_coordinators:
-            groups = {key.group: None for key in self.kafka.offsets if key.group not in self.kafka.former}
-            found += [("other coordinator of", g, lambda g=g: self._replace_coordinator(g)) for g in groups]
-        if faults.former_coordinators_of_ids:
-            ids = [
-                *(scope.driver_id for scope in self.scopes),
-                *(name for name in self.kafka.transactions if name not in self.kafka.former_ids),
-            ]
-            ids += [name for name in (self.scopes[0].task_id(0, 0),) if name not in self.kafka.transactions]
-            found += [
-                ("other coordinator of id", name, lambda n=name: self._replace_coordinator_of_id(n))
-                for name in dict.fromkeys(ids)
-            ]
-        found += self._moves_of_people()
-        if faults.weeks:
-            found.append(("passes", "a week", self._pass_week))
-        if faults.layout_changes:
-            found.append(("changes", "the layout", self._change_layout))
-        return found
 
-    def _moves_of_people(self) -> list[Move]:
-        """What others than drivers may do meanwhile."""
-        found: list[Move] = []
-        faults = self.faults
-        if faults.operators:
-            found += [
-                (action, scope.prefix, lambda w=writer, a=action: self._operate(w, a))
-                for writer, scope in enumerate(self.scopes)
-                for action in ("complete", "rewrite", "abandon")
-            ]
-        if faults.upgrades:
-            found.append(("upgrades", "brokers", self._upgrade))
+        def add(fault: str, moves: Iterable[tuple[str, object, Callable[[], object]]]) -> None:
+            if getattr(faults, fault):
+                found.extend((fault, *move) for move in moves)
+
+        add("crashes", (("crash", one.name, partial(self._crash, one)) for one in alive))
+        sent = ((op, one.protocol) for one in alive for op in one.waiting.values())
+        add("late_copies", (("copy", copy[0], partial(self.copies.append, copy)) for copy in sent))
+        attempts = ((driver, one) for driver in alive for one in driver.awaits_tasks)
+        add("late_attempts", (("another", one[1].name, partial(self._retry, *one)) for one in attempts))
+        found += [("", _LATE, copy[0], partial(self._late, index)) for index, copy in enumerate(self.copies)]
+        add("drivers", [("another", "driver", self.start_driver)])
+        add("timeouts", (("timeout of", name, partial(kafka.time_out, name)) for name in kafka.open()))
+        if faults.former_coordinators:
+            groups = dict.fromkeys(key.group for key in kafka.offsets if key.group not in kafka.former)
+            add(
+                "former_coordinators",
+                (("replaced", n, partial(kafka.replace_coordinator, n)) for n in groups),
+            )
+        if faults.former_coordinators_of_ids:
+            ids = {one.driver_id for one in self.scopes} | kafka.transactions.keys() - kafka.former_ids.keys()
+            ids |= {self.scopes[0].task_id(0, 0)} - kafka.transactions.keys()
+            replace_id = kafka.replace_coordinator_of_id
+            add(
+                "former_coordinators_of_ids",
+                (("replaced", n, partial(replace_id, n)) for n in sorted(ids)),
+            )
+        asked = ((a, w) for w in range(len(self.scopes)) for a in ("complete", "rewrite", "abandon"))
+        add("operators", ((a, self.scopes[w].prefix, partial(self._operate, w, a)) for a, w in asked))
+        add("upgrades", [("upgrades", "brokers", partial(setattr, self, "protocol", 2))])
+        add("weeks", [("passes", "a week", self._pass_week)])
+        add("layout_changes", [("changes", "the layout", self._change_layout)])
         return found
 
     def step(self) -> bool:
         """One thing happens; false where nothing is left to do."""
         moves, faults = self.moves(), self.fault_moves()
-        if not moves and not any(what == _LATE for what, _, _ in faults):
+        if not moves and not any(what == _LATE for _, what, *_ in faults):
             return False
         chosen = self.choose(len(moves) * self.settings.patience + len(faults))
         if chosen < len(moves) * self.settings.patience:
-            what, whom, act = moves[chosen % len(moves)]
+            _, what, whom, act = moves[chosen % len(moves)]
         else:
-            what, whom, act = faults[chosen - len(moves) * self.settings.patience]
+            fault, what, whom, act = faults[chosen - len(moves) * self.settings.patience]
+            if fault:
+                setattr(self.faults, fault, getattr(self.faults, fault) - 1)
             self._not_yet = []
         self.trace.append((what, whom))
         act()
@@ -416,12 +403,7 @@ class World:
         self.kafka.tell_offsets(name)
 
     def _operate(self, writer: int, action: str) -> None:
-        self.faults.operators -= 1
         self._start(Actor(action, self._operator(writer, action)))
-
-    def _upgrade(self) -> None:
-        self.faults.upgrades -= 1
-        self.protocol = 2
 
     def _look_for_suicide(self, operation: Any) -> None:
         """No decided transaction that is open may be aborted."""
@@ -449,33 +431,26 @@ class World:
 
     def _tasks_over(self, actor: Actor) -> bool:
         """Every partition has an attempt that succeeded, or one of them has none left that could."""
-        partitions = {child.spec[2] for child in actor.awaits_tasks or ()}  # type: ignore[attr-defined]
-        alive = [c for c in actor.awaits_tasks or () if not c.done or c.error is None]
-        lost = partitions - {c.spec[2] for c in alive}  # type: ignore[attr-defined]
-        done = {c.spec[2] for c in actor.awaits_tasks or () if c.done and c.error is None}  # type: ignore[attr-defined]
-        return bool(lost) or done == partitions
+        alive = [one for one in actor.awaits_tasks if not one.done or one.error is None]
+        partitions = {one.task for one in actor.awaits_tasks}
+        return {one.task for one in alive} != partitions or {
+            one.task for one in alive if one.done
+        } == partitions
 
     def _collect(self, actor: Actor) -> None:
         won: dict[int, AttemptReport] = {}
-        attempts = actor.awaits_tasks or []
-        for child in attempts:
-            if child.done and child.error is None:
-                won.setdefault(child.spec[2], child.result)  # type: ignore[attr-defined]
-        actor.awaits_tasks = None
-        if len(won) < len({c.spec[2] for c in attempts}):  # type: ignore[attr-defined]
-            self._advance(actor, TransactionError("the job failed"))
-            return
-        self._advance(actor, [won[index] for index in sorted(won)])
+        attempts, actor.awaits_tasks = actor.awaits_tasks, []
+        for one in attempts:
+            if one.done and one.error is None:
+                won.setdefault(one.task, one.result)
+        is_whole = len(won) == len({one.task for one in attempts})
+        reports = [won[index] for index in sorted(won)]
+        self._advance(actor, reports if is_whole else TransactionError("the job failed"))
 
     def _crash(self, actor: Actor) -> None:
-        self.faults.crashes -= 1
         actor.done, actor.error = True, TransactionError("crashed")
         self.copies += [(one, actor.protocol) for one in actor.waiting.values()]
         actor.waiting = {}
-
-    def _copy(self, actor: Actor, operation: Any) -> None:
-        self.faults.late_copies -= 1
-        self.copies.append((operation, actor.protocol))
 
     def _late(self, index: int) -> None:
         operation, self.kafka.protocol = self.copies.pop(index)
@@ -484,31 +459,11 @@ class World:
 
     def _retry(self, parent: Actor, child: Actor) -> None:
         """Spark starts another attempt, whether the first is over or not."""
-        self.faults.late_attempts -= 1
-        handover, batch, index, _, rows = child.spec  # type: ignore[attr-defined]
-        attempt = 1 + max(c.spec[3] for c in parent.awaits_tasks or ())  # type: ignore[attr-defined]
-        fresh = self._spawn(parent, handover, batch, index, attempt, rows)
-        (parent.awaits_tasks or []).append(fresh)
-
-    def _another_driver(self) -> None:
-        self.faults.drivers -= 1
-        self.start_driver()
-
-    def _time_out(self, name: str) -> None:
-        self.faults.timeouts -= 1
-        self.kafka.time_out(name)
-
-    def _replace_coordinator(self, group: str) -> None:
-        self.faults.former_coordinators -= 1
-        self.kafka.replace_coordinator(group)
-
-    def _replace_coordinator_of_id(self, name: str) -> None:
-        self.faults.former_coordinators_of_ids -= 1
-        self.kafka.replace_coordinator_of_id(name)
+        attempt = 1 + max(one.attempt for one in parent.awaits_tasks)
+        parent.awaits_tasks.append(self._spawn(parent, *child.given, attempt=attempt))
 
     def _pass_week(self) -> None:
         """Marks expire, and their decision not yet."""
-        self.faults.weeks -= 1
         self.kafka.now_ms += 7 * 86_400_000
         for scope in self.scopes:
             self.kafka.expire_offsets(scope.marker_key(0).group)
@@ -516,7 +471,6 @@ class World:
             self.kafka.expire_ids()
 
     def _change_layout(self) -> None:
-        self.faults.layout_changes -= 1
         self.layout = (self.layout + 1) % len(self.settings.layouts)
 
     # -- the end ----------------------------------------------------------------------------------
@@ -536,7 +490,7 @@ class World:
                 moves = self.moves()
                 if not moves:
                     break
-                what, whom, act = moves[0]
+                _, what, whom, act = moves[0]
                 self.trace.append((f"end: {what}", whom))
                 act()
                 if self.trace[-1][0] == _NOT_YET:

@@ -123,8 +123,7 @@ def test_a_batch_that_is_lost_in_the_commit_itself_is_just_run_again(protocol: i
     with pytest.raises(TransactionError, match=r"Readers see nothing of it.* run it again") as reported:
         cluster.commit(*reports, die_before=times_out(cluster, 0, 1))
     assert not isinstance(reported.value, IncompleteBatchError)
-    run = cluster.plan()
-    cluster.commit(*(cluster.write(run, 0, index, index) for index in range(2)))
+    cluster.commit(*cluster.wrote()[1])
     assert dict(cluster.kafka.visible) == {(0, 0): 1, (0, 1): 1}
 
 
@@ -154,10 +153,7 @@ def test_a_batch_of_which_no_task_reports_is_not_committed() -> None:
 def test_a_repair_by_tasks_without_rows_is_refused() -> None:
     """Catches: rows lost, as a repair whose source had no rows any more passed for an empty batch."""
     cluster = Cluster()
-    run = cluster.plan()
-    reports = [cluster.write(run, 0, index, index) for index in range(2)]
-    cluster.dies(*reports, before=ends_task(0))
-    cluster.kafka.time_out(SCOPE.task_id(0, 0))
+    reports = cluster.decided(0)
     again = cluster.plan()
     assert again.incomplete is not None
     of_repair = again.run(SCOPE, reports[0].run.batch)
@@ -170,10 +166,9 @@ def test_a_decision_that_planning_did_not_see_is_not_made_again(*, learns: bool)
     """Catches: rows doubled, where planning asked a former coordinator, and the commit mostly did, too."""
     cluster = Cluster()
     first = cluster.plan()
-    cluster.kafka.replace_coordinator(SCOPE.decision_key(0).group)
-    former = dict(cluster.kafka.former)
+    answers_again = cluster.kafka.replace_coordinator(SCOPE.decision_key(0).group)
     cluster.commit(cluster.write(first, 0, 0, 0))
-    cluster.kafka.former.update(former)
+    answers_again()
     misled = cluster.plan()
     report = cluster.write(misled, 0, 0, 0)
     if learns:
@@ -181,8 +176,7 @@ def test_a_decision_that_planning_did_not_see_is_not_made_again(*, learns: bool)
     with pytest.raises(TransactionError, match="decision 1 was decided"):
         cluster.commit(report)
     assert dict(cluster.kafka.visible) == {(0, 0): 1}
-    ended = cluster.run(driver.abort(SCOPE, misled.driver_epoch, 0))
-    assert len(ended.aborted) == 1
+    assert len(cluster.abort(misled).aborted) == 1
     assert cluster.plan().role(report.run.batch, 0) is TaskRole.SKIP
 
 
@@ -234,11 +228,8 @@ def test_of_two_writes_with_one_name_the_second_is_refused() -> None:
 def test_an_abandoned_batch_is_compared_when_it_is_run_again() -> None:
     """Catches: rows lost, where a checkpoint lost an abandoned batch, and another one was taken for it."""
     cluster = Cluster()
-    run = cluster.plan()
-    reports = [cluster.write(run, 1, index, index) for index in range(2)]
-    cluster.dies(*reports, before=ends_task(0))
-    cluster.kafka.time_out(SCOPE.task_id(0, 0))
-    found = cluster.run(driver.take_over(SCOPE, 0))
+    cluster.decided(0, number=1)
+    found = cluster.take_over()
     cluster.run(driver.resolve(SCOPE, found.driver_epoch, found.decision, rewrite=False))
     assert again(cluster, RowsDigest.total([digest_of(0), digest_of(1)])).compared
     with pytest.raises(ChangedBatchError):
@@ -252,8 +243,7 @@ def test_a_former_coordinator_does_not_keep_a_batch_from_being_decided() -> None
     """Catches: a batch failed, as its transactions were called ended by a broker that never saw them."""
     cluster = Cluster()
     run = cluster.plan()
-    cluster.kafka.replace_coordinator_of_id(SCOPE.task_id(0, 0))
-    former = dict(cluster.kafka.former_ids)
+    answers_again = cluster.kafka.replace_coordinator_of_id(SCOPE.task_id(0, 0))
     report = cluster.write(run, 0, 0, 0)
-    cluster.kafka.former_ids.update(former)
+    answers_again()
     assert len(cluster.commit(report).committed) == 1

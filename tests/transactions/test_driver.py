@@ -23,7 +23,7 @@ from kafka_sink.transactions.operations import (
     Operation,
     ProducerEpoch,
 )
-from tests.support.transaction_steps import PROTOCOLS, SCOPE, Cluster, ends_driver, ends_task, reports_of
+from tests.support.transaction_steps import PROTOCOLS, SCOPE, Cluster, ends_driver, ends_task
 from tests.support.transactions_of_kafka import Kafka
 
 
@@ -34,7 +34,7 @@ def test_markers_of_a_batchs_first_writing_do_not_stand_for_its_second() -> None
     reports = [cluster.write(run, 0, 0, 0, 1), cluster.write(run, 0, 1, 2)]
     cluster.dies(*reports, before=ends_task(1))
     cluster.kafka.time_out(SCOPE.task_id(1, 0))
-    broken = cluster.run(driver.take_over(SCOPE, 0))
+    broken = cluster.take_over()
     assert broken.missing == {1}
     assert broken.completed == (), "what the first run committed was not left open, and the rest is lost"
     cluster.run(driver.resolve(SCOPE, broken.driver_epoch, broken.decision, rewrite=True))
@@ -42,7 +42,7 @@ def test_markers_of_a_batchs_first_writing_do_not_stand_for_its_second() -> None
     run = cluster.plan()
     reports = [cluster.write(run, 0, 0, 2), cluster.write(run, 0, 1, 0, 1)]
     cluster.dies(*reports, before=ends_task(0))
-    found = cluster.run(driver.take_over(SCOPE, 0))
+    found = cluster.take_over()
     assert (len(found.completed), found.aborted, found.missing) == (2, (), frozenset())
     assert cluster.kafka.visible[0, 2] == 1
 
@@ -72,12 +72,11 @@ def test_an_abort_of_a_replaced_driver_leaves_its_successor_alone(protocol: int)
         return False
 
     began = False
-    abort = driver.abort
-    assert cluster.run(abort(SCOPE, replaced.driver_epoch, 0)) is None
+    assert cluster.abort(replaced) is None
     cluster.dies(report, before=ends_driver)
-    assert cluster.run(abort(SCOPE, replaced.driver_epoch, 0)) is None
+    assert cluster.abort(replaced) is None
     decides()
-    assert cluster.run(abort(SCOPE, replaced.driver_epoch, 0), decides_again) is None
+    assert cluster.abort(replaced, decides_again) is None
     assert cluster.plan().role(report.run.batch, 0) is TaskRole.SKIP
     assert dict(cluster.kafka.visible) == {(0, 0): 1}
 
@@ -91,14 +90,13 @@ def test_an_abort_of_a_decision_whose_response_was_lost_completes_it(
     Until a broker has the marker of a transaction that is being ended, it takes more offsets of that epoch
     into it: those that were to prove who owns the prefix became the decision."""
     cluster = Cluster(protocol)
-    run = cluster.plan()
-    reports = [cluster.write(run, 0, index, index) for index in range(2)]
+    run, reports = cluster.wrote()
     cluster.dies(*reports, before=ends_driver)
     cluster.kafka.end_txn(SCOPE.driver_id, run.driver_epoch, commit=True)
     assert cluster.kafka.pending_markers() == [SCOPE.driver_id]
     if is_written:
         cluster.settle()
-    assert len(cluster.run(driver.abort(SCOPE, run.driver_epoch, 0)).completed) == 2
+    assert len(cluster.abort(run).completed) == 2
     assert dict(cluster.kafka.visible) == {(0, 0): 1, (0, 1): 1}
 
 
@@ -110,8 +108,7 @@ def test_an_abort_does_not_ask_who_has_raised_an_epoch_to_the_last_one() -> None
     run = cluster.plan()
     report = cluster.write(run, 0, 0, 0)
     cluster.dies(report, before=ends_task(0))
-    asks = cluster.run(driver.abort(SCOPE, run.driver_epoch, 0), lambda one: isinstance(one, InitProducer))
-    assert asks is None
+    assert cluster.abort(run, lambda one: isinstance(one, InitProducer)) is None
     assert cluster.plan().role(report.run.batch, 0) is TaskRole.SKIP
     assert dict(cluster.kafka.visible) == {(0, 0): 1}
 
@@ -128,7 +125,7 @@ def test_an_abort_leaves_alone_a_driver_that_took_over_after_the_id_was_inspecte
             successor[0] = cluster.plan()
         return False
 
-    assert cluster.run(driver.abort(SCOPE, replaced.driver_epoch, 0), takes_over) is None
+    assert cluster.abort(replaced, takes_over) is None
     cluster.commit(cluster.write(successor[0], 0, 0, 0))
     assert dict(cluster.kafka.visible) == {(0, 0): 1}
 
@@ -136,13 +133,12 @@ def test_an_abort_leaves_alone_a_driver_that_took_over_after_the_id_was_inspecte
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_an_abort_that_a_former_coordinator_refuses_is_sent_to_the_present_one(protocol: int) -> None:
     cluster = Cluster(protocol)
-    cluster.kafka.replace_coordinator_of_id(SCOPE.driver_id)
-    former = dict(cluster.kafka.former_ids)
+    answers_again = cluster.kafka.replace_coordinator_of_id(SCOPE.driver_id)
     run = cluster.plan()
     report = cluster.write(run, 0, 0, 0)
     cluster.dies(report, before=ends_driver)
-    cluster.kafka.former_ids.update(former)
-    assert len(cluster.run(driver.abort(SCOPE, run.driver_epoch, 0)).aborted) == 1
+    answers_again()
+    assert len(cluster.abort(run).aborted) == 1
     assert cluster.kafka.open() == []
 
 
@@ -151,12 +147,11 @@ def test_an_abort_of_what_was_recorded_and_not_decided_aborts_all_of_it(protocol
     """The driver's own transaction may have timed out by then, which raises its epoch, too."""
     for times_out in (False, True):
         cluster = Cluster(protocol)
-        run = cluster.plan()
-        reports = [cluster.write(run, 0, index, index) for index in range(2)]
+        run, reports = cluster.wrote()
         cluster.dies(*reports, before=ends_driver)
         if times_out:
             cluster.kafka.time_out(SCOPE.driver_id)
-        ended = cluster.run(driver.abort(SCOPE, run.driver_epoch, 0))
+        ended = cluster.abort(run)
         if times_out and protocol == 1:
             # A later driver's abort looks the same. The tasks' transactions are older, so they time out, too.
             assert ended is None
@@ -171,10 +166,7 @@ def test_an_abort_of_what_was_recorded_and_not_decided_aborts_all_of_it(protocol
 def test_the_command_leaves_a_batch_alone_that_is_lost_as_a_whole(*, rewrite: bool) -> None:
     """Catches: ``abandon`` took a batch for written of which no reader sees a row."""
     cluster = Cluster()
-    reports = reports_of(cluster, BatchIdentity.of_query("one", 0))
-    cluster.dies(*reports, before=ends_task(0))
-    for index in range(2):
-        cluster.kafka.time_out(SCOPE.task_id(index, 0))
+    reports = cluster.decided(0, 1)
     out = io.StringIO()
     client: Any = SimpleNamespace(run=lambda steps, *_: cluster.run(steps))
     assert command.resolve(client, SCOPE, out, rewrite=rewrite) == 0
@@ -212,11 +204,11 @@ def test_a_decision_without_parts_is_recorded_anew_like_others() -> None:
     cluster.run(batches.commit([empty], records_empty=True, now_ms=1_000.4))
     cluster.kafka.now_ms = 2_000
     for _ in range(2):
-        found = cluster.run(driver.take_over(SCOPE, cluster.kafka.now_ms)).decision
+        found = cluster.take_over().decision
         assert (found.number, found.began_ms) == (1, 1_000), "each planning would wait for another decision"
     cluster.kafka.now_ms = 7 * 86_400_000
     for _ in range(2):
-        found = cluster.run(driver.take_over(SCOPE, cluster.kafka.now_ms)).decision
+        found = cluster.take_over().decision
         assert (found.number, found.began_ms) == (2, cluster.kafka.now_ms)
     assert cluster.plan().role(batch, 0) is TaskRole.SKIP
 
@@ -225,12 +217,11 @@ def test_a_replaced_driver_ends_nothing_where_a_former_coordinator_takes_it_for_
     """Catches: it aborted what its successor had open, as the id's coordinator was frozen as long as it."""
     cluster = Cluster()
     replaced = cluster.plan()
-    cluster.kafka.replace_coordinator_of_id(SCOPE.driver_id)
-    former = dict(cluster.kafka.former_ids)
+    answers_again = cluster.kafka.replace_coordinator_of_id(SCOPE.driver_id)
     successor = cluster.plan()
     report = cluster.write(successor, 0, 0, 0)
-    cluster.kafka.former_ids.update(former)
-    assert cluster.run(driver.abort(SCOPE, replaced.driver_epoch, 0)) is None
+    answers_again()
+    assert cluster.abort(replaced) is None
     cluster.commit(report)
     assert dict(cluster.kafka.visible) == {(0, 0): 1}
 
@@ -238,14 +229,11 @@ def test_a_replaced_driver_ends_nothing_where_a_former_coordinator_takes_it_for_
 def test_a_repair_that_dies_leaves_the_batch_as_it_was() -> None:
     """Its tasks take over the ids that tell what became of the batch, and progress markers expire."""
     cluster = Cluster()
-    run = cluster.plan()
-    reports = [cluster.write(run, 0, index, index) for index in range(2)]
-    cluster.dies(*reports, before=ends_task(1))
-    cluster.kafka.time_out(SCOPE.task_id(1, 0))
+    cluster.decided(1)
     broken = cluster.plan()
     assert broken.incomplete is not None
     cluster.write(broken, 0, 1, 1)
     cluster.kafka.now_ms += 7 * 86_400_000
     cluster.kafka.expire_offsets(SCOPE.marker_key(0).group)
-    found = cluster.run(driver.take_over(SCOPE, cluster.kafka.now_ms))
+    found = cluster.take_over()
     assert (found.missing, found.unknown) == ({1}, frozenset())

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from kafka_sink.transactions import driver, proof
+from kafka_sink.transactions import proof
 from kafka_sink.transactions.batch import TaskRole
 from kafka_sink.transactions.operations import Described, Failed, Operation, ProducerEpoch
 from tests.support.transaction_steps import SCOPE, Cluster, ends_driver, ends_task
@@ -26,14 +26,12 @@ def test_a_decided_transaction_that_a_former_coordinator_refused_to_commit_is_co
     cluster = Cluster()
     run = cluster.plan()
     name = SCOPE.task_id(0, 0)
-    cluster.kafka.replace_coordinator_of_id(name)
-    former = dict(cluster.kafka.former_ids)
+    answers_again = cluster.kafka.replace_coordinator_of_id(name)
     report = cluster.write(run, 0, 0, 0)
 
     def thaws(one: Operation) -> bool:
         if ends_driver(one):
-            cluster.kafka.former_ids.update(former)
-            former.clear()
+            answers_again()
         return False
 
     assert len(cluster.commit(report, die_before=thaws).committed) == 1
@@ -44,12 +42,11 @@ def test_what_a_former_coordinator_does_not_know_to_be_decided_is_not_aborted() 
     """Catches: a batch that was decided, and could have been completed, became incomplete."""
     cluster = Cluster()
     first = cluster.plan()
-    cluster.kafka.replace_coordinator(SCOPE.decision_key(0).group)
-    former = dict(cluster.kafka.former)
+    answers_again = cluster.kafka.replace_coordinator(SCOPE.decision_key(0).group)
     reports = [cluster.write(first, 0, index, index) for index in range(2)]
     cluster.dies(*reports, before=ends_task(0))
-    cluster.kafka.former.update(former)
-    found = cluster.run(driver.take_over(SCOPE, 0))
+    answers_again()
+    found = cluster.take_over()
     assert (len(found.completed), found.aborted, found.missing) == (2, (), frozenset())
 
 
@@ -57,11 +54,10 @@ def test_markers_that_only_a_former_coordinator_does_not_have_are_not_missing() 
     """Catches: rows doubled, as a batch that is complete was taken for lost and written again."""
     cluster = Cluster()
     first = cluster.plan()
-    cluster.kafka.replace_coordinator(SCOPE.marker_key(0).group)
-    former = dict(cluster.kafka.former)
+    answers_again = cluster.kafka.replace_coordinator(SCOPE.marker_key(0).group)
     report = cluster.write(first, 0, 0, 0)
     cluster.commit(report)
-    cluster.kafka.former.update(former)
+    answers_again()
     again = cluster.plan()
     assert again.role(report.run.batch, 0) is TaskRole.SKIP
     later = cluster.write(again, 1, 0, 0)
@@ -71,7 +67,6 @@ def test_markers_that_only_a_former_coordinator_does_not_have_are_not_missing() 
 def test_markers_are_looked_for_where_the_tasks_left_them() -> None:
     """Catches: a batch was written twice, as the topic got partitions since planning."""
     cluster = Cluster()
-    run = cluster.plan()
-    cluster.commit(*(cluster.write(run, 0, index, index) for index in range(3)))
-    found = cluster.run(driver.take_over(replace(SCOPE, partitions=3), 0))
+    cluster.commit(*cluster.wrote(tasks=3)[1])
+    found = cluster.take_over(replace(SCOPE, partitions=3))
     assert (found.completed, found.missing) == ((), frozenset())
