@@ -9,9 +9,9 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -44,37 +44,36 @@ def topic(broker: LocalBroker) -> str:
 
 
 @pytest.fixture
-def job(broker: LocalBroker, topic: str) -> Job:
-    def writer(frame: DataFrame, **options: str) -> DataFrameWriter:
-        return (
-            frame.selectExpr("cast(id as string) value")
-            .write.format("kafka-chunked")
-            .mode("append")
-            .option("kafka.bootstrap.servers", broker.bootstrap_servers)
-            .option("topic", topic)
-            .option("delivery.guarantee", "exactly-once")
-            .options(**options)
-        )
+def options(broker: LocalBroker, topic: str) -> dict[str, str]:
+    servers = broker.bootstrap_servers
+    return {"kafka.bootstrap.servers": servers, "topic": topic, "delivery.guarantee": "exactly-once"}
+
+
+@pytest.fixture
+def job(options: dict[str, str]) -> Job:
+    def writer(frame: DataFrame, **more: str) -> DataFrameWriter:
+        rows = frame.selectExpr("cast(id as string) value")
+        return rows.write.format("kafka-chunked").mode("append").options(**options, **more)
 
     return writer
 
 
 @pytest.fixture
-def stream(broker: LocalBroker, topic: str, tmp_path: Path) -> Stream:
+def stream(options: dict[str, str], tmp_path: Path) -> Stream:
     """A writer with the test's checkpoint and report."""
+    paths = {"delivery.report.path": tmp_path / "report", "checkpointLocation": tmp_path / "checkpoint"}
 
-    def writer(frame: DataFrame, **options: str) -> DataStreamWriter:
-        return (
-            frame.writeStream.format("kafka-chunked")
-            .option("kafka.bootstrap.servers", broker.bootstrap_servers)
-            .option("topic", topic)
-            .option("delivery.guarantee", "exactly-once")
-            .option("delivery.report.path", str(tmp_path / "report"))
-            .option("checkpointLocation", str(tmp_path / "checkpoint"))
-            .options(**options)
-        )
+    def writer(frame: DataFrame, **more: str) -> DataStreamWriter:
+        given = {**options, **{name: str(path) for name, path in paths.items()}, **more}
+        return frame.writeStream.format("kafka-chunked").options(**given)
 
     return writer
+
+
+def rates(spark: SparkSession, rows: int, tasks: int, column: str = "value") -> DataFrame:
+    """So many rows a micro-batch, by numbers, in so many tasks."""
+    source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows)
+    return source.option("numPartitions", tasks).load().selectExpr(column)
 
 
 @pytest.fixture(autouse=True)
@@ -98,23 +97,21 @@ def await_rows(broker: LocalBroker, topic: str, expected: list[int]) -> None:
     until(arrived, f"{len(expected)} rows", within_s=120, poll_s=0.1)
 
 
-def open_transactions(broker: LocalBroker, prefix: str) -> list[str]:
-    with transaction_client(broker) as client:
-        return client.run(_list_open(prefix), 30_000)
+def asked(broker: LocalBroker, steps: Steps[Any]) -> Any:
+    parsed = parse({"kafka.bootstrap.servers": broker.bootstrap_servers})
+    with closing(TransactionClient(parsed.options)) as client:
+        return client.run(steps, 30_000)
 
 
-@contextmanager
-def transaction_client(broker: LocalBroker) -> Iterator[TransactionClient]:
-    client = TransactionClient(parse({"kafka.bootstrap.servers": broker.bootstrap_servers}).options)
-    try:
-        yield client
-    finally:
-        client.close()
-
-
-def _list_open(prefix: str) -> Steps[list[str]]:
+def open_under(prefix: str) -> Steps[list[str]]:
     (names,) = yield (ListOpen(prefix),)
     return list(names)
+
+
+def hold_up_readers(prefix: str) -> Steps[bool]:
+    """Whether rows of an open transaction of the prefix are in the topic."""
+    found = yield from describe(*(yield from open_under(prefix)))
+    return any(one.partitions for one in found.values())
 
 
 def test_a_job_that_is_run_again_under_its_version_writes_nothing_and_says_so(
@@ -137,7 +134,7 @@ def test_of_a_job_that_fails_readers_see_nothing_and_nothing_stays_open(
     prefix = {"transactional.id.prefix": f"failing-{topic}"}
     with pytest.raises(Exception, match="no"):
         job(failing, **prefix).save()
-    assert open_transactions(broker, f"failing-{topic}") == []
+    assert asked(broker, open_under(f"failing-{topic}")) == []
     assert committed(broker, topic) == []
     job(spark.range(10), **prefix).save()
     await_rows(broker, topic, list(range(10)))
@@ -162,16 +159,8 @@ def test_a_query_with_for_each_batch_that_fails_after_its_write_writes_each_row_
             if batch_id == 1 and runs[batch_id] == 1:
                 raise RuntimeError("after the write")
 
-        query = (
-            spark.readStream.format("rate-micro-batch")
-            .option("rowsPerBatch", 100)
-            .option("numPartitions", tasks)
-            .load()
-            .select("value")
-            .writeStream.foreachBatch(write)
-            .option("checkpointLocation", str(checkpoint))
-            .start()
-        )
+        writer = rates(spark, 100, tasks).writeStream.foreachBatch(write)
+        query = writer.option("checkpointLocation", str(checkpoint)).start()
         with pytest.raises(Exception, match="RuntimeError"):
             query.awaitTermination(120)
 
@@ -201,8 +190,7 @@ def test_a_completed_batch_whose_commit_file_is_lost_is_run_again_and_writes_not
     """No marker, either. Catches: rows doubled by other ids, where the checkpoint was spelt otherwise."""
 
     def run(tasks: int, spelt: str) -> list[int]:
-        source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 100)
-        rows = source.option("numPartitions", tasks).load().selectExpr("cast(value as string) value")
+        rows = rates(spark, 100, tasks, "cast(value as string) value")
         query = stream(rows, checkpointLocation=spelt).trigger(once=True).start()
         assert query.awaitTermination(120)
         return log_ends(broker.bootstrap_servers, topic)
@@ -263,23 +251,15 @@ def outcomes(report: Path) -> list[str]:
 
 
 def test_two_sinks_of_one_name_do_not_lose_the_second_ones_rows(
-    spark: SparkSession, broker: LocalBroker, topic: str
+    spark: SparkSession, broker: LocalBroker, topic: str, options: dict[str, str]
 ) -> None:
     """Catches: the second write was skipped as if it were the first, as no option told the two apart."""
 
-    def save(first: int, **options: str) -> None:
-        (
-            spark.range(first, first + 50)
-            .selectExpr(f"'{topic}' topic", "cast(id as string) value")
-            .write.format("kafka-chunked")
-            .mode("append")
-            .option("kafka.bootstrap.servers", broker.bootstrap_servers)
-            .option("transaction.progress.topic", topic)
-            .option("delivery.guarantee", "exactly-once")
-            .options(**options)
-            .save()
-        )
+    def save(first: int, **more: str) -> None:
+        rows = spark.range(first, first + 50).selectExpr(f"'{topic}' topic", "cast(id as string) value")
+        rows.write.format("kafka-chunked").mode("append").options(**of_rows, **more).save()
 
+    of_rows = {"transaction.progress.topic": options.pop("topic"), **options}
     save(0, txnAppId="sinks", txnVersion="0")
     with pytest.raises(Exception, match="give each write a txnAppId of its own"):
         save(50, txnAppId="sinks", txnVersion="0")
@@ -289,7 +269,12 @@ def test_two_sinks_of_one_name_do_not_lose_the_second_ones_rows(
 
 
 def test_a_query_that_is_stopped_in_a_batch_holds_up_nobody(
-    spark: SparkSession, broker: LocalBroker, stream: Stream, topic: str, tmp_path: Path
+    spark: SparkSession,
+    broker: LocalBroker,
+    stream: Stream,
+    topic: str,
+    options: dict[str, str],
+    tmp_path: Path,
 ) -> None:
     """Catches: an abort that is left to the next run or to kafka.transaction.timeout.ms."""
 
@@ -300,45 +285,25 @@ def test_a_query_that_is_stopped_in_a_batch_holds_up_nobody(
                 threading.Event().wait(120)
             yield batch
 
-    prefix = f"stopped-{topic}"
-    source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 80_000)
-    rows = source.option("numPartitions", 1).load().selectExpr("lpad(value, 50, '0') value")
-    slow = rows.mapInArrow(slowly, "value string")
-    query = stream(slow, **{"transactional.id.prefix": prefix}).start()
+    prefix = {"transactional.id.prefix": f"stopped-{topic}"}
+    slow = rates(spark, 80_000, 1, "lpad(value, 50, '0') value").mapInArrow(slowly, "value string")
+    query = stream(slow, **prefix).start()
 
     def is_open() -> str:
         assert query.isActive, query.exception()
-        name = name_of_query(broker, topic, prefix, str(tmp_path / "checkpoint"))
-        return name if holds_up_readers(broker, name) else ""
+        # It has another name until the checkpoint has the query's id.
+        raw, ours = {"checkpointlocation": str(tmp_path / "checkpoint")}, parse(options | prefix).options
+        planned = planning.plan(ours, raw, is_streaming=True, for_tasks=False)
+        assert planned is not None
+        return planned.scope.prefix if asked(broker, hold_up_readers(planned.scope.prefix)) else ""
 
     name = until(is_open, "an open transaction", within_s=120, poll_s=0.05)
     producer = Producer({"bootstrap.servers": broker.bootstrap_servers})
     producer.produce(topic, b"1000000")
     assert producer.flush(10) == 0
     query.stop()
-    assert open_transactions(broker, name) == [], "when stop returns"
+    assert asked(broker, open_under(name)) == [], "when stop returns"
     await_rows(broker, topic, [1000000])
-
-
-def name_of_query(broker: LocalBroker, topic: str, prefix: str, checkpoint: str) -> str:
-    """Another one until the checkpoint has the query's id."""
-    options = {
-        "kafka.bootstrap.servers": broker.bootstrap_servers,
-        "topic": topic,
-        "delivery.guarantee": "exactly-once",
-        "transactional.id.prefix": prefix,
-    }
-    raw = {"checkpointlocation": checkpoint}
-    planned = planning.plan(parse(options).options, raw, is_streaming=True, for_tasks=False)
-    assert planned is not None
-    return planned.scope.prefix
-
-
-def holds_up_readers(broker: LocalBroker, prefix: str) -> bool:
-    """Whether rows of an open transaction of the prefix are in the topic."""
-    with transaction_client(broker) as client:
-        found = client.run(describe(*client.run(_list_open(prefix), 30_000)), 30_000)
-    return any(one.partitions for one in found.values())
 
 
 def test_what_cannot_hold_is_refused_when_the_write_is_planned(spark: SparkSession, job: Job) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import socket
+import struct
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,13 +14,13 @@ import pytest
 
 from kafka_sink.errors import DeliveryError
 from kafka_sink.model import TaskResult
+from kafka_sink.network import apis, requests
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.task.producer import Producer
 from kafka_sink.task.producer_cache import PRODUCERS, task_producer
 from local_kafka import LocalBroker
 from tests.support.fake_broker import FakeCluster
-from tests.support.producer_ids import ask_for_producer_id
 from tests.support.scripted_cluster import TOPIC, written
 from tests.support.topics import moved_in, numbers_in
 from tests.support.waiting import until
@@ -41,6 +43,28 @@ def options(bootstrap: str, topic: str, **more: str) -> dict[str, str]:
         f"{BREAKER}slow.request.min.ms": "100",
     }
     return raw | more
+
+
+def ask_for_producer_id(address: str) -> None:
+    """Returns once this broker has given one.
+
+    A broker gets producer ids from the controller, a thousand at a time. One that has none yet and whose
+    controller is frozen gives none before the next controller is elected.
+    """
+    host, _, port = address.rpartition(":")
+    header = requests.encode_header(apis.INIT_PRODUCER_ID, 1, 1, "test")
+    request = header + requests.encode_init_producer_id(1, -1, -1)
+    with socket.create_connection((host, int(port)), 10) as connection:
+        connection.settimeout(10)
+
+        def is_given() -> bool:
+            connection.sendall(struct.pack(">i", len(request)) + request)
+            with connection.makefile("rb") as responses:
+                (size,) = struct.unpack(">i", responses.read(4))
+                # Correlation id and throttle time come before the error code.
+                return struct.unpack_from(">h", responses.read(size), 8) == (0,)
+
+        until(is_given, "a producer id", poll_s=0.05)
 
 
 @contextmanager
