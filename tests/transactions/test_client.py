@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from types import SimpleNamespace
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from kafka_sink import kafka_errors
 from kafka_sink.clock import WAIT_LISTENER
 from kafka_sink.errors import BrokerVersionError, DeliveryError
-from kafka_sink.model import MetadataUpdate, Node, PartitionMetadata, TopicMetadata, TopicPartition
+from kafka_sink.model import MetadataUpdate, PartitionMetadata, TopicMetadata, TopicPartition
 from kafka_sink.network import apis
 from kafka_sink.network.requests import MetadataResponse
 from kafka_sink.network.transaction_requests import (
@@ -26,7 +25,6 @@ from kafka_sink.network.transaction_requests import (
     PartitionErrors,
     TransactionDescription,
 )
-from kafka_sink.options import parse
 from kafka_sink.transactions.client import TransactionClient
 from kafka_sink.transactions.operations import (
     EndTransaction,
@@ -42,123 +40,80 @@ from kafka_sink.transactions.operations import (
     fetch_stable_offsets,
     init_producer,
 )
-
-NODES = (Node(1, "a", 1, None), Node(2, "b", 2, None), Node(3, "c", 3, None))
-
-
-class Connection:
-    """Speaks all that this sink does."""
-
-    protocol: ClassVar = SimpleNamespace(features={"transaction.version": 2})
-
-    def __init__(self, node_id: int) -> None:
-        self.node_id = node_id
-        self.node = next(node for node in NODES if node.id == node_id)
-
-    def ready_delay_ms(self, _now_ms: float) -> float:
-        return 50.0
-
-    def api_version(self, api: int, versions: tuple[int, int] | None = None) -> int:
-        return (versions or apis.APIS[api].versions)[1]
+from tests.support import transaction_network
+from tests.support.transaction_network import NODES
 
 
-class Network:
-    """Brokers that answer at once; ``dead`` refuse connections, ``silent`` never answer. Time is scripted."""
+class Network(transaction_network.Network):
+    """Brokers that answer at once; ``dead`` refuse connections, ``silent`` never answer. ``answers``: what
+    the others say to requests other than those below, by broker and API; None: the connection is lost."""
 
-    def __init__(self) -> None:
-        self.now_ms = 0.0
+    def __init__(self, answers: Callable[[int, int], Any] | None = None) -> None:
+        super().__init__()
         self.dead: set[int] = set()
         self.silent: set[int] = set()
-        self.listed: list[int] = []
         # Of the topic "t", which each Metadata response has.
         self.partitions = 1
         self.unknown_until_ms = 0.0
         # A broker that has just started names none, itself included.
         self.empty_until_ms = 0.0
         self.described = 0
-        self.nodes = {node.id: node for node in NODES}
-        self.on_disconnected: Any = None
-        self._happened: list[Callable[[], object]] = []
+        self._answers = answers
         self._waiting: list[tuple[float, Any, int]] = []
 
-    @property
-    def connections(self) -> dict[int, Connection]:
-        return {node: Connection(node) for node in self.nodes}
-
-    def is_ready(self, connection: Connection, _now_ms: float) -> bool:
-        node = connection.node_id
+    def is_ready(self, connection: Any, now_ms: float) -> bool:
+        node = connection.node.id
         if node in self.dead:
-            self._happened.append(
-                lambda: self.on_disconnected(node, ConnectionRefusedError("refused"), False, 0)
-            )
-            return False
-        return True
+            refused = ConnectionRefusedError("refused")
+            self.happened.append(lambda: self.on_disconnected(node, refused, False, 0))
+        return node not in self.dead
 
-    def least_loaded(self, _now_ms: float) -> Connection | None:
-        usable = (node for node in self.nodes if node not in self.dead | self.silent)
-        return next((Connection(node) for node in usable), None)
+    def least_loaded(self, _now_ms: float) -> Any:
+        usable = (one for node, one in self.connections.items() if node not in self.dead | self.silent)
+        return next(usable, None)
 
-    def describe_brokers(self) -> str:
-        return "scripted"
-
-    def set_addresses(self, nodes: Iterable[Node]) -> None:
-        self.nodes = {node.id: node for node in nodes} or self.nodes
-
-    def send(self, connection: Connection, request: Any, now_ms: float) -> None:
-        node = connection.node_id
+    def send(self, connection: Any, request: Any, now_ms: float) -> None:
+        node, api = connection.node.id, request.api_key
         if node in self.silent:
             self._waiting.append((now_ms + request.timeout_ms, request, node))
-        elif request.api_key == apis.METADATA:
-            self.described += 1
-            alive = tuple(one for one in NODES if one.id not in self.dead)
-            if self.now_ms < self.empty_until_ms:
-                self.now_ms += 1.0
-                alive = ()
-            partitions = tuple(PartitionMetadata("t", number) for number in range(self.partitions))
-            update = MetadataUpdate(alive, (TopicMetadata.of("t", None, partitions),))
-            if self.now_ms < self.unknown_until_ms:
-                update = MetadataUpdate(alive, (), {"t": kafka_errors.UNKNOWN_TOPIC_OR_PARTITION})
-            self._answer(request, MetadataResponse(update))
-        elif request.api_key == apis.FIND_COORDINATOR:
+        elif api == apis.METADATA:
+            self.respond(request, MetadataResponse(self._described()))
+        elif api == apis.FIND_COORDINATOR:
             named = self.coordinators(node).items()
-            found = {name: FoundCoordinator(NODES[number - 1], 0, None) for name, number in named}
-            self._answer(request, CoordinatorsResponse(found))
-        elif request.api_key != apis.LIST_TRANSACTIONS:
-            response = self.of_groups(node, request.api_key)
-            if response is None:
-                self._happened.append(lambda: self._time_out(request, node))
-            else:
-                self._answer(request, response)
+            found = {name: FoundCoordinator(NODES[number], 0, None) for name, number in named}
+            self.respond(request, CoordinatorsResponse(found))
+        elif api == apis.LIST_TRANSACTIONS:
+            self.respond(request, ListTransactionsResponse(0, [f"p-task-{node}-0"]))
+        elif (response := self.answer(node, api)) is not None:
+            self.respond(request, response)
         else:
-            self.listed.append(node)
-            self._answer(request, ListTransactionsResponse(0, [f"p-task-{node}-0"]))
+            self.lose(node, request)
+
+    def _described(self) -> MetadataUpdate:
+        self.described += 1
+        alive = tuple(node for number, node in NODES.items() if number not in self.dead)
+        if self.now_ms < self.empty_until_ms:
+            self.now_ms += 1.0
+            alive = ()
+        if self.now_ms < self.unknown_until_ms:
+            return MetadataUpdate(alive, (), {"t": kafka_errors.UNKNOWN_TOPIC_OR_PARTITION})
+        partitions = tuple(PartitionMetadata("t", number) for number in range(self.partitions))
+        return MetadataUpdate(alive, (TopicMetadata.of("t", None, partitions),))
 
     def coordinators(self, _node: int) -> dict[str, int]:
         """Brokers by the names that they coordinate, as this broker says."""
         return dict.fromkeys(("g", "id", "p-driver"), 1)
 
-    def of_groups(self, node: int, api: int) -> Any:
-        """What groups' coordinators answer; None: the connection is lost."""
-        raise AssertionError(f"API {api} of broker {node}")
+    def answer(self, node: int, api: int) -> Any:
+        assert self._answers is not None, f"API {api} of broker {node}"
+        return self._answers(node, api)
 
-    def _answer(self, request: Any, response: Any) -> None:
-        self._happened.append(lambda: request.on_response(response, self.now_ms))
-
-    def _time_out(self, request: Any, node: int) -> None:
-        cause = TimeoutError("no response")
-        request.on_failure(cause, True, self.now_ms)
-        self.on_disconnected(node, cause, True, self.now_ms)
-
-    def poll(self, wait_ms: float, _now_ms: float) -> int:
-        happened, self._happened = self._happened, []
-        if not happened:
-            self.now_ms += max(wait_ms, 1.0)
-        for call in happened:
-            call()
+    def poll(self, wait_ms: float, now_ms: float) -> int:
+        count = super().poll(wait_ms, now_ms)
         for due, request, node in [one for one in self._waiting if one[0] <= self.now_ms]:
             self._waiting.remove((due, request, node))
-            self._time_out(request, node)
-        return len(happened)
+            self.lose(node, request)
+        return count
 
 
 @pytest.fixture
@@ -166,14 +121,8 @@ def network() -> Network:
     return Network()
 
 
-def client_of(network: Any) -> TransactionClient:
-    """On this network, and in its time."""
-    options = parse({"kafka.bootstrap.servers": "a:1"}).options
-    return TransactionClient(options, network, lambda: float(network.now_ms))
-
-
 def connected(network: Network) -> TransactionClient:
-    client = client_of(network)
+    client = network.client()
     assert client.run(listing(), 60_000) == {"p-task-1-0", "p-task-2-0", "p-task-3-0"}
     network.now_ms = 0.0
     return client
@@ -204,7 +153,7 @@ def test_a_list_waits_for_no_broker_that_left_and_a_moment_only_for_one_that_han
 def test_a_broker_that_knows_no_brokers_yet_is_asked_again_after_a_while(network: Network) -> None:
     """Catches: one request right after the other until a broker that has just started knew some."""
     network.empty_until_ms = 500.0
-    assert len(client_of(network).run(listing(), 60_000)) == 3
+    assert len(network.client().run(listing(), 60_000)) == 3
     assert network.described < 20
 
 
@@ -215,17 +164,11 @@ def test_brokers_that_lack_what_exactly_once_needs_are_refused_saying_so() -> No
         (older, "TxnOffsetCommit ends with version 3, not 4"),
         ({apis.TXN_OFFSET_COMMIT: 4}, "ListTransactions is missing"),
     ):
-
-        class Lacking(Connection):
-            protocol: ClassVar = SimpleNamespace(features={})
-            newest_version: ClassVar = staticmethod(lambda api, newest=newest: newest.get(api, -1))
-
-        class Lacks(Network):
-            def least_loaded(self, _now_ms: float, of: type[Lacking] = Lacking) -> Connection:
-                return of(1)
-
+        network = Network()
+        for one in network.connections.values():
+            one.protocol.features, one.newest = {}, newest
         with pytest.raises(BrokerVersionError, match=f"needs brokers of Apache Kafka 3.8 .*here {missing}"):
-            client_of(Lacks()).run(listing(), 60_000)
+            network.client().run(listing(), 60_000)
 
 
 def test_without_any_broker_a_step_ends_with_its_time_and_its_steps_are_told(network: Network) -> None:
@@ -252,11 +195,8 @@ def test_without_any_broker_a_step_ends_with_its_time_and_its_steps_are_told(net
 def test_a_group_that_does_not_exist_has_no_offsets() -> None:
     """Catches: a prefix's first batch failed on brokers that know no group without offsets."""
 
-    class WithoutGroups(Network):
-        def of_groups(self, node: int, api: int) -> Any:
-            return OffsetFetchResponse({"g": (kafka_errors.GROUP_ID_NOT_FOUND, {})})
-
-    client = client_of(WithoutGroups())
+    unknown = OffsetFetchResponse({"g": (kafka_errors.GROUP_ID_NOT_FOUND, {})})
+    client = Network(lambda *_: unknown).client()
     assert client.run(fetch_offsets("g"), 60_000) == {}
     assert client.run(fetch_stable_offsets(OffsetKey("g", PLACE)), 60_000) == {}
 
@@ -267,7 +207,7 @@ class FormerCoordinator(Network):
     def coordinators(self, node: int) -> dict[str, int]:
         return dict.fromkeys(("g", "id"), 1 if node == 1 else 2)
 
-    def of_groups(self, node: int, api: int) -> Any:
+    def answer(self, node: int, api: int) -> Any:
         if api == apis.OFFSET_FETCH:
             pending = CommittedOffset(-1, "", kafka_errors.UNSTABLE_OFFSET_COMMIT)
             return OffsetFetchResponse({"g": (0, {PLACE: pending})})
@@ -282,7 +222,7 @@ def test_a_coordinator_that_is_not_believed_is_asked_for_at_another_broker() -> 
         (ended,) = yield (EndTransaction("id", ProducerEpoch(1, 0), commit=True, afresh=afresh),)
         return ended
 
-    client = client_of(network)
+    client = network.client()
     assert client.run(end(afresh=False), 60_000) == Failed("PRODUCER_FENCED")
     assert client.run(end(afresh=True), 60_000) == ProducerEpoch(1, 1)
     assert client.run(end(afresh=False), 60_000) == ProducerEpoch(1, 1)
@@ -291,7 +231,7 @@ def test_a_coordinator_that_is_not_believed_is_asked_for_at_another_broker() -> 
 def test_an_offset_that_stays_pending_is_said_to_be() -> None:
     """Catches: a run waited for a marker in a transaction that only it could end, until its bound."""
     network = FormerCoordinator()
-    client = client_of(network)
+    client = network.client()
     assert client.run(fetch_stable_offsets(OffsetKey("g", PLACE)), 60_000) == {OffsetKey("g", PLACE): None}
     assert network.now_ms < 5_000
 
@@ -331,7 +271,7 @@ class Coordinators(Network):
     def coordinators(self, _node: int) -> dict[str, int]:
         return {"g": self.coordinator}
 
-    def of_groups(self, node: int, api: int) -> Any:
+    def answer(self, node: int, api: int) -> Any:
         self.asked.append((node, api))
         if api == apis.OFFSET_FETCH:
             if self._loses:
@@ -359,7 +299,7 @@ def test_offsets_fetched_behind_recorded_ones_are_of_the_coordinator_that_took_t
         record = RecordOffsets("id", ProducerEpoch(1, 0), "g", ((PLACE, "new"),))
         return (yield (record, FetchOffsets(("g",))))
 
-    client = client_of(network)
+    client = network.client()
     failed, found = client.run(steps(), 60_000)
     assert failed is None
     assert found == {OffsetKey("g", PLACE): "present"}
@@ -370,26 +310,25 @@ def test_who_owns_an_id_is_not_told_while_it_gets_another_producer_id() -> None:
     """Catches: what an id still showed at its last epoch was taken for another driver's."""
     states = iter([("PrepareCommit", 7, 32_767), ("CompleteCommit", 1007, 0)])
 
-    class LastEpoch(Network):
-        def of_groups(self, node: int, api: int) -> Any:
-            one = TransactionDescription(0, *next(states), -1, 60_000, 1)
-            return DescribeTransactionsResponse({"p-driver": one})
+    def answer(*_: int) -> DescribeTransactionsResponse:
+        one = TransactionDescription(0, *next(states), -1, 60_000, 1)
+        return DescribeTransactionsResponse({"p-driver": one})
 
-    found = client_of(LastEpoch()).run(describe("p-driver"), 60_000)
+    found = Network(answer).client().run(describe("p-driver"), 60_000)
     assert found["p-driver"].producer == ProducerEpoch(1007, 0)
 
 
 def test_who_waits_hears_which_broker_is_to_do_what_since_when_and_until_when(network: Network) -> None:
     """Catches: a minute of silence while a frozen broker is to begin the driver's transaction."""
     network.silent, heard = {1}, []
-    client = client_of(network)
+    client = network.client()
     token = WAIT_LISTENER.set(lambda awaited, *times: heard.append((awaited(), *times)))
     try:
         with pytest.raises(DeliveryError):
             client.run(init_producer("p-driver"), 60_000)
     finally:
         WAIT_LISTENER.reset(token)
-    waits = [times for text, *times in heard if text == "broker 1 (a:1) to begin a transaction"]
+    waits = [times for text, *times in heard if text == "broker 1 (host:1) to begin a transaction"]
     assert len(waits) > len(heard) / 2
     assert {until_ms for _, until_ms in waits} == {60_000.0}
     assert len({since_ms for since_ms, _ in waits}) == 1, "though its request was sent again"
@@ -402,7 +341,7 @@ class Forgetful(Network):
         super().__init__()
         self.asked: list[int] = []
 
-    def of_groups(self, node: int, api: int) -> Any:
+    def answer(self, node: int, api: int) -> Any:
         self.asked.append(api)
         is_first = self.asked.count(api) == 1
         if api == apis.TXN_OFFSET_COMMIT:
@@ -417,7 +356,7 @@ class Forgetful(Network):
 def test_a_response_that_leaves_out_what_was_asked_for_says_nothing_of_it() -> None:
     """Catches: a decision taken for recorded, or for not there, as a broker did not name it."""
     network = Forgetful()
-    client = client_of(network)
+    client = network.client()
 
     def record() -> Steps[Any]:
         return (yield (RecordOffsets("id", ProducerEpoch(1, 0), "g", ((PLACE, "decided"),)),))
@@ -438,5 +377,5 @@ def test_a_broker_that_does_not_name_the_coordinator_is_not_asked_as_fast_as_it_
             return {"another": 1}
 
     with pytest.raises(DeliveryError, match="the coordinator of 'g' is not known: the response lacks"):
-        client_of(Nameless()).run(fetch_offsets("g"), 10_000)
+        Nameless().client().run(fetch_offsets("g"), 10_000)
     assert len(asked) < 50

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Callable, Iterable
-from types import SimpleNamespace
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,11 +21,10 @@ from kafka.protocol.producer import (
 
 from kafka_sink import kafka_errors
 from kafka_sink.errors import DeliveryError
-from kafka_sink.model import MetadataUpdate, Node, TopicPartition
+from kafka_sink.model import MetadataUpdate, TopicPartition
 from kafka_sink.network import apis
 from kafka_sink.network import transaction_requests as responses
 from kafka_sink.network.requests import MetadataResponse, ProducerIdResponse
-from kafka_sink.options import parse
 from kafka_sink.transactions import batch as batches
 from kafka_sink.transactions import driver, task_attempt
 from kafka_sink.transactions.batch import AttemptReport, TaskHandover, TaskRole
@@ -34,11 +32,10 @@ from kafka_sink.transactions.client import TransactionClient
 from kafka_sink.transactions.decision import BatchIdentity, Part, RowsDigest
 from kafka_sink.transactions.operations import Failed, OffsetKey, ProducerEpoch, Scope
 from tests.support.effort import EFFORT
+from tests.support.transaction_network import NODES, Connection, Network
 from tests.support.transactions_of_kafka import Kafka, NotYet, Produce
 
 SCOPE = Scope("p", "t", 2)
-NODES = {number: Node(number, "host", number, None) for number in (1, 2, 3)}
-OPTIONS = parse({"kafka.bootstrap.servers": "host:1"}).options
 BATCHES, TASKS = 3, 2
 REQUESTS: dict[int, Any] = {
     apis.FIND_COORDINATOR: FindCoordinatorRequest,
@@ -60,82 +57,44 @@ def code_of(result: Any) -> int:
     return getattr(kafka_errors, result.error) if isinstance(result, Failed) else kafka_errors.NONE
 
 
-class Connection:
-    """Speaks all that this sink does."""
-
-    def __init__(self, node_id: int, protocol: int) -> None:
-        self.node_id = node_id
-        self.node = Node(node_id, f"host{node_id}", 9092)
-        self.protocol = SimpleNamespace(features={"transaction.version": protocol})
-
-    def ready_delay_ms(self, _now_ms: float) -> float:
-        return 50.0
-
-    def newest_version(self, _api: int) -> int:
-        return 4
-
-    def api_version(self, api: int, versions: tuple[int, int] | None = None) -> int:
-        return (versions or apis.APIS[api].versions)[1]
-
-
-class Brokers:
-    """In a client's network's place. ``faults`` and ``deaths`` may still happen."""
+class Brokers(Network):
+    """In front of the model. ``faults`` and ``deaths`` may still happen."""
 
     def __init__(self, chance: random.Random, protocol: int, *, delays_offsets: bool) -> None:
+        super().__init__(protocol)
         self.kafka = Kafka(protocol=protocol, delays_offsets=delays_offsets)
-        self.now_ms = 0.0
         self.faults, self.deaths = 12, 2
         self._protocol = protocol
         self._chance = chance
         self._moved: dict[tuple[bool, str], int] = {}
-        self.connections = {node: Connection(node, protocol) for node in NODES}
-        self.on_disconnected: Callable[..., None] = lambda *_: None
-        self._happened: list[Callable[[], object]] = []
         # Requests whose sender has given them up.
         self._late: list[tuple[int, int, bytes, int]] = []
-
-    # -- what a client calls ------------------------------------------------------------------------
-
-    def is_ready(self, _connection: Connection, _now_ms: float) -> bool:
-        return True
 
     def least_loaded(self, _now_ms: float) -> Connection:
         return self._chance.choice(list(self.connections.values()))
 
-    def describe_brokers(self) -> str:
-        return "of the model"
-
-    def set_addresses(self, nodes: Iterable[Node]) -> None: ...
-
-    def close(self) -> None:
-        self._happened = []
-
     def send(self, connection: Connection, request: Any, _now_ms: float) -> None:
-        node = connection.node_id
-        body = b"".join(request.body)
+        node = connection.node.id
+        asked = (node, request.api_key, b"".join(request.body), request.api_version)
         if self.deaths and self._chance.random() < 0.02:
             self.deaths -= 1
-            self._late.append((node, request.api_key, body, request.api_version))
+            self._late.append(asked)
             raise Died
         fault = self._chance.randrange(60) if self.faults else -1
-        if fault in (0, 1):
-            # The request is lost, or arrives much later; or its response is lost.
-            self._late += [(node, request.api_key, body, request.api_version)] if fault else []
-            self._lose(node, request)
-            return
         if fault == 2:
-            self._moved[self._chance.choice([True, False]), self._chance.choice(self._names())] = (
-                self._chance.choice(list(NODES))
-            )
-        response = self._handle(node, request.api_key, body, request.api_version)
-        if fault == 3:
-            self._lose(node, request)
-            return
-        self._happened.append(lambda: request.on_response(response, 0.0))
+            moved = self._chance.choice([True, False]), self._chance.choice(self._names())
+            self._moved[moved] = self._chance.choice(list(NODES))
+        # The request is lost, or arrives much later; or its response is lost.
+        if fault == 1:
+            self._late.append(asked)
+        response = None if fault in (0, 1) else self._handle(*asked)
+        if fault in (0, 1, 3):
+            self.faults -= 1
+            self.lose(node, request)
+        else:
+            self.respond(request, response)
 
-    def poll(self, wait_ms: float, _now_ms: float) -> int:
-        if not self._happened:
-            self.now_ms += max(wait_ms, 1.0)
+    def poll(self, wait_ms: float, now_ms: float) -> int:
         for name in self.kafka.pending_markers():
             if self._chance.random() < 0.5:
                 self.kafka.write_markers(name)
@@ -144,11 +103,8 @@ class Brokers:
                 self.kafka.tell_offsets(name)
         if self._late and self._chance.random() < 0.1:
             self._handle(*self._late.pop(0))
-        self._chance.shuffle(self._happened)
-        happened, self._happened = self._happened, []
-        for one in happened:
-            one()
-        return len(happened)
+        self._chance.shuffle(self.happened)
+        return super().poll(wait_ms, now_ms)
 
     # -- brokers ------------------------------------------------------------------------------------
 
@@ -159,12 +115,6 @@ class Brokers:
             SCOPE.marker_key(0).group,
             *self.kafka.transactions,
         ]
-
-    def _lose(self, node: int, request: Any) -> None:
-        self.faults -= 1
-        lost = TimeoutError("no response")
-        self._happened.append(lambda: request.on_failure(lost, True, 0.0))
-        self._happened.append(lambda: self.on_disconnected(node, lost, True, 0.0))
 
     def coordinator(self, of_group: bool, name: str) -> int:
         return self._moved.get((of_group, name), 1 + zlib.crc32(name.encode()) % 3)
@@ -303,13 +253,8 @@ def write(client: TransactionClient, brokers: Brokers, number: int) -> None:
 def history(seed: int, protocol: int, *, delays_offsets: bool) -> Brokers:
     """A query that is started again whenever its driver dies or fails."""
     brokers = Brokers(random.Random(seed), protocol, delays_offsets=delays_offsets)
-
-    def connected() -> TransactionClient:
-        network: Any = brokers
-        return TransactionClient(OPTIONS, network, lambda: brokers.now_ms)
-
     number = runs = 0
-    client = connected()
+    client = brokers.client()
     while number < BATCHES:
         runs += 1
         assert runs < 40, f"seed {seed}: never done"
@@ -317,7 +262,7 @@ def history(seed: int, protocol: int, *, delays_offsets: bool) -> Brokers:
             write(client, brokers, number)
         except (Died, DeliveryError):
             client.close()
-            client = connected()
+            client = brokers.client()
             continue
         number += 1
     brokers.faults = brokers.deaths = 0
