@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from kafka_sink.errors import TransactionError
 from kafka_sink.transactions import batch as batches
 from kafka_sink.transactions import driver, task_attempt
-from kafka_sink.transactions.batch import AttemptReport, TaskHandover
+from kafka_sink.transactions.batch import AttemptReport, TaskHandover, TaskRole
 from kafka_sink.transactions.decision import BatchIdentity, Part, RowsDigest
 from kafka_sink.transactions.operations import EndTransaction, Operation, Scope, Steps
 from tests.support.transactions_of_kafka import Kafka, NotYet, Produce
@@ -76,11 +77,12 @@ class Cluster:
             batch = BatchIdentity.of_application(app, scope.topic, number)
         digest = digest_of(*rows)
         role = handover.role(batch, index)
+        if role is not TaskRole.WRITE:
+            return AttemptReport(handover.run(scope, batch), index, role, digest, None)
         slot, producer = self.run(task_attempt.begin_steps(scope, handover.driver_epoch, index, attempt))
-        taken = self.kafka.execute(
-            Produce(scope.task_id(index, slot), producer, tuple((number, r) for r in rows))
-        )
-        assert taken
+        produce = Produce(scope.task_id(index, slot), producer, tuple((number, row) for row in rows))
+        if not self.kafka.execute(produce):
+            raise TransactionError("fenced")
         self.run(task_attempt.finish_steps(scope, handover.driver_epoch, batch, index, slot, producer))
         part = Part(index, slot, producer, digest)
         return AttemptReport(handover.run(scope, batch), index, role, digest, part)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 import zlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -25,18 +26,13 @@ from kafka_sink.model import MetadataUpdate, TopicPartition
 from kafka_sink.network import apis
 from kafka_sink.network import transaction_requests as responses
 from kafka_sink.network.requests import MetadataResponse, ProducerIdResponse
-from kafka_sink.transactions import batch as batches
-from kafka_sink.transactions import driver, task_attempt
-from kafka_sink.transactions.batch import AttemptReport, TaskHandover, TaskRole
-from kafka_sink.transactions.client import TransactionClient
-from kafka_sink.transactions.decision import BatchIdentity, Part, RowsDigest
-from kafka_sink.transactions.operations import Failed, OffsetKey, ProducerEpoch, Scope
+from kafka_sink.transactions.operations import Failed, OffsetKey, ProducerEpoch, Steps
 from tests.support.effort import EFFORT
 from tests.support.transaction_network import NODES, Connection, Network
-from tests.support.transactions_of_kafka import Kafka, NotYet, Produce
+from tests.support.transaction_steps import SCOPE, Cluster, Died
+from tests.support.transactions_of_kafka import Kafka, NotYet
 
-SCOPE = Scope("p", "t", 2)
-BATCHES, TASKS = 3, 2
+BATCHES = 3
 REQUESTS: dict[int, Any] = {
     apis.FIND_COORDINATOR: FindCoordinatorRequest,
     apis.INIT_PRODUCER_ID: InitProducerIdRequest,
@@ -47,10 +43,6 @@ REQUESTS: dict[int, Any] = {
     apis.DESCRIBE_TRANSACTIONS: DescribeTransactionsRequest,
     apis.LIST_TRANSACTIONS: ListTransactionsRequest,
 }
-
-
-class Died(Exception):
-    """The driver did."""
 
 
 def code_of(result: Any) -> int:
@@ -124,8 +116,10 @@ class Brokers(Network):
             return MetadataResponse(MetadataUpdate(tuple(NODES.values()), ()))
         asked = REQUESTS[api].decode(body, version=version)
         self.kafka.protocol = self._protocol
-        handle: Callable[[int, Any], Any] = getattr(self, f"_{REQUESTS[api].__name__}")
-        return handle(node, asked)
+        handle: Callable[..., Any] = getattr(self, f"_{REQUESTS[api].__name__}")
+        if not hasattr(asked, "producer_id"):
+            return handle(node, asked)
+        return handle(node, asked, ProducerEpoch(asked.producer_id, asked.producer_epoch))
 
     def _FindCoordinatorRequest(self, _: int, asked: Any) -> Any:
         found = {
@@ -137,45 +131,42 @@ class Brokers(Network):
     def _of_id(self, node: int, name: str, act: Callable[[], Any]) -> tuple[int, Any]:
         if self.coordinator(False, name) != node:
             return kafka_errors.NOT_COORDINATOR, None
+        return self._tried(act)
+
+    @staticmethod
+    def _tried(act: Callable[[], Any]) -> tuple[int, Any]:
         try:
             result = act()
         except NotYet:
             return kafka_errors.CONCURRENT_TRANSACTIONS, None
         return code_of(result), result
 
-    def _InitProducerIdRequest(self, node: int, asked: Any) -> Any:
-        name, of = asked.transactional_id, ProducerEpoch(asked.producer_id, asked.producer_epoch)
-        kafka = self.kafka
-        code, found = self._of_id(
-            node, name, lambda: kafka.init(name) if of.producer_id < 0 else kafka.raise_epoch(name, of)
-        )
+    def _InitProducerIdRequest(self, node: int, asked: Any, of: ProducerEpoch) -> Any:
+        name, kafka = asked.transactional_id, self.kafka
+        take = partial(kafka.init, name) if of.producer_id < 0 else partial(kafka.raise_epoch, name, of)
+        code, found = self._of_id(node, name, take)
         return ProducerIdResponse(code, *((-1, -1) if code else found))
 
-    def _EndTxnRequest(self, node: int, asked: Any) -> Any:
-        producer = ProducerEpoch(asked.producer_id, asked.producer_epoch)
+    def _EndTxnRequest(self, node: int, asked: Any, producer: ProducerEpoch) -> Any:
         name = asked.transactional_id
         code, found = self._of_id(node, name, lambda: self.kafka.end_txn(name, producer, asked.committed))
         return responses.EndTxnResponse(code, *((-1, -1) if code else found))
 
-    def _AddOffsetsToTxnRequest(self, node: int, asked: Any) -> Any:
-        producer = ProducerEpoch(asked.producer_id, asked.producer_epoch)
+    def _AddOffsetsToTxnRequest(self, node: int, asked: Any, producer: ProducerEpoch) -> Any:
         name = asked.transactional_id
-        code, _ = self._of_id(node, name, lambda: self.kafka.write(name, producer, (), {}))
-        return responses.AddOffsetsResponse(code)
+        return responses.AddOffsetsResponse(
+            self._of_id(node, name, lambda: self.kafka.write(name, producer, (), {}))[0]
+        )
 
-    def _TxnOffsetCommitRequest(self, node: int, asked: Any) -> Any:
+    def _TxnOffsetCommitRequest(self, node: int, asked: Any, producer: ProducerEpoch) -> Any:
         offsets = {
             OffsetKey(asked.group_id, TopicPartition(topic.name, one.partition_index)): one.committed_metadata
             for topic in asked.topics
             for one in topic.partitions
         }
-        producer = ProducerEpoch(asked.producer_id, asked.producer_epoch)
         code = kafka_errors.NOT_COORDINATOR
         if self.coordinator(True, asked.group_id) == node:
-            try:
-                code = code_of(self.kafka.write(asked.transactional_id, producer, (), offsets))
-            except NotYet:
-                code = kafka_errors.CONCURRENT_TRANSACTIONS
+            code, _ = self._tried(lambda: self.kafka.write(asked.transactional_id, producer, (), offsets))
         return responses.PartitionErrors({key.partition: code for key in offsets})
 
     def _OffsetFetchRequest(self, node: int, asked: Any) -> Any:
@@ -223,50 +214,41 @@ class Brokers(Network):
         return responses.ListTransactionsResponse(0, ids)
 
 
-def write(client: TransactionClient, brokers: Brokers, number: int) -> None:
-    """A micro-batch, as a driver and its tasks write it."""
-    batch = BatchIdentity.of_query("one", number)
-    handover = TaskHandover.of(SCOPE, client.run(driver.take_over(SCOPE, 0), 60_000), 0)
-    reports = []
-    for index in range(TASKS):
-        role, part = handover.role(batch, index), None
-        digest = RowsDigest(1, 1, index)
-        if role is TaskRole.WRITE:
-            slot, producer = client.run(
-                task_attempt.begin_steps(SCOPE, handover.driver_epoch, index, 0), 60_000
-            )
-            row = Produce(SCOPE.task_id(index, slot), producer, ((number, index),))
-            if not brokers.kafka.execute(row):
-                raise DeliveryError("fenced")
-            client.run(
-                task_attempt.finish_steps(SCOPE, handover.driver_epoch, batch, index, slot, producer), 60_000
-            )
-            part = Part(index, slot, producer, digest)
-        reports.append(AttemptReport(handover.run(SCOPE, batch), index, role, digest, part))
-    try:
-        client.run(batches.commit(reports, records_empty=False), 60_000)
-    except DeliveryError:
-        client.run(driver.abort(SCOPE, handover.driver_epoch, 0), 60_000)
-        raise
+class ByClient(Cluster):
+    """A driver and its tasks."""
+
+    def __init__(self, brokers: Brokers) -> None:
+        self.kafka = brokers.kafka
+        self.client = brokers.client()
+
+    def run(self, steps: Steps[Any], _: object = None) -> Any:
+        return self.client.run(steps, 60_000)
+
+    def write_batch(self, number: int) -> None:
+        run, reports = self.wrote(number)
+        try:
+            self.commit(*reports)
+        except DeliveryError:
+            self.abort(run)
+            raise
 
 
 def history(seed: int, protocol: int, *, delays_offsets: bool) -> Brokers:
     """A query that is started again whenever its driver dies or fails."""
     brokers = Brokers(random.Random(seed), protocol, delays_offsets=delays_offsets)
     number = runs = 0
-    client = brokers.client()
+    cluster = ByClient(brokers)
     while number < BATCHES:
         runs += 1
         assert runs < 40, f"seed {seed}: never done"
         try:
-            write(client, brokers, number)
+            cluster.write_batch(number)
+            number += 1
         except (Died, DeliveryError):
-            client.close()
-            client = brokers.client()
-            continue
-        number += 1
+            cluster.client.close()
+            cluster = ByClient(brokers)
     brokers.faults = brokers.deaths = 0
-    client.run(driver.take_over(SCOPE, 0), 60_000)
+    cluster.take_over()
     for name in brokers.kafka.pending_markers():
         brokers.kafka.write_markers(name)
     return brokers
@@ -276,7 +258,7 @@ def history(seed: int, protocol: int, *, delays_offsets: bool) -> Brokers:
 def test_rows_are_written_once_whatever_requests_and_responses_do(
     protocol: int, delays_offsets: bool
 ) -> None:
-    expected = {(number, index): 1 for number in range(BATCHES) for index in range(TASKS)}
+    expected = {(number, index): 1 for number in range(BATCHES) for index in range(2)}
     for seed in range(60 * EFFORT):
         brokers = history(seed, protocol, delays_offsets=delays_offsets)
         assert dict(brokers.kafka.visible) == expected, f"seed {seed}"
