@@ -206,11 +206,11 @@ class TaskMutes(MuteTable):
             if target in self.mutes:
                 self.mutes[target].is_shared = True
 
-    def permit(self, targets: Iterable[Target], left_ms: float, *, new_rows: bool) -> None:
-        """The coordinator lets this task probe each of these once within ``left_ms``. ``new_rows``: no task
+    def permit(self, targets: Iterable[Target], *, new_rows: bool) -> None:
+        """The coordinator lets this task probe each of these once within an interval. ``new_rows``: no task
         has a batch for the partition, so new rows may go to it until one is sent."""
         for mute in filter(None, map(self.mutes.get, targets)):
-            mute.permit_ends_ms, mute.permits_new_rows = self.now_ms + left_ms, new_rows
+            mute.permit_ends_ms, mute.permits_new_rows = self.now_ms + self.retry_interval_ms, new_rows
 
     def on_coordinator_lost(self) -> None:
         """The coordinator's mutes go on as this task's own.

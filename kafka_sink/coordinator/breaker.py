@@ -146,12 +146,11 @@ class Question(Message, frozen=True):
 
 
 class Probe(Message, frozen=True):
-    """The task may probe each of these once within ``left_ms``. ``new_rows``: as no batch waits for them, new
-    rows may go there until one is sent."""
+    """The task may probe each of these once within mute.retry.interval. ``new_rows``: as no batch waits for
+    them, new rows may go there until one is sent."""
 
     targets: _AllTargets
     new_rows: bool
-    left_ms: Ms
 
 
 def reasoned(reasons: Iterable[tuple[Target, str]]) -> tuple[Reasoned, ...]:
@@ -337,7 +336,7 @@ class BreakerChannel(Channel):
             case Question():
                 self._take_question(message, manager)
             case Probe():
-                manager.table.permit(message.targets, message.left_ms, new_rows=message.new_rows)
+                manager.table.permit(message.targets, new_rows=message.new_rows)
 
     def _begin(self, connected: bool, manager: CircuitBreakManager) -> None:
         self._connected, self._is_told = connected, False

@@ -423,7 +423,7 @@ class BreakerService(Service):
                 mute.prober, mute.probe_ends_ms = chosen[0], now_ms + self._interval_ms
                 mute.tried.add(chosen[0])
         for (peer, is_new), targets in permitted.items():
-            self.out.send(peer, Probe(tuple(targets), is_new, self._interval_ms))
+            self.out.send(peer, Probe(tuple(targets), is_new))
 
     def _is_over(self, mute: _Mute, now_ms: float) -> bool:
         """Whether nobody has written there for long, as far as is known."""

@@ -60,13 +60,13 @@ def test_the_coordinators_mutes_and_permits(manager: CircuitBreakManager) -> Non
     manager.table.now_ms = 60_000.0
     assert manager.table.brokers_to_probe() == [], "no permit"
     assert not manager.table.may_probe(A1), "no permit"
-    manager.table.permit([1, A1], 500.0, new_rows=False)
+    manager.table.permit([1, A1], new_rows=False)
     assert manager.table.brokers_to_probe() == [1]
     assert manager.table.may_probe(A1)
-    manager.table.now_ms = 60_500.0
+    manager.table.now_ms += manager.table.retry_interval_ms
     assert manager.table.brokers_to_probe() == [], "the permit is over"
     assert not manager.table.may_probe(A1), "the permit is over"
-    manager.table.permit([1, A1], 500.0, new_rows=False)
+    manager.table.permit([1, A1], new_rows=False)
     manager.table.broker_probe_sent(1)
     assert manager.table.brokers_to_probe() == []
     manager.table.batches_sent([batch(A1)])

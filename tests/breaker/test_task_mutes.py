@@ -104,12 +104,12 @@ def test_a_permitted_probe_opens_at_once_and_ends_with_its_permit(manager: Circu
     manager.table.apply_shared({A0: "x", A1: "y"})
     manager.table.now_ms = 60_000.0
     assert A0 in manager.refresh()
-    manager.table.permit([A0], 500.0, new_rows=True)
-    manager.table.permit([A1], 500.0, new_rows=False)
+    manager.table.permit([A0], new_rows=True)
+    manager.table.permit([A1], new_rows=False)
     mutes = manager.refresh()
     assert A0 not in mutes
     assert A1 in mutes, "that permit is for a batch that waits"
-    manager.table.now_ms = 60_500.0
+    manager.table.now_ms += manager.table.retry_interval_ms
     assert A0 in manager.refresh()
 
 

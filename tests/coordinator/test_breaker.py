@@ -225,7 +225,7 @@ def test_a_failed_probe_is_said() -> None:
     bench = Bench()
     bench.mute(P0)
     bench.task.waiting = {P0}
-    bench.tell(Probe((P0,), False, 2_000.0))
+    bench.tell(Probe((P0,), False))
     assert P0 not in bench.task.waiting, "it went out"
     bench.task.answer(P0, REPLICAS)
     (found,) = bench.said()

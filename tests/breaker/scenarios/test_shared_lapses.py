@@ -175,7 +175,7 @@ def test_a_permit_does_not_outlive_its_connection() -> None:
     (task,) = job.tasks
     job.run(10)
     tell(task, added={P0: "x"})
-    deliver(task.exchange, Probe((P0,), False, 2_000.0), job.now)
+    deliver(task.exchange, Probe((P0,), False), job.now)
     task.run_pass()
     assert task.gate.table.may_probe(P0)
     task.exchange.on_lost(job.now)
