@@ -64,6 +64,10 @@ def metadata(name: str, leader: int = 1, epoch: int = 0, topic_id: bytes = ID) -
     return TopicMetadata.of(name, topic_id, (PartitionMetadata(name, 0, leader, epoch),))
 
 
+def wide(name: str, partitions: int, epoch: int = 0) -> TopicMetadata:
+    return TopicMetadata.of(name, ID, [PartitionMetadata(name, one, 1, epoch) for one in range(partitions)])
+
+
 def options(**given: object) -> Any:
     raw = {"kafka.bootstrap.servers": "h:1"}
     return parse(raw | {f"kafka.{name.replace('_', '.')}": str(one) for name, one in given.items()}).options
@@ -134,12 +138,14 @@ class Coordinator:
         self.now_ms = end_ms
         return pushed
 
-    def respond(self, *topics: TopicMetadata, by: int | None = None, **errors: int) -> Pushed:
+    def respond(
+        self, *topics: TopicMetadata, by: int | None = None, cluster_id: str | None = None, **errors: int
+    ) -> Pushed:
         """The task that was asked last answers."""
         self.pushed()
         peer, fetch = self.asked.pop()
         self.answered.append(by or peer)
-        return self.receive(by or peer, known(fetch.number, *topics, errors=errors))
+        return self.receive(by or peer, known(fetch.number, *topics, cluster_id=cluster_id, errors=errors))
 
     def fail(self) -> Pushed:
         self.pushed()
@@ -335,7 +341,7 @@ def test_a_topic_that_brokers_may_be_creating_is_waited_for() -> None:
 # -- tasks that err ---------------------------------------------------------------------------------------
 
 
-MANY = TopicMetadata.of("a", ID, tuple(PartitionMetadata("a", number, 1, 4) for number in range(100)))
+MANY = wide("a", 100, 4)
 
 
 def lied_to(lie: TopicMetadata) -> Coordinator:
@@ -393,28 +399,21 @@ def test_a_broker_that_lags_convinces_nobody_by_one_response() -> None:
 
 def test_a_task_of_another_cluster_convinces_nobody_by_one_response() -> None:
     coordinator = Coordinator(tasks=3, retry_backoff_ms=100)
-
-    def respond(cluster_id: str) -> None:
-        coordinator.pushed()
-        peer, fetch = coordinator.asked.pop()
-        topics = map(metadata, fetch.topics)
-        coordinator.receive(peer, known(fetch.number, *topics, cluster_id=cluster_id))
-
     coordinator.want(1, "a")
-    respond("c-1")
+    coordinator.respond(metadata("a"), cluster_id="c-1")
     coordinator.want(1, "b")
-    respond("c-2")
+    coordinator.respond(metadata("b"), cluster_id="c-2")
     assert coordinator.view.cluster_id == "c-1"
     assert coordinator.view.topic("a") is not None
     coordinator.after(200)
-    respond("c-1")
+    coordinator.respond(metadata("b"), cluster_id="c-1")
     assert coordinator.view.topic("b") is not None
     assert coordinator.view.cluster_id == "c-1"
     # Where the bootstrap addresses do lead elsewhere, two responses in a row say so.
     for _ in range(2):
         coordinator.want(1, "c")
         coordinator.after(500)
-        respond("c-2")
+        coordinator.respond(metadata("c"), cluster_id="c-2")
     assert coordinator.view.cluster_id == "c-2"
 
 
@@ -471,10 +470,8 @@ def test_a_response_that_there_is_no_capacity_for_is_not_taken() -> None:
     coordinator = Coordinator(budget=MemoryBudget(limit=40_000), retry_backoff_ms=100)
     coordinator.want(1, "t")
     for number in range(20):
-        partitions = range(1_000 * (1 + number // 2))
-        large = TopicMetadata.of("t", ID, tuple(PartitionMetadata("t", one, 1, 0) for one in partitions))
         if coordinator.asked:
-            coordinator.respond(large)
+            coordinator.respond(wide("t", 1_000 * (1 + number // 2)))
         coordinator.now_ms += 1_000
         coordinator.receive(1, TopicsWanted({"t": 0.0}))
         coordinator.after(150)
@@ -483,9 +480,8 @@ def test_a_response_that_there_is_no_capacity_for_is_not_taken() -> None:
 
 def test_a_snapshot_survives_the_wire_in_several_messages() -> None:
     infos = (PartitionMetadata("", 0, -1, -1), PartitionMetadata("", 1, 2**31 - 1, 7))
-    wide = [PartitionMetadata("wide", one, 1, one) for one in range(100_000)]
     topics = (
-        TopicMetadata.of("wide", ID, wide),
+        wide("wide", 100_000),
         TopicMetadata.of("empty", None, ()),
         TopicMetadata.of("t", ID, infos),
         *(metadata(f"{number:06}".ljust(249, "x")) for number in range(6_000)),
@@ -506,9 +502,6 @@ def test_tasks_that_ask_for_ever_new_topics_do_not_fill_the_memory() -> None:
     """Catches: one task's credential made the process grow from 26 MiB to 1,164 MiB in 25 s."""
     budget = MemoryBudget(4 * 2**20)
     groups = [Coordinator(tasks=5, budget=budget) for _ in range(2)]
-    honest = Coordinator(tasks=1, budget=MemoryBudget())
-    honest.want(1, "a")
-    honest.respond(metadata("a"))
     with traced() as memory:
         for number in range(15):
             for coordinator in groups:
@@ -550,8 +543,7 @@ def test_a_topic_for_which_there_is_no_capacity_is_asked_for_by_its_task() -> No
 def test_what_a_message_does_not_hold_is_fetched_next_and_waited_for() -> None:
     """Catches: with 2,000 topics of 100 partitions each, all tasks asked brokers for the last of them."""
     coordinator = Coordinator(retry_backoff_ms=100)
-    infos = [PartitionMetadata("", number, 1, 0) for number in range(40)]
-    topics = {name: TopicMetadata.of(name, ID, infos) for name in (f"{one:06}" for one in range(5_000))}
+    topics = {f"{one:06}": wide(f"{one:06}", 40) for one in range(5_000)}
     coordinator.want(3, *topics)
     pending: list[list[bool]] = []
     while coordinator.asked:
@@ -571,9 +563,7 @@ def test_what_is_known_is_refreshed_while_there_is_no_capacity_for_more() -> Non
     """Catches: once others had used up the memory, no leader that moved came to the tasks, and each group's
     tasks asked brokers for it again and again."""
     budget = MemoryBudget(limit=50_000)
-    coordinator, other = Coordinator(budget=budget), Coordinator(tasks=1, budget=budget)
-    coordinator.want(1, "a")
-    coordinator.respond(metadata("a"))
+    coordinator, other = Coordinator(budget=budget).know(metadata("a")), Coordinator(1, budget)
     coordinator.now_ms += 5_000.0
     coordinator.receive(1, TopicsWanted({"a": 0.0, "b": ANY_AGE_MS}))
     other.want(1, *(f"t-{number}" for number in range(100)))
@@ -914,17 +904,16 @@ class Job:
         self.views: list[ClusterMetadata] = []
         self.channels: list[MetadataChannel] = []
         self.responses: deque[tuple[float, int, tuple[str, ...]]] = deque()
-        for number in range(tasks):
-            view = ClusterMetadata(OPTIONS, self.clock, random=lambda: 0.5)
-            channel = MetadataChannel(view, self.clock, 300_000)
-            view.hints = channel
+        self.add(tasks)
+
+    def add(self, tasks: int) -> None:
+        for number in range(len(self.views), len(self.views) + tasks):
+            view = ClusterMetadata(OPTIONS, lambda: self.now_ms, random=lambda: 0.5)
+            channel = view.hints = MetadataChannel(view, lambda: self.now_ms, 300_000)
             self.views.append(view)
             self.channels.append(channel)
-            self.service.on_joined(number, 0.0)
-            channel.on_connected(0.0)
-
-    def clock(self) -> float:
-        return self.now_ms
+            self.service.on_joined(number, self.now_ms)
+            channel.on_connected(self.now_ms)
 
     def use(self, task: int, *topics: str) -> None:
         """As await_topics does."""
@@ -960,8 +949,8 @@ class Job:
         while self.now_ms < until_ms:
             self.step(by_ms)
 
-    def knows(self, task: int, topics: Iterable[str]) -> bool:
-        return all(self.views[task].topic(one) is not None for one in topics)
+    def all_know(self, *topics: str) -> bool:
+        return all(view.topic(one) is not None for view in self.views for one in topics)
 
 
 def test_a_thousand_tasks_that_start_together_with_an_empty_plan_ask_once() -> None:
@@ -970,7 +959,7 @@ def test_a_thousand_tasks_that_start_together_with_an_empty_plan_ask_once() -> N
         job.use(task, "a", "b")
     job.run(20)
     assert [topics for _, topics in job.requests] == [("a", "b")]
-    assert all(job.knows(task, "ab") for task in range(1_000))
+    assert job.all_know("a", "b")
 
 
 def test_two_thousand_topics_take_a_request_cold_and_none_warm() -> None:
@@ -980,20 +969,16 @@ def test_two_thousand_topics_take_a_request_cold_and_none_warm() -> None:
     for task in range(8):
         job.use(task, *topics)
     job.run(150)
-    assert len(job.requests) <= 2
-    assert all(job.knows(task, topics) for task in range(8))
+    assert 1 <= len(job.requests) <= 2
+    assert job.all_know(*topics)
     # Another write's tasks.
-    again = Job(8)
-    again.service, again.out = job.service, job.out
-    for task in range(8):
-        again.service.on_gone(task, job.now_ms)
-        again.service.on_joined(task, job.now_ms)
-    again.now_ms = job.now_ms
-    for task in range(8):
-        again.use(task, *topics)
-    again.run(300)
-    assert again.requests == []
-    assert all(again.knows(task, topics) for task in range(8))
+    job.requests.clear()
+    job.add(8)
+    for task in range(8, 16):
+        job.use(task, *topics)
+    job.run(300)
+    assert job.requests == []
+    assert job.all_know(*topics)
 
 
 def test_a_lying_task_misleads_for_one_refresh() -> None:
