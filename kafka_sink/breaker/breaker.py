@@ -362,7 +362,7 @@ class Breaker:
         self._publish_changes(shared)
         if shared is not None:
             self._alone = False
-            shared.exchange(self.manager)
+            shared.exchange()
         elif not self._alone:
             self._alone = True
             self.table.on_coordinator_lost()

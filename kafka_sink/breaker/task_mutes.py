@@ -193,6 +193,10 @@ class TaskMutes(MuteTable):
 
     # -- the coordinator ----------------------------------------------------------------------------
 
+    def shared(self) -> dict[Target, str]:
+        """The coordinator's mutes, with their reasons."""
+        return {mute.target: mute.reason for mute in self.mutes.values() if mute.is_shared}
+
     def apply_shared(self, muted: Mapping[Target, str]) -> None:
         """Take all of the coordinator's mutes, with their reasons.
 

@@ -158,7 +158,7 @@ def reasoned(reasons: Iterable[tuple[Target, str]]) -> tuple[Reasoned, ...]:
 
 
 class BreakerChannel(Channel):
-    """A channel of the coordinator's client, for a Breaker.
+    """A channel of the coordinator's client, for the Breaker that has this ``manager``.
 
     ``wake_sender`` makes the sender apply what has come. ``cluster_id`` returns the id of the Kafka cluster,
     None until it is known: broker ids mean nothing in another one. ``random`` returns a number in [0, 1).
@@ -168,12 +168,14 @@ class BreakerChannel(Channel):
 
     def __init__(
         self,
+        manager: CircuitBreakManager,
         wake_sender: Callable[[], None],
         report_interval_ms: float,
         cluster_id: Callable[[], str | None],
         random: Callable[[], float] = RANDOM.random,
     ) -> None:
         super().__init__()
+        self._manager, self._table = manager, manager.table
         self._wake_sender = wake_sender
         self._interval_ms = report_interval_ms
         self._cluster_id = cluster_id
@@ -183,15 +185,14 @@ class BreakerChannel(Channel):
         self._joined: str | None = None
         self._is_told, self._is_alone = False, True
         # For the sender's thread, and for the client's.
-        self._inbox: deque[Callable[[CircuitBreakManager], None]] = deque()
+        self._inbox: deque[Callable[[], None]] = deque()
         self._outbox: deque[Message] = deque()
         # The rest belongs to the sender's thread.
         self._connected = False
         self._begin_anew()
 
     def _begin_anew(self) -> None:
-        # The coordinator's mutes, with their reasons; when rows may go where it has ended one.
-        self._muted: dict[Target, str] = {}
+        # When rows may go where the coordinator has ended a mute.
         self._release_ms: dict[Target, float] = {}
         # Of partitions that failed, whether a broker responded, and the last error; which were not reported.
         self._errors: dict[TopicPartition, tuple[bool, str]] = {}
@@ -208,8 +209,9 @@ class BreakerChannel(Channel):
 
     def failed(self, batches: Iterable[ProducerBatch], cause: Exception) -> None:
         """Attempts of one request have failed for a reason that blames the broker."""
-        for batch in batches:
-            if self._connected and batch.partition not in self._muted:
+        for batch in batches if self._connected else ():
+            mute = self._table.mutes.get(batch.partition)
+            if mute is None or not mute.is_shared:
                 self._errors[batch.partition] = has_response(cause), str(cause)
                 self._unreported.add(batch.partition)
 
@@ -219,10 +221,6 @@ class BreakerChannel(Channel):
             self._say(Answer(node_id, 0.0))
 
     def changed(self, change: MuteChange) -> None:
-        if not change.muted:
-            # Otherwise the next message would mute it again before the coordinator learns of this.
-            self._muted.pop(change.target, None)
-            self._release_ms.pop(change.target, None)
         # The coordinator counts outcomes itself.
         if self._connected and not (change.muted and change.evidence.counted):
             self._changes[change.target] = change
@@ -230,14 +228,14 @@ class BreakerChannel(Channel):
     def on_other_cluster(self) -> None:
         self._begin_anew()
 
-    def exchange(self, manager: CircuitBreakManager) -> None:
+    def exchange(self) -> None:
         for _ in range(len(self._inbox)):
-            self._inbox.popleft()(manager)
+            self._inbox.popleft()()
         if not self._connected:
             return
-        now_ms = manager.table.now_ms
-        self._release(manager)
-        self._say_changes(manager)
+        now_ms = self._table.now_ms
+        self._release()
+        self._say_changes()
         if not self._unreported:
             self._report_ms = math.inf
         elif math.isinf(self._report_ms):
@@ -246,9 +244,9 @@ class BreakerChannel(Channel):
         if now_ms >= self._report_ms:
             self._outcomes_ms, self._report_ms = now_ms, math.inf
             # Where thousands fail, each task begins elsewhere.
-            self._say_outcomes(manager, self._some(sorted(self._unreported), MAX_TARGETS))
+            self._say_outcomes(self._some(sorted(self._unreported), MAX_TARGETS))
         if now_ms >= self._waits_ms:
-            self._say_waits(manager)
+            self._say_waits()
 
     def next_change_ms(self, now_ms: float) -> float:
         if not self._connected:
@@ -265,9 +263,9 @@ class BreakerChannel(Channel):
         start = int(self._random() * len(found)) if len(found) > most else 0
         return (found[start:] + found[:start])[:most]
 
-    def _say_changes(self, manager: CircuitBreakManager) -> None:
+    def _say_changes(self) -> None:
         changes, self._changes = list(self._changes.values()), {}
-        failed = manager.table.take_failures()
+        failed = self._table.take_failures()
         for start in range(0, max(len(changes), len(failed)), MAX_TARGETS):
             part = changes[start : start + MAX_TARGETS]
             muted = [
@@ -277,100 +275,99 @@ class BreakerChannel(Channel):
             lost = tuple(failed[start : start + MAX_TARGETS])
             self._say(MuteChanges(tuple(muted), tuple(unmuted), lost))
 
-    def _say_outcomes(self, manager: CircuitBreakManager, partitions: Iterable[TopicPartition]) -> None:
-        now_ms = manager.table.now_ms
+    def _say_outcomes(self, partitions: Iterable[TopicPartition]) -> None:
         found = []
         for partition in partitions:
             self._unreported.discard(partition)
-            home = manager.partition(partition)
-            failed, total = (0, 0) if home is None else home.outcomes(now_ms)
+            home = self._manager.partition(partition)
+            failed, total = (0, 0) if home is None else home.outcomes(self._table.now_ms)
             answered, error = self._errors.get(partition, (False, ""))
             if not failed:
                 self._errors.pop(partition, None)
-            if manager.table.leader_id(partition) in manager.table.mutes:
+            if self._table.leader_id(partition) in self._table.mutes:
                 # Failures while the broker is muted say nothing about the partition.
                 failed = total = 0
             found.append(PartitionOutcome(partition, total - failed, failed, answered, cut(error)))
-        self._say(Outcomes(manager.rows, tuple(found)))
+        self._say(Outcomes(self._manager.rows, tuple(found)))
 
-    def _say_waits(self, manager: CircuitBreakManager) -> None:
+    def _say_waits(self) -> None:
         """Name partitions with rows: not each time that one is unmuted, as thousands may be, one by one."""
-        now_ms = manager.table.now_ms
-        self._named = {target: held for target, held in self._named.items() if target in self._muted}
-        held = [one for one in manager.table.held() if one in self._muted]
-        acceptable = list(manager.table.wanted())
+        now_ms, muted = self._table.now_ms, self._table.shared()
+        self._named = {target: held for target, held in self._named.items() if target in muted}
+        held = [one for one in self._table.held() if one in muted]
+        acceptable = list(self._table.wanted())
         is_new = any(not self._named.get(one) for one in held) or not self._named.keys() >= set(acceptable)
         if is_new and (len(self._named) < MAX_WAITING // 2 or now_ms >= self._named_ms + _NAME_AGAIN_MS):
             self._named_ms = now_ms
             held, acceptable = self._some(held, MAX_WAITING), self._some(acceptable, MAX_WAITING)
             self._named |= dict.fromkeys(acceptable, False) | dict.fromkeys(held, True)
             self._say(Waiting(tuple(held), tuple(acceptable)))
-        self._wait_to_name(manager)
+        self._wait_to_name()
 
-    def _wait_to_name(self, manager: CircuitBreakManager) -> None:
-        if not any(isinstance(one, TopicPartition) for one in self._muted):
+    def _wait_to_name(self) -> None:
+        if not any(isinstance(one, TopicPartition) for one in self._table.shared()):
             self._waits_ms = math.inf
             return
         # Not all tasks at once: the first probe follows an interval after a mute.
-        most_ms = min(self._interval_ms, manager.table.retry_interval_ms / 4)
-        self._waits_ms = manager.table.now_ms + self._random() * max(most_ms, _SPREAD_MS * self._tasks)
+        most_ms = min(self._interval_ms, self._table.retry_interval_ms / 4)
+        self._waits_ms = self._table.now_ms + self._random() * max(most_ms, _SPREAD_MS * self._tasks)
 
-    def _release(self, manager: CircuitBreakManager) -> None:
+    def _release(self) -> None:
         """Unmute targets that the coordinator has unmuted, once their delay in this task is over."""
-        due = [target for target, at_ms in self._release_ms.items() if at_ms <= manager.table.now_ms]
+        due = {target for target, at_ms in self._release_ms.items() if at_ms <= self._table.now_ms}
         for target in due:
             del self._release_ms[target]
-            self._muted.pop(target, None)
         if due:
-            manager.table.apply_shared(self._muted)
+            muted = self._table.shared().items()
+            self._table.apply_shared({target: reason for target, reason in muted if target not in due})
 
     # -- what has come: the sender's thread ---------------------------------------------------------------
 
-    def _take(self, message: Message, manager: CircuitBreakManager) -> None:
+    def _take(self, message: Message) -> None:
         match message:
             case Mutes():
-                self._take_mutes(message, manager)
+                self._take_mutes(message)
             case Watch():
                 for start in range(0, len(message.partitions), MAX_TARGETS):
-                    self._say_outcomes(manager, message.partitions[start : start + MAX_TARGETS])
+                    self._say_outcomes(message.partitions[start : start + MAX_TARGETS])
             case Question():
-                self._take_question(message, manager)
+                self._take_question(message)
             case Probe():
-                manager.table.permit(message.targets, new_rows=message.new_rows)
+                self._table.permit(message.targets, new_rows=message.new_rows)
 
-    def _begin(self, connected: bool, manager: CircuitBreakManager) -> None:
+    def _begin(self, connected: bool) -> None:
         self._connected, self._is_told = connected, False
         self._begin_anew()
-        manager.table.on_coordinator_lost()
+        self._table.on_coordinator_lost()
         if connected:
-            ongoing = (one for one in manager.table.mutes_to_report() if not one.evidence.counted)
+            ongoing = (one for one in self._table.mutes_to_report() if not one.evidence.counted)
             self._changes = {one.target: one for one in ongoing}
 
-    def _take_mutes(self, message: Mutes, manager: CircuitBreakManager) -> None:
+    def _take_mutes(self, message: Mutes) -> None:
+        muted = {} if message.whole else self._table.shared()
         if message.whole:
-            self._muted.clear()
             self._release_ms.clear()
         for target, reason in message.added:
-            self._muted[target] = reason
+            muted[target] = reason
             self._unreported.discard(target)
             self._release_ms.pop(target, None)
+        self._table.apply_shared(muted)
         self._tasks = max(1, message.tasks)
         delay_ms = _RAMP_STEP_MS * math.log2(1.0 + self._random() * (self._tasks - 1))
-        at_ms = manager.table.now_ms + min(delay_ms, manager.table.retry_interval_ms)
-        self._release_ms |= dict.fromkeys((one for one in message.removed if one in self._muted), at_ms)
-        self._release(manager)
-        manager.table.apply_shared(self._muted)
+        at_ms = self._table.now_ms + min(delay_ms, self._table.retry_interval_ms)
+        self._release_ms |= dict.fromkeys((one for one in message.removed if one in muted), at_ms)
+        self._release()
         if math.isinf(self._waits_ms):
-            self._wait_to_name(manager)
+            self._wait_to_name()
         self._is_told |= message.whole
 
-    def _take_question(self, asked: Question, manager: CircuitBreakManager) -> None:
-        broker = manager.brokers.get(asked.broker)
-        at_ms = -math.inf if broker is None else broker.last_response_ms
-        if manager.table.now_ms - at_ms < asked.within_ms:
-            self._say(Answer(asked.broker, manager.table.now_ms - at_ms))
+    def _take_question(self, asked: Question) -> None:
+        broker = self._manager.brokers.get(asked.broker)
+        age_ms = math.inf if broker is None else self._table.now_ms - broker.last_response_ms
+        if age_ms < asked.within_ms:
+            self._say(Answer(asked.broker, age_ms))
         else:
-            manager.ask(asked.broker)
+            self._manager.ask(asked.broker)
 
     # -- Channel: the client's thread ---------------------------------------------------------------------
 
@@ -382,7 +379,7 @@ class BreakerChannel(Channel):
 
     @property
     def is_waiting(self) -> bool:  # type: ignore[override]
-        return bool(self._muted)
+        return bool(self._table.mutes)
 
     def expect(self) -> None:
         """The client is about to connect. Called on the task's thread."""
@@ -407,6 +404,6 @@ class BreakerChannel(Channel):
     def on_message(self, message: Message, now_ms: float) -> None:
         self._put(partial(self._take, message))
 
-    def _put(self, apply: Callable[[CircuitBreakManager], None]) -> None:
+    def _put(self, apply: Callable[[], None]) -> None:
         self._inbox.append(apply)
         self._wake_sender()

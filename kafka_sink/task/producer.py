@@ -270,7 +270,7 @@ class Producer:
         channels: list[Channel] = [metadata, self._writes]
         if not self.breaker.is_off:
             self._shared_breaker = BreakerChannel(
-                self._call_breaker, interval_ms, lambda: self.cluster.cluster_id
+                self.breaker.manager, self._call_breaker, interval_ms, lambda: self.cluster.cluster_id
             )
             self.breaker.share(self._shared_breaker)
             channels.append(self._shared_breaker)

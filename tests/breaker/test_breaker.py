@@ -190,17 +190,17 @@ class Shared(BreakerChannel):
 
     is_current = True  # type: ignore[assignment]
 
-    def __init__(self) -> None:
-        super().__init__(lambda: None, 500.0, lambda: None)
+    def __init__(self, manager: CircuitBreakManager) -> None:
+        super().__init__(manager, lambda: None, 500.0, lambda: None)
 
-    def exchange(self, manager: CircuitBreakManager) -> None:
+    def exchange(self) -> None:
         pass
 
 
 def test_a_task_does_not_wait_for_mutes_that_are_known() -> None:
     """Catches: a second of waiting at the begin of each task, until the sender happens to pass by."""
     bench = Bench(Recorder())
-    shared = Shared()
+    shared = Shared(bench.manager)
     bench.gate.share(shared)
     bench.gate.begin()
     bench.at(0.0)
@@ -241,7 +241,7 @@ def test_topics_without_a_leader_are_refreshed_when_a_broker_is_probed() -> None
 
 def test_a_task_that_leaves_the_coordinator_goes_on_by_its_own_clock() -> None:
     bench = Bench(Recorder())
-    bench.gate.share(Shared())
+    bench.gate.share(Shared(bench.manager))
     bench.table.apply_shared({1: "another task says so"})
     bench.at(bench.now)
     bench.gate.share(None)

@@ -51,7 +51,7 @@ class Task:
         # None before its first metadata.
         self.cluster_id: str | None = "kafka"
         self.exchange = BreakerChannel(
-            self._call_breaker, 500.0, lambda: self.cluster_id, lambda: job.random.random()
+            self.manager, self._call_breaker, 500.0, lambda: self.cluster_id, lambda: job.random.random()
         )
         self.gate.share(self.exchange)
         self.waiting: set[TopicPartition] = set()
