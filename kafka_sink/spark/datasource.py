@@ -102,7 +102,6 @@ class KafkaChunkedDataSource(DataSource):
         )
         return StreamWriter(planned)
 
-    @logged_on_driver
     def _of_sail(self, schema: pa.Schema) -> StructType:
         from pyspark.sql.pandas.types import from_arrow_schema
 

@@ -52,7 +52,7 @@ def test_planning_warns_of_columns_that_it_ignores_once_for_a_query(
     assert capsys.readouterr().err.count(ignored) == 1
 
 
-def test_sail_hands_over_an_arrow_schema(options: dict[str, str]) -> None:
+def test_sail_hands_over_an_arrow_schema(options: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     """Catches: "'Schema' object has no attribute 'fields'", and exactly-once that fails in tasks only."""
     schema = pa.schema([("extra", pa.int64()), ("value", pa.string())])
     writer = KafkaChunkedDataSource(options).writer(schema, False)
@@ -60,6 +60,7 @@ def test_sail_hands_over_an_arrow_schema(options: dict[str, str]) -> None:
     once = KafkaChunkedDataSource({**options, "delivery.guarantee": "exactly-once"})
     with pytest.raises(ConfigurationError, match="needs Spark"):
         once.writer(schema, False)
+    assert capsys.readouterr().err.count("needs Spark") == 1, "the error is logged once"
 
 
 def test_the_tasks_and_the_commits_of_a_query_use_one_name(options: dict[str, str]) -> None:
