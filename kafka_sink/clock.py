@@ -71,28 +71,24 @@ STARTING, COMMITTING, ABORTING = STEPS = ("starting", "committing", "aborting")
 
 
 class TaskActivity:
-    """The present state of one task, and since when. Replaced as one value, so a reader needs no lock."""
+    """``current``: one of STATES, and since when, in monotonic milliseconds. Replaced as one value, so a
+    reader needs no lock."""
 
-    __slots__ = ("_clock_ms", "_current")
+    __slots__ = ("_clock_ms", "current")
 
     def __init__(self, clock_ms: Clock) -> None:
         self._clock_ms = clock_ms
-        self._current = (WORKING, clock_ms())
-
-    @property
-    def current(self) -> tuple[str, float]:
-        """One of STATES, and the monotonic milliseconds since when."""
-        return self._current
+        self.current = (WORKING, clock_ms())
 
     @contextmanager
     def waiting(self, state: str) -> Iterator[None]:
         """Within the block the task waits for this, and after it for what it waited for before."""
-        before = self._current
-        self._current = (state, self._clock_ms())
+        before = self.current
+        self.current = (state, self._clock_ms())
         try:
             yield
         finally:
-            self._current = (WORKING, self._clock_ms()) if before[0] == WORKING else before
+            self.current = (WORKING, self._clock_ms()) if before[0] == WORKING else before
 
 
 # -- waits of the driver -------------------------------------------------------------------------------------

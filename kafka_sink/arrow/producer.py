@@ -12,6 +12,7 @@ from __future__ import annotations
 import atexit
 import math
 import os
+import secrets
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from kafka_sink.arrow.columns import ArrowColumns, EncodedColumns, check_early, columns_of
-from kafka_sink.arrow.write import ArrowWrite, WriteTransaction, checked, plan
+from kafka_sink.arrow.write import WriteTransaction, checked, plan
 from kafka_sink.clock import monotonic_ms
 from kafka_sink.coordinator.address import PlannedCoordinator
 from kafka_sink.coordinator.live.messages import TaskIdentity
@@ -106,7 +107,8 @@ class ArrowProducer:
         # Guards everything below; a turn of one thread lasts for one batch.
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        self._write: ArrowWrite | None = None
+        # The write's name in reports, once it has begun.
+        self._name = ""
         self._producer: Producer | None = None
         self._transaction: WriteTransaction | None = None
         self._failure: BaseException | None = None
@@ -124,15 +126,13 @@ class ArrowProducer:
     # -- what users call ----------------------------------------------------------------------------
 
     def __enter__(self) -> ArrowProducer:
-        if self._write is not None:
+        if self._name:
             raise ProducerClosedError("a producer serves one block: call kafka_sink.producer for another one")
-        self._write = write = plan(self.options, self._texts)
-        if write.transactions is not None:
-            # Imported here because most writes have no transactions.
-            self._transaction = WriteTransaction(self.options, write.transactions)
+        self._transaction = plan(self.options, self._texts)
+        self._name = secrets.token_hex(8)
         producer = PRODUCERS.take(self.options.for_tasks())
         try:
-            producer.begin(task=TaskIdentity(write.name, 0))
+            producer.begin(task=TaskIdentity(self._name, 0))
         except BaseException:
             producer.close(abort=True)
             raise
@@ -332,12 +332,8 @@ class ArrowProducer:
         in_transactions: Mapping[str, EndedTransactions],
         note: str = "",
     ) -> None:
-        if self._write is None:
-            return
         schemas = tuple(self._schemas)
-        ended = EndedWrite(
-            self._write.name, outcome, "", None, 1, results, in_transactions, note, schemas=schemas
-        )
+        ended = EndedWrite(self._name, outcome, "", None, 1, results, in_transactions, note, schemas=schemas)
         write_report.report(self.options, PlannedCoordinator(), ended)
 
 
@@ -362,6 +358,5 @@ def write_arrow(data: Any, options: Mapping[str, Any]) -> WriteResult:
     with producer:
         producer.send(batches)
         producer.flush()
-    if producer.result is None:
-        raise DeliveryError("the write has ended without a result")
+    assert producer.result is not None
     return producer.result

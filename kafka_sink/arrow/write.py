@@ -5,11 +5,9 @@ There is no coordinator: what it does for Spark's tasks, one process does withou
 
 from __future__ import annotations
 
-import secrets
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from kafka_sink.breaker.interface import load_breaker
@@ -37,15 +35,6 @@ _OF_LIVE_VIEW = ("ui_port", "ui_bind_address")
 _TASK = _FIRST_ATTEMPT = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ArrowWrite:
-    """A planned write. ``name`` is its name in reports."""
-
-    options: SinkOptions
-    transactions: PlannedTransactions | None = None
-    name: str = field(default_factory=lambda: secrets.token_hex(8))
-
-
 def checked(given: Mapping[str, Any]) -> tuple[SinkOptions, dict[str, str]]:
     """The options, and the same as texts. Logs their warnings. Raises ConfigurationError."""
     written = texts(given)
@@ -61,15 +50,20 @@ def checked(given: Mapping[str, Any]) -> tuple[SinkOptions, dict[str, str]]:
     return options, written
 
 
-def plan(options: SinkOptions, given: Mapping[str, str]) -> ArrowWrite:
-    """Raise what ``prepare_topic`` and ``transactions.planning.plan`` raise."""
+def plan(options: SinkOptions, given: Mapping[str, str]) -> WriteTransaction | None:
+    """Prepare a write; return its transaction, if it is to be one.
+
+    Raises what ``prepare_topic`` and ``transactions.planning.plan`` raise.
+    """
     with DriverWaiting(options, "", STARTING, "a write"):
         _prepare_topics(options)
         if not options.exactly_once:
-            return ArrowWrite(options)
+            return None
+        # Imported here because most writes have no transactions.
         from kafka_sink.transactions import planning as transactions
 
-        return ArrowWrite(options, transactions.plan(options, given, is_streaming=False, for_tasks=True))
+        planned = transactions.plan(options, given, is_streaming=False, for_tasks=True)
+        return WriteTransaction(options, planned)
 
 
 def _about_spark(options: SinkOptions, given: Mapping[str, str]) -> list[str]:

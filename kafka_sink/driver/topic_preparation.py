@@ -28,7 +28,6 @@ from kafka_sink.network.requests import MetadataResponse, ProducerIdResponse
 from kafka_sink.options import SinkOptions
 
 _RETRY_PAUSE_S = 0.1
-_MAX_REQUEST_MS = 3_600_000.0
 # The broker's settings behind topic.partitions=-1 and topic.replication.factor=-1.
 _PARTITIONS, _REPLICATION_FACTOR = "num.partitions", "default.replication.factor"
 
@@ -251,7 +250,7 @@ class TopicPreparation:
         return min(bound_ms, self._options.max_block_ms) - passed_ms
 
     def _request_timeout_ms(self, bound_ms: float = math.inf) -> float:
-        return min(max(self._left_ms(bound_ms), 1.0), self._options.request_timeout_ms, _MAX_REQUEST_MS)
+        return min(max(self._left_ms(bound_ms), 1.0), self._options.request_timeout_ms)
 
     def _missing_text(self, topic: str) -> str:
         option = self._waiting[topic]

@@ -76,13 +76,10 @@ def acknowledged(batches: Iterator[pa.RecordBatch], descriptor: int | None) -> I
         yield from batches
         return
     with _duplicate(descriptor) as connection:
-        is_tcp = connection.family in (socket.AF_INET, socket.AF_INET6)
-        if is_tcp:
-            _acknowledge(connection)
+        _acknowledge(connection)
         for batch in batches:
             # The kernel forgets the option at its own discretion.
-            if is_tcp:
-                _acknowledge(connection)
+            _acknowledge(connection)
             yield batch
 
 
@@ -96,6 +93,7 @@ def _duplicate(descriptor: int) -> socket.socket:
 
 
 def _acknowledge(connection: socket.socket) -> None:
+    # A Unix socket refuses the option, and has no use for it.
     with suppress(OSError):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
 

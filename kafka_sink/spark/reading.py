@@ -131,10 +131,7 @@ class TimedReader:
                 return next(self._batches, None)
             self._ask()
         try:
-            timeout_s = None
-            if timeout_ms != math.inf:
-                timeout_s = min(max(0.0, timeout_ms / 1000), TIMEOUT_MAX)
-            batch, failure = self._reads.get(timeout=timeout_s)
+            batch, failure = self._reads.get(timeout=min(max(0.0, timeout_ms / 1000), TIMEOUT_MAX))
         except Empty:
             return Late.LATE
         self._is_asked = False

@@ -111,15 +111,13 @@ def plan(
     for_tasks: bool,
     clients: Clients = client_of,
     clock_ms: Callable[[], float] = wall_ms,
-) -> PlannedTransactions | None:
-    """Take over the transactional ids of the write; None without delivery.guarantee=exactly-once.
+) -> PlannedTransactions:
+    """Take over the transactional ids of a write with delivery.guarantee=exactly-once.
 
     ``for_tasks`` is false where Spark makes a writer only to commit with. ``clock_ms`` is the wall clock.
     Raises ConfigurationError for what cannot hold, BrokerVersionError, DeliveryError where brokers do not
     respond.
     """
-    if not options.exactly_once:
-        return None
     name = _scope_name(options, raw, is_streaming=is_streaming)
     topic = options.transaction_progress_topic or options.topic
     if topic is None:
