@@ -76,7 +76,7 @@ class Peer:
         """The broker's response to a request, as a frame."""
         api_key, version = int.from_bytes(frame[:2], "big"), int.from_bytes(frame[2:4], "big")
         if version > self.state.versions[api_key][1]:
-            response = self.state.api_versions(0, Reply(error=35))
+            response = self.state.api_versions(0, None, Reply(error=35))
         else:
             request = _REQUESTS[api_key].decode(frame, version=version, header=True)
             response = self.state.answer(0, api_key, version, request, reply)

@@ -291,7 +291,7 @@ class FakeCluster(AbstractContextManager["FakeCluster"]):
 
     def _refused_versions(self, correlation: int) -> bytes:
         """KIP-511: version 0's format, whatever was asked."""
-        return framed(self._state.api_versions(0, Reply(error=UNSUPPORTED_VERSION)), correlation)
+        return framed(self._state.api_versions(0, None, Reply(error=UNSUPPORTED_VERSION)), correlation)
 
 
 def _read_frame(connection: socket.socket) -> bytes | None:

@@ -32,10 +32,8 @@ _FIRST_WITH_DEFAULTS = 4
 UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER = 3, 6
 UNSUPPORTED_VERSION, UNKNOWN_TOPIC_ID = 35, 100
 _HOST = "127.0.0.1"
-_NO_TIMESTAMP = -1
 _FIRST_WITH_LEADERS = 10
 _Topic = MetadataResponse.MetadataResponseTopic
-_Partition = _Topic.MetadataResponsePartition
 _ProduceTopic = ProduceResponse.TopicProduceResponse
 _ProducePartition = _ProduceTopic.PartitionProduceResponse
 
@@ -66,7 +64,7 @@ class FakeState:
         # Of client metrics, where ``versions`` offers them.
         self.wanted = Wanted()
         self._max_message_bytes = max_message_bytes
-        self._next_producer_id = 1000
+        self._next_producer_id = 999
 
     def create_topic(self, name: str, partitions: int) -> None:
         """A new id, empty logs, epochs from 0; leaders go round the brokers."""
@@ -89,27 +87,24 @@ class FakeState:
 
     def answer(self, node_id: int, api_key: int, version: int, request: Any, reply: Reply) -> Any:
         """kafka-python's response; what the request asks for is done, as far as ``reply`` lets it."""
-        if api_key == API_VERSIONS:
-            return self.api_versions(version, reply)
-        if api_key == METADATA:
-            return self._metadata(version, request, reply)
-        if api_key == INIT_PRODUCER_ID:
-            return self._init_producer_id(version, reply)
-        if api_key == CREATE_TOPICS:
-            return self._create_topics(version, request, reply)
-        if api_key == DESCRIBE_CONFIGS:
-            return self._describe_configs(version, request, reply)
+        if api_key == PRODUCE:
+            return self._produce(version, node_id, request, reply)
         if api_key == GET_SUBSCRIPTIONS:
             return TelemetryResponse.subscription(reply.throttle_ms, reply.error, self.wanted)
         if api_key == PUSH:
             return TelemetryResponse.pushed(reply.throttle_ms, reply.error)
-        return self._produce(version, node_id, request, reply)
+        answer = {
+            API_VERSIONS: self.api_versions,
+            METADATA: self._metadata,
+            INIT_PRODUCER_ID: self._init_producer_id,
+            CREATE_TOPICS: self._create_topics,
+            DESCRIBE_CONFIGS: self._describe_configs,
+        }[api_key]
+        return answer(version, request, reply)
 
-    # -- ApiVersions ----------------------------------------------------------------------------------
-
-    def api_versions(self, version: int, reply: Reply) -> Any:
+    def api_versions(self, version: int, _request: Any, reply: Reply) -> Any:
         rows = [
-            ApiVersionsResponse.ApiVersion(version=version, api_key=key, min_version=low, max_version=high)
+            ApiVersionsResponse.ApiVersion(api_key=key, min_version=low, max_version=high)
             for key, (low, high) in self.versions.items()
         ]
         return ApiVersionsResponse(
@@ -120,98 +115,63 @@ class FakeState:
 
     def _metadata(self, version: int, request: Any, reply: Reply) -> Any:
         asked = list(self.topics) if request.topics is None else [topic.name for topic in request.topics]
-        brokers = [
-            MetadataResponse.MetadataResponseBroker(
-                version=version, node_id=node_id, host=_HOST, port=port, rack=None
-            )
-            for node_id, port in enumerate(self.ports)
-        ]
+        broker = MetadataResponse.MetadataResponseBroker
         return MetadataResponse(
             version=version,
             throttle_time_ms=reply.throttle_ms,
-            brokers=brokers,
+            brokers=[broker(node_id=at, host=_HOST, port=port) for at, port in enumerate(self.ports)],
             cluster_id=self.cluster_id,
             controller_id=0,
-            topics=[self._topic_metadata(version, name, reply.error) for name in asked],
+            topics=[self._topic_metadata(name, reply.error) for name in asked],
         )
 
-    def _topic_metadata(self, version: int, name: str, code: int) -> Any:
+    def _topic_metadata(self, name: str, code: int) -> Any:
         topic = self.topics.get(name)
         if topic is None or code:
-            return _Topic(
-                version=version, error_code=code or UNKNOWN_TOPIC_OR_PARTITION, name=name, partitions=[]
-            )
+            return _Topic(error_code=code or UNKNOWN_TOPIC_OR_PARTITION, name=name, partitions=[])
         partitions = [
-            _Partition(
-                version=version,
-                error_code=0,
-                partition_index=index,
-                leader_id=leader,
-                leader_epoch=epoch,
-                replica_nodes=[leader],
-                isr_nodes=[leader],
-                offline_replicas=[],
+            _Topic.MetadataResponsePartition(
+                partition_index=at, leader_id=node, leader_epoch=epoch, replica_nodes=[node], isr_nodes=[node]
             )
-            for index, (leader, epoch) in enumerate(topic.leaders)
+            for at, (node, epoch) in enumerate(topic.leaders)
         ]
-        return _Topic(version=version, error_code=0, name=name, topic_id=topic.id, partitions=partitions)
+        return _Topic(name=name, topic_id=topic.id, partitions=partitions)
 
-    # -- CreateTopics, DescribeConfigs --------------------------------------------------------------------
+    # -- CreateTopics, DescribeConfigs, InitProducerId --------------------------------------------------
 
     def _create_topics(self, version: int, request: Any, reply: Reply) -> Any:
         """Numbers of -1 are the broker's defaults from version 4 on, and refused before (KIP-464)."""
         (asked,) = request.topics
         code = reply.error
-        if (
-            not code
-            and version < _FIRST_WITH_DEFAULTS
-            and -1 in (asked.num_partitions, asked.replication_factor)
-        ):
-            code = INVALID_REPLICATION_FACTOR
+        if not code and version < _FIRST_WITH_DEFAULTS:
+            code = INVALID_REPLICATION_FACTOR if -1 in (asked.num_partitions, asked.replication_factor) else 0
         if not code:
             self.create_topic(asked.name, max(asked.num_partitions, 1))
-        row = CreateTopicsResponse.CreatableTopicResult(
-            version=version, name=asked.name, error_code=code, error_message=None
-        )
+        row = CreateTopicsResponse.CreatableTopicResult(name=asked.name, error_code=code)
         return CreateTopicsResponse(version=version, throttle_time_ms=reply.throttle_ms, topics=[row])
 
     def _describe_configs(self, version: int, request: Any, reply: Reply) -> Any:
         (asked,) = request.resources
         result = DescribeConfigsResponse.DescribeConfigsResult
-        configs = [
-            result.DescribeConfigsResourceResult(
-                version=version,
-                name=name,
-                value=BROKER_CONFIGS[name],
-                read_only=True,
-                is_sensitive=False,
-                synonyms=[],
-            )
-            for name in asked.configuration_keys
-        ]
+        config = result.DescribeConfigsResourceResult
+        names = [] if reply.error else asked.configuration_keys
         row = result(
-            version=version,
             error_code=reply.error,
             error_message=reply.message,
             resource_type=asked.resource_type,
             resource_name=asked.resource_name,
-            configs=[] if reply.error else configs,
+            configs=[config(name=name, value=BROKER_CONFIGS[name], synonyms=[]) for name in names],
         )
         return DescribeConfigsResponse(version=version, throttle_time_ms=reply.throttle_ms, results=[row])
 
-    # -- InitProducerId -------------------------------------------------------------------------------
-
-    def _init_producer_id(self, version: int, reply: Reply) -> Any:
+    def _init_producer_id(self, version: int, _request: Any, reply: Reply) -> Any:
         """Without a transactional id a broker gives a new id each time, whatever the request carries."""
-        producer_id = -1
-        if not reply.error:
-            producer_id = self._next_producer_id
-            self._next_producer_id += 1
+        self._next_producer_id += not reply.error
         return InitProducerIdResponse(
             version=version,
             throttle_time_ms=reply.throttle_ms,
             error_code=reply.error,
-            producer_id=producer_id,
+            producer_id=-1 if reply.error else self._next_producer_id,
             producer_epoch=-1 if reply.error else reply.producer_epoch,
         )
 
@@ -242,18 +202,12 @@ class FakeState:
                 returned, offset, leader = self._outcome(node_id, name, code, row, reply)
                 partitions.append(_produce_partition(version, row.index, returned, offset, leader, reply))
             rows.append(
-                _ProduceTopic(
-                    version=version, name=topic.name, topic_id=topic.topic_id, partition_responses=partitions
-                )
+                _ProduceTopic(name=topic.name, topic_id=topic.topic_id, partition_responses=partitions)
             )
         answered = [row for topic in rows for row in topic.partition_responses]
         leaders = {row.current_leader.leader_id for row in answered if row.tags}
-        endpoints = [
-            ProduceResponse.NodeEndpoint(
-                version=version, node_id=leader, host=_HOST, port=self.ports[leader], rack=None
-            )
-            for leader in sorted(leaders)
-        ]
+        endpoint = ProduceResponse.NodeEndpoint
+        endpoints = [endpoint(node_id=one, host=_HOST, port=self.ports[one]) for one in sorted(leaders)]
         tagged = {"node_endpoints": endpoints} if endpoints else {}
         return ProduceResponse(version=version, responses=rows, throttle_time_ms=reply.throttle_ms, **tagged)
 
@@ -285,17 +239,13 @@ def _produce_partition(
 ) -> Any:
     tagged: dict[str, Any] = {}
     if code and leader is not None and version >= _FIRST_WITH_LEADERS:
-        tagged["current_leader"] = _ProducePartition.LeaderIdAndEpoch(
-            version=version, leader_id=leader[0], leader_epoch=leader[1]
-        )
+        named = _ProducePartition.LeaderIdAndEpoch(leader_id=leader[0], leader_epoch=leader[1])
+        tagged["current_leader"] = named
     return _ProducePartition(
-        version=version,
         index=index,
         error_code=code,
         base_offset=-1 if code and not reply.tell_offset else offset,
-        log_append_time_ms=_NO_TIMESTAMP,
         log_start_offset=reply.log_start_offset if code else 0,
-        record_errors=[],
         error_message=reply.message if code else None,
         **tagged,
     )
