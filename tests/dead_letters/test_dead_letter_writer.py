@@ -102,7 +102,7 @@ def test_a_dead_letter_has_its_content_and_the_headers_of_kafka_connect() -> Non
     ]
 
 
-def test_what_a_row_lacks_is_left_out() -> None:
+def test_what_a_row_lacks_is_left_out_and_the_context_is_bounded() -> None:
     rows = replace(rejected((None, None, ())), topic=None, partition=-1, timestamps_ms=np.array([-1]))
     [found] = dead_letters(rows)
     assert (found["key"], found["value"]) == (None, None)
@@ -110,6 +110,10 @@ def test_what_a_row_lacks_is_left_out() -> None:
     assert len(names) == 6
     assert b"__connect.errors.topic" not in names
     assert b"__connect.errors.partition" not in names
+    # A reason may be long.
+    rows = replace(rejected((None, None, ())), reason="r" * 10_000)
+    [only] = dead_letters(rows)
+    assert sum(len(content) for _, content in only["headers"]) < 1_000
 
 
 def contents() -> st.SearchStrategy[bytes | None]:
@@ -157,12 +161,6 @@ def test_dead_letters_have_the_present_time() -> None:
     rows = extract(dead_letter_plan("dead"), table, 1_700_000_000_000)
     assert rows.topics == ("dead",)
     assert rows.timestamps_ms is None, "all rows get the present time then"
-
-
-def test_the_context_of_a_dead_letter_is_bounded() -> None:
-    rows = replace(rejected((None, None, ())), reason="r" * 10_000)
-    [only] = dead_letters(rows)
-    assert sum(len(content) for _, content in only["headers"]) < 1_000
 
 
 def test_headers_that_are_too_many_for_any_dead_letter_are_counted_and_not_decoded() -> None:

@@ -30,13 +30,6 @@ def test_rows_beyond_the_maximum_are_not_taken() -> None:
     assert found.reasons() == {"RecordTooLargeError": 2}
 
 
-def test_without_a_topic_no_content_is_kept() -> None:
-    found = DeadLetters(None, -1, 1000)
-    for _ in range(3):
-        found.add(rejected(1, MAX_WAITING_BYTES))
-    assert (found.rows, found.is_waiting, found.has_room) == (3, False, True)
-
-
 def test_there_is_room_again_once_rows_are_taken() -> None:
     found = DeadLetters("dead", -1, 1000)
     found.add(rejected(1000, MAX_WAITING_BYTES // 2000))
@@ -46,6 +39,11 @@ def test_there_is_room_again_once_rows_are_taken() -> None:
     found.take()
     found.take()
     assert found.has_room
+    # Without a topic no content is kept.
+    found = DeadLetters(None, -1, 1000)
+    for _ in range(3):
+        found.add(rejected(1, MAX_WAITING_BYTES))
+    assert (found.rows, found.is_waiting, found.has_room) == (3, False, True)
 
 
 def test_three_rows_are_logged_without_content(caplog: pytest.LogCaptureFixture) -> None:

@@ -106,18 +106,7 @@ def test_a_dead_letter_keeps_all_of_its_row() -> None:
     assert (dead_letter.topic_of(0), dead_letter.key, value_of(dead_letter)) == ("t", None, None)
     assert (dead_letter.partition, dead_letter.timestamps_ms) == (np.array([1]), np.array([5_000]))
     assert headers_of(dead_letter) == [(b"", None), (b"", b"x")]
-
-
-def test_headers_go_by_position_as_spark_compares_their_names_without_case() -> None:
-    kind = pa.list_(pa.struct([("Key", pa.string()), ("VALUE", pa.binary())]))
-    headers = pa.array([[{"Key": "trace", "VALUE": b"v3"}], [], None], kind)
-    plan = ColumnPlan(value=0, topic="t", partition=1, headers=2)
-    rows = pa.table([pa.array([b"v"] * 3), pa.array([-1] * 3, pa.int32()), headers], ["v", "p", "h"])
-    assert list(map(headers_of, split(rows, plan)[1])) == [[(b"trace", b"v3")], [], []]
-
-
-def test_strings_that_are_no_utf8_are_kept_as_bytes() -> None:
-    """Spark's cast of binary to string keeps any bytes."""
+    # Spark's cast of binary to string keeps any bytes.
     garbage = pa.array([b"\xff\xfe"], pa.binary()).view(pa.string())
     entries = pa.StructArray.from_arrays([garbage, pa.array([b"x"])], ["key", "value"])
     headers = pa.ListArray.from_arrays(pa.array([0, 1], pa.int32()), entries)
@@ -126,6 +115,12 @@ def test_strings_that_are_no_utf8_are_kept_as_bytes() -> None:
     assert value_of(dead_letter) == b"\xff\xfe"
     # Other bytes than UTF-8 break its readers.
     assert headers_of(dead_letter) == [("\ufffd\ufffd".encode(), b"x")]
+    # Headers go by position, as Spark compares their names without case.
+    kind = pa.list_(pa.struct([("Key", pa.string()), ("VALUE", pa.binary())]))
+    headers = pa.array([[{"Key": "trace", "VALUE": b"v3"}], [], None], kind)
+    plan = ColumnPlan(value=0, topic="t", partition=1, headers=2)
+    rows = pa.table([pa.array([b"v"] * 3), pa.array([-1] * 3, pa.int32()), headers], ["v", "p", "h"])
+    assert list(map(headers_of, split(rows, plan)[1])) == [[(b"trace", b"v3")], [], []]
 
 
 def test_what_is_not_about_rows_still_fails_the_task() -> None:

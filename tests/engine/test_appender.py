@@ -158,6 +158,13 @@ def test_a_row_larger_than_a_batch_gets_one_of_its_own() -> None:
     bench.append(unit(3, [0]))
     assert [batch.record_count for batch in bench.batches(0)] == [2, 1, 1]
     assert bench.rows(0) == [0, 1, 2, 3]
+    # Its estimate has reached the limit, so it is full (Kafka's isFull); linger would only delay it.
+    bench = Bench(linger_ms=1_000)
+    bench.append(unit(0, [0], size=BATCH_SIZE * 2))
+    bench.append(unit(1, [1]))
+    assert [batch.state for batch in bench.batches(0)] == [BatchState.SEALED]
+    ready, _, _ = bench.accumulator.ready(bench.brokers.led_by(lambda p: p.partition), 0)
+    assert [broker.id for broker in ready] == [0]
 
 
 @each_codec(*CompressionType)
@@ -184,6 +191,16 @@ def test_the_sender_is_woken_for_new_and_full_batches_and_for_held_ones_it_met()
     assert (bench.wakes, bench.accumulator.held_batch_skipped) == (2, False)
     bench.append(unit(3, [0] * 40))
     assert bench.wakes > 2
+    # A flush closes every open batch, on the task's thread.
+    bench = Bench()
+    bench.append(unit(0, [0, 1, 2]))
+    bench.wakes = 0
+    bench.appender.flush()
+    assert bench.accumulator.flushing
+    assert bench.wakes > 0
+    for partition in range(3):
+        (batch,) = bench.batches(partition)
+        assert (batch.state, batch.held) == (BatchState.SEALED, False)
 
 
 @pytest.mark.parametrize("strategy", [full_allocator, incremental_allocator])
@@ -244,16 +261,6 @@ def test_full_fills_buffers_of_batch_size_with_compressed_bytes(codec: Compressi
     assert bench.pool.metrics().used_bytes <= 4 * 16384
 
 
-def test_a_batch_that_takes_no_further_row_does_not_wait_for_one() -> None:
-    """Its estimate has reached the limit, so it is full (Kafka's isFull); linger would only delay it."""
-    bench = Bench(linger_ms=1_000)
-    bench.append(unit(0, [0], size=BATCH_SIZE * 2))
-    bench.append(unit(1, [1]))
-    assert [batch.state for batch in bench.batches(0)] == [BatchState.SEALED]
-    ready, _, _ = bench.accumulator.ready(bench.brokers.led_by(lambda p: p.partition), 0)
-    assert [broker.id for broker in ready] == [0]
-
-
 def test_rows_that_the_pool_cannot_hold_first_fill_the_batch_that_has_room() -> None:
     bench = Bench(memory=8 * 128, batch_size=16 * 128, chunk=128)
     bench.append(unit(0, [0, 1]))
@@ -266,9 +273,7 @@ def test_rows_that_the_pool_cannot_hold_first_fill_the_batch_that_has_room() -> 
     assert batch.buffer.capacity == 7 * 128
     assert batch.size > 6 * 128
     assert bench.rows(0) == [0, *range(10, 10 + batch.record_count - records)]
-
-
-def test_with_lz4_too_rows_first_fill_the_memory_that_is_left() -> None:
+    # With lz4, too.
     bench = Bench(memory=512 << 10, batch_size=1 << 20, compression=CompressionType.LZ4, chunk=4_096)
     teach_ratio(bench.accumulator, 0.5)
     bench.append(unit(0, [0]))
@@ -301,18 +306,6 @@ def test_where_raw_rows_take_all_memory_a_batch_closes_for_the_next_one(codec: C
         assert numbers == [start + at for start in range(0, 8_000, 400) for at in range(partition, 400, 3)]
 
 
-def test_flush_closes_every_open_batch_on_the_tasks_thread() -> None:
-    bench = Bench()
-    bench.append(unit(0, [0, 1, 2]))
-    bench.wakes = 0
-    bench.appender.flush()
-    assert bench.accumulator.flushing
-    assert bench.wakes > 0
-    for partition in range(3):
-        (batch,) = bench.batches(partition)
-        assert (batch.state, batch.held) == (BatchState.SEALED, False)
-
-
 def refuse(bench: Bench, partition: int = 0) -> int:
     """The broker takes the head batch for too large; it is split. Returns its size."""
     accumulator = bench.accumulator
@@ -343,9 +336,7 @@ def test_where_a_broker_takes_less_than_batch_size_later_batches_are_smaller() -
     assert max(batch.size for batch in bench.batches(1)) <= size // 2
     assert bench.rows(0) == list(range(200))
     assert not bench.accumulator.too_large_batches
-
-
-def test_refusals_of_what_was_batched_before_lower_the_limit_only_once() -> None:
+    # Refusals of what was batched before lower the limit only once.
     bench = Bench()
     bench.append(unit(0, [0] * 100))
     bench.append(unit(100, [1] * 100))

@@ -60,8 +60,6 @@ def test_a_batch_that_is_sent_again_is_sent_whole() -> None:
     assert len(batch.buffer.views()) > 1
     assert first == again == b"".join(batch.buffer.views())
     assert first[61:] == b"r" * 2_500
-
-
-def test_rows_are_taken_only_while_held() -> None:
+    # Rows are taken only while it is held.
     with pytest.raises(IllegalTransitionError):
         batch_in(BatchState.OPEN).append(memoryview(b"record"), 1, 0)

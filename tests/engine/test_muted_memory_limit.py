@@ -88,9 +88,7 @@ def test_rows_of_healthy_partitions_go_first() -> None:
     bench.append(unit([0, 1, 2, 3, 4, 5]))
     assert bench.order == [1, 4, 5, 0, 2, 3]
     assert [bench.rows(p) for p in range(COUNT)] == [[0], [1], [2], [3], [4], [5]]
-
-
-def test_a_unit_puts_muted_partitions_last_and_keeps_the_order_in_each() -> None:
+    # A table puts muted partitions last, and keeps the order in each.
     ordered = unit([0, 1, 2, 0, 1, 2, 0], {P[0], P[1]})
     assert ordered.partitions == [P[2], P[0], P[1]]
     bench = Bench()
@@ -138,9 +136,7 @@ def test_a_first_run_may_exceed_the_share_and_the_next_waits_for_delivery_timeou
     ):
         bench.append(unit([1]), check)
     assert bench.rows(1) == []
-
-
-def test_a_task_that_is_lost_waits_no_longer() -> None:
+    # A task that is lost waits no longer.
     bench = Bench()
     bench.mutes = {P[0]}
     bench.append(unit([0] * 200))
@@ -159,6 +155,11 @@ def test_keyless_rows_leave_muted_partitions_alone() -> None:
     assert len(chosen) > 1
     everything = {p.partition for p in unit(free, set(P)).partitions}
     assert len(everything) > 1, "all muted is as none muted"
+    # Keys of a muted partition without a leader are spread.
+    infos = [PartitionMetadata("t", partition, 1 if partition else NO_LEADER) for partition in range(2)]
+    topic = TopicMetadata.of("t", None, tuple(infos))
+    found = choices_of(topic, (), {P[0]}, ())
+    assert (found.available, found.muted) == ((1,), (0,))
 
 
 def test_keys_keep_their_partition_unless_they_are_spread() -> None:
@@ -182,17 +183,8 @@ def test_keys_keep_their_partition_unless_they_are_spread() -> None:
         assert moved == sorted(moved)
         assert moved
     assert all(len(partitions) == 1 for partitions in where.values()), "equal keys stay together"
-
-
-def test_keys_of_a_muted_partition_without_a_leader_are_spread() -> None:
-    infos = [PartitionMetadata("t", partition, 1 if partition else NO_LEADER) for partition in range(2)]
-    topic = TopicMetadata.of("t", None, tuple(infos))
-    found = choices_of(topic, (), {P[0]}, ())
-    assert (found.available, found.muted) == ((1,), (0,))
-
-
-def test_rows_with_a_partition_column_are_never_spread() -> None:
-    keys: list[bytes | None] = [b"k%d" % number for number in range(50)]
+    # Rows with a partition column are never spread.
+    keys = [b"k%d" % number for number in range(50)]
     bench = Bench()
     bench.append(unit([0] * 50, {P[0]}, keys=keys, spread=True))
     assert len(bench.rows(0)) == 50

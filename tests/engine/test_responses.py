@@ -91,19 +91,26 @@ def test_a_record_too_large_fails_by_size_and_limit() -> None:
     assert isinstance(caught.value.__cause__, RecordTooLargeError)
 
 
-def test_too_large_after_an_attempt_in_doubt_is_not_split(cluster: FakeCluster) -> None:
-    cluster.script(PRODUCE, SWALLOWED, error(10))
-    with pytest.raises(DeliveryError, match=r"t-0: .*error 10.*\[0 rows acknowledged, 10 failed"):
-        send(cluster, rows(0, 10))
-    assert len(attempts(cluster)) == 2
+IN_DOUBT = {
+    "too large": ([SWALLOWED, error(10)], r"t-0: .*error 10.*\[0 rows acknowledged, 10 failed"),
+    # Catches: rows written twice, as the offset beside an error did not count as a sign of a write.
+    "too large after a deposed leader had it": (
+        [error(6, append=True, tell_offset=True), error(10)],
+        r"t-0: .*error 10",
+    ),
+    "lost place": ([SWALLOWED, error(45)], r"t-0: .*error 45.*may have been written"),
+}
 
 
-def test_too_large_after_a_deposed_leader_had_it_is_not_split(cluster: FakeCluster) -> None:
-    """Catches: rows written twice, as the offset beside an error did not count as a sign of a write."""
-    cluster.script(PRODUCE, error(6, append=True, tell_offset=True), error(10))
-    with pytest.raises(DeliveryError, match=r"t-0: .*error 10"):
+@pytest.mark.parametrize(("replies", "said"), IN_DOUBT.values(), ids=IN_DOUBT)
+def test_a_refusal_after_an_attempt_in_doubt_fails_the_task(
+    cluster: FakeCluster, replies: list[Reply], said: str
+) -> None:
+    cluster.script(PRODUCE, *replies)
+    with pytest.raises(DeliveryError, match=said):
         send(cluster, rows(0, 10))
     assert len(attempts(cluster)) == 2
+    assert written(cluster) == list(range(10)), "by the first attempt"
 
 
 def test_a_bad_network_before_a_small_limit_costs_some_attempts_and_not_all(
@@ -130,13 +137,6 @@ def test_a_duplicate_is_a_success_without_an_offset(cluster: FakeCluster) -> Non
     result = send(cluster, rows(0, 5))
     assert (result.records, result.retries) == (5, 0)
     assert result.partitions[0].offset_ranges == ()
-    assert written(cluster) == [0, 1, 2, 3, 4]
-
-
-def test_lost_place_after_an_attempt_in_doubt_fails(cluster: FakeCluster) -> None:
-    cluster.script(PRODUCE, SWALLOWED, error(45))
-    with pytest.raises(DeliveryError, match=r"t-0: .*error 45.*may have been written"):
-        send(cluster, rows(0, 5))
     assert written(cluster) == [0, 1, 2, 3, 4]
 
 

@@ -111,9 +111,7 @@ def test_a_batch_within_batch_size_is_halved() -> None:
     assert [piece.record_count for piece in refused.split()] == [10, 10]
     for sizes in [(20,) * 3, (20,) * 21, (300, 300, 1), (1, 300, 300), (400, 1, 1, 400)]:
         assert len(Refused([b"v" * size for size in sizes]).split()) == 2, sizes
-
-
-def test_every_split_makes_at_least_two_batches() -> None:
+    # Every split makes at least two batches.
     for sizes in [(0, 0), (0, 5_000), (5_000, 0), (5_000, 5_000, 0)]:
         for batch_size in (1, BATCH_SIZE, 1 << 20):
             refused = Refused([b"v" * size for size in sizes])

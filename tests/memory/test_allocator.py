@@ -36,9 +36,7 @@ def test_producers_with_one_buffer_memory_share_it_whatever_else_they_differ_in(
     other = second.open(1, 0)
     assert other.capacity == 128 << 10
     other.release()
-
-
-def test_another_buffer_memory_is_another_pool() -> None:
+    # Another buffer.memory is another pool.
     pools = make()
     first, second = pools.allocator("full", MEMORY, MEMORY), pools.allocator("full", 2 * MEMORY, MEMORY)
     held = first.open(1, 0)

@@ -381,10 +381,7 @@ def test_chunks_get_finer_where_one_for_each_open_batch_would_take_a_quarter_of_
     for buffer in buffers[50:]:
         buffer.release()
     assert opened(allocator, 100).capacity == 4096
-
-
-def test_a_large_batch_counts_as_one_when_chunk_sizes_are_chosen() -> None:
-    """What `full` would hold for it is no measure of how many batches are open."""
+    # What `full` would hold for it is no measure of how many batches are open.
     pool = pool_of(1 << 20, 16384)
     allocator = incremental_allocator(pool, 16384)
     large = opened(allocator, 300 << 10)
@@ -586,9 +583,7 @@ def test_savings_are_measured_against_a_batch_size_for_each_open_batch() -> None
     assert saved(pool) == metrics.full_strategy_bytes == 0
     assert saved(pool, "buffer-saved-bytes-max") == (9 << 20) - 9 * 16384
     assert_idle(pool)
-
-
-def test_full_saves_nothing_against_itself() -> None:
+    # `full` saves nothing against itself.
     pool = pool_of(64 << 20, 1 << 20)
     buffers = [opened(full_allocator(pool), size) for size in (10, 1 << 20, 3 << 20)]
     buffers[0].write_growing(bytes(1 << 20))

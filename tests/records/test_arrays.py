@@ -32,10 +32,7 @@ def test_nulls_of_other_types() -> None:
     for kind in (pa.string(), pa.large_binary(), pa.list_(pa.string()), pa.null()):
         assert null_mask(pa.nulls(11, kind).slice(3)).tolist() == [True] * 8
         assert null_mask(pa.nulls(0, kind)).tolist() == []
-
-
-def test_nulls_without_a_type_stay_nulls_in_a_struct_that_was_taken() -> None:
-    """Catches: the bitmap that Arrow gives them then, so that JSON has nothing in the place of null."""
+    # Catches: the bitmap that Arrow gives them then, so that JSON has nothing in the place of null.
     column = pa.StructArray.from_arrays([pa.nulls(3)], ["x"]).take(indices(np.array([0, 2])))
     assert null_mask(column.flatten()[0]).tolist() == [True, True]
 

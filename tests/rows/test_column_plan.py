@@ -119,21 +119,12 @@ def test_positions_are_those_of_the_dataframe() -> None:
     assert narrowed == ColumnPlan(4, None, topic_column=5, key=2, headers=1, partition=0, timestamp=3)
     assert narrowed.narrowed() == narrowed
     assert pickle.loads(pickle.dumps(plan)) == plan
-
-
-def test_option_wins_over_the_column_whatever_its_type() -> None:
+    # The option wins over the column, whatever its type.
     plan = ColumnPlan.of([VALUE, ("topic", "binary")], "t")
     assert plan == ColumnPlan(0, "t")
     assert plan.used == (0,)
-
-
-def test_names_in_headers_are_compared_as_spark_does() -> None:
+    # Names in headers are compared as Spark does.
     assert ColumnPlan.of([VALUE, ("headers", "array<struct<Key:string,Value:binary>>")], "t").headers == 1
-
-
-def test_two_columns_of_one_name_are_refused() -> None:
-    with pytest.raises(SchemaError, match="two columns 'other'"):
-        ColumnPlan.of([VALUE, ("other", "int"), ("other", "int")], "t")
 
 
 def test_intervals_of_months_are_refused_before_tasks_meet_them() -> None:
@@ -155,10 +146,13 @@ def test_planning_imports_nothing_heavy() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_the_error_of_a_wide_table_names_a_few_of_its_columns() -> None:
+def test_errors_about_names() -> None:
     """Catches: thousands of names in an error that Spark prints several times."""
     with pytest.raises(SchemaError) as caught:
         ColumnPlan.of([(f"column_{number}", "string") for number in range(2_000)], "t")
     assert "column_0, column_1, " in str(caught.value)
     assert "column_9 and 1,990 more: rename one to 'value'" in str(caught.value)
     assert len(str(caught.value)) < 300
+    # Two of one name.
+    with pytest.raises(SchemaError, match="two columns 'other'"):
+        ColumnPlan.of([VALUE, ("other", "int"), ("other", "int")], "t")

@@ -68,9 +68,7 @@ def test_parts_that_no_row_has_are_none() -> None:
     assert rows.value[0].null_count == 2
     assert (rows.topics, rows.topic_index) == (("t",), None)
     assert read(value=pa.nulls(3)).value[0].type == pa.binary(), "a column without a type of its own"
-
-
-def test_an_empty_batch() -> None:
+    # Nor has a batch without rows.
     columns = {
         "key": pa.array([], pa.large_string()),
         "value": pa.array([], pa.string()),
@@ -101,9 +99,6 @@ def test_timestamps_floor_to_milliseconds_and_null_is_now() -> None:
     data = pa.py_buffer(np.array([-5_000_000, 7_000], dtype=np.int64))
     column = pa.Array.from_buffers(pa.timestamp("us", "UTC"), 2, [pa.py_buffer(b"\x02"), data])
     assert listed(read(timestamp=column).timestamps_ms) == [NOW_MS, 7]
-
-
-def test_timestamps_before_1970_are_refused() -> None:
     message = refused(timestamp=pa.array([5, -1001, None, -1, -10_000_000], pa.timestamp("us", "UTC")))
     assert message.startswith("column 'timestamp' is before 1970 in 2 of 5 rows")
 
@@ -166,14 +161,6 @@ def test_topics_are_numbered_in_order_of_appearance() -> None:
         assert (one.topics, one.topic_index) == (("only",), None)
 
 
-def test_a_topic_that_is_no_utf8_is_refused_by_column() -> None:
-    """Spark's cast of binary to string keeps any bytes."""
-    for kind in (pa.string(), pa.large_string()):
-        names = pa.array([b"good", b"\xff\xfe", b"bad\xc3", None], _binary_of(kind)).view(kind)
-        message = refused(topic=names.slice(0, 3))
-        assert message.startswith("column 'topic' names a topic that Kafka does not take in 2 of 3 rows")
-
-
 def _binary_of(kind: pa.DataType) -> pa.DataType:
     return pa.large_binary() if kind == pa.large_string() else pa.binary()
 
@@ -192,18 +179,21 @@ def test_a_header_key_that_is_no_utf8_is_refused(of_keys: pa.DataType) -> None:
     assert read(headers=headers.slice(2, 1)).headers is not None
 
 
-def test_null_topics_are_refused_in_sparks_words() -> None:
+def test_topics_that_are_refused() -> None:
     message = refused(topic=pa.array(["a", None, None]))
     # What spark-sql-kafka-0-10_2.13 4.1.1 says, and then where.
     assert message == (
         "The Kafka message data sent to the producer contains a null topic. "
         "Use the `topic` option for setting a default topic. (column 'topic' is null in 2 of 3 rows)"
     )
-
-
-def test_topics_that_kafka_does_not_take() -> None:
+    # Kafka does not take these.
     for name in ("", "..", "größe", f"a {SECRET}", SECRET * 20):
         assert "in 2 of 3 rows" in refused(topic=pa.array([name, "good", name]))
+    # Spark's cast of binary to string keeps any bytes.
+    for kind in (pa.string(), pa.large_string()):
+        names = pa.array([b"good", b"\xff\xfe", b"bad\xc3", None], _binary_of(kind)).view(kind)
+        message = refused(topic=names.slice(0, 3))
+        assert message.startswith("column 'topic' names a topic that Kafka does not take in 2 of 3 rows")
 
 
 texts = st.lists(st.none() | st.binary(max_size=5), max_size=30)

@@ -63,7 +63,7 @@ def test_blocks_meet_without_a_seam() -> None:
     assert hashes(pa.array(alike, pa.binary()).slice(3)) == expected(list(alike[3:]))
 
 
-def test_a_null_over_garbage_is_an_empty_key() -> None:
+def test_buffers_that_hold_more_than_keys() -> None:
     """A null's slot may hold bytes; they are not its key."""
     data = b"x" * 40 * 20
     offsets = np.arange(0, len(data) + 1, 40, dtype=np.int32)
@@ -71,13 +71,12 @@ def test_a_null_over_garbage_is_an_empty_key() -> None:
     buffers = [pa.py_buffer(validity), pa.py_buffer(offsets), pa.py_buffer(data)]
     array = pa.Array.from_buffers(pa.binary(), 20, buffers)
     assert hashes(array) == expected([b"x" * 40, None] * 10)
-
-
-def test_offsets_that_start_past_zero() -> None:
-    """As IPC may bring them: the first offset is not 0, and the data ends with the last."""
+    # As IPC may bring them: the first offset is not 0, and the data ends with the last.
     data = b"junk" + b"".join(b"key-%03d" % number for number in range(50))
-    offsets = np.arange(4, len(data) + 1, 7, dtype=np.int64)
-    array = pa.Array.from_buffers(pa.large_binary(), 50, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+    wide_offsets = np.arange(4, len(data) + 1, 7, dtype=np.int64)
+    array = pa.Array.from_buffers(
+        pa.large_binary(), 50, [None, pa.py_buffer(wide_offsets), pa.py_buffer(data)]
+    )
     assert hashes(array) == expected([b"key-%03d" % number for number in range(50)])
 
 

@@ -92,6 +92,9 @@ def test_column_before_key_before_sticky() -> None:
     assert (found[1::5] == hashed[1::5]).all()
     assert (found[4::5] == hashed[4::5]).all(), "an empty key is a key"
     assert ((found >= 0) & (found < 4)).all()
+    # Keys can be ignored.
+    key = pa.array([b"same"] * 1000, pa.binary())
+    assert len(set(assigned(partitioner(ignore_keys=True), key, None, SIZES).tolist())) > 1
 
 
 def test_a_partition_out_of_range_is_refused_with_its_count() -> None:
@@ -114,20 +117,22 @@ def test_keyless_rows_stick_to_the_end_of_a_batch_over_calls() -> None:
         batches.append(chosen, 100)
         found += chosen
     assert runs(found) == [50] * 26, "50 rows of 100 bytes make 5000"
+    # Rows that are larger than a batch get one each.
+    assert runs(assigned(partitioner(batches=Batches(50)), None, None, SIZES[:20])) == [1] * 20
 
 
-def test_a_batch_that_was_begun_is_filled_before_one_of_its_own() -> None:
+@pytest.mark.parametrize(
+    ("held", "expected"),
+    [
+        pytest.param(4000.0, [60, 60], id="10 rows fill the open batch, 50 more are a batch's worth"),
+        pytest.param(100.0, [49, 49], id="one that is nearly empty is a batch's worth"),
+    ],
+)
+def test_a_batch_that_was_begun_is_filled_before_one_of_its_own(held: float, expected: list[int]) -> None:
     batches = Batches()
-    batches.open = dict.fromkeys(range(4), 4000.0)
-    found = assigned(partitioner(batches=batches), None, None, SIZES[:240])
-    assert runs(found)[:2] == [60, 60], "10 rows fill the open batch, 50 more are a batch's worth"
-
-
-def test_a_batch_that_is_nearly_empty_is_a_batchs_worth() -> None:
-    batches = Batches()
-    batches.open = dict.fromkeys(range(4), 100.0)
-    found = assigned(partitioner(batches=batches), None, None, SIZES[:196])
-    assert runs(found)[:2] == [49, 49]
+    batches.open = dict.fromkeys(range(4), held)
+    found = assigned(partitioner(batches=batches), None, None, SIZES[: 4 * expected[0]])
+    assert runs(found)[:2] == expected
 
 
 def test_rows_whose_batches_go_before_they_are_full_move_on_within_two_batches_worth() -> None:
@@ -140,19 +145,12 @@ def test_rows_whose_batches_go_before_they_are_full_move_on_within_two_batches_w
     assert 45 <= min(runs(found)[:-1]) <= max(runs(found)) <= 100
 
 
-def test_rows_larger_than_a_batch_get_one_each() -> None:
-    found = assigned(partitioner(batches=Batches(50)), None, None, SIZES[:20])
-    assert runs(found) == [1] * 20
-
-
 def test_keyless_rows_spread_evenly() -> None:
     found = assigned(partitioner(), None, None, np.full(100_000, 100, dtype=np.int64), 8)
     counts = Counter(found.tolist())
     assert set(counts) == set(range(8))
     assert max(counts.values()) < 1.3 * min(counts.values())
-
-
-def test_a_longer_queue_gets_less() -> None:
+    # A longer queue gets less.
     loads = [0, 0, 9, 0]
     sizes = np.full(100_000, 100, dtype=np.int64)
     found = assigned(partitioner(adaptive=True, loads=lambda *_: loads), None, None, sizes)
@@ -166,16 +164,9 @@ def test_a_partition_that_became_unavailable_is_left_at_once() -> None:
     others = tuple(number for number in range(4) if number != first)
     found = assigned(one, None, None, SIZES, available=others)
     assert first not in found
-
-
-def test_with_none_available_all_are_alike() -> None:
+    # With none available all are alike.
     found = assigned(partitioner(), None, None, SIZES, available=())
     assert len(set(found.tolist())) > 1
-
-
-def test_keys_can_be_ignored() -> None:
-    key = pa.array([b"same"] * 1000, pa.binary())
-    assert len(set(assigned(partitioner(ignore_keys=True), key, None, SIZES).tolist())) > 1
 
 
 @pytest.mark.parametrize("counts", [(1, 1, 1), (1, 4, 7), (8, 2, 16)])

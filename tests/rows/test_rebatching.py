@@ -49,9 +49,7 @@ def test_a_large_batch_goes_at_once_in_even_slices_that_share_its_memory() -> No
     assert units.is_empty
     for unit in found:
         assert unit.column(1).chunk(0).buffers()[2].address == large.column(1).buffers()[2].address
-
-
-def test_a_batch_of_just_a_unit_is_not_cut() -> None:
+    # One of just a unit is not cut.
     assert [unit.num_rows for unit in builder(1000).offer(batch([100 - ROW_BYTES] * 10), 0)] == [10]
     assert [unit.num_rows for unit in builder(1000).offer(batch([100 - ROW_BYTES] * 14), 0)] == [14]
     assert [unit.num_rows for unit in builder(1000).offer(batch([100 - ROW_BYTES] * 16), 0)] == [8, 8]
@@ -80,15 +78,13 @@ def test_held_rows_go_when_linger_has_passed() -> None:
     assert numbers(units.offer(batch([]), 500)) == [0], "an empty batch is no reason to wait on"
 
 
-def test_rows_without_bytes_count_too() -> None:
+def test_rows_and_batches_count_beside_their_bytes() -> None:
     values = pa.nulls(1_000_000, pa.binary())
     found = builder().offer(
         pa.record_batch([pa.array(np.arange(1_000_000)), values], names=["number", "value"]), 0
     )
     assert {unit.num_rows for unit in found} == {125_000}
-
-
-def test_many_tiny_batches_cost_more_than_their_bytes() -> None:
+    # Many tiny batches cost more than their bytes.
     units = builder()
     held = 0
     while not units.offer(batch([1]), 0):

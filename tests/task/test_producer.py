@@ -575,9 +575,7 @@ def test_producers_that_live_are_asked() -> None:
     gc.collect()
     assert kafka_sink.producer_metrics() == []
     sender.close(1000, abort=True)
-
-
-def test_producers_of_the_parent_do_not_live_in_a_fork() -> None:
+    # Those of the parent do not live in a fork.
     producer = Producer(NO_BROKER)
     assert in_a_fork(lambda: kafka_sink.producer_metrics() == [])
     producer.close()
