@@ -140,18 +140,6 @@ def test_a_duplicate_is_a_success_without_an_offset(cluster: FakeCluster) -> Non
     assert written(cluster) == [0, 1, 2, 3, 4]
 
 
-def test_a_log_that_moved_past_the_last_write_restarts_the_sequences_of_later_batches(
-    cluster: FakeCluster,
-) -> None:
-    with task(cluster) as producer:
-        producer.send(rows(0, 5))
-        until(lambda: producer.acknowledged == producer.rows, "the first acknowledgement")
-        cluster.script(PRODUCE, error(59, log_start_offset=1000))
-        producer.send(rows(5, 5))
-        assert producer.finish().records == 10
-    assert [batch.producer_epoch for batch in cluster.batches(TOPIC, 0)] == [0, 1]
-
-
 def test_a_final_response_fails_the_task_with_cause_place_and_counts(cluster: FakeCluster) -> None:
     with task(cluster) as producer:
         producer.send(rows(0, 7, partition=1))

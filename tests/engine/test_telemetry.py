@@ -149,8 +149,9 @@ class Client:
 
 
 def test_brokers_that_do_not_offer_it_are_asked_nothing_and_nothing_is_recorded() -> None:
-    client, ended = Client(), Client()
-    for one in (client, ended):
+    client, ended, only_asks = Client(), Client(), Client()
+    only_asks.network.connections[1] = Connection(only_asks.network, 1, GET)
+    for one in (client, ended, only_asks):
         one.telemetry.on_connected(1, 0.0)
         one.telemetry.on_sent([5.0])
         one.responded(1, 5.0, 0.0)

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from kafka_sink.engine.telemetry import ClientTelemetry
-from kafka_sink.kafka_errors import UNKNOWN_SUBSCRIPTION_ID
 from tests.support.brokers import Brokers
 from tests.support.fake_broker import FakeCluster
-from tests.support.fake_replies import SWALLOWED, Refuse, Reply, error
+from tests.support.fake_replies import SWALLOWED, Refuse, Reply
 from tests.support.network_harness import PATIENCE_S, Connected, Driver, Responded, batch, produce_request
 from tests.support.telemetry_messages import GET_SUBSCRIPTIONS, PUSH, Wanted
 
@@ -87,18 +86,6 @@ def client(cluster: FakeCluster) -> Iterator[Client]:
         yield Client(cluster, driver)
 
 
-def test_a_broker_that_takes_no_pushes_is_asked_for_nothing() -> None:
-    """Catches: a connection with rows in flight that such a broker closed at each push."""
-    only_asks = {GET_SUBSCRIPTIONS: (0, 0)}
-    with FakeCluster({"t": 1}, versions=only_asks) as cluster, Driver(cluster.bootstrap_servers) as driver:
-        cluster.want_metrics(Wanted(interval_ms=INTERVAL))
-        client = Client(cluster, driver)
-        client.connect()
-        assert client.after(0) == float("inf")
-        client.poll()
-        assert client.counts == (0, 0)
-
-
 def test_a_broker_that_throttles_gets_no_push_before_its_time(cluster: FakeCluster, client: Client) -> None:
     """Catches: a request on a connection that the broker wants silent (KIP-219)."""
     cluster.script(GET_SUBSCRIPTIONS, Reply(throttle_ms=3 * INTERVAL))
@@ -110,35 +97,9 @@ def test_a_broker_that_throttles_gets_no_push_before_its_time(cluster: FakeClust
     client.after(INTERVAL)
     client.settle(PUSH, 1)
     assert client.counts == (1, 1)
-
-
-def test_of_brokers_that_throttle_only_others_get_a_push(cluster: FakeCluster, client: Client) -> None:
-    cluster.script(GET_SUBSCRIPTIONS, Reply(throttle_ms=3 * INTERVAL))
-    client.subscribe()
-    client.connect(-2)
-    client.after(INTERVAL)
-    client.settle(PUSH, 1)
-    assert [one.node_id for one in cluster.received(PUSH)] == [1]
-
-
-def test_there_is_no_last_push_to_a_broker_that_throttles(cluster: FakeCluster, client: Client) -> None:
-    cluster.script(GET_SUBSCRIPTIONS, Reply(throttle_ms=3 * INTERVAL))
-    client.subscribe()
-    client.telemetry.terminate(client.driver.clock.now)
-    client.poll()
-    assert client.counts == (1, 0)
-
-
-def test_a_broker_that_knows_no_subscription_that_it_gave_is_asked_once_an_interval(
-    cluster: FakeCluster, client: Client
-) -> None:
-    cluster.script(PUSH, *[error(UNKNOWN_SUBSCRIPTION_ID)] * 10)
-    client.subscribe()
-    for turn in range(1, 5):
-        client.after(INTERVAL)
-        client.settle(GET_SUBSCRIPTIONS, turn + 1)
-        assert client.counts == (turn + 1, turn)
-        assert client.after(0) == INTERVAL
+    network, now = client.driver.client, client.driver.clock.now
+    assert network.connected_with(OFFERED.keys(), now) is not None
+    assert network.connected_with({*OFFERED, 9_999}, now) is None, "no broker has that one"
 
 
 @pytest.mark.parametrize("api", [GET_SUBSCRIPTIONS, PUSH])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from itertools import pairwise
 
 import pytest
 
@@ -288,17 +287,4 @@ def test_no_batch_that_may_be_written_is_split(end: str) -> None:
     assert model.deliveries.has_failed
     assert model.deliveries.counts().splits == 0
     model.zombie()
-    model.check_end()
-
-
-def test_rows_stay_in_order_through_all_of_it() -> None:
-    """What the five serve: the log has each row once, in the order of appending."""
-    model = established()
-    for _ in range(3):
-        one_more(model)
-    model.disconnect(0, unread="late")
-    model.zombie()
-    model.settle()
-    rows = [row for batch in model.logs[P].batches for row in numbers_in(batch.data)]
-    assert all(earlier < later for earlier, later in pairwise(rows))
     model.check_end()
