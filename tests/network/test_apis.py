@@ -18,30 +18,29 @@ from kafka_sink.network import apis, requests
 from kafka_sink.records.encoder import MAX_RECORDS_PER_BATCH
 from tests.support.effort import tries
 from tests.support.network_harness import request, response_to
-from tests.support.response_checks import CASES, GIVEN, cost, every_version
+from tests.support.response_checks import CHECKS, EXPECTED, GIVEN, check, cost, every_version, given_for
 from tests.support.schema_responses import FloodWriter, ResponseWriter, list_names, uvarint
 
 
 def test_every_api_has_a_case() -> None:
-    assert CASES.keys() == apis.APIS.keys()
-    for key in CASES:
+    assert {*CHECKS, *EXPECTED} == apis.APIS.keys()
+    for key in apis.APIS:
         for version in every_version(key):
             writer = ResponseWriter(apis.APIS[key].name, version, random.Random(1))
             assert writer.flexible == (version >= apis.APIS[key].first_flexible)
 
 
-EACH_API = pytest.mark.parametrize("key", CASES, ids=lambda key: apis.APIS[key].name)
+EACH_API = pytest.mark.parametrize("key", apis.APIS, ids=lambda key: apis.APIS[key].name)
 
 
 @EACH_API
 def test_fuzz_what_brokers_write_is_read_and_nothing_that_is_cut_short(key: int) -> None:
-    (first, last), (check, given) = apis.APIS[key].versions, CASES[key]
-    decode, name = apis.DECODERS[key], apis.APIS[key].name
+    decode, name, given = apis.DECODERS[key], apis.APIS[key].name, given_for(key)
     for seed in range(tries(20)):
         chance = random.Random(seed)
-        for version in range(first, last + 1):
-            values, payload = ResponseWriter(name, version, chance).response(**GIVEN, **given)
-            check(decode(version, payload, 0), values, version)
+        for version in every_version(key):
+            values, payload = ResponseWriter(name, version, chance).response(**given)
+            check(key, decode(version, payload, 0), values, version)
             with pytest.raises(ProtocolError, match=rf"{name} v\d+ .*(too many|cannot be read|at most)"):
                 decode(version, payload + b"\7", 0)
             ends = chance.sample(range(len(payload)), 1) if seed else range(len(payload))
@@ -52,12 +51,11 @@ def test_fuzz_what_brokers_write_is_read_and_nothing_that_is_cut_short(key: int)
 
 @EACH_API
 def test_fuzz_damaged_responses_raise_nothing_but_a_protocol_error(key: int) -> None:
-    (first, last), (_, given) = apis.APIS[key].versions, CASES[key]
     decode = apis.DECODERS[key]
     for seed in range(tries(60)):
         chance = random.Random(seed)
-        version = chance.randint(first, last)
-        _, payload = ResponseWriter(apis.APIS[key].name, version, chance).response(**GIVEN, **given)
+        version = chance.choice(every_version(key))
+        _, payload = ResponseWriter(apis.APIS[key].name, version, chance).response(**given_for(key))
         damaged = bytearray(payload)
         for _ in range(chance.randint(1, 4)):
             damaged[chance.randrange(len(damaged))] = chance.choice([0, 1, 0x7F, 0x80, 0xFE, 0xFF])
