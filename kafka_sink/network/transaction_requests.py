@@ -128,9 +128,8 @@ class ListTransactionsResponse:
 
 def encode_find_coordinator(version: int, keys: Sequence[str], *, of_groups: bool) -> bytes:
     """Look up the coordinators of groups (``of_groups``) or of transactional ids."""
-    key_type = _GROUP if of_groups else _TRANSACTION
     request = Writer(FIND_COORDINATOR, version)
-    request.fields("b", key_type)
+    request.fields("b", _GROUP if of_groups else _TRANSACTION)
     request.texts(keys)
     return request.finished()
 
@@ -168,20 +167,15 @@ def encode_add_partitions(
 
 def _write_partitions(request: Writer, partitions: Iterable[TopicPartition]) -> None:
     """A list of topics, each with the numbers of its partitions."""
-    topics = _by_topic(partitions)
+    topics: dict[str, list[int]] = {}
+    for one in partitions:
+        topics.setdefault(one.topic, []).append(one.partition)
     request.length(topics)
     for name, numbers in topics.items():
         request.text(name)
         request.length(numbers)
         request.fields(f"{len(numbers)}i", *numbers)
         request.end()
-
-
-def _by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
-    topics: dict[str, list[int]] = {}
-    for one in partitions:
-        topics.setdefault(one.topic, []).append(one.partition)
-    return topics
 
 
 def _partition_errors(reader: Reader) -> PartitionErrors:

@@ -5,7 +5,7 @@ Source of the rules: ``ProducerConfig`` and ``CommonClientConfigs`` of kafka-cli
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from kafka_sink.errors import ConfigurationError
@@ -28,10 +28,10 @@ def settle(given: Mapping[str, Any]) -> tuple[Values, list[str]]:
     contradict each other.
     """
     values = {**_DEFAULTS, **given}
-    return values, [warning for rule in _RULES for warning in rule(values, given)]
+    return values, [warning for rule in _RULES for warning in rule(values, given) or ()]
 
 
-def _needs(values: Values, given: Mapping[str, Any]) -> list[str]:
+def _needs(values: Values, given: Mapping[str, Any]) -> None:
     """An option has no effect without another one's value: ``OptionSpec.needs``."""
     for spec in SPECS:
         if spec.needs and spec.attribute in given:
@@ -42,19 +42,17 @@ def _needs(values: Values, given: Mapping[str, Any]) -> list[str]:
                     f"Option '{spec.name}' has no effect without {spec.needs}: set that, too, or remove "
                     f"'{spec.name}'"
                 )
-    return []
 
 
-def _rack(values: Values, _: Mapping[str, Any]) -> list[str]:
+def _rack(values: Values, _: Mapping[str, Any]) -> None:
     if values["partitioner_rack_aware"] and not values["client_rack"].strip():
         raise ConfigurationError(
             "kafka.partitioner.rack.aware=true needs kafka.client.rack: the rack or zone of executors, or "
             "${env:NAME} to read it from their environment"
         )
-    return []
 
 
-def _idempotence(values: Values, given: Mapping[str, Any]) -> list[str]:
+def _idempotence(values: Values, given: Mapping[str, Any]) -> Iterator[str]:
     in_flight = values["max_in_flight_requests_per_connection"]
     conflicts = []
     if values["acks"] != -1:
@@ -65,20 +63,20 @@ def _idempotence(values: Values, given: Mapping[str, Any]) -> list[str]:
         name = "kafka.max.in.flight.requests.per.connection"
         conflicts.append((f"{name}={in_flight}", f"at most {IDEMPOTENT_IN_FLIGHT} requests in flight"))
     if not conflicts or not values["enable_idempotence"]:
-        return []
+        return
     against = " and ".join(conflict for conflict, _ in conflicts)
     needs = " and ".join(need for _, need in conflicts)
     if "enable_idempotence" in given:
         raise ConfigurationError(f"kafka.enable.idempotence=true needs {needs}, but {against} is set")
     values["enable_idempotence"] = False
     because = f"kafka.enable.idempotence is off because of {against} (it needs {needs})"
-    return [f"{because}: retries may duplicate or reorder rows"]
+    yield f"{because}: retries may duplicate or reorder rows"
 
 
-def _exactly_once(values: Values, _: Mapping[str, Any]) -> list[str]:
+def _exactly_once(values: Values, _: Mapping[str, Any]) -> None:
     """Run after the rule about idempotence, which may have disabled it."""
     if values["delivery_guarantee"] != "exactly-once":
-        return []
+        return
     if values["acks"] != -1:
         raise ConfigurationError("delivery.guarantee=exactly-once needs kafka.acks=all")
     if not values["enable_idempotence"]:
@@ -88,40 +86,38 @@ def _exactly_once(values: Values, _: Mapping[str, Any]) -> list[str]:
         )
     if (values["txn_app_id"] == "") != (values["txn_version"] == -1):
         raise ConfigurationError("Options 'txnAppId' and 'txnVersion' must be set together")
-    return []
 
 
-def _dead_letters(values: Values, _: Mapping[str, Any]) -> list[str]:
+def _dead_letters(values: Values, _: Mapping[str, Any]) -> None:
     topic = values["errors_deadletterqueue_topic_name"]
     if topic is not None and topic == values["topic"]:
         raise ConfigurationError(
-            f"Options 'topic' and 'errors.deadletterqueue.topic.name' both name '{topic}': give dead "
+            f"Options 'topic' and 'errors.deadletterqueue.topic.name' both name '{topic}': give "
             "dead letters a topic of their own"
         )
-    return []
 
 
-def _unconfirmed(values: Values, _: Mapping[str, Any]) -> list[str]:
-    if values["acks"] != 0:
-        return []
-    return [
-        "kafka.acks=0: brokers acknowledge nothing, so rows can be lost without an error (see unconfirmed)"
-    ]
+def _unconfirmed(values: Values, _: Mapping[str, Any]) -> Iterator[str]:
+    if values["acks"] == 0:
+        yield (
+            "kafka.acks=0: brokers acknowledge nothing, so rows can be lost without an error "
+            "(see unconfirmed)"
+        )
 
 
-def _delivery_timeout(values: Values, given: Mapping[str, Any]) -> list[str]:
+def _delivery_timeout(values: Values, given: Mapping[str, Any]) -> Iterator[str]:
     linger, request = values["linger_ms"], values["request_timeout_ms"]
     delivery, minimum = values["delivery_timeout_ms"], min(linger + request, INT_MAX)
     if delivery >= minimum:
-        return []
+        return
     sum_text = f"kafka.linger.ms ({linger}) + kafka.request.timeout.ms ({request})"
     if "delivery_timeout_ms" in given:
         raise ConfigurationError(f"kafka.delivery.timeout.ms ({delivery}) must be at least {sum_text}")
     values["delivery_timeout_ms"] = minimum
-    return [f"kafka.delivery.timeout.ms is raised from its default {delivery} to {minimum}: {sum_text}"]
+    yield f"kafka.delivery.timeout.ms is raised from its default {delivery} to {minimum}: {sum_text}"
 
 
-def _memory(values: Values, _: Mapping[str, Any]) -> list[str]:
+def _memory(values: Values, _: Mapping[str, Any]) -> Iterator[str]:
     batch, buffer = values["batch_size"], values["buffer_memory"]
     strategy = values["buffer_memory_allocation_strategy"]
     sizes = f"kafka.batch.size ({batch}) is larger than kafka.buffer.memory ({buffer})"
@@ -131,44 +127,40 @@ def _memory(values: Values, _: Mapping[str, Any]) -> list[str]:
     if chunk > buffer:
         raise ConfigurationError(f"kafka.buffer.memory ({buffer}) does not hold one chunk of {chunk} bytes")
     if batch > buffer:
-        return [f"{sizes}: batches are closed before they are full, when the memory is used up"]
-    return []
+        yield f"{sizes}: batches are closed before they are full, when the memory is used up"
 
 
-def _request_size(values: Values, _: Mapping[str, Any]) -> list[str]:
+def _request_size(values: Values, _: Mapping[str, Any]) -> Iterator[str]:
     batch, request = values["batch_size"], values["max_request_size"]
-    if batch <= request:
-        return []
-    sizes = f"kafka.batch.size ({batch}) is larger than kafka.max.request.size ({request})"
-    return [
-        f"{sizes}: each full batch needs its own request, and the topic's max.message.bytes must allow it"
-    ]
+    if batch > request:
+        yield (
+            f"kafka.batch.size ({batch}) is larger than kafka.max.request.size ({request}): each full batch "
+            "needs its own request, and the topic's max.message.bytes must allow it"
+        )
 
 
-def _reconnect_backoff(values: Values, given: Mapping[str, Any]) -> list[str]:
+def _reconnect_backoff(values: Values, given: Mapping[str, Any]) -> None:
+    """As in Java, the wait is constant where only the first one is set."""
     if "reconnect_backoff_ms" in given and "reconnect_backoff_max_ms" not in given:
         values["reconnect_backoff_max_ms"] = values["reconnect_backoff_ms"]
-        return []
-    return _capped("reconnect_backoff_ms", "reconnect_backoff_max_ms")(values, given)
 
 
-def _capped(attribute: str, limit: str) -> Callable[[Values, Mapping[str, Any]], list[str]]:
-    """Return the rule that reduces one time to the maximum that another option sets."""
-
-    def rule(values: Values, _: Mapping[str, Any]) -> list[str]:
+def _capped(values: Values, _: Mapping[str, Any]) -> Iterator[str]:
+    """Reduce times to their maximum, which another option sets."""
+    for name in ("retry.backoff", "reconnect.backoff", "socket.connection.setup.timeout"):
+        attribute, limit = (f"{name}{end}".replace(".", "_") for end in (".ms", ".max.ms"))
         value, maximum = values[attribute], values[limit]
-        if value <= maximum:
-            return []
-        values[attribute] = maximum
-        name, limit_name = (f"kafka.{part.replace('_', '.')}" for part in (attribute, limit))
-        return [f"{name} ({value}) is larger than {limit_name} ({maximum}): {maximum} is used for both"]
+        if value > maximum:
+            values[attribute] = maximum
+            yield (
+                f"kafka.{name}.ms ({value}) is larger than kafka.{name}.max.ms ({maximum}): {maximum} is "
+                "used for both"
+            )
 
-    return rule
 
-
-def _topic_creation(values: Values, given: Mapping[str, Any]) -> list[str]:
+def _topic_creation(values: Values, given: Mapping[str, Any]) -> None:
     if not values["topic_create"]:
-        return []
+        return
     if values["topic"] is None:
         if not values["topic_create_names"]:
             raise ConfigurationError(
@@ -176,14 +168,13 @@ def _topic_creation(values: Values, given: Mapping[str, Any]) -> list[str]:
                 "'topic' are not known in advance"
             )
         # Brokers may create those that are not named.
-        return []
+        return
     # Otherwise a topic that is deleted during the job would come back with the broker's defaults.
     if "allow_auto_create_topics" not in given:
         values["allow_auto_create_topics"] = False
-    return []
 
 
-def _unused_security(values: Values, given: Mapping[str, Any]) -> list[str]:
+def _unused_security(values: Values, given: Mapping[str, Any]) -> None:
     """Security options that the protocol does not use are errors. Java ignores them silently."""
     protocol = values["security_protocol"]
     changed = [spec for spec in SPECS if spec.group == SECURITY and given.get(spec.attribute, spec.default)
@@ -192,7 +183,7 @@ def _unused_security(values: Values, given: Mapping[str, Any]) -> list[str]:
     login = [spec.name for spec in changed if "sasl." in spec.name]
     unused = [*(tls if not protocol.endswith("SSL") else ()), *(login if "SASL" not in protocol else ())]
     if not unused:
-        return []
+        return
     wanted = "SASL_SSL" if login or "SASL" in protocol else "SSL"
     raise ConfigurationError(
         f"Option '{unused[0]}' has no effect with kafka.security.protocol={protocol}: set "
@@ -200,34 +191,32 @@ def _unused_security(values: Values, given: Mapping[str, Any]) -> list[str]:
     )
 
 
-def _verification(values: Values, _: Mapping[str, Any]) -> list[str]:
+def _verification(values: Values, _: Mapping[str, Any]) -> Iterator[str]:
     if not values["enable_ssl_certificate_verification"]:
         raise ConfigurationError(
             "Option 'kafka.enable.ssl.certificate.verification' cannot be false: set "
             "kafka.ssl.truststore.location to a file with the brokers' certificate or that of its authority"
         )
-    warnings = []
     if values["ssl_endpoint_identification_algorithm"] in ("", "none"):
-        warnings.append(
+        yield (
             "kafka.ssl.endpoint.identification.algorithm is switched off: any host with a certificate of a "
             "trusted authority can impersonate a broker"
         )
     if values["security_protocol"] == "SASL_PLAINTEXT":
-        mechanism = values["sasl_mechanism"]
-        what = "password or token" if mechanism in ("PLAIN", "OAUTHBEARER") else "proof of the login"
-        warnings.append(f"kafka.security.protocol=SASL_PLAINTEXT sends rows and the {what} unencrypted")
+        secret = values["sasl_mechanism"] in ("PLAIN", "OAUTHBEARER")
+        what = "password or token" if secret else "proof of the login"
+        yield f"kafka.security.protocol=SASL_PLAINTEXT sends rows and the {what} unencrypted"
     if values["sasl_oauthbearer_token_endpoint_url"].lower().startswith("http://"):
-        warnings.append(
+        yield (
             "kafka.sasl.oauthbearer.token.endpoint.url begins with http://: client secret and tokens are "
             "sent unencrypted; use https://"
         )
-    return warnings
 
 
 _SOURCES = ("schema", "schema_id", "schema_version")
 
 
-def _formats(values: Values, given: Mapping[str, Any]) -> list[str]:
+def _formats(values: Values, given: Mapping[str, Any]) -> Iterator[str]:
     encoded = [part for part in ("value", "key") if values[f"{part}_format"] != "bytes"]
     for spec in SPECS:
         if spec.group != FORMATS or given.get(spec.attribute, spec.default) == spec.default:
@@ -279,7 +268,7 @@ def _schema_source(values: Values, part: str) -> None:
         )
 
 
-def _schema_login(values: Values) -> list[str]:
+def _schema_login(values: Values) -> Iterator[str]:
     logins = [
         name
         for name in ("basic.auth.user.info", "bearer.auth.token", "bearer.auth.issuer.endpoint.url")
@@ -296,11 +285,9 @@ def _schema_login(values: Values) -> list[str]:
     issuer = "schema.registry.bearer.auth.issuer.endpoint.url"
     urls = {"schema.registry.url": values["schema_registry_url"]} if logins else {}
     urls |= {issuer: values[issuer.replace(".", "_")]}
-    return [
-        f"{name} begins with http://: the login is sent unencrypted; use https://"
-        for name, addresses in urls.items()
-        if any(one.strip().lower().startswith("http://") for one in addresses.split(","))
-    ]
+    for name, addresses in urls.items():
+        if any(one.strip().lower().startswith("http://") for one in addresses.split(",")):
+            yield f"{name} begins with http://: the login is sent unencrypted; use https://"
 
 
 _EVENT_HUBS = ".servicebus.windows.net"
@@ -313,26 +300,26 @@ _EVENT_HUBS_MAX: Mapping[str, int] = {
 }
 
 
-def _event_hubs(values: Values, given: Mapping[str, Any]) -> list[str]:
+def _event_hubs(values: Values, given: Mapping[str, Any]) -> Iterator[str]:
     """Azure's limits are below the defaults: options that were not set are lowered."""
     if not any(host.lower().endswith(_EVENT_HUBS) for host, _ in values["bootstrap_servers"]):
-        return []
-    warnings, adapted = [], []
+        return
+    adapted = []
     for attribute, maximum in _EVENT_HUBS_MAX.items():
         name, value = f"kafka.{attribute.replace('_', '.')}", values[attribute]
         if 0 <= value <= maximum:
             continue
         if attribute in given:
-            warnings.append(f"{name}={value} exceeds the limit of Azure Event Hubs: set {maximum} or less")
+            yield f"{name}={value} exceeds the limit of Azure Event Hubs: set {maximum} or less"
         else:
             values[attribute] = maximum
             adapted.append(f"{name}={maximum}")
     if adapted:
-        warnings.append(f"lowered for Azure Event Hubs: {', '.join(adapted)}")
-    return warnings
+        yield f"lowered for Azure Event Hubs: {', '.join(adapted)}"
 
 
-_RULES: tuple[Callable[[Values, Mapping[str, Any]], list[str]], ...] = (
+# They change values, yield warnings or raise.
+_RULES: tuple[Callable[[Values, Mapping[str, Any]], Iterable[str] | None], ...] = (
     _event_hubs,
     _unused_security,
     _verification,
@@ -344,9 +331,8 @@ _RULES: tuple[Callable[[Values, Mapping[str, Any]], list[str]], ...] = (
     _delivery_timeout,
     _memory,
     _request_size,
-    _capped("retry_backoff_ms", "retry_backoff_max_ms"),
     _reconnect_backoff,
-    _capped("socket_connection_setup_timeout_ms", "socket_connection_setup_timeout_max_ms"),
+    _capped,
     _topic_creation,
     _formats,
     _rack,

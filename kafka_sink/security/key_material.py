@@ -134,13 +134,6 @@ def _is_pem(store: Store, data: bytes) -> bool:
 # -- PEM --------------------------------------------------------------------------------------------
 
 
-def _blocks(store: Store, data: bytes) -> list[PemBlock]:
-    try:
-        return pem_blocks(data)
-    except ValueError as problem:
-        raise ConfigurationError(f"{named(store)} is no PEM: {problem}") from None
-
-
 def _pem_certificates(store: Store, data: bytes) -> list[Certificate]:
     from cryptography.x509 import load_pem_x509_certificate
 
@@ -152,14 +145,12 @@ def _pem_certificates(store: Store, data: bytes) -> list[Certificate]:
 
 
 def _pem_key(store: Store, data: bytes) -> PrivateKeyTypes | None:
-    found = next((one for one in _blocks(store, data) if one.label in _KEY_LABELS), None)
-    return None if found is None else _load_key(store, found)
-
-
-def _load_key(store: Store, block: PemBlock) -> PrivateKeyTypes:
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
+    block = next((one for one in _blocks(store, data) if one.label in _KEY_LABELS), None)
+    if block is None:
+        return None
     is_encrypted = block.label == "ENCRYPTED PRIVATE KEY" or b"ENCRYPTED" in block.pem[:100]
     given = store.key_password
     if is_encrypted and given is None:
@@ -226,12 +217,12 @@ class PemBlock(NamedTuple):
         return f"PemBlock({self.label})"
 
 
-def pem_blocks(text: bytes) -> list[PemBlock]:
-    found = [_pem_block(match) for match in _PEM_BLOCK.finditer(text)]
+def _blocks(store: Store, data: bytes) -> list[PemBlock]:
+    """Raise ConfigurationError, here, so that no frame of its traceback holds a key."""
+    found = [_pem_block(match) for match in _PEM_BLOCK.finditer(data)]
     for one in found:
-        # Here, so that no frame of the error's traceback holds a key.
         if not one.pem:
-            raise ValueError(f"its {one.label} block is not base64")
+            raise ConfigurationError(f"{named(store)} is no PEM: its {one.label} block is not base64")
     return found
 
 
