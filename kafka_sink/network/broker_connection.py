@@ -13,7 +13,7 @@ from kafka_sink.clock import ExponentialBackoff
 from kafka_sink.model import Node
 from kafka_sink.network.apis import common_version
 from kafka_sink.network.broker_protocol import BrokerProtocol, CompletedRequest, Phase, Request
-from kafka_sink.network.transport import PlaintextTransport, SocketAddress, Transport, start_lookup
+from kafka_sink.network.transport import PlaintextTransport, SocketAddress, start_lookup
 from kafka_sink.security.settings import SecuritySettings
 
 if TYPE_CHECKING:
@@ -98,11 +98,11 @@ class BrokerConnection:
         notify: Callable[[], None],
         security: Security | None = None,
         lookup: Callable[[str, int, bool, Callable[[], None]], Future[list[SocketAddress]]] = start_lookup,
-        plaintext: Callable[[SocketAddress, SinkOptions], Transport] = PlaintextTransport,
+        plaintext: Callable[[SocketAddress, SinkOptions], PlaintextTransport] = PlaintextTransport,
     ) -> None:
         self.node = node
         self.state = ConnectionState.IDLE
-        self.transport: Transport | None = None
+        self.transport: PlaintextTransport | None = None
         # The selector's events for the transport. NetworkClient sets them.
         self.watched_events = 0
         self.connect_after_ms = 0.0

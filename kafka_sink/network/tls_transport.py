@@ -63,12 +63,10 @@ class TlsStream:
         except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
             raise ConnectionResetError(self._cut_short()) from None
         except ssl.SSLError as error:
-            failure = self._failure(error, "TLS handshake with")
-        else:
-            self._check_suite()
-            self.established = True
-            return True
-        raise failure
+            raise self._failure(error, "TLS handshake with") from None
+        self._check_suite()
+        self.established = True
+        return True
 
     def _failure(self, error: ssl.SSLError, step: str) -> Exception:
         text = f"{step} {self._address} failed: {explain(error, self._host)}"
@@ -93,10 +91,7 @@ class TlsStream:
         try:
             self._tls.write(data)
         except ssl.SSLError as error:
-            failure = self._failure(error, "TLS with")
-        else:
-            return
-        raise failure
+            raise self._failure(error, "TLS with") from None
 
     def read(self, buffer: memoryview) -> int | None:
         """Number of bytes decrypted into ``buffer``, 0 at the end of the stream, None without a whole
@@ -111,8 +106,7 @@ class TlsStream:
             return 0
         except ssl.SSLError as error:
             # With TLS 1.3 a broker rejects the client's certificate only after the handshake.
-            failure = self._failure(error, "TLS with")
-        raise failure
+            raise self._failure(error, "TLS with") from None
 
     def close(self) -> None:
         """Send close_notify without waiting for the peer's."""

@@ -1,4 +1,4 @@
-"""Non-blocking byte streams to a broker: their interface, the plaintext one, and look-ups of their hosts.
+"""The non-blocking byte stream to a broker without TLS, and look-ups of hosts.
 
 ``getaddrinfo`` blocks for as long as the system's resolver takes: 5 to 40 s without a name server, and all
 partitions would wait for one broker's name. So each look-up has its own thread. It is a daemon, so one that
@@ -15,7 +15,7 @@ import struct
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from kafka_sink.network.wire import Buffer
 
@@ -31,50 +31,14 @@ SocketAddress = tuple[socket.AddressFamily, tuple[object, ...]]
 Resolver = Callable[[str, int, int], list[SocketAddress]]
 
 
-class Transport(Protocol):
-    """A stream that never blocks. Any method but ``close`` raises OSError when the stream is broken.
+class PlaintextTransport:
+    """A TCP socket, as a stream that never blocks; TLS is one, too. The constructor starts to connect. It and
+    any method but ``close`` raise OSError when the stream is broken.
 
     ``wants_write``: the stream itself needs to write, for instance for a TLS handshake or key update, besides
-    the bytes waiting to be sent. ``buffered``: the stream holds received bytes that no selector can see.
-    Bytes that ``send`` accepted count as written, though TLS may still hold them.
+    the bytes waiting to be sent. ``buffered``: it holds received bytes that no selector can see. Bytes that
+    ``send`` accepted count as written, though TLS may still hold them.
     """
-
-    @property
-    def wants_write(self) -> bool: ...
-
-    @property
-    def buffered(self) -> bool: ...
-
-    def fileno(self) -> int:
-        """For the selector."""
-
-    def connected(self) -> None:
-        """Call when the socket is first writable; raises OSError where the connect failed."""
-
-    def handshake(self) -> bool:
-        """Continue the handshake that precedes Kafka's first byte; True once it is done.
-
-        TLS raises AuthenticationError if a certificate is rejected.
-        """
-
-    def flush(self) -> None:
-        """Write bytes that ``send`` accepted and the stream still holds."""
-
-    def send(self, buffers: Sequence[Buffer]) -> int:
-        """Write as much as fits now of at most 1,024 buffers. Returns the number of bytes, possibly 0."""
-
-    def receive_into(self, buffer: memoryview) -> int | None:
-        """Number of bytes read, 0 at the end of the stream, None if nothing is available."""
-
-    def close(self) -> None:
-        """End the stream without waiting."""
-
-    def abort(self) -> None:
-        """End the stream and drop what has not reached the peer."""
-
-
-class PlaintextTransport:
-    """A TCP socket. The constructor starts to connect; raises OSError if the system fails that at once."""
 
     wants_write = False
     buffered = False
@@ -104,25 +68,29 @@ class PlaintextTransport:
         return self._socket.fileno()
 
     def connected(self) -> None:
+        """Call when the socket is first writable."""
         code = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
             raise OSError(code, os.strerror(code))
 
     def handshake(self) -> bool:
-        """Nothing to do: TCP's handshake is over."""
+        """Continue the handshake that precedes Kafka's first byte; True once it is done, here at once: TCP's
+        is over. TLS raises AuthenticationError if a certificate is rejected."""
         return True
 
     def flush(self) -> None:
-        """Nothing is held."""
+        """Write bytes that ``send`` accepted and the stream still holds: here none."""
 
     def send(self, buffers: Sequence[Buffer]) -> int:
-        """One scatter-gather write, without copying the buffers."""
+        """Write as much as fits now of at most 1,024 buffers, without copying them. Returns the number of
+        bytes, possibly 0."""
         try:
             return self._socket.sendmsg(buffers)
         except (BlockingIOError, InterruptedError):
             return 0
 
     def receive_into(self, buffer: memoryview) -> int | None:
+        """Number of bytes read, 0 at the end of the stream, None if nothing is available."""
         try:
             return self._socket.recv_into(buffer)
         except (BlockingIOError, InterruptedError):
@@ -132,6 +100,7 @@ class PlaintextTransport:
         self._socket.close()
 
     def abort(self) -> None:
+        """End the stream and drop what has not reached the peer."""
         with contextlib.suppress(OSError):
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
         self._socket.close()
