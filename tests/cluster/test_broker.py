@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 
 import pyarrow as pa
 import pytest
@@ -37,28 +38,13 @@ def test_requests_end_in_the_order_in_which_they_were_sent() -> None:
 def test_a_request_that_throttling_delays_counts_from_its_end() -> None:
     brokers = Brokers(1)
     brokers.send(1, [P0], 5.0)
-    connection = brokers[1].connection
-    assert connection is not None
-    connection.throttled_until_ms = 900.0
+    brokers.throttle(1, 900.0)
     assert not brokers[1].accepts(899.0)
     assert brokers[1].accepts(900.0)
     assert brokers[1].oldest_request_ms == 900.0
     brokers[1].responded(30.0, 500.0)
     assert brokers[1].request_sent_ms == 900.0
     assert brokers[1].metrics(30.0).latency_ms == 25.0
-
-
-def test_a_tasks_counts_begin_at_zero() -> None:
-    brokers = Brokers(1)
-    brokers.send(1, [P0], 5.0)
-    connection = brokers[1].connection
-    assert connection is not None
-    connection.throttled_until_ms = 76.0
-    brokers[1].responded(6.0, 500.0)
-    assert brokers[1].metrics(6.0).throttle_ms == 70.0
-    brokers[1].counts = BrokerCounts()
-    metrics = brokers[1].metrics(6.0)
-    assert (metrics.requests, metrics.latency_ms, metrics.throttle_ms) == (0, 0.0, 0.0)
 
 
 def test_throttling_outlives_its_connection_and_time_that_overlaps_counts_once() -> None:
@@ -70,6 +56,10 @@ def test_throttling_outlives_its_connection_and_time_that_overlaps_counts_once()
         brokers[1].responded(responded_ms, 500.0)
     brokers[1].connection = None
     assert brokers[1].metrics(80.0).throttle_ms == 50.0
+    # The next task's begin at zero.
+    brokers[1].counts = BrokerCounts()
+    metrics = brokers[1].metrics(80.0)
+    assert (metrics.requests, metrics.latency_ms, metrics.throttle_ms) == (0, 0.0, 0.0)
 
 
 def test_without_an_address_nothing_can_be_sent() -> None:
@@ -83,36 +73,24 @@ def test_without_an_address_nothing_can_be_sent() -> None:
     assert not broker.sent
 
 
-class Waits:
-    """Which of two brokers keyless rows avoid."""
-
-    def __init__(self) -> None:
-        self.brokers = Brokers(1, 2)
-
-    def observe(self, waiting: list[int], accepting: list[int], now_ms: float) -> set[int]:
-        brokers = self.brokers
-        late = unavailable(
-            brokers.values(), [brokers[n] for n in waiting], [brokers[n] for n in accepting], 100, now_ms
+def test_keyless_rows_avoid_a_broker_that_takes_nothing_until_it_does_or_nothing_waits_for_it() -> None:
+    brokers = Brokers(1, 2)
+    for waiting, accepting, now_ms, late in [
+        ([1], [2], 0, set()),
+        ([1], [2], 100, set()),
+        ([1], [], 100.5, {1}),
+        ([], [2], 150, {1}),
+        ([], [1], 160, set()),
+        ([1], [], 170, set()),
+        ([1], [], 271, {1}),
+        ([], [], 5_371, {1}),
+        # Nothing would ever show that it is back.
+        ([], [], 5_372, set()),
+    ]:
+        found = unavailable(
+            brokers.values(), map(brokers.of, waiting), map(brokers.of, accepting), 100, now_ms
         )
-        return set(late)
-
-
-def test_a_broker_that_takes_nothing_for_longer_is_left_out_until_it_does() -> None:
-    waits = Waits()
-    waits.observe([1], [2], 0)
-    assert waits.observe([1], [2], 100) == set()
-    assert waits.observe([1], [], 100.5) == {1}
-    assert waits.observe([], [2], 150) == {1}
-    assert waits.observe([], [1], 160) == set()
-    assert waits.observe([1], [], 170) == set()
-
-
-def test_a_broker_for_which_nothing_waits_any_more_gets_another_chance() -> None:
-    waits = Waits()
-    waits.observe([1], [], 0)
-    assert waits.observe([1], [], 101) == {1}
-    assert waits.observe([], [], 5_201) == {1}
-    assert waits.observe([], [], 5_202) == set()
+        assert found == late, now_ms
 
 
 class Limits:
@@ -132,52 +110,42 @@ class Limits:
         self.broker.refused(one, code, now_ms)
 
     def _end(self, one: ProducerBatch) -> None:
-        for sent in list(self.broker.sent):
-            if one in sent.batches:
-                self.broker.sent.remove(sent)
+        self.broker.sent = deque(sent for sent in self.broker.sent if one not in sent.batches)
+
+    def send(self, batches: list[ProducerBatch], now_ms: float) -> list[ProducerBatch]:
+        """Those that go into the next request."""
+        may_send = self.broker.limited(lambda _: True, now_ms)
+        taken = [one for one in batches if may_send(one)]
+        for one in taken:
+            self.brokers.send_batches(1, [one], now_ms)
+        return taken
 
 
-def new(partition: int, topic: str = "t") -> ProducerBatch:
-    """For a partition."""
-    return batch(TopicPartition(topic, partition))
-
-
-def sendable(limits: Limits, batches: list[ProducerBatch], now_ms: float) -> list[ProducerBatch]:
-    """Those that go into the next request."""
-    may_send = limits.broker.limited(lambda _: True, now_ms)
-    taken = [one for one in batches if may_send(one)]
-    for one in taken:
-        limits.brokers.send_batches(1, [one], now_ms)
-    return taken
-
-
-def test_without_a_refusal_nothing_is_limited() -> None:
-    limits = Limits()
-    assert len(sendable(limits, [new(n) for n in range(1000)], 0)) == 1000
-    assert limits.broker.pause_ms(0) == math.inf
+def new(*partitions: int, topic: str = "t") -> list[ProducerBatch]:
+    return [batch(TopicPartition(topic, partition)) for partition in partitions]
 
 
 def test_after_a_refusal_one_batch_goes_at_a_time_and_after_a_pause() -> None:
     limits = Limits()
-    waiting = [new(n) for n in range(100)]
-    limits.failed(new(0), REFUSAL, 0)
-    assert sendable(limits, waiting, 5) == []
+    waiting = new(*range(100))
+    limits.failed(new(0)[0], REFUSAL, 0)
+    assert limits.send(waiting, 5) == []
     assert limits.broker.pause_ms(5) == 45
-    first = sendable(limits, waiting, 50)
+    first = limits.send(waiting, 50)
     assert len(first) == 1
     assert limits.broker.pause_ms(50) == math.inf
-    assert sendable(limits, waiting, 90) == []
+    assert limits.send(waiting, 90) == []
     limits.failed(first[0], REFUSAL, 100)
     assert limits.broker.pause_ms(100) == 50
 
 
 def test_each_batch_that_is_taken_lets_more_go() -> None:
     limits = Limits()
-    waiting = [new(n) for n in range(2000)]
+    waiting = new(*range(2000))
     limits.failed(waiting[0], REFUSAL, 0)
     sent, now = [], 50.0
     while waiting:
-        taken = sendable(limits, waiting, now)
+        taken = limits.send(waiting, now)
         sent.append(len(taken))
         for one in taken:
             waiting.remove(one)
@@ -188,52 +156,48 @@ def test_each_batch_that_is_taken_lets_more_go() -> None:
 
 def test_refusals_in_one_burst_count_once() -> None:
     limits = Limits()
-    limits.failed(new(0), REFUSAL, 0)
-    for n in range(64):
-        limits.taken(new(n))
-    for n in range(64, 128):
-        limits.failed(new(n), REFUSAL, 100)
-    assert len(sendable(limits, [new(n) for n in range(200, 400)], 101)) == 32
+    limits.failed(new(0)[0], REFUSAL, 0)
+    for one in new(*range(64)):
+        limits.taken(one)
+    for one in new(*range(64, 128)):
+        limits.failed(one, REFUSAL, 100)
+    assert len(limits.send(new(*range(200, 400)), 101)) == 32
 
 
 def test_partitions_that_took_a_batch_other_topics_and_other_brokers_go_on() -> None:
     limits = Limits()
-    served, fresh = new(0), new(1)
-    limits.taken(served)
-    limits.failed(fresh, REFUSAL, 0)
-    elsewhere = new(1, "other")
-    may_send = limits.broker.limited(lambda _: True, 1)
-    assert [may_send(one) for one in (served, fresh, elsewhere)] == [True, False, True]
-    assert limits.brokers[2].limited(lambda _: True, 1)(fresh)
-
-
-def test_a_moved_leader_limits_nothing() -> None:
-    limits = Limits()
-    served = new(0)
+    served, fresh = new(0, 1)
     limits.taken(served)
     limits.failed(served, REFUSAL, 0)
-    assert len(sendable(limits, [new(n) for n in range(10)], 1)) == 10
+    assert limits.broker.pause_ms(1) == math.inf, "its leader moved"
+    assert all(map(limits.broker.limited(lambda _: True, 1), new(*range(1000))))
+    limits.failed(fresh, REFUSAL, 0)
+    may_send = limits.broker.limited(lambda _: True, 1)
+    assert [may_send(one) for one in (served, fresh, *new(1, topic="other"))] == [True, False, True]
+    assert limits.brokers[2].limited(lambda _: True, 1)(fresh)
+    assert limits.send([served], 50) == [served]
+    assert limits.send([fresh], 51) == [fresh], "one that is in flight elsewhere takes no place"
 
 
 def test_other_errors_limit_nothing_and_free_their_places() -> None:
     limits = Limits()
-    limits.failed(new(0), kafka_errors.NOT_ENOUGH_REPLICAS, 0)
-    sent = sendable(limits, [new(n) for n in range(10)], 1)
+    limits.failed(new(0)[0], kafka_errors.NOT_ENOUGH_REPLICAS, 0)
+    sent = limits.send(new(*range(10)), 1)
     assert len(sent) == 10
     for one in sent:
         limits.failed(one, kafka_errors.NOT_ENOUGH_REPLICAS, 2)
-    limits.failed(new(0), REFUSAL, 2)
-    (lost,) = sendable(limits, [new(1)], 52)
+    limits.failed(new(0)[0], REFUSAL, 2)
+    (lost,) = limits.send(new(1), 52)
     limits.failed(lost, 0, 500)
-    assert len(sendable(limits, [new(1), new(2)], 501)) == 1
+    assert len(limits.send(new(1, 2), 501)) == 1
 
 
 def test_a_batch_that_may_not_go_for_other_reasons_takes_no_place() -> None:
     limits = Limits()
-    limits.failed(new(0), REFUSAL, 0)
-    held, free = new(1), new(2)
-    may_send = limits.broker.limited(lambda one: one is not held, 50)
-    assert [may_send(held), may_send(free)] == [False, True]
+    limits.failed(new(0)[0], REFUSAL, 0)
+    other, free = new(1, 2)
+    may_send = limits.broker.limited(lambda one: one is not other, 50)
+    assert [may_send(other), may_send(free)] == [False, True]
 
 
 def test_batches_are_not_sent_again_and_again_while_a_broker_creates_partitions() -> None:
