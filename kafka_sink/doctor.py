@@ -14,16 +14,7 @@ from dataclasses import replace
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
-from kafka_sink.driver.command_line import (
-    Finding,
-    Level,
-    add_options,
-    given_options,
-    note,
-    ok,
-    parser_of,
-    problem,
-)
+from kafka_sink.driver.command_line import Finding, Level, given_options, note, ok, parser_of, problem
 from kafka_sink.errors import KafkaSinkError, MissingTopicError
 from kafka_sink.libraries import OF_DRIVER, OF_TASKS, others_may_write
 from kafka_sink.printable import printable, printable_list
@@ -512,15 +503,9 @@ def _dotted(version: Sequence[int]) -> str:
 def main(arguments: Sequence[str] | None = None, out: TextIO = sys.stdout) -> int:
     """Return 0 if no job would fail on what was looked at, otherwise 1."""
     parser = parser_of("kafka-chunked-doctor", _DESCRIPTION)
-    parser.add_argument(
-        "--bootstrap-servers", metavar="HOST:PORT", help="as --option kafka.bootstrap.servers=HOST:PORT"
-    )
     parser.add_argument("--json", action="store_true", help="print one JSON object for each finding")
-    add_options(parser)
     args = parser.parse_args(arguments)
     options = given_options(parser, args)
-    if args.bootstrap_servers:
-        options["kafka.bootstrap.servers"] = args.bootstrap_servers
     problems = 0
     for finding in examine(os.environ, options):
         problems += finding.level is Level.PROBLEM

@@ -212,7 +212,7 @@ def _as_micros(column: pa.Array) -> pa.Array:
 
 def _fixed(kind: pa.DataType, values: npt.NDArray[np.signedinteger[Any]], column: pa.Array) -> pa.Array:
     """``values`` as an array with the nulls of ``column``."""
-    return pa.Array.from_buffers(kind, len(values), [_validity(column), pa.py_buffer(values)])
+    return pa.array(values, mask=null_mask(column)).view(kind)
 
 
 def _headers(kind: pa.DataType) -> Convert | None:
@@ -244,16 +244,9 @@ def _as_headers(
         parts[place] if convert is None else convert(parts[place])
         for place, convert in zip(places, converts, strict=True)
     ]
-    entry = pa.struct([("key", children[0].type), ("value", children[1].type)])
-    structs = pa.Array.from_buffers(entry, len(entries), [_validity(entries)], children=children)
+    structs = pa.StructArray.from_arrays(children, ["key", "value"], mask=pa.array(null_mask(entries)))
     ends = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(counts, dtype=np.int64)))
-    buffers = [_validity(column), pa.py_buffer(ends)]
-    return pa.Array.from_buffers(pa.large_list(entry), len(column), buffers, children=[structs])
-
-
-def _validity(column: pa.Array) -> pa.Buffer | None:
-    """A bitmap of the column's nulls that begins with its first entry."""
-    return pa.py_buffer(np.packbits(~null_mask(column), bitorder="little")) if column.null_count else None
+    return pa.LargeListArray.from_arrays(pa.array(ends), structs, mask=pa.array(null_mask(column)))
 
 
 Reject = Callable[["RejectedRows", "ColumnPlan"], None]

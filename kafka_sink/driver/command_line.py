@@ -14,16 +14,13 @@ _LONGEST = 10_000
 
 
 def parser_of(program: str, description: str) -> argparse.ArgumentParser:
-    """For a tool; the description keeps its lines."""
-    return argparse.ArgumentParser(
-        prog=program,
-        description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    """For a tool that takes options of a job; the description keeps its lines."""
+    parser = argparse.ArgumentParser(
+        prog=program, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Let the parser take ``--option`` and ``--options-file``."""
+    parser.add_argument(
+        "--bootstrap-servers", metavar="HOST:PORT", help="as --option kafka.bootstrap.servers=HOST:PORT"
+    )
     parser.add_argument(
         "--option",
         action="append",
@@ -36,11 +33,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="a JSON object of options, for passwords, which a command line would show to others",
     )
+    return parser
 
 
 def given_options(parser: argparse.ArgumentParser, args: argparse.Namespace) -> dict[str, str]:
-    """What was given by ``--options-file`` and, above that, by ``--option``. Ends the program with code 2 and
-    a line that names no value where that cannot be read."""
+    """What was given by ``--options-file`` and, above that, by the others. Ends the program with code 2 and a
+    line that names no value where that cannot be read."""
     options: dict[str, str] = {}
     if args.options_file:
         try:
@@ -56,6 +54,8 @@ def given_options(parser: argparse.ArgumentParser, args: argparse.Namespace) -> 
         if not equals:
             parser.error("an --option lacks '=': write NAME=VALUE")
         options[name.strip()] = value
+    if args.bootstrap_servers:
+        options["kafka.bootstrap.servers"] = args.bootstrap_servers
     return options
 
 

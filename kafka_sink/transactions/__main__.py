@@ -10,9 +10,9 @@ from functools import partial
 from typing import TextIO
 
 from kafka_sink.clock import CONNECT_BOUND_MS, wall_ms
-from kafka_sink.driver.command_line import add_options, given_options, parser_of
+from kafka_sink.driver.command_line import given_options, parser_of
 from kafka_sink.errors import KafkaSinkError, ProtocolError
-from kafka_sink.options import SinkOptions, parse
+from kafka_sink.options import parse
 from kafka_sink.printable import one_line
 from kafka_sink.transactions import driver, proof
 from kafka_sink.transactions.client import TransactionClient
@@ -60,7 +60,7 @@ def main(
         parser.error(f"{args.action} needs --prefix; list without it shows the prefixes of the cluster")
     given = given_options(parser, args)
     try:
-        client = TransactionClient(_options(given, args.bootstrap_servers))
+        client = TransactionClient(parse(given | {"delivery.guarantee": "exactly-once"}).options)
         try:
             # No long wait where no broker can be reached.
             known = client.run(_prefixes(), connect_bound_ms, "")
@@ -84,7 +84,6 @@ def _say(line: str, out: TextIO) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = parser_of("kafka-chunked-transactions", _DESCRIPTION)
     parser.add_argument("action", choices=tuple(_ACTIONS))
-    parser.add_argument("--bootstrap-servers", required=True, metavar="HOST:PORT")
     parser.add_argument(
         "--prefix", help="transactional.id.prefix; the driver's log names it, and so does list"
     )
@@ -93,13 +92,7 @@ def _parser() -> argparse.ArgumentParser:
         help="the option topic of the job, or its transaction.progress.topic; needed where nothing was "
         "decided yet",
     )
-    add_options(parser)
     return parser
-
-
-def _options(given: dict[str, str], bootstrap_servers: str) -> SinkOptions:
-    required = {"kafka.bootstrap.servers": bootstrap_servers, "delivery.guarantee": "exactly-once"}
-    return parse(given | required).options
 
 
 # -- which prefix ---------------------------------------------------------------------------------
