@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
@@ -355,7 +356,7 @@ def of_cluster(options: SinkOptions) -> Iterator[Finding]:
 
     asked = replace(options, topic_create=False, allow_auto_create_topics=False)
     usable, topics = "brokers, login and topic", list[str]()
-    with PlanningClient(asked, min(CONNECT_BOUND_MS, asked.max_block_ms)) as client:
+    with closing(PlanningClient(asked, min(CONNECT_BOUND_MS, asked.max_block_ms))) as client:
         # Without a topic, the brokers and the login alone.
         for topic, option in named_topics(asked).items() or (("", ""),):
             try:
@@ -401,10 +402,9 @@ def _unreachable(options: SinkOptions, address: tuple[str, int]) -> KafkaSinkErr
     """Why a connection to this address alone cannot be made."""
     from kafka_sink.driver.planning_client import PlanningClient
 
+    alone = replace(options, bootstrap_servers=(address,))
     try:
-        with PlanningClient(
-            replace(options, bootstrap_servers=(address,)), min(_ONE_BROKER_MS, options.max_block_ms)
-        ) as client:
+        with closing(PlanningClient(alone, min(_ONE_BROKER_MS, options.max_block_ms))) as client:
             client.connect()
     except KafkaSinkError as error:
         return error

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any
 
 from kafka_sink.clock import monotonic_ms
@@ -39,7 +38,7 @@ _REMEDIES = {
 
 
 class PlanningClient(BlockingCalls):
-    """A context manager for one thread.
+    """For one thread, which closes it.
 
     Methods raise BrokersUnreachableError if no broker is usable. It names each address, the step that failed
     and the remedy. They raise AuthenticationError if the login is the reason.
@@ -59,14 +58,6 @@ class PlanningClient(BlockingCalls):
         # Since when nothing has come, and when the caller gives up.
         self._since_ms = self._clock_ms()
         self._until_ms = self._since_ms + options.max_block_ms
-
-    def __enter__(self) -> PlanningClient:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def connect(self) -> int:
         """The id of a broker that accepts requests. Tries all addresses at once, within the bound.

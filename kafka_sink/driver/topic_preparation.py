@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 
 from kafka_sink.clock import CONNECT_BOUND_MS, TOPIC_PROPAGATION_MS
 from kafka_sink.cluster.topic_state import MetadataSnapshot, snapshot_of
@@ -44,7 +45,7 @@ def prepare_topic(
     Raises BrokersUnreachableError or AuthenticationError if no broker is usable, ConfigurationError if the
     topic is missing, not permitted or could not be created, MetadataTimeoutError if brokers do not respond.
     """
-    with PlanningClient(options, min(connect_bound_ms, options.max_block_ms)) as client:
+    with closing(PlanningClient(options, min(connect_bound_ms, options.max_block_ms))) as client:
         update = TopicPreparation(options, client, named_topics(options)).run()
     return None if options.topic is None else snapshot_of(update, options.topic)
 

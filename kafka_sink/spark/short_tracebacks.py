@@ -11,7 +11,7 @@ import functools
 import logging
 import os
 from collections.abc import Callable
-from typing import Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from kafka_sink import libraries
 from kafka_sink.driver import driver_log, last_line
@@ -29,24 +29,17 @@ _WITHOUT_FRAMES = "SPARK_HIDE_TRACEBACK"
 _MAX_LINE = 4000
 
 
-class Subject(Protocol):
-    """What Spark's driver calls. ``subject``: the checkpoint of a stream, "" for batch writes."""
-
-    @property
-    def subject(self) -> str: ...
-
-
-_Subject = TypeVar("_Subject", bound=Subject)
-
-
 def logged_on_driver(
-    call: Callable[Concatenate[_Subject, _Arguments], _Result],
-) -> Callable[Concatenate[_Subject, _Arguments], _Result]:
-    """For methods that Spark calls on the driver: as ``short_tracebacks``, and the error is logged."""
+    call: Callable[Concatenate[Any, _Arguments], _Result],
+) -> Callable[Concatenate[Any, _Arguments], _Result]:
+    """For methods that Spark calls on the driver: as ``short_tracebacks``, and the error is logged.
+
+    Their object has a ``subject``: the checkpoint of a stream, "" for batch writes.
+    """
     shortened = short_tracebacks(call)
 
     @functools.wraps(call)
-    def called_on_driver(self: _Subject, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+    def called_on_driver(self: Any, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
         try:
             return shortened(self, *args, **kwargs)
         except Exception as error:

@@ -86,28 +86,20 @@ _SIGNS = (
 )
 
 
-def explanation(error: BaseException) -> str | None:
-    """What to do about this error; None if it is not about memory."""
-    text = str(error)
-    if not isinstance(error, MemoryError) and not any(sign in text.lower() for sign in _SIGNS):
-        return None
-    return (
-        f"this Python process may not use the memory its libraries need ({text or type(error).__name__}). "
-        "Spark limits its address space: raise spark.executor.pyspark.memory (tasks) or "
-        "spark.sql.planner.pythonExecution.memory (start and commit), or leave them unset"
-    )
-
-
 @contextmanager
 def explained() -> Iterator[None]:
-    """For imports. Raises KafkaSinkError in place of an error about memory."""
+    """For imports. Raises KafkaSinkError, which says what to do, in place of an error about memory."""
     try:
         yield
     except (ImportError, MemoryError, OSError) as error:
-        text = explanation(error)
-        if text is None:
+        text = str(error)
+        if not isinstance(error, MemoryError) and not any(sign in text.lower() for sign in _SIGNS):
             raise
-        raise KafkaSinkError(text) from None
+        raise KafkaSinkError(
+            "this Python process may not use the memory its libraries need "
+            f"({text or type(error).__name__}). Spark limits its address space: raise spark.executor.pyspark.memory (tasks) or "
+            "spark.sql.planner.pythonExecution.memory (start and commit), or leave them unset"
+        ) from None
 
 
 # From glibc's malloc.h.

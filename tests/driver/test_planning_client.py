@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+from contextlib import closing
 
 import pytest
 
@@ -57,7 +58,7 @@ def test_planning_that_waits_for_brokers_says_what_to_check(advertised: bool, re
     WAIT_LISTENER.set(lambda awaited, *_: heard.append(awaited()))
     with refusing_port() as port:
         asked = options(f"127.0.0.1:{port}", "t")
-        with planning_client.PlanningClient(asked, 300.0) as client:
+        with closing(planning_client.PlanningClient(asked, 300.0)) as client:
             if advertised:
                 client.use_advertised([Node(1, "127.0.0.1", port)])
             with pytest.raises(BrokersUnreachableError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from functools import partial
 
 from kafka_sink.clock import WAIT_LISTENER, monotonic_ms
@@ -19,7 +20,7 @@ def test_a_request_that_was_given_up_ends_no_later_one() -> None:
         nodes = [Node(number, "127.0.0.1", cluster.port(number)) for number in range(2)]
         asked = options(cluster.bootstrap_servers, "t")
         offset_ms = [0.0]
-        with PlanningClient(asked, 9_000.0, lambda: monotonic_ms() + offset_ms[0]) as client:
+        with closing(PlanningClient(asked, 9_000.0, lambda: monotonic_ms() + offset_ms[0])) as client:
             client.connect()
             client.use_advertised(nodes)
             assert all(client.reach(node.id) for node in nodes)
