@@ -23,6 +23,11 @@ CLUSTER = "broker:9092"
 TASK = TaskIdentity("w", 7, 3, 0, "host", application="app")
 
 
+def of(task: int = TASK.task, **changes: Any) -> TaskIdentity:
+    """A task of the write."""
+    return replace(TASK, task=task, **changes)
+
+
 def report(records: int, identity: TaskIdentity = TASK, **changes: Any) -> TaskReport:
     """A task that has written so many rows of 10 bytes to topic t."""
     made = TaskReport(
@@ -77,12 +82,24 @@ class Board:
         decoded: Mapping[str, Any] = json.loads(json.dumps(self.metrics.snapshot(now_ms)))
         return decoded
 
+    def cluster(self, now_ms: float = 0.0) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self.shown(now_ms)["clusters"][0]
+        return found
+
     def total(self, name: str = "records") -> int:
-        return int(self.shown()["clusters"][0]["counters"].get(name, 0))
+        return int(self.cluster()["counters"].get(name, 0))
 
     def topic(self, name: str = "t") -> int:
         return next(int(one["records"]) for one in self.shown()["topics"] if one["topic"] == name)
 
-    def job(self) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self.shown()["jobs"][0]
+    def job(self, now_ms: float = 0.0) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self.shown(now_ms)["jobs"][0]
         return found
+
+    def rows(self) -> tuple[int, int, int]:
+        """Of the cluster, the topic and the job."""
+        return self.total(), self.topic(), self.job()["counters"]["records"]
+
+    def texts(self) -> list[str]:
+        """Of the events, the last first."""
+        return [one["text"] for one in self.shown()["events"]]
