@@ -18,7 +18,6 @@ from selenium import webdriver
 
 from kafka_sink.coordinator.live.application import ApplicationMetrics
 from kafka_sink.coordinator.live.http_server import HttpServer, Response
-from kafka_sink.coordinator.live.http_server import Page as Served
 from kafka_sink.coordinator.live.messages import (
     AboutJob,
     BrokerReport,
@@ -71,11 +70,8 @@ class Night(Board):
         given = {name: one(task, self.second) if callable(one) else one for name, one in changes.items()}
         given.pop("of", None)
         given.setdefault("brokers", brokers)
-        gauges = {
-            "buffer_total_bytes": 67_108_864,
-            "buffer_used_bytes": 1 << 22,
-            "buffer_allocated_bytes": 1 << 23,
-        }
+        buffer = {"total": 67_108_864, "used": 1 << 22, "allocated": 1 << 23}
+        gauges = {f"buffer_{name}_bytes": size for name, size in buffer.items()}
         given.setdefault("elapsed_ms", self.now_ms)
         return report(sent, identity, gauges=gauges, **given)
 
@@ -86,11 +82,35 @@ class Night(Board):
     def pause(self, seconds: int) -> None:
         self.run(seconds, tasks=0)
 
+    def wait(
+        self, step: str, awaited: str = "", age_ms: float = 0, left_ms: float = 0, cause: str = ""
+    ) -> None:
+        """What the query's driver waits for."""
+        waits = DriverWaits(CLUSTER, "c", step, awaited, age_ms, left_ms, cause)
+        self.metrics.note_driver(waits, self.now_ms)
 
+
+# What makes a state, what the verdict says of it, and what the page's title begins with.
+STATES: dict[str, tuple[Callable[[Night], None], str, str]] = {}
+
+
+def state(says: str, title: str) -> Callable[[Callable[[Night], None]], Callable[[Night], None]]:
+    def add(make: Callable[[Night], None]) -> Callable[[Night], None]:
+        STATES[make.__name__.replace("_", " ")] = make, says, title
+        return make
+
+    return add
+
+
+@state("Nothing is wrong: 1,440 rows/s", "nightly")
 def fine(night: Night) -> None:
     night.run(4 * MINUTE)
 
 
+@state(
+    "broker 1 muted for 40 s: 30,400 rows wait, the first for 1 min 20 s more until the job fails",
+    "broker 1 muted",
+)
 def frozen(night: Night) -> None:
     def mute(task: int, second: int) -> tuple[MuteReport, ...]:
         age_ms = 1_000.0 * (second - 150)
@@ -101,6 +121,10 @@ def frozen(night: Night) -> None:
     night.run(40, mutes=mute)
 
 
+@state(
+    "broker 1 (10.0.0.1:9092) does not respond: last acknowledgement 43 s ago. Restart it",
+    "broker 1 (10.0.0.1:9092) does not respond",
+)
 def silent(night: Night) -> None:
     """Catches: a page that turned green at request.timeout.ms, when the connection was closed."""
 
@@ -115,32 +139,37 @@ def silent(night: Night) -> None:
     night.run(43, brokers=brokers)
 
 
-def between(night: Night) -> None:
+def one_micro_batch(night: Night) -> None:
     night.run(20, 2, of=STREAM)
     night.run(1, 2, of=STREAM, done=True)
     night.end(final(2 * 360 * 21, write="c/41", query="0f3c9a1e", batch=41, tasks=2), night.now_ms)
+
+
+@state(
+    "query clicks, starting micro-batch 42: waits for broker 1 (10.0.0.1:9092) to begin a transaction, 14 s, "
+    "fails in 46 s. Restart it",
+    "query clicks, starting micro-batch 42",
+)
+def between(night: Night) -> None:
+    one_micro_batch(night)
     night.pause(15)
-    awaited = "broker 1 (10.0.0.1:9092) to begin a transaction"
-    waits = DriverWaits(CLUSTER, "c", "starting", awaited, 14_000.0, 46_000.0)
-    night.metrics.note_driver(waits, night.now_ms)
+    night.wait("starting", "broker 1 (10.0.0.1:9092) to begin a transaction", 14_000.0, 46_000.0)
 
 
+@state("query clicks aborted 20 s ago: no transaction within 60 s", "query clicks aborted")
 def not_started(night: Night) -> None:
     """Catches: "aborted 35 s ago", when the micro-batch before was committed."""
     between(night)
-    over = DriverWaits(CLUSTER, "c", "starting", cause="no transaction within 60 s")
-    night.metrics.note_driver(over, night.now_ms)
+    night.wait("starting", cause="no transaction within 60 s")
     night.pause(20)
 
 
+@state("Nothing is wrong: ", "nightly")
 def stream(night: Night) -> None:
     for batch in range(41, 50):
         of = replace(STREAM, write=f"c/{batch}", batch=batch, task=10 * batch)
-        of_each: dict[str, Any] = {
-            "of": of,
-            "counters": {"records": 5_000, "sent_bytes": 50_000},
-            "topics": {},
-        }
+        counters = {"records": 5_000, "sent_bytes": 50_000}
+        of_each: dict[str, Any] = {"of": of, "counters": counters, "topics": {}}
         night.run(3, 2, **of_each, elapsed_ms=2_000.0)
         night.run(1, 2, **of_each, elapsed_ms=3_000.0, done=True)
         ended = final(10_000, write=of.write, query="0f3c9a1e", batch=batch, tasks=2)
@@ -148,39 +177,46 @@ def stream(night: Night) -> None:
         night.pause(8)
 
 
+@state(
+    "query clicks: 6 transactions open, nothing done for 1 min 10 s, readers wait",
+    "query clicks: 6 transactions open",
+)
 def stuck(night: Night) -> None:
     night.run(2 * MINUTE, 6, of=STREAM, transaction_ms=lambda _, second: 1_000.0 * second)
     night.run(1, 6, of=STREAM, done=True, transaction_ms=121_000.0)
     night.pause(70)
 
 
+@state(
+    "query clicks, committing micro-batch 41: waits for broker 2 (10.0.0.2:9092) to end a transaction, "
+    "1 min 10 s, fails in 50 s; 6 transactions open, readers wait. Restart it",
+    "query clicks, committing micro-batch 41",
+)
 def stuck_at_a_broker(night: Night) -> None:
     stuck(night)
-    awaited = "broker 2 (10.0.0.2:9092) to end a transaction"
-    waits = DriverWaits(CLUSTER, "c", "committing", awaited, 70_000.0, 50_000.0)
-    night.metrics.note_driver(waits, night.now_ms)
+    night.wait("committing", "broker 2 (10.0.0.2:9092) to end a transaction", 70_000.0, 50_000.0)
 
 
+@state("68 dead letters, most of topic orders: RecordTooLargeError", "68 dead letters")
 def dead_letters(night: Night) -> None:
     def counted(task: int, second: int) -> tuple[DeadLetterCount, ...]:
-        return (
-            DeadLetterCount("orders", "RecordTooLargeError", second // 9 + 1),
-            DeadLetterCount("bills", "InvalidRowError", task),
-        )
+        too_large = DeadLetterCount("orders", "RecordTooLargeError", second // 9 + 1)
+        return too_large, DeadLetterCount("bills", "InvalidRowError", task)
+
+    def counters(_: int, second: int) -> dict[str, int]:
+        return {"records": 360 * second, "skipped": second // 9 + 1}
 
     night.run(90)
-    night.run(
-        60,
-        dead_letters=counted,
-        counters=lambda _, second: {"records": 360 * second, "skipped": second // 9 + 1},
-    )
+    night.run(60, dead_letters=counted, counters=counters)
 
 
+@state("Nothing is wrong: 1,436 of 1,500 rows/s, the rate limit", "nightly")
 def limited(night: Night) -> None:
     about = AboutJob("backfill", {**OPTIONS, "max.rows.per.second": "1500"})
     night.run(2 * MINUTE, 4, 359, of=replace(BATCH, about=about), state="limit", state_ms=800.0)
 
 
+@state("write orders aborted 2 min 0 s ago: task 3 on worker-7: ", "write orders aborted")
 def failed(night: Night) -> None:
     cause = (
         "task 3 on worker-7: of 41,200 rows 40,000 are written: topic 'orders' may not be written to "
@@ -193,79 +229,22 @@ def failed(night: Night) -> None:
     night.pause(2 * MINUTE)
 
 
+@state("query clicks waits for rows; its last micro-batch ended 4 min 0 s ago", "nightly")
 def idle(night: Night) -> None:
-    night.run(20, 2, of=STREAM)
-    night.run(1, 2, of=STREAM, done=True)
-    night.end(final(2 * 360 * 21, write="c/41", query="0f3c9a1e", batch=41, tasks=2), night.now_ms)
+    one_micro_batch(night)
     night.pause(4 * MINUTE)
 
 
-# What the verdict says, and what the page's title begins with.
-STATES: dict[str, tuple[Callable[[Night], None], str, str]] = {
-    "fine": (fine, "Nothing is wrong: 1,440 rows/s", "nightly"),
-    "frozen": (
-        frozen,
-        "broker 1 muted for 40 s: 30,400 rows wait, the first for 1 min 20 s more until the job fails",
-        "broker 1 muted",
-    ),
-    "silent": (
-        silent,
-        "broker 1 (10.0.0.1:9092) does not respond: last acknowledgement 43 s ago. Restart it",
-        "broker 1 (10.0.0.1:9092) does not respond",
-    ),
-    "between": (
-        between,
-        (
-            "query clicks, starting micro-batch 42: waits for broker 1 (10.0.0.1:9092) to begin a "
-            "transaction, 14 s, fails in 46 s. Restart it"
-        ),
-        "query clicks, starting micro-batch 42",
-    ),
-    "not started": (
-        not_started,
-        "query clicks aborted 20 s ago: no transaction within 60 s",
-        "query clicks aborted",
-    ),
-    "stream": (stream, "Nothing is wrong: ", "nightly"),
-    "stuck": (
-        stuck,
-        "query clicks: 6 transactions open, nothing done for 1 min 10 s, readers wait",
-        "query clicks: 6 transactions open",
-    ),
-    "stuck at a broker": (
-        stuck_at_a_broker,
-        (
-            "query clicks, committing micro-batch 41: waits for broker 2 (10.0.0.2:9092) to end a "
-            "transaction, 1 min 10 s, fails in 50 s; 6 transactions open, readers wait. Restart it"
-        ),
-        "query clicks, committing micro-batch 41",
-    ),
-    "dead letters": (
-        dead_letters,
-        "68 dead letters, most of topic orders: RecordTooLargeError",
-        "68 dead letters",
-    ),
-    "limited": (limited, "Nothing is wrong: 1,436 of 1,500 rows/s, the rate limit", "nightly"),
-    "failed": (failed, "write orders aborted 2 min 0 s ago: task 3 on worker-7: ", "write orders aborted"),
-    "idle": (idle, "query clicks waits for rows; its last micro-batch ended 4 min 0 s ago", "nightly"),
-}
-
-
-def fixed(make: Callable[[], Response]) -> Served:
-    async def made() -> Response:
-        return make()
-
-    return made
-
-
 @contextmanager
-def serving(pages: Mapping[str, Served]) -> Iterator[str]:
+def serving(night: Night) -> Iterator[str]:
+    async def data() -> Response:
+        return as_json(night.metrics.snapshot(night.now_ms))
+
     listening = socket.create_server(("127.0.0.1", 0))
-    url = f"http://127.0.0.1:{listening.getsockname()[1]}/"
-    server = HttpServer(listening, pages, ())
+    server = HttpServer(listening, {"/": page, "/metrics.json": data}, ())
     server.start()
     try:
-        yield url
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}/"
     finally:
         server.close()
 
@@ -276,9 +255,7 @@ def test_the_page_says_what_is_wrong(name: str, browser: webdriver.Chrome, tmp_p
     night = Night()
     make(night)
     folder = Path(os.environ.get("KAFKA_CHUNKED_STATES", tmp_path))
-    with serving(
-        {"/": page, "/metrics.json": fixed(lambda: as_json(night.metrics.snapshot(night.now_ms)))}
-    ) as url:
+    with serving(night) as url:
         shown = Page(browser, url)
         shown.eventually(lambda: shown.text("verdict").startswith(says), 10)
         assert browser.title.startswith(title)
