@@ -36,6 +36,14 @@ PASSWORD = "271828182"
 SPARKS_SECRET = "314159265"
 
 
+LOGIN: dict[str, Any] = {
+    "kafka_security_protocol": "SASL_SSL",
+    "kafka_sasl_mechanism": "PLAIN",
+    "kafka_sasl_username": "u",
+    "kafka_sasl_password": PASSWORD,
+}
+
+
 @pytest.fixture
 def application(tmp_path: Path) -> Iterator[Application]:
     folder = tmp_path / "blockmgr"
@@ -177,10 +185,7 @@ def test_nothing_shows_a_secret(application: Application) -> None:
             "SPARK_JOB_ARTIFACT_UUID": "one-session-of-several",
             "HTTPS_PROXY": "http://proxy:1",
         },
-        kafka_security_protocol="SASL_SSL",
-        kafka_sasl_mechanism="PLAIN",
-        kafka_sasl_username="u",
-        kafka_sasl_password=PASSWORD,
+        **LOGIN,
     )
     address = address_of(found)
     secrets = (address.token.hex(), repr(address.token), address.name, PASSWORD)
@@ -205,12 +210,7 @@ def test_nothing_shows_a_secret(application: Application) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads another process's memory from /proc")
 def test_the_process_never_has_a_credential_of_kafka(application: Application) -> None:
-    planned(
-        kafka_security_protocol="SASL_SSL",
-        kafka_sasl_mechanism="PLAIN",
-        kafka_sasl_username="u",
-        kafka_sasl_password=PASSWORD,
-    )
+    planned(**LOGIN)
     pid = application.processes[0].pid
     regions = [line.split() for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
     if not os.access(f"/proc/{pid}/mem", os.R_OK):
@@ -362,8 +362,7 @@ def test_the_live_view_opens_with_the_first_write_that_wants_it(caplog: pytest.L
 def test_a_live_view_that_cannot_open_costs_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING), socket.create_server(("127.0.0.1", 0)) as taken:
         for _ in range(3):
-            found = planned(ui_port=str(taken.getsockname()[1]))
-            assert not address_of(found).has_view
+            assert not address_of(planned(ui_port=str(taken.getsockname()[1]))).has_view
     assert len([line for line in caplog.messages if "there is no live view" in line]) == 1
 
 

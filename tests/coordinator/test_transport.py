@@ -153,32 +153,26 @@ def test_messages_of_tls_without_data_are_bounded() -> None:
 
 
 class _Peers:
-    def __init__(self, bounds: ServerBounds) -> None:
+    def __init__(self) -> None:
         self.removed: list[int] = []
+        bounds = ServerBounds(unauthenticated=3, unfinished_bytes=1_000, unread_bytes_of_all=1_000)
         self.connections = Connections(bounds, lambda peer: self.removed.append(peer.number), Random(5))
-        self._sockets: list[socket.socket] = []
-        self._count = 0
+        self.count = 0
 
-    def add(self, source: str = "one", now_ms: float = 0.0, *, authenticated: bool = False) -> Peer:
-        left, right = socket.socketpair()
-        self._sockets += [left, right]
-        self._count += 1
-        peer = Peer(self._count, source, left, now_ms)
+    def add(self, source: str = "one", *, authenticated: bool = False) -> Peer:
+        self.count += 1
+        peer = Peer(self.count, source, socket.socket(), 0.0)
         self.connections.add(peer)
         if authenticated:
             self.connections.on_authenticated(peer)
         return peer
 
-    def close(self) -> None:
-        for one in self._sockets:
-            one.close()
-
 
 @pytest.fixture
 def peers() -> Iterator[_Peers]:
-    made = _Peers(ServerBounds(unauthenticated=3, unfinished_bytes=1_000, unread_bytes_of_all=1_000))
+    made = _Peers()
     yield made
-    made.close()
+    made.connections.close()
 
 
 def test_a_flood_makes_room_for_others_by_its_own(peers: _Peers) -> None:

@@ -18,8 +18,20 @@ from kafka_sink.reports import delivery_report
 from tests.support.planned_writes import committed, lines, planned
 
 
-def test_the_delivery_report_has_the_offsets_of_every_write(tmp_path: Path) -> None:
-    path = tmp_path / "report.jsonl"
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "report.jsonl"
+
+
+def refused(path: Path, why: str) -> None:
+    """At planning, and when a write ends."""
+    with pytest.raises(ConfigurationError, match=rf"'delivery.report.path'.*{why}"):
+        delivery_report.check(str(path))
+    with pytest.raises(OSError, match=why):
+        delivery_report.append(str(path), {})
+
+
+def test_the_delivery_report_has_the_offsets_of_every_write(path: Path) -> None:
     write = planned(delivery_report_path=str(path))
     write.commit([committed((10, 14), (20, 29)), committed((15, 19)), committed((3, 4), partition=1)])
     write.abort([committed((100, 100)), None])
@@ -33,15 +45,13 @@ def test_the_delivery_report_has_the_offsets_of_every_write(tmp_path: Path) -> N
     assert second["partitions"][0]["endOffset"] == 101
 
 
-def test_rows_whose_offsets_are_unknown_are_counted(tmp_path: Path) -> None:
-    path = tmp_path / "report.jsonl"
+def test_rows_whose_offsets_are_unknown_are_counted(path: Path) -> None:
     planned(delivery_report_path=f"file://{path}").commit([committed(records=7)])
     (partition,) = lines(path)[0]["partitions"]
     assert (partition["rowsWithoutOffset"], partition["endOffset"], partition["offsets"]) == (7, None, [])
 
 
-def test_lines_of_writes_that_end_together_do_not_mix(tmp_path: Path) -> None:
-    path = tmp_path / "report.jsonl"
+def test_lines_of_writes_that_end_together_do_not_mix(path: Path) -> None:
     content = {"partitions": "x" * 200_000}
 
     def append() -> None:
@@ -57,9 +67,8 @@ def test_lines_of_writes_that_end_together_do_not_mix(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_leaves_no_half_line_and_fails_no_write(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = tmp_path / "report.jsonl"
     write = planned(delivery_report_path=str(path))
     write.commit([committed((0, 9))])
     size = path.stat().st_size
@@ -91,24 +100,19 @@ def test_a_report_that_cannot_be_written_fails_at_planning(path: str, text: str)
 
 @pytest.mark.parametrize("has_reader", [False, True])
 def test_a_report_to_a_fifo_is_refused_instead_of_waiting_for_its_reader(
-    tmp_path: Path, has_reader: bool
+    path: Path, has_reader: bool
 ) -> None:
-    path = tmp_path / "fifo"
     os.mkfifo(path)
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK) if has_reader else None
     open_files = os.listdir("/proc/self/fd")
-    with pytest.raises(ConfigurationError, match=r"'delivery.report.path'.*not a regular file"):
-        delivery_report.check(str(path))
-    with pytest.raises(OSError, match="not a regular file"):
-        delivery_report.append(str(path), {})
+    refused(path, "not a regular file")
     assert os.listdir("/proc/self/fd") == open_files
     if reader is not None:
         os.close(reader)
 
 
-def test_a_reader_who_holds_a_lock_keeps_no_line_out(tmp_path: Path) -> None:
+def test_a_reader_who_holds_a_lock_keeps_no_line_out(path: Path) -> None:
     """Catches: whoever may read the report could suppress it by flock."""
-    path = tmp_path / "report.jsonl"
     path.touch()
     with path.open() as reader:
         fcntl.flock(reader, fcntl.LOCK_EX)
@@ -116,8 +120,7 @@ def test_a_reader_who_holds_a_lock_keeps_no_line_out(tmp_path: Path) -> None:
     assert len(lines(path)) == 1
 
 
-def test_the_report_is_for_its_owner_and_group_only(tmp_path: Path) -> None:
-    path = tmp_path / "report.jsonl"
+def test_the_report_is_for_its_owner_and_group_only(path: Path) -> None:
     old = os.umask(0)
     try:
         delivery_report.check(str(path))
@@ -126,28 +129,20 @@ def test_the_report_is_for_its_owner_and_group_only(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
 
 
-def test_a_symbolic_link_is_not_followed(tmp_path: Path) -> None:
+def test_a_symbolic_link_is_not_followed(path: Path, tmp_path: Path) -> None:
     """Catches: another user's link in a shared folder, through which the job appends to a file of its own."""
-    target, path = tmp_path / "bashrc", tmp_path / "report.jsonl"
+    target = tmp_path / "bashrc"
     target.write_text("")
     path.symlink_to(target)
-    with pytest.raises(ConfigurationError, match="symbolic link"):
-        delivery_report.check(str(path))
-    with pytest.raises(OSError, match="symbolic link"):
-        delivery_report.append(str(path), {})
+    refused(path, "symbolic link")
     path.unlink()
     path.hardlink_to(target)
-    with pytest.raises(ConfigurationError, match="second name"):
-        delivery_report.check(str(path))
+    refused(path, "second name")
     assert target.read_text() == ""
 
 
 @patch.object(os, "geteuid", lambda: os.getuid() + 1)
-def test_another_users_file_is_refused(tmp_path: Path) -> None:
+def test_another_users_file_is_refused(path: Path) -> None:
     """Its owner would read the report, and could change it."""
-    path = tmp_path / "report.jsonl"
     path.write_text("")
-    with pytest.raises(ConfigurationError, match="belongs to another user"):
-        delivery_report.check(str(path))
-    with pytest.raises(OSError, match="belongs to another user"):
-        delivery_report.append(str(path), {})
+    refused(path, "belongs to another user")
