@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler
 
 import pytest
 
@@ -13,7 +15,7 @@ from kafka_sink.clock import monotonic_ms
 from kafka_sink.coordinator import spark_jobs
 from kafka_sink.coordinator.spark_jobs import MAX_STAGES, SparkJobs, running_stages
 from kafka_sink.driver.driver_process import DriverProcess
-from tests.support.spark_ui import serving_ui
+from tests.support.http_server import Server
 from tests.support.waiting import until
 
 
@@ -62,14 +64,29 @@ def test_watched_stages_are_bounded_and_nothing_is_left_of_a_write_that_is_over(
     assert not jobs.stages, "so the thread sleeps"
 
 
+class Ui(Server):
+    """Spark's monitoring REST API, as far as the coordinator asks it. ``running``: the stages of each job."""
+
+    def __init__(self, *running: list[int], status: int = 200) -> None:
+        super().__init__()
+        self.running = list(running)
+        self.requests: list[str] = []
+        self.status = status
+        self.address = "127.0.0.1", int(self.url.rpartition(":")[2])
+        self.respond = self._respond
+
+    def _respond(self, handler: BaseHTTPRequestHandler) -> tuple[int, dict[str, str], bytes]:
+        self.requests.append(handler.path)
+        jobs = [{"jobId": job, "stageIds": stages} for job, stages in enumerate(self.running)]
+        found = jobs if handler.path.endswith("/app-1/jobs?status=running") else [{"id": "app-1"}]
+        return self.status, {}, json.dumps(found).encode()
+
+
 @contextmanager
 def watching(
-    port: int,
-    on_end: Callable[[int], None],
-    clock: Callable[[], float] = monotonic_ms,
-    interval_s: float = 0.01,
+    ui: Ui, on_end: Callable[[int], None], clock: Callable[[], float] = monotonic_ms, interval_s: float = 0.01
 ) -> Iterator[SparkJobs]:
-    jobs = SparkJobs(lambda: ("127.0.0.1", port), clock, interval_s=interval_s)
+    jobs = SparkJobs(lambda: ui.address, clock, interval_s=interval_s)
     jobs.on_ended = on_end
     jobs.start()
     yield jobs
@@ -78,41 +95,36 @@ def watching(
 
 
 def test_a_stage_that_is_watched_for_less_than_an_interval_costs_no_request() -> None:
-    requests, checks = list[str](), list[float]()
-    now = [0.0]
+    checks, now_ms = list[float](), 0.0
 
     def clock() -> float:
-        checks.append(now[0])
-        return now[0]
+        checks.append(now_ms)
+        return now_ms
 
-    with (
-        serving_ui({}, requests=requests) as port,
-        watching(port, _nothing, clock, interval_s=0.001) as jobs,
-    ):
+    with Ui() as ui, watching(ui, _nothing, clock, interval_s=0.001) as jobs:
         jobs.watch(9, "w")
         until(lambda: len(checks) >= 4)
-        assert not requests
-        now[0] = 1.0
-        until(lambda: requests)
+        assert not ui.requests
+        now_ms = 1.0
+        until(lambda: ui.requests)
 
 
 def test_the_end_of_a_job_is_reported() -> None:
-    running = {1: [6, 7]}
-    ended, requests = list[int](), list[str]()
-    with serving_ui(running, requests=requests) as port, watching(port, ended.append) as jobs:
+    ended = list[int]()
+    with Ui([6, 7]) as ui, watching(ui, ended.append) as jobs:
         jobs.watch(7, "w")
         # The second list is asked for once the first was looked at.
-        until(lambda: sum("/jobs?" in one for one in requests) >= 2)
+        until(lambda: sum("/jobs?" in one for one in ui.requests) >= 2)
         assert not ended
-        running.clear()
+        ui.running.clear()
         until(lambda: ended == [7])
 
 
 @pytest.mark.parametrize("status", [302, 403, 500])
 def test_a_ui_that_may_not_be_read_lists_nothing(status: int) -> None:
     """Catches: an error page taken for a list without running jobs would end all tasks."""
-    with serving_ui({1: [7]}, status) as port, pytest.raises(LookupError):
-        running_stages(("127.0.0.1", port))
+    with Ui([7], status=status) as ui, pytest.raises(LookupError):
+        running_stages(ui.address)
 
 
 def test_the_ui_is_found_among_what_the_driver_listens_on() -> None:
@@ -120,11 +132,10 @@ def test_the_ui_is_found_among_what_the_driver_listens_on() -> None:
         """This process, which listens as a driver does."""
 
         def arguments(self) -> list[str]:
-            return ["java", f"-Dspark.ui.port={port}"]
+            return ["java", f"-Dspark.ui.port={ui.address[1]}"]
 
-    with serving_ui({1: [7]}) as port:
-        found = spark_jobs.find_ui(Driver(os.getpid(), "0"))
-    assert found == ("127.0.0.1", port)
+    with Ui([7]) as ui:
+        assert spark_jobs.find_ui(Driver(os.getpid(), "0")) == ui.address
 
 
 def test_only_the_ports_of_the_ui_are_tried() -> None:
