@@ -7,18 +7,19 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, closing, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import Any
 
 import pytest
 
-from kafka_sink.coordinator.live.http_server import HttpBounds, HttpServer, Response
+from kafka_sink.coordinator.live.http_server import HttpBounds, HttpServer, Page, Response
 from tests.support.waiting import repeat_until
 
 
-def serve(stack: ExitStack, bounds: HttpBounds) -> tuple[int, list[float]]:
-    """A server with one page; returns its port and when the page was computed."""
+@contextmanager
+def serving(page: Page | None = None, **bounds: float) -> Iterator[tuple[int, list[float]]]:
+    """A server with one page: its port, and when the page was computed."""
     computed: list[float] = []
 
     async def one_page() -> Response:
@@ -26,10 +27,13 @@ def serve(stack: ExitStack, bounds: HttpBounds) -> tuple[int, list[float]]:
         return Response(b"x" * 1_000_000)
 
     listening = socket.create_server(("127.0.0.1", 0), backlog=64)
-    server = HttpServer(listening, {"/": one_page}, {"localhost"}, bounds)
+    given = HttpBounds(**bounds)  # type: ignore[arg-type]  # some are whole numbers
+    server = HttpServer(listening, {"/": page or one_page}, {"localhost"}, given)
     server.start()
-    stack.callback(server.close)
-    return listening.getsockname()[1], computed
+    try:
+        yield listening.getsockname()[1], computed
+    finally:
+        server.close()
 
 
 def fetch(port: int) -> int:
@@ -41,8 +45,7 @@ def fetch(port: int) -> int:
 
 
 def test_scrapers_that_hang_make_room_for_others() -> None:
-    with ExitStack() as stack:
-        port, _ = serve(stack, HttpBounds(connections=8, accepts_per_s=1_000.0))
+    with ExitStack() as stack, serving(connections=8, accepts_per_s=1_000.0) as (port, _):
         silent = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(20)]
         for one in silent[:4]:
             one.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")  # and reads nothing
@@ -50,10 +53,10 @@ def test_scrapers_that_hang_make_room_for_others() -> None:
 
 
 def test_a_request_that_drips_in_ends_after_its_time() -> None:
-    with ExitStack() as stack:
-        port, computed = serve(stack, HttpBounds(request_s=0.3))
-        dripping = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
-        dripping.settimeout(30)
+    with (
+        serving(request_s=0.3) as (port, computed),
+        socket.create_connection(("127.0.0.1", port), 30) as dripping,
+    ):
         started = time.monotonic()
         with suppress(OSError):
             repeat_until(lambda: False, lambda: dripping.sendall(b"G"), "its end", 30, 0.02)
@@ -62,26 +65,24 @@ def test_a_request_that_drips_in_ends_after_its_time() -> None:
 
 
 def test_a_request_without_end_is_cut_off() -> None:
-    with ExitStack() as stack:
-        port, computed = serve(stack, HttpBounds(request_bytes=4096))
-        endless = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+    with (
+        serving(request_bytes=4096) as (port, computed),
+        socket.create_connection(("127.0.0.1", port)) as endless,
+    ):
         endless.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"y" * 5_000)
         assert endless.recv(100).startswith(b"HTTP/1.1 431")
         assert not computed
 
 
 def test_a_flood_of_requests_costs_a_bounded_number_of_responses() -> None:
-    with ExitStack() as stack:
-        port, computed = serve(stack, HttpBounds(accepts_per_s=50.0))
+    with serving(accepts_per_s=50.0) as (port, computed):
         began = time.monotonic()
         stop = threading.Event()
 
         def flood() -> None:
             while not stop.is_set():
-                try:
+                with suppress(OSError):
                     fetch(port)
-                except OSError:
-                    pass
 
         threads = [threading.Thread(target=flood, daemon=True) for _ in range(8)]
         for thread in threads:
@@ -99,12 +100,8 @@ def test_a_page_that_fails_is_an_error_that_the_log_explains(caplog: pytest.LogC
     async def broken() -> Response:
         raise UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed")
 
-    with ExitStack() as stack, caplog.at_level(logging.ERROR):
-        listening = socket.create_server(("127.0.0.1", 0), backlog=64)
-        server = HttpServer(listening, {"/": broken}, {"localhost"}, HttpBounds())
-        server.start()
-        stack.callback(server.close)
-        assert fetch(listening.getsockname()[1]) == 500
+    with caplog.at_level(logging.ERROR), serving(broken) as (port, _):
+        assert fetch(port) == 500
     assert "surrogates not allowed" in caplog.text
 
 
