@@ -60,6 +60,8 @@ _WRITE_AT_ONCE = 8 * 1024 * 1024
 _PEER_AT_ONCE = 256 * 1024
 # A message counts as one for so many bytes, once decompressed.
 _BYTES_OF_ONE = 16 * 1024
+# One that is held back is looked at so often at most.
+_LEAST_WAIT_MS = 100.0
 # How long an instance is kept after its last peer. Clusters are named by tasks, perhaps ever new ones.
 _IDLE_MS: Mapping[ServiceScope, float] = {ServiceScope.GROUP: 600_000.0, ServiceScope.CLUSTER: 5_000.0}
 _DEFAULT_BOUNDS = ServerBounds()
@@ -251,12 +253,13 @@ class CoordinatorServer:
                 if not peer.frames.end:
                     raise
         if peer.frames.end:
-            wait_ms = self._wait_ms(peer, now_ms)
-            if wait_ms > 0:
+            if peer.due_ms > now_ms:
                 peer.waits_since_ms = now_ms
+                self._connections.note(peer, Dropped.HELD_BACK)
+                wait_ms = max(peer.due_ms - now_ms, _LEAST_WAIT_MS)
                 self._loop.call_later(wait_ms / 1000, self._await_turn, peer)
                 return
-            self._handle(peer)
+            self._handle(peer, now_ms)
             # One that is not let in is read from no more.
             if not peer.is_authenticated:
                 return
@@ -265,22 +268,15 @@ class CoordinatorServer:
         else:
             self._loop.add_reader(peer.fd, self._on_readable, peer)
 
-    def _wait_ms(self, peer: Peer, now_ms: float) -> float:
-        """How long the peer's next message must wait. A token bucket."""
-        rate = self._bounds.messages_per_s / 1000
-        peer.allowance = min(self._bounds.burst, peer.allowance + rate * (now_ms - peer.allowed_ms))
-        peer.allowed_ms = now_ms
-        if peer.allowance < 1:
-            self._connections.note(peer, Dropped.HELD_BACK)
-            return max((1 - peer.allowance) / rate, 100.0)
-        return 0.0
-
-    def _handle(self, peer: Peer) -> None:
+    def _handle(self, peer: Peer, now_ms: float) -> None:
         data = peer.frames.next_message()
         assert data is not None
         if peer.is_authenticated:
             data = decompressed(data)
-            peer.allowance -= max(1.0, len(data) / _BYTES_OF_ONE)
+            # Those that it has not sent for a while it may send at once.
+            each_ms = 1000 / self._bounds.messages_per_s
+            saved_ms = now_ms - each_ms * (self._bounds.burst - 1)
+            peer.due_ms = max(peer.due_ms, saved_ms) + each_ms * max(1.0, len(data) / _BYTES_OF_ONE)
             self.on_message(peer, parsed(data))
             self._messages += 1
         elif data[0] != VERSION or not hmac.compare_digest(data[1:], self._identity.token):

@@ -222,7 +222,7 @@ class Peer:
 
     __slots__ = (
         "_at", "_incoming", "_outgoing", "_queue", "_queued", "_rest", "_tls", "_without_data",
-        "allowance", "allowed_ms", "begun_ms", "fd", "frames", "heard_ms", "is_authenticated",
+        "begun_ms", "due_ms", "fd", "frames", "heard_ms", "is_authenticated",
         "is_gone", "joined", "number", "socket", "source", "unfinished", "unread_since_ms", "waits_since_ms",
     )  # fmt: skip
 
@@ -234,13 +234,13 @@ class Peer:
         self.joined: dict[Any, Any] = {}
         self.frames = FrameReader(_PROOF_BYTES)
         # When the incomplete message began. The first one, with the token, begins with the connection.
-        self.begun_ms = self.heard_ms = self.allowed_ms = now_ms
+        self.begun_ms = self.heard_ms = now_ms
         # Since when the system has taken nothing more for the peer, as it reads nothing.
         self.unread_since_ms = math.inf
         # Since when it waits for its turn.
         self.waits_since_ms = math.inf
-        # The messages that the rate limit still admits at once, as of ``allowed_ms``.
-        self.allowance = 0.0
+        # When its messages so far would have come at the rate that is allowed.
+        self.due_ms = -math.inf
         self.unfinished = 0
         self.socket = connected
         # For asyncio: where it does not know a socket, its KeyError asks the system for both addresses.
@@ -443,7 +443,6 @@ class Connections:
         if len(self.peers) - self.authenticated >= self._bounds.unauthenticated:
             most = max(self._unauthenticated.values(), key=len)
             self.drop(most[self._random.choice(list(most))], Dropped.MADE_ROOM)
-        peer.allowance = self._bounds.burst
         self.peers[peer.number] = peer
         self._unauthenticated.setdefault(peer.source, {})[peer.number] = peer
 

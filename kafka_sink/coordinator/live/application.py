@@ -588,8 +588,8 @@ class ReportService(Service):
         self._metrics = metrics
         # By task, the interval that it has.
         self.intervals_ms: dict[int, float] = {}
-        # How many reports may be taken at once, as of then.
-        self._admitted, self._admitted_ms = _REPORTS_PER_S, -math.inf
+        # When those taken so far would have come at that rate.
+        self._due_ms = -math.inf
 
     @receives(TaskReport)
     def on_task_report(self, peer: int, message: TaskReport, now_ms: float) -> None:
@@ -610,11 +610,12 @@ class ReportService(Service):
         self._metrics.interval_ms = min(max(MIN_INTERVAL_MS, wanted_ms), _LONGEST_INTERVAL_MS)
 
     def _admits(self, now_ms: float) -> bool:
-        refill = _REPORTS_PER_S * (now_ms - self._admitted_ms) / 1000
-        self._admitted, self._admitted_ms = min(_REPORTS_PER_S, self._admitted + refill), now_ms
-        is_admitted = self._admitted >= 1
-        self._admitted -= is_admitted
-        return is_admitted
+        """So many a second, also at once."""
+        if self._due_ms > now_ms:
+            return False
+        each_ms = 1000 / _REPORTS_PER_S
+        self._due_ms = max(self._due_ms, now_ms - 1000.0 + each_ms) + each_ms
+        return True
 
     @receives(WriteEnded)
     def on_write_ended(self, peer: int, message: WriteEnded, now_ms: float) -> None:
