@@ -70,13 +70,11 @@ class Ui(Server):
     def __init__(self, *running: list[int], status: int = 200) -> None:
         super().__init__()
         self.running = list(running)
-        self.requests: list[str] = []
         self.status = status
         self.address = "127.0.0.1", int(self.url.rpartition(":")[2])
         self.respond = self._respond
 
     def _respond(self, handler: BaseHTTPRequestHandler) -> tuple[int, dict[str, str], bytes]:
-        self.requests.append(handler.path)
         jobs = [{"jobId": job, "stageIds": stages} for job, stages in enumerate(self.running)]
         found = jobs if handler.path.endswith("/app-1/jobs?status=running") else [{"id": "app-1"}]
         return self.status, {}, json.dumps(found).encode()
@@ -114,7 +112,7 @@ def test_the_end_of_a_job_is_reported() -> None:
     with Ui([6, 7]) as ui, watching(ui, ended.append) as jobs:
         jobs.watch(7, "w")
         # The second list is asked for once the first was looked at.
-        until(lambda: sum("/jobs?" in one for one in ui.requests) >= 2)
+        until(lambda: sum("/jobs?" in path for _, path, _, _ in ui.requests) >= 2)
         assert not ended
         ui.running.clear()
         until(lambda: ended == [7])
