@@ -97,8 +97,9 @@ def explained() -> Iterator[None]:
             raise
         raise KafkaSinkError(
             "this Python process may not use the memory its libraries need "
-            f"({text or type(error).__name__}). Spark limits its address space: raise spark.executor.pyspark.memory (tasks) or "
-            "spark.sql.planner.pythonExecution.memory (start and commit), or leave them unset"
+            f"({text or type(error).__name__}). Spark limits its address space: raise "
+            "spark.executor.pyspark.memory (tasks) or spark.sql.planner.pythonExecution.memory (start and "
+            "commit), or leave them unset"
         ) from None
 
 
