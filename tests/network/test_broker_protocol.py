@@ -121,9 +121,6 @@ def check_three(peer: Peer, responses: list[CompletedRequest]) -> None:
     assert responses[1].response.partitions[0].base_offset == 0
 
 
-# -- negotiation ----------------------------------------------------------------------------------
-
-
 def test_versions_are_asked_for_first_and_kept() -> None:
     peer = Peer()
     with pytest.raises(ValueError, match="not ready"):
@@ -177,9 +174,6 @@ def test_a_broker_without_produce_is_named_as_a_controller() -> None:
     peer.connection.receive(peer.answer(peer.sent()[0]))
     with pytest.raises(BrokerVersionError, match=r"b1:9092 .*controller"):
         peer.responses()
-
-
-# -- responses in pieces ----------------------------------------------------------------------------
 
 
 @example(cuts=[1])
@@ -287,9 +281,6 @@ def test_good_responses_before_a_bad_one_count_and_the_bad_one_stays_in_flight()
     assert [(peer.names[entry], possibly) for entry, possibly in lost] == [("bad", True), ("after", True)]
 
 
-# -- requests without a response -------------------------------------------------------------------
-
-
 def test_requests_without_a_response_are_done_when_written_and_do_not_disturb_the_order() -> None:
     peer = Peer().ready()
     peer.submit(produce_request(batch(1), acks=0), 3.0, 1)
@@ -310,9 +301,6 @@ def test_requests_without_a_response_are_done_when_written_and_do_not_disturb_th
     assert not peer.connection.in_flight
 
 
-# -- the end --------------------------------------------------------------------------------------
-
-
 def test_requests_lost_with_a_connection_tell_whether_bytes_of_them_were_written() -> None:
     peer = Peer().ready()
     peer.submit(metadata_request("t"), 0.0, "sent")
@@ -323,9 +311,6 @@ def test_requests_lost_with_a_connection_tell_whether_bytes_of_them_were_written
     lost = [(peer.names[entry], possibly) for entry, possibly in peer.connection.take_in_flight()]
     assert lost == [("sent", True), ("begun", True), ("unsent", False)]
     assert peer.connection.take_in_flight() == []
-
-
-# -- throttling (KIP-219) ---------------------------------------------------------------------------
 
 
 def test_throttling_is_the_clients_from_version_6_on() -> None:

@@ -119,9 +119,6 @@ def test_a_large_request_to_a_slow_reader_never_blocks(cluster: FakeCluster) -> 
     assert len(cluster.received(PRODUCE)) == 5
 
 
-# -- readiness ------------------------------------------------------------------------------------
-
-
 def test_the_window_holds_produce_back_and_not_metadata(cluster: FakeCluster) -> None:
     with Driver(cluster.bootstrap_servers, max_in_flight_requests_per_connection=2) as driver:
         with pytest.raises(ValueError, match="not ready"):
@@ -238,9 +235,6 @@ def test_a_metadata_response_with_an_error_of_its_own_fails(cluster: FakeCluster
     assert driver.to_ask() == -1, "REBOOTSTRAP_REQUIRED forgets the known brokers"
 
 
-# -- time -----------------------------------------------------------------------------------------
-
-
 def test_poll_ends_at_the_next_deadline(cluster: FakeCluster) -> None:
     started = time.monotonic()
     with Driver(cluster.bootstrap_servers, clock=lambda: time.monotonic() * 1000) as driver:
@@ -316,20 +310,7 @@ def test_metadata_goes_to_the_least_loaded_and_not_to_the_silent_or_muted() -> N
             cluster.thaw(node)
 
 
-def test_a_broker_that_moved_is_connected_to_anew(cluster: FakeCluster, driver: Driver) -> None:
-    driver.client.set_addresses([Node(0, "127.0.0.1", cluster.port(0))])
-    driver.connect(0)
-    cluster.freeze(0)
-    driver.send(metadata_request("t"), 0, name="m")
-    with FakeCluster() as other:
-        driver.client.set_addresses([Node(0, "127.0.0.1", other.port(0))])
-        assert "moved to" in str(driver.event(Failed, "m").cause)
-        driver.connect(0)
-        assert len(other.received(API_VERSIONS)) == 1
-    cluster.thaw(0)
-
-
-def test_a_broker_that_is_gone_is_kept_until_its_requests_are_done(
+def test_a_broker_that_is_gone_is_kept_until_its_requests_are_done_and_one_that_moved_is_not(
     cluster: FakeCluster, driver: Driver
 ) -> None:
     here = Node(0, "127.0.0.1", cluster.port(0))
@@ -344,6 +325,16 @@ def test_a_broker_that_is_gone_is_kept_until_its_requests_are_done(
     driver.client.set_addresses([])
     assert not driver.ready_for_any(0)
     assert driver.ready_for_any(), "bootstrap addresses stay"
+    driver.client.set_addresses([here])
+    driver.connect(0)
+    cluster.freeze(0)
+    driver.send(metadata_request("t"), 0, name="lost")
+    with FakeCluster() as other:
+        driver.client.set_addresses([Node(0, "127.0.0.1", other.port(0))])
+        assert "moved to" in str(driver.event(Failed, "lost").cause)
+        driver.connect(0)
+        assert len(other.received(API_VERSIONS)) == 1
+    cluster.thaw(0)
 
 
 def test_all_addresses_of_a_name_are_tried(cluster: FakeCluster) -> None:

@@ -45,9 +45,6 @@ def response(api: int, version: int, body: list[Any], answer: bytes, asked: int 
     return response_to(request(api, version, body, asked=asked, records=records), tags + answer)
 
 
-# -- Produce --------------------------------------------------------------------------------------
-
-
 def refused_partition(version: int, number: int, errors: list[bytes], message: str) -> bytes:
     compact = version >= apis.APIS[apis.PRODUCE].first_flexible
     tags = b"\0" if compact else b""
@@ -105,9 +102,6 @@ def test_ten_thousand_partitions_may_each_be_refused_with_a_text_and_a_leader() 
     assert [one.partition for one in partitions] == list(range(MANY))
 
 
-# -- Metadata ---------------------------------------------------------------------------------------
-
-
 def test_metadata_of_a_million_partitions() -> None:
     """Of ten thousand topics with the longest names, and three replicas each."""
     each = 100
@@ -126,9 +120,6 @@ def test_metadata_of_a_million_partitions() -> None:
     body = [requests.encode_metadata(12, tuple(names), False)]
     found = response(apis.METADATA, 12, body, answer, len(names))
     assert sum(len(topic.partitions) for topic in found.update.topics) == MANY * each
-
-
-# -- transactions -----------------------------------------------------------------------------------
 
 
 def test_coordinators_of_ten_thousand_keys_on_hosts_with_long_names() -> None:
@@ -179,9 +170,6 @@ def test_a_broker_may_have_many_transactional_ids(count: int, length: int) -> No
     body = [transactions.encode_list_transactions(1, [], "")]
     answer = bytes(6) + rows([]) + rows([one] * count) + b"\0"
     assert len(response(apis.LIST_TRANSACTIONS, 1, body, answer).ids) == count
-
-
-# -- topics -----------------------------------------------------------------------------------------
 
 
 def test_a_created_topic_may_have_all_settings_as_long_as_texts_are() -> None:

@@ -22,7 +22,6 @@ def field(name: str, kind: Any, **more: Any) -> dict[str, Any]:
 
 
 _TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=30)
-_DAY_ONE = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 
 
 def _ints(bits: int) -> st.SearchStrategy[int]:

@@ -12,16 +12,15 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
+Response = tuple[int, dict[str, str], bytes]
+
+
 class Server:
     """Responds to each request with status, headers and body; keeps the requests. A context manager;
     ``context`` makes it HTTPS."""
 
     def __init__(self, context: ssl.SSLContext | None = None) -> None:
-        self.respond: Callable[[BaseHTTPRequestHandler], tuple[int, dict[str, str], bytes]] = lambda _: (
-            200,
-            {},
-            b"{}",
-        )
+        self.respond: Callable[[BaseHTTPRequestHandler], Response] = lambda _: (200, {}, b"{}")
         self.requests: list[tuple[str, str, dict[str, str], bytes]] = []
         self.connections = 0
         outer = self

@@ -60,20 +60,13 @@ class Authority:
 
     def __init__(self, name: str = "Test authority") -> None:
         self.key = ec.generate_private_key(ec.SECP256R1())
-        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        now = datetime.datetime.now(datetime.timezone.utc)
         self.certificate = (
-            x509.CertificateBuilder()
-            .subject_name(subject)
-            .issuer_name(subject)
-            .public_key(self.key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - 30 * _DAY)
-            .not_valid_after(now + 30 * _DAY)
+            _builder(name, name, self.key.public_key(), -30, 30)
             .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(self.key.public_key()), critical=False)
             .sign(self.key, hashes.SHA256())
         )
+        self._name = name
 
     @property
     def pem(self) -> bytes:
@@ -93,15 +86,8 @@ class Authority:
     def issue(self, name: str, *hosts: str, starts_in_days: int = -1, ends_in_days: int = 7) -> Identity:
         """``hosts``: names and IP addresses that the certificate is for."""
         key = ec.generate_private_key(ec.SECP256R1())
-        now = datetime.datetime.now(datetime.timezone.utc)
         builder = (
-            x509.CertificateBuilder()
-            .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
-            .issuer_name(self.certificate.subject)
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now + starts_in_days * _DAY)
-            .not_valid_after(now + ends_in_days * _DAY)
+            _builder(name, self._name, key.public_key(), starts_in_days, ends_in_days)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(
                 x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()), critical=False
@@ -115,6 +101,22 @@ class Authority:
             names = [_general_name(host) for host in hosts]
             builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
         return Identity(key, builder.sign(self.key, hashes.SHA256()), self.certificate)
+
+
+def _builder(
+    name: str, issuer: str, key: ec.EllipticCurvePublicKey, starts_in_days: int, ends_in_days: int
+) -> x509.CertificateBuilder:
+    subject, by = (x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, one)]) for one in (name, issuer))
+    now = datetime.datetime.now(datetime.timezone.utc)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(by)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now + starts_in_days * _DAY)
+        .not_valid_after(now + ends_in_days * _DAY)
+    )
 
 
 def _general_name(host: str) -> x509.GeneralName:
