@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import signal
-import subprocess
 import sys
 import textwrap
 import uuid
@@ -18,8 +17,7 @@ from kafka_sink.arrow.producer import ArrowProducer
 from kafka_sink.errors import ChangedBatchError, ConfigurationError
 from kafka_sink.model import TopicPartition
 from local_kafka import LocalBroker
-from tests.support.commands import printed_by
-from tests.support.interrupts import interruptible
+from tests.support.commands import printed_by, start
 from tests.support.topics import log_ends, read_to_end, read_topic
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -136,15 +134,7 @@ def test_ctrl_c_ends_a_write_at_once_and_says_what_became_of_its_rows(
     broker: LocalBroker, topic: str, project_environment: dict[str, str]
 ) -> None:
     code = textwrap.dedent(_INTERRUPTED) % exactly_once(broker, topic)
-    with interruptible():
-        process = subprocess.Popen(
-            [sys.executable, "-c", code],
-            env=project_environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-    with process:
+    with start([sys.executable, "-c", code], project_environment) as process:
         # A write that has sent nothing has no transaction to abort, either.
         while not any(log_ends(broker.bootstrap_servers, topic)):
             assert process.poll() is None, process.communicate()

@@ -26,7 +26,7 @@ from local_kafka.jars import (
     find_jars,
 )
 from local_kafka.start_cache import StartCache
-from tests.support.interrupts import interruptible
+from tests.support.commands import start
 from tests.support.waiting import until
 
 FINAL = f"kafka-{KAFKA_VERSION}"
@@ -156,14 +156,7 @@ print(jars.find_jars(cache=Path(sys.argv[1]), pinned=json.loads(sys.argv[2])))
 def start_download(repository: Repository, cache: Path, environ: dict[str, str]) -> subprocess.Popen[str]:
     environ = {**environ, **repository.environ}
     environ.pop(KAFKA_HOME_ENV, None)
-    with interruptible():
-        return subprocess.Popen(
-            [sys.executable, "-c", DOWNLOAD, str(cache), json.dumps(repository.pinned)],
-            env=environ,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
+    return start([sys.executable, "-c", DOWNLOAD, cache, json.dumps(repository.pinned)], environ)
 
 
 def test_parallel_callers_wait_for_one_download(

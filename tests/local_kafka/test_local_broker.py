@@ -6,21 +6,19 @@ import contextlib
 import os
 import signal
 import socket
-import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Producer
 
 from local_kafka import LocalBroker
 from local_kafka.errors import LocalBrokerError
 from local_kafka.start_cache import CHECKPOINT, CLASSES, StartCache
-from tests.support.commands import alive, run
-from tests.support.interrupts import interruptible
+from tests.support.commands import alive, run, start
+from tests.support.topics import read_to_end
 from tests.support.waiting import throughout, until
 
 
@@ -29,18 +27,6 @@ def send(servers: str, topic: str, values: list[bytes]) -> None:
     for value in values:
         producer.produce(topic, value, partition=0)
     assert producer.flush(60) == 0
-
-
-def receive(servers: str, topic: str, count: int) -> list[bytes]:
-    config = {"bootstrap.servers": servers, "group.id": uuid.uuid4().hex, "log_level": 3}
-    consumer = Consumer(config)
-    consumer.assign([TopicPartition(topic, 0, 0)])
-    values: list[bytes] = []
-    deadline = time.monotonic() + 60
-    while len(values) < count and time.monotonic() < deadline:
-        values += [message.value() for message in consumer.consume(count, 1.0) if message.error() is None]
-    consumer.close()
-    return values
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +51,7 @@ def test_data_survives_kill_and_clean_stop(own: LocalBroker) -> None:
     own.start(0)
     assert own.bootstrap_servers == servers
     assert own.pid(0) != first
-    assert receive(servers, topic, 3) == [b"a", b"b", b"c"]
+    assert read_to_end(servers, topic) == [b"a", b"b", b"c"]
 
 
 def test_topics_are_created_by_use_with_the_callers_properties(own: LocalBroker) -> None:
@@ -81,7 +67,7 @@ def test_old_event_times_are_kept(own: LocalBroker) -> None:
     producer.produce("old", b"x", partition=0, timestamp=1_356_998_400_000)
     assert producer.flush(30) == 0
     # Several checks.
-    throughout(lambda: receive(own.bootstrap_servers, "old", 1) == [b"x"], 1.0)
+    throughout(lambda: read_to_end(own.bootstrap_servers, "old") == [b"x"], 1.0)
 
 
 def test_java_tools_run_on_the_same_jars(own: LocalBroker) -> None:
@@ -143,23 +129,17 @@ def test_no_room_for_the_data_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def command_until(how: signal.Signals, code: int, environ: dict[str, str], folder: Path) -> list[str]:
     """Run the command in ``folder`` until this signal; the command lines of what it had started."""
-    with interruptible():
-        command = subprocess.Popen(
-            [sys.executable, "-m", "local_kafka"],
-            env={**environ, "TMPDIR": str(folder)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
+    command = start([sys.executable, "-m", "local_kafka"], {**environ, "TMPDIR": str(folder)})
     with command, contextlib.ExitStack() as stack:
         stack.callback(command.kill)
         assert command.stdout is not None
         host, port = command.stdout.readline().strip().split(":")
         socket.create_connection((host, int(port)), 5).close()
-        listing = subprocess.run(
-            ["ps", "-ww", "-eo", "pid=,args="], capture_output=True, text=True, check=True
-        )
-        started = [line for line in listing.stdout.splitlines() if str(folder) in line]
+        started = [
+            line
+            for line in run(["ps", "-ww", "-eo", "pid=,args="]).stdout.splitlines()
+            if str(folder) in line
+        ]
         assert len(started) == 2  # the supervisor and the broker
         os.kill(command.pid, how)
         assert command.wait(90) == code
@@ -168,16 +148,11 @@ def command_until(how: signal.Signals, code: int, environ: dict[str, str], folde
     return started
 
 
-def test_the_command_ends_its_broker_when_it_is_killed(
-    project_environment: dict[str, str], tmp_path: Path
-) -> None:
-    command_until(signal.SIGKILL, -signal.SIGKILL, project_environment, tmp_path)
-
-
 def test_a_first_start_leaves_what_makes_later_ones_quick(
     project_environment: dict[str, str], own: LocalBroker, tmp_path: Path
 ) -> None:
-    """And the command ends its broker at Ctrl-C and at SIGTERM."""
+    """And the command ends its broker at Ctrl-C and at SIGTERM, and when it is killed."""
+    command_until(signal.SIGKILL, -signal.SIGKILL, project_environment, tmp_path)
     jars, runs = Path(own.classpath).parent, tmp_path / "runs"
     runs.mkdir()
     environ = {
@@ -203,8 +178,7 @@ def test_a_first_start_leaves_what_makes_later_ones_quick(
 def classes_from_archive(broker: LocalBroker, flags: list[str]) -> int:
     """How many classes Kafka's main class, which says here how it is called, takes from the archive."""
     command = [broker.java, *flags, "-Xlog:class+load", "-cp", broker.classpath, "kafka.Kafka"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 1
+    done = run(command, code=1)
     assert "server.properties" in done.stdout + done.stderr
     return done.stdout.count("source: shared objects file (top)")
 

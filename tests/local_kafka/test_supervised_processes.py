@@ -3,7 +3,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 
 from local_kafka.errors import LocalBrokerError
 from local_kafka.processes import SupervisedProcesses
-from tests.support.commands import alive
+from tests.support.commands import alive, start
 from tests.support.waiting import until
 
 
@@ -66,11 +65,9 @@ def test_a_killed_supervisor_leaves_nothing_after_close(processes: SupervisedPro
 
 
 PARENT = """
-import os, signal, sys, time
-from collections.abc import Iterator
+import os, sys, time
 from pathlib import Path
 from local_kafka.processes import SupervisedProcesses
-signal.signal(signal.SIGINT, signal.default_int_handler)  # in a shell's background job, too
 folder = Path(sys.argv[1])
 processes = SupervisedProcesses(folder)
 pids = [processes.start(name, ["sleep", "600"], log=folder / "log", cwd=folder) for name in "ab"]
@@ -89,14 +86,8 @@ time.sleep(600)
 def test_everything_ends_with_the_parent(
     folder: Path, project_environment: dict[str, str], how: signal.Signals, kind: str
 ) -> None:
-    parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT, str(folder), kind],
-        env=project_environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-    )
+    command = [sys.executable, "-c", PARENT, folder, kind]
+    parent = start(command, project_environment, start_new_session=True)
     assert parent.stdout is not None
     pids = [int(word) for word in parent.stdout.readline().split()]
     try:
@@ -109,5 +100,4 @@ def test_everything_ends_with_the_parent(
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(parent.pid, signal.SIGKILL)  # and what it forked
-        parent.wait()
-        parent.stdout.close()
+        parent.communicate()

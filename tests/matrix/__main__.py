@@ -133,9 +133,6 @@ def _tried(subject: str, python: str, bootstrap: str, path: str, offers: Sequenc
     problems = {str(line["check"]): str(line["problem"]) for line in checks}
     if not any("ended" in line for line in lines):
         problems["job"] = last_words or "it ended early"
-    for line in lines:
-        if "figure" in line:
-            print(f"{subject}: {line['figure']}", file=sys.stderr, flush=True)
     row = Row(f"{subject} ({versions})", problems, sum(line["seconds"] for line in checks))
     failed = [check for check, problem in problems.items() if problem]
     print(f"{row.subject}: {', '.join(failed) or 'ok'}, {row.seconds:.0f} s", file=sys.stderr, flush=True)

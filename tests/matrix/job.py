@@ -32,7 +32,6 @@ from pyspark.sql import DataFrame, SparkSession
 import kafka_sink
 
 _ROWS = 20_000
-_MANY_ROWS = 1_000_000
 _WAIT_S = 60.0
 _KILLED_AFTER_S = 240.0
 
@@ -250,32 +249,6 @@ class Checks:
             raise AssertionError(f"{written}")
         self._expect_once(topic)
 
-    def compare(self) -> str:
-        """Processor time by kafka_sink.write, for each second by the data source; medians of five writes."""
-        rows = self._spark.range(0, _MANY_ROWS, 1, 2).selectExpr(
-            "cast(id % 1000 as string) key", "concat(repeat('x', 90), cast(id as string)) value"
-        )
-        topic = self._topic("compared")
-        self._create(topic, 4)
-        options = {"kafka.bootstrap.servers": self._bootstrap, "topic": topic}
-        options["kafka.compression.type"] = "lz4"
-        spent: dict[str, list[float]] = {"write": [], "format": []}
-        for turn in range(12):
-            name = ("write", "format")[turn % 2]
-            before = _processor_s()
-            if name == "write":
-                kafka_sink.write(rows, options)
-            else:
-                rows.write.format("kafka-chunked").mode("append").options(**options).save()
-            # The first of each starts workers.
-            if turn > 1:
-                spent[name].append(_processor_s() - before)
-        write, by_format = (sorted(spent[name])[2] * 1e9 / _MANY_ROWS for name in ("write", "format"))
-        return (
-            f"processor time of the whole application a row: kafka_sink.write {write:.0f} ns, data source "
-            f"{by_format:.0f} ns, {write / by_format:.2f} times"
-        )
-
     def _topic(self, name: str) -> str:
         return f"{name}-{uuid.uuid4().hex[:8]}"
 
@@ -367,23 +340,6 @@ def _slow(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatc
         yield batch.slice(1)
 
 
-def _processor_s() -> float:
-    """Of this process and all that descend from it, of which Spark's JVM is one."""
-    parents, used = {}, {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        parents[int(stat.parent.name)] = int(fields[1])
-        # With children that have ended: utime, stime, cutime, cstime.
-        used[int(stat.parent.name)] = sum(map(int, fields[11:15]))
-    ours = {os.getpid()}
-    while more := {pid for pid, parent in parents.items() if parent in ours} - ours:
-        ours |= more
-    return sum(used[pid] for pid in ours if pid in used) / os.sysconf("SC_CLK_TCK")
-
-
 def _end_of(log: str) -> str:
     return Path(log).read_text(errors="replace")[-1500:]
 
@@ -417,8 +373,6 @@ def main(bootstrap: str, *, admin: bool, transactions: bool) -> None:
             problem = f"{type(error).__name__}: {error}"[:2000]
         seconds = round(time.monotonic() - started, 1)
         print(json.dumps({"check": name, "problem": problem, "seconds": seconds}), flush=True)
-    if not functions and transactions:
-        print(json.dumps({"figure": checks.compare()}), flush=True)
     print(json.dumps({"ended": True}), flush=True)
     spark.stop()
 

@@ -7,6 +7,9 @@ import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+from tests.support.interrupts import interruptible
 
 # Less than pytest gives to a test, so that the output is shown.
 _TIMEOUT_S = 280
@@ -41,6 +44,19 @@ def run(
 def printed_by(code: str, environ: Mapping[str, str] | None = None, folder: Path | None = None) -> str:
     """What a new Python prints that runs this code, without the indentation that its lines share."""
     return run([sys.executable, "-c", textwrap.dedent(code)], environ, folder=folder).stdout.strip()
+
+
+def start(command: Sequence[object], environ: Mapping[str, str], **more: Any) -> subprocess.Popen[str]:
+    """Start it, with pipes for what it prints. SIGINT interrupts it, wherever the tests run."""
+    with interruptible():
+        return subprocess.Popen(
+            [str(word) for word in command],
+            env=environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            **more,
+        )
 
 
 def alive(pid: int) -> bool:
