@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import logging
 import os
 import sys
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent
 LOCAL_KAFKA = str(ROOT / "packages" / "local_kafka")
 STRATEGIES = ("incremental", "full")
+_TOPICS = itertools.count()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -203,6 +205,14 @@ def broker() -> Iterator[LocalBroker]:
     again."""
     with LocalBroker(properties=SETTINGS) as running:
         yield running
+
+
+@pytest.fixture
+def topic(broker: LocalBroker, request: pytest.FixtureRequest) -> str:
+    """A topic of the test's own, of three partitions or as many as its module's ``PARTITIONS`` says."""
+    name = f"{request.module.__name__.rpartition('test_')[2].replace('_', '-')}-{next(_TOPICS)}"
+    broker.create_topic(name, getattr(request.module, "PARTITIONS", 3))
+    return name
 
 
 @pytest.fixture(scope="session")

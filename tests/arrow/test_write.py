@@ -6,7 +6,6 @@ import datetime
 import signal
 import sys
 import textwrap
-import uuid
 from pathlib import Path
 
 import pyarrow as pa
@@ -21,13 +20,6 @@ from tests.support.commands import printed_by, start
 from tests.support.topics import log_ends, read_to_end, read_topic
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture
-def topic(broker: LocalBroker) -> str:
-    name = f"arrow-{uuid.uuid4().hex[:8]}"
-    broker.create_topic(name, 3)
-    return name
 
 
 def options(broker: LocalBroker, topic: str | None, **more: object) -> dict[str, object]:

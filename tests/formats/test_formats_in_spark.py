@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,15 +21,8 @@ from tests.support.topics import Row, messages, read_to_end, read_topic
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_numbers = itertools.count()
+PARTITIONS = 1
 Options = Callable[..., dict[str, str]]
-
-
-@pytest.fixture
-def topic(broker: LocalBroker) -> str:
-    name = f"formats-{next(_numbers)}"
-    broker.create_topic(name, 1)
-    return name
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import struct
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,15 +17,7 @@ from tests.support.topics import Row, read_topic
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 
-_numbers = itertools.count()
 Write = Callable[..., "DataFrameWriter"]
-
-
-@pytest.fixture
-def topic(broker: LocalBroker) -> str:
-    name = f"batch-{next(_numbers)}"
-    broker.create_topic(name, 3)
-    return name
 
 
 @pytest.fixture
@@ -179,7 +170,7 @@ def test_keys_fill_batches_above_the_default_size(
 ) -> None:
     from pyspark.sql import functions as F
 
-    topic = f"wide-{next(_numbers)}"
+    topic = "batches-above-the-default"
     events = spark.range(21_000, numPartitions=2).select(
         F.concat(F.lit("user-"), F.col("id")).alias("key"),
         F.concat_ws("", *(F.sha2(F.concat("id", F.lit(part)), 256) for part in "abcd")).alias("value"),

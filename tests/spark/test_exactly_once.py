@@ -3,7 +3,6 @@ leave."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import threading
@@ -30,17 +29,8 @@ if TYPE_CHECKING:
     from pyspark.sql.readwriter import DataFrameWriter
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-_numbers = itertools.count()
-_PARTITIONS = 3
 Job = Callable[..., "DataFrameWriter"]
 Stream = Callable[..., "DataStreamWriter"]
-
-
-@pytest.fixture
-def topic(broker: LocalBroker) -> str:
-    name = f"spark-exactly-once-{next(_numbers)}"
-    broker.create_topic(name, _PARTITIONS)
-    return name
 
 
 @pytest.fixture

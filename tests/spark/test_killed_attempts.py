@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import socket
 import threading
@@ -21,7 +20,7 @@ from tests.support.waiting import until
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_numbers = itertools.count()
+PARTITIONS = 2
 PATIENCE_S = 60.0
 ROWS = 300_000
 # 600 bytes a row: at the proxy's 1 MB/s far more than a job waits for.
@@ -30,13 +29,6 @@ VALUE = "concat(id, '-', repeat(md5(string(id)), 18))"
 # it looks every 2 s and waits spark.python.task.killTimeout, 2 s more.
 JVM_NOTICES_S = 4.5
 JVM_NOTICES_AT_LATEST_S = 30.0
-
-
-@pytest.fixture
-def topic(broker: LocalBroker) -> str:
-    name = f"killed-{next(_numbers)}"
-    broker.create_topic(name, 2)
-    return name
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 import shutil
@@ -32,16 +31,7 @@ from tests.support.waiting import until
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_numbers = itertools.count()
-_PARTITIONS = 3
 Options = Callable[..., dict[str, Any]]
-
-
-@pytest.fixture
-def topic(broker: LocalBroker) -> str:
-    name = f"map-in-arrow-{next(_numbers)}"
-    broker.create_topic(name, _PARTITIONS)
-    return name
 
 
 @pytest.fixture

@@ -21,14 +21,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 _numbers = itertools.count()
+PARTITIONS = 2
 Stream = Callable[..., "DataStreamWriter"]
-
-
-@pytest.fixture
-def topic(broker: LocalBroker) -> str:
-    name = f"stream-{next(_numbers)}"
-    broker.create_topic(name, 2)
-    return name
 
 
 @pytest.fixture
