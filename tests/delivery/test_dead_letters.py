@@ -26,6 +26,7 @@ from local_kafka import LocalBroker
 from tests.support.commands import run
 from tests.support.fake_broker import METADATA, PRODUCE, FakeCluster
 from tests.support.fake_replies import Reply, error
+from tests.support.partitioners import row_batch
 from tests.support.scripted_cluster import PLAN, TOPIC, attempts, rows, task_options, written
 from tests.support.topics import read_topic, save
 from tests.support.waiting import until
@@ -77,10 +78,7 @@ def dead_letters_in(cluster: FakeCluster) -> int:
 
 
 def large(number: int, size: int, partition: int = 0) -> pa.RecordBatch:
-    value = (b"<%d>" % number).ljust(size, b"x")
-    return pa.record_batch(
-        {"value": pa.array([value], pa.binary()), "partition": pa.array([partition], pa.int32())}
-    )
+    return row_batch([(b"<%d>" % number).ljust(size, b"x")], [partition])
 
 
 BoundWaits = Callable[..., None]
@@ -191,7 +189,7 @@ def test_refused_rows_that_wait_for_the_dead_letters_of_others_are_not_sent_agai
             with monkeypatch.context() as slow:
                 # Else a slow task writes dead letters as fast as rows are refused, before all are appended.
                 slow.setattr(DeadLetterWriter, "write", lambda _: False)
-                producer.send(pa.record_batch({"value": values, "partition": pa.array([0] * 24, pa.int32())}))
+                producer.send(row_batch(values, [0] * 24))
             dead_letters = producer.dead_letters
             assert dead_letters is not None
             until(
@@ -214,7 +212,7 @@ def test_refused_rows_get_their_dead_letters_while_the_task_waits_for_more_rows(
     with FakeCluster({TOPIC: 1, DEAD_LETTERS: 1}, max_message_bytes={TOPIC: 400_000}) as cluster:
 
         def batches() -> Iterator[pa.RecordBatch]:
-            yield pa.record_batch({"value": values, "partition": pa.array([0] * 24, pa.int32())})
+            yield row_batch(values, [0] * 24)
             # Spark computes until all dead letters are there.
             until(lambda: dead_letters_in(cluster) == 24, "the dead letters")
             yield rows(24, 1)
@@ -285,7 +283,7 @@ def test_more_rows_than_errors_max_fail_the_task() -> None:
     with FakeCluster({TOPIC: 1, DEAD_LETTERS: 1}, max_message_bytes={TOPIC: 1000}) as cluster:
         rejected = [large(number, 2000) for number in range(3)]
         assert "more than errors.max = 2" in failure(cluster, *rejected, **{"errors.max": "2"})
-        negative = pa.record_batch({"value": [b"v"] * 3, "partition": pa.array([-1, -2, -3], pa.int32())})
+        negative = row_batch([b"v"] * 3, [-1, -2, -3])
         assert "more than errors.max = 2" in failure(cluster, negative, **{"errors.max": "2"})
 
 
@@ -364,7 +362,7 @@ def test_topics_that_are_no_utf8_become_dead_letters() -> None:
 
 def test_counts_of_a_failed_task_tell_rows_from_dead_letters() -> None:
     invalid_required_acks = 21
-    rejected = pa.record_batch({"value": [b"v"] * 3, "partition": pa.array([-1] * 3, pa.int32())})
+    rejected = row_batch([b"v"] * 3, [-1] * 3)
     with FakeCluster({TOPIC: 1, DEAD_LETTERS: 1}) as cluster, tolerant(cluster) as producer:
         producer.send(rows(0, 4))
         producer.send(rejected)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,23 +22,16 @@ from kafka_sink.engine.produce_requests import fill_request
 from kafka_sink.engine.splitting import split, take_out
 from kafka_sink.memory.allocator import chunk_size
 from kafka_sink.memory.pool import BufferPool
-from kafka_sink.model import CompressionType, PartitionMetadata, TopicMetadata
+from kafka_sink.model import CompressionType
 from kafka_sink.options import SinkOptions
 from kafka_sink.records.ordered_rows import OrderedRows
-from kafka_sink.rows.column_plan import ColumnPlan
-from kafka_sink.rows.columns import extract
 from tests.support.allocators import full_allocator, incremental_allocator
 from tests.support.brokers import Brokers
 from tests.support.effort import tries
-from tests.support.partitioners import plain_partitioner
+from tests.support.partitioners import ordered
 from tests.support.taken_records import values_of
 
 PARTITIONS = 5
-TOPICS = {
-    "t": TopicMetadata.of("t", None, tuple(PartitionMetadata("t", p, p % 2, 0) for p in range(PARTITIONS)))
-}
-PLAN = ColumnPlan.of([("value", "binary"), ("partition", "int")], "t")
-PARTITIONER = plain_partitioner()
 BAD = b"refused"
 CODECS = list(CompressionType)
 
@@ -137,14 +129,8 @@ class Task:
             mark = BAD if chance.random() < shape.refused else b""
             value = b"%d.%d:" % (unit, row) + mark + noise
             made.append((chance.randrange(shape.partitions), value.ljust(shape.value_bytes, b"x")))
-        batch = pa.record_batch(
-            {
-                "value": pa.array([value for _, value in made], pa.binary()),
-                "partition": pa.array([number for number, _ in made], pa.int32()),
-            }
-        )
-        rows = extract(PLAN, batch, 0)
-        return made, PARTITIONER.order(rows, TOPICS, 0)
+        partitions, values = zip(*made, strict=True)
+        return made, ordered(values, partitions)
 
     def is_refused(self, value: bytes) -> bool:
         # As many bytes as a record has with its batch's header at least.

@@ -12,8 +12,6 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import pyarrow as pa
-
 from kafka_sink.breaker.breaker import Breaker, CircuitBreakManager
 from kafka_sink.clock import ExponentialBackoff
 from kafka_sink.cluster.broker import Broker, SentRequest
@@ -46,6 +44,7 @@ from kafka_sink.rows.columns import extract
 from kafka_sink.rows.partitioner import BatchCapacity, Partitioner
 from tests.support.brokers import Brokers
 from tests.support.fake_log import PartitionLog, numbers_in, parse_batch
+from tests.support.partitioners import row_batch
 from tests.support.strategy import forced
 
 TOPIC = "t"
@@ -187,13 +186,9 @@ class Model:
         """A unit with a row for each number; ``meanwhile`` runs while its batches are held."""
         numbers = range(self.next_row, self.next_row + len(partitions))
         self.next_row += len(partitions)
-        batch = pa.record_batch(
-            {
-                "value": pa.array([b"<%d>" % number + b"x" * size for number in numbers], pa.binary()),
-                "partition": pa.array(partitions, pa.int32()),
-            }
+        rows = extract(
+            _PLAN, row_batch([b"<%d>" % number + b"x" * size for number in numbers], partitions), 0
         )
-        rows = extract(_PLAN, batch, 0)
         topics = {TOPIC: self.metadata.described()}
         unit = self.partitioner.order(rows, topics, 0)
         for number, partition in zip(numbers, partitions, strict=True):

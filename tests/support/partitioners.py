@@ -1,6 +1,8 @@
-"""A partitioner without chance, for tests of what comes behind it."""
+"""Rows with partitions, and a partitioner without chance, for tests of what comes behind it."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import pyarrow as pa
 
@@ -23,16 +25,21 @@ def plain_partitioner(batch_bytes: float = 100, *, spread_keys: bool = False) ->
     )
 
 
+def row_batch(values: Sequence[bytes], partitions: Sequence[int | None]) -> pa.RecordBatch:
+    return pa.record_batch(
+        {"value": pa.array(values, pa.binary()), "partition": pa.array(partitions, pa.int32())}
+    )
+
+
 _PLAN = ColumnPlan.of([("value", "binary"), ("partition", "int")], "t")
 _PARTITIONER = plain_partitioner()
 
 
-def ordered(values: list[bytes], partitions: list[int] | None = None, timestamp_ms: int = 0) -> OrderedRows:
+def ordered(
+    values: Sequence[bytes], partitions: Sequence[int] | None = None, timestamp_ms: int = 0
+) -> OrderedRows:
     """Rows of topic t with these values, for partition 0 unless they have their own."""
     numbers = partitions or [0] * len(values)
     infos = tuple(PartitionMetadata("t", number, 0, 0) for number in range(max(numbers) + 1))
-    batch = pa.record_batch(
-        {"value": pa.array(values, pa.binary()), "partition": pa.array(numbers, pa.int32())}
-    )
-    rows = extract(_PLAN, batch, timestamp_ms)
+    rows = extract(_PLAN, row_batch(values, numbers), timestamp_ms)
     return _PARTITIONER.order(rows, {"t": TopicMetadata.of("t", None, infos)}, timestamp_ms)

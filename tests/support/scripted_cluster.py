@@ -16,6 +16,7 @@ from kafka_sink.task.producer import Producer
 from kafka_sink.task.producer_cache import task_producer
 from tests.support.fake_broker import PRODUCE, FakeCluster
 from tests.support.fake_log import RecordBatch, numbers_in
+from tests.support.partitioners import row_batch
 
 TOPIC = "t"
 PLAN = ColumnPlan.of([("value", "binary"), ("partition", "int")], TOPIC)
@@ -26,15 +27,12 @@ PATIENCE_S = 60.0
 
 def rows(start: int, count: int, partition: int = 0) -> pa.RecordBatch:
     values = [b"<%d>%s" % (number, SECRET.encode()) for number in range(start, start + count)]
-    return pa.record_batch(
-        {"value": pa.array(values, pa.binary()), "partition": pa.array([partition] * count, pa.int32())}
-    )
+    return row_batch(values, [partition] * count)
 
 
 def keyless(number: int) -> pa.RecordBatch:
     """Without a partition, and larger than a batch.size of 1,024, so that every partition gets its turn."""
-    value = pa.array([b"<%d>" % number + b"x" * 2_000], pa.binary())
-    return pa.record_batch({"value": value, "partition": pa.array([None], pa.int32())})
+    return row_batch([b"<%d>" % number + b"x" * 2_000], [None])
 
 
 def task_options(cluster: FakeCluster, **options: object) -> dict[str, str]:
