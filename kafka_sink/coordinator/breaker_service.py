@@ -18,7 +18,6 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
 from random import Random
-from typing import NamedTuple
 
 from kafka_sink.breaker.failure_rate import MIN_FAILURES, reaches
 from kafka_sink.breaker.mutes import Target
@@ -71,19 +70,12 @@ _PAUSE_FACTOR, _MAX_PAUSE = 5.0, 15
 _FORGET_MS = 600_000.0
 
 
-class _Counted(NamedTuple):
-    """Of a task: whether it writes to a partition, whether that fails, how many of its failures count."""
-
-    writes: bool
-    fails: bool
-    failures: int
-
-
 @dataclass(slots=True)
 class _Watched:
-    """A partition in question: what tasks have reported, and which watchers have not yet."""
+    """A partition in question: what tasks have reported, as PartitionOutcome has it (batches written and
+    failed, whether a broker answered), and which watchers have not yet."""
 
-    reports: dict[int, _Counted] = field(default_factory=dict)
+    reports: dict[int, tuple[int, int, bool]] = field(default_factory=dict)
     missing: set[int] = field(default_factory=set)
     error: str = ""
 
@@ -121,11 +113,7 @@ class FailingPartitions:
         is_one_more = peer not in watched.reports and peer not in watched.missing
         if is_one_more and len(watched.reports) >= _MAX_REPORTERS:
             return
-        fails = failed > 0 and reaches(failed, failed + written, self._perc)
-        # One lost connection says nothing of a partition, a broker's error does.
-        counts = fails and (answered or failed >= MIN_FAILURES)
-        found = _Counted(failed + written > 0, fails, min(failed, MIN_FAILURES) if counts else 0)
-        watched.reports[peer] = found
+        watched.reports[peer] = written, failed, answered
         watched.error = (error if failed else "") or watched.error
         if peer in watched.missing:
             watched.missing.discard(peer)
@@ -155,9 +143,14 @@ class FailingPartitions:
         for partition in _due(self._open, now_ms):
             del self._open[partition]
             watched = self._watched.pop(partition)
-            failing = [peer for peer, one in watched.reports.items() if one.fails]
-            writing = sum(one.writes for one in watched.reports.values())
-            enough = sum(one.failures for one in watched.reports.values()) >= MIN_FAILURES
+            failing, writing, failures = [], 0, 0
+            for peer, (written, failed, answered) in watched.reports.items():
+                writing += written + failed > 0
+                if failed and reaches(failed, failed + written, self._perc):
+                    failing.append(peer)
+                    # One lost connection says nothing of a partition, a broker's error does.
+                    failures += min(failed, MIN_FAILURES) if answered or failed >= MIN_FAILURES else 0
+            enough = failures >= MIN_FAILURES
             if enough and self.rows >= self._trigger_count and reaches(len(failing), writing, self._perc):
                 who = f"{len(failing)} of {writing} tasks that write to it and were asked"
                 yield partition, f"it fails for {who}; last error: {watched.error}", failing
