@@ -38,7 +38,6 @@ from kafka_sink.model import (
     PartitionMetadata,
     Partitions,
     TopicMetadata,
-    TopicPartition,
 )
 from kafka_sink.options import SinkOptions, parse
 from tests.support.fake_outbox import FakeOutbox
@@ -256,11 +255,9 @@ def test_another_task_is_asked_after_a_second_of_silence_and_the_others_wait_on(
     # The first one responds after all.
     assert names(coordinator.respond(metadata("a"), by=1)) == [(5, ["a"])]
     assert coordinator.receive(2, known(coordinator.asked[0][1].number)) == []
-
-
-def test_whoever_waits_for_what_three_tasks_do_not_bring_asks_by_itself_before() -> None:
-    coordinator = Coordinator(tasks=5)
-    coordinator.want(1, "a")
+    coordinator.asked.clear()
+    # Whoever waits for what three tasks do not bring asks brokers before.
+    coordinator.want(1, "b")
     pushed = coordinator.after(3 * FETCH_SILENCE_MS)
     assert sum(one.pending for _, one in pushed) == 5, "once, so that nobody waits for the third task"
     coordinator.after(5_000)
@@ -890,41 +887,34 @@ def test_a_topic_in_use_is_never_forgotten_by_the_coordinator(idle_ms: float, pa
 
 class Job:
     """Tasks with their metadata and channels, a service, and a cluster that counts requests and responds
-    after ``latency_ms``."""
+    within 5 ms."""
 
-    def __init__(self, tasks: int, latency_ms: float = 5.0) -> None:
+    def __init__(self, tasks: int) -> None:
         self.now_ms = 0.0
-        self.latency_ms = latency_ms
-        self.requests: list[tuple[int, tuple[str, ...]]] = []
-        self.epoch = 4
-        # What a task that errs says, by its number.
-        self.lies: dict[int, TopicMetadata] = {}
+        self.requests: list[tuple[str, ...]] = []
         self.out = FakeOutbox()
         self.service = MetadataService(options(), self.out, random=lambda: 0.5)
         self.views: list[ClusterMetadata] = []
         self.channels: list[MetadataChannel] = []
-        self.responses: deque[tuple[float, int, tuple[str, ...]]] = deque()
-        self.add(tasks)
-
-    def add(self, tasks: int) -> None:
-        for number in range(len(self.views), len(self.views) + tasks):
+        self.responses: deque[tuple[float, ClusterMetadata, tuple[str, ...]]] = deque()
+        for number in range(tasks):
             view = ClusterMetadata(OPTIONS, lambda: self.now_ms, random=lambda: 0.5)
             channel = view.hints = MetadataChannel(view, lambda: self.now_ms, 300_000)
             self.views.append(view)
             self.channels.append(channel)
-            self.service.on_joined(number, self.now_ms)
-            channel.on_connected(self.now_ms)
+            self.service.on_joined(number, 0.0)
+            channel.on_connected(0.0)
 
-    def use(self, task: int, *topics: str) -> None:
-        """As await_topics does."""
-        view, channel = self.views[task], self.channels[task]
-        channel.note_use(topics)
-        view.note_use(topics, self.now_ms)
-        lacking = [one for one in topics if view.topic(one) is None]
-        if lacking and channel.ask(lacking):
-            view.hold(self.now_ms + HINT_WAIT_MS)
+    def use(self, *topics: str) -> None:
+        """All tasks do as await_topics does."""
+        for view, channel in zip(self.views, self.channels, strict=True):
+            channel.note_use(topics)
+            view.note_use(topics, self.now_ms)
+            lacking = [one for one in topics if view.topic(one) is None]
+            if lacking and channel.ask(lacking):
+                view.hold(self.now_ms + HINT_WAIT_MS)
 
-    def step(self, ms: float = 1.0) -> None:
+    def step(self, ms: float) -> None:
         for number, channel in enumerate(self.channels):
             while (message := channel.next_message(self.now_ms)) is not None:
                 deliver(self.service, number, decode(encode(message)), self.now_ms)
@@ -932,16 +922,15 @@ class Job:
             self.service.on_time(self.now_ms)
         for peer, message in self.out.taken():
             deliver(self.channels[peer], message, self.now_ms)
-        for number, view in enumerate(self.views):
-            if view.next_request_delay_ms(self.now_ms) <= 0:
-                topics = view.next_request(self.now_ms)
-                if topics is not None:
-                    self.requests.append((number, topics))
-                    self.responses.append((self.now_ms + self.latency_ms, number, topics))
+        for view in self.views:
+            if view.next_request_delay_ms(self.now_ms) <= 0 and (topics := view.next_request(self.now_ms)):
+                self.requests.append(topics)
+                self.responses.append((self.now_ms + 5.0, view, topics))
         while self.responses and self.responses[0][0] <= self.now_ms:
-            _, number, topics = self.responses.popleft()
-            found = tuple(self.lies.get(number, metadata(one, 1, self.epoch)) for one in topics)
-            self.views[number].on_response(MetadataUpdate(NODES, found, {}, "c"), topics, self.now_ms)
+            _, view, topics = self.responses.popleft()
+            view.on_response(
+                MetadataUpdate(NODES, tuple(map(metadata, topics)), {}, "c"), topics, self.now_ms
+            )
         self.now_ms += ms
 
     def run(self, ms: float, by_ms: float = 1.0) -> None:
@@ -949,68 +938,13 @@ class Job:
         while self.now_ms < until_ms:
             self.step(by_ms)
 
-    def all_know(self, *topics: str) -> bool:
-        return all(view.topic(one) is not None for view in self.views for one in topics)
-
 
 def test_a_thousand_tasks_that_start_together_with_an_empty_plan_ask_once() -> None:
     job = Job(1_000)
-    for task in range(1_000):
-        job.use(task, "a", "b")
+    job.use("a", "b")
     job.run(20)
-    assert [topics for _, topics in job.requests] == [("a", "b")]
-    assert job.all_know("a", "b")
-
-
-def test_two_thousand_topics_take_a_request_cold_and_none_warm() -> None:
-    """Tasks of a job meet them in tables of their own."""
-    topics = [f"t{number}" for number in range(2_000)]
-    job = Job(8)
-    for task in range(8):
-        job.use(task, *topics)
-    job.run(150)
-    assert 1 <= len(job.requests) <= 2
-    assert job.all_know(*topics)
-    # Another write's tasks.
-    job.requests.clear()
-    job.add(8)
-    for task in range(8, 16):
-        job.use(task, *topics)
-    job.run(300)
-    assert job.requests == []
-    assert job.all_know(*topics)
-
-
-def test_a_lying_task_misleads_for_one_refresh() -> None:
-    """Catches: by its epoch the lie would outlive all that brokers say, in tasks and in the coordinator."""
-    job = Job(4)
-    for task in range(4):
-        job.use(task, "a")
-    job.run(50)
-    partition = TopicPartition("a", 0)
-    # Task 0 was asked first.
-    liar = 1
-    job.lies[liar] = metadata("a", 2, 5)
-    victim = (liar + 1) % 4
-    job.views[victim].mark_stale("a", job.now_ms)
-    # Nor may the victim's own request come first.
-    job.views[victim].hold(job.now_ms + 400)
-    job.run(400)
-    honest = [one for one in range(4) if one != liar]
-    assert {job.views[one].leader(partition) for one in honest} != {("a", 0, 1, 4)}, "it is believed"
-    job.lies.clear()
-    # Brokers deny it to those who write.
-    for _ in range(3):
-        for task in honest:
-            found = job.views[task].leader(partition)
-            if found is not None and found.leader != 1:
-                job.views[task].mark_stale("a", job.now_ms)
-        job.run(500)
-    assert {tuple(job.views[one].leader(partition) or ()) for one in honest} == {("a", 0, 1, 4)}
-    assert job.service.view.topic("a") == metadata("a", 1, 4)
-    late = len(job.requests)
-    job.run(10_000, 5.0)
-    assert len(job.requests) - late <= 2, "and then it is quiet"
+    assert job.requests == [("a", "b")]
+    assert all(view.topic(one) is not None for view in job.views for one in "ab")
 
 
 def test_tasks_together_refresh_topics_as_often_as_one() -> None:
@@ -1019,8 +953,7 @@ def test_tasks_together_refresh_topics_as_often_as_one() -> None:
     for tasks in (1, 3):
         job = Job(tasks)
         while job.now_ms < 900_000.0:
-            for task in range(tasks):
-                job.use(task, *topics)
+            job.use(*topics)
             job.run(1_000.0, 100.0)
         assert [view.requests for view in job.views] == [0] * tasks, "they ask for the coordinator only"
         requests.append(len(job.requests))
