@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from random import Random
+from typing import TypeVar
 
 import pytest
 
@@ -26,9 +27,10 @@ from kafka_sink.coordinator.breaker import (
 from kafka_sink.coordinator.schema import MAX_MESSAGE_BYTES, Message, decode, deliver, encode
 from kafka_sink.errors import BrokerRefusedError
 from kafka_sink.model import TopicPartition
-from tests.support.job_of_tasks import INTERVAL, P0, P1, Job, Task
+from tests.support.job_of_tasks import INTERVAL, P0, P1, Job, Task, named
 
 REPLICAS = BrokerRefusedError("NOT_ENOUGH_REPLICAS", 19)
+_Kind = TypeVar("_Kind", bound=Message)
 
 
 class Chance(Random):
@@ -71,6 +73,12 @@ class Bench:
                 data = encode(message)
                 assert len(data) < MAX_MESSAGE_BYTES
                 found.append(decode(data))
+        return found
+
+    def only(self, kind: type[_Kind]) -> _Kind:
+        """All that it says now."""
+        (found,) = self.said()
+        assert isinstance(found, kind)
         return found
 
 
@@ -130,9 +138,7 @@ def test_rows_count_since_the_producer_began() -> None:
     bench.task.run_pass()
     bench.task.send(P0, 30)
     bench.task.answer(P0, REPLICAS, 30)
-    (found,) = bench.said()
-    assert isinstance(found, Outcomes)
-    assert found.rows == 100
+    assert bench.only(Outcomes).rows == 100
 
 
 def test_failures_of_a_partition_that_is_muted_for_all_are_not_reported() -> None:
@@ -161,7 +167,7 @@ def test_the_largest_messages_fit() -> None:
 
 def test_thousands_of_failing_partitions_are_reported_in_parts() -> None:
     bench = Bench(2_000)
-    partitions = [TopicPartition("t", number) for number in range(2_000)]
+    partitions = named(2_000)
     for number, one in enumerate(partitions):
         bench.task.batch(one, ConnectionError(f"{number}" + "\U0001d11e" * 300))
     first = bench.said(10.0)
@@ -177,22 +183,13 @@ def test_who_watches_answers_also_where_it_has_written_nothing() -> None:
     bench.task.batch(P1, REPLICAS)
     bench.said()
     bench.tell(Watch((P0, P1)))
-    found = bench.said()
-    assert counts(found) == {P0: (0, 0), P1: (1, 1)}
-    (answer,) = found
-    assert isinstance(answer, Outcomes)
-    assert [(one.answered, one.error) for one in answer.partitions if one.failed == 1] == [
-        (True, "NOT_ENOUGH_REPLICAS")
-    ], "it was reported before"
-
-
-def test_failures_while_the_broker_is_muted_say_nothing_of_its_partitions() -> None:
-    bench = Bench()
-    bench.task.fail(P0, REPLICAS)
-    bench.said()
-    bench.mute(1)
-    bench.tell(Watch((P0,)))
-    assert counts(bench.said()) == {P0: (0, 0)}
+    answer = bench.only(Outcomes)
+    assert counts([answer]) == {P0: (0, 0), P1: (1, 1)}
+    failed = [(one.answered, one.error) for one in answer.partitions if one.failed == 1]
+    assert failed == [(True, "NOT_ENOUGH_REPLICAS")], "it was reported before"
+    bench.mute(2)
+    bench.tell(Watch((P1,)))
+    assert counts(bench.said()) == {P1: (0, 0)}, "a muted broker's partitions are not to blame"
 
 
 def test_a_question_is_answered_by_a_late_response_or_by_the_next_one() -> None:
@@ -215,10 +212,7 @@ def test_what_a_task_mutes_and_unmutes_is_said_as_it_is_in_the_end() -> None:
     bench.task.manager.mute(2, "b")
     bench.task.manager.unmute(1)
     bench.task.manager.mute(P1, "b")
-    (found,) = bench.said()
-    assert isinstance(found, MuteChanges)
-    assert found.muted == (OwnMute(2, "b", 0.0), OwnMute(P1, "b", 0.0))
-    assert found.unmuted == (1,)
+    assert bench.only(MuteChanges) == MuteChanges((OwnMute(2, "b", 0.0), OwnMute(P1, "b", 0.0)), (1,))
 
 
 def test_a_failed_probe_is_said() -> None:
@@ -228,14 +222,12 @@ def test_a_failed_probe_is_said() -> None:
     bench.tell(Probe((P0,), False))
     assert P0 not in bench.task.waiting, "it went out"
     bench.task.answer(P0, REPLICAS)
-    (found,) = bench.said()
-    assert isinstance(found, MuteChanges)
-    assert found.failed == (P0,)
+    assert bench.only(MuteChanges).failed == (P0,)
 
 
 def test_muted_partitions_with_rows_are_named_some_of_many_and_again_when_they_change() -> None:
     bench = Bench(500)
-    partitions: list[TopicPartition] = [TopicPartition("t", number) for number in range(500)]
+    partitions = named(500)
     bench.mute(*partitions[:450])
     for one in partitions[:300]:
         bench.task.manager.table.may_probe(one)
@@ -252,7 +244,7 @@ def test_what_is_unmuted_one_after_the_other_is_not_said_each_time() -> None:
     """Catches: 5,000 partitions that were written again, and each time 1,000 tasks said what they had rows
     for: replies took 9.5 s."""
     bench = Bench(500)
-    partitions: list[TopicPartition] = [TopicPartition("t", number) for number in range(500)]
+    partitions = named(500)
     bench.mute(*partitions)
     for one in partitions:
         bench.task.manager.table.may_probe(one)
@@ -267,8 +259,8 @@ def test_what_is_unmuted_one_after_the_other_is_not_said_each_time() -> None:
     assert most == 1
     assert 2 <= len(said) <= 12
     left = partitions[450:]
-    named = {one for message in said[-2:] if isinstance(message, Waiting) for one in message.held}
-    assert len(named.intersection(left)) > 20, "those that are still muted have a task that can probe"
+    last = {one for message in said[-2:] if isinstance(message, Waiting) for one in message.held}
+    assert len(last.intersection(left)) > 20, "those that are still muted have a task that can probe"
 
 
 def test_rows_come_back_in_each_step_from_twice_as_many_tasks() -> None:

@@ -32,10 +32,9 @@ from kafka_sink.errors import ProtocolError
 from kafka_sink.model import TopicPartition
 from tests.support.fake_outbox import FakeOutbox
 from tests.support.footprint import traced
-from tests.support.job_of_tasks import service
+from tests.support.job_of_tasks import P0, P1, named, service
 
 INTERVAL = 2_000.0
-P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
 SICK = 7
 OWN = {"class": "a.users.Class"}
 _Kind = TypeVar("_Kind", bound=Message)
@@ -51,10 +50,6 @@ def unmuted(*targets: Target) -> MuteChanges:
 
 def failed(*targets: Target) -> MuteChanges:
     return MuteChanges(failed=targets)
-
-
-def named(count: int, topic: str = "t") -> list[TopicPartition]:
-    return [TopicPartition(topic, number) for number in range(count)]
 
 
 def parts(targets: Sequence[TopicPartition], size: int = MAX_TARGETS) -> Iterator[Sequence[TopicPartition]]:

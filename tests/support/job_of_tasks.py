@@ -21,6 +21,10 @@ P0, P1, P2 = (TopicPartition("t", partition) for partition in range(3))
 BREAKER = "kafka.producer.circuit.breaker."
 
 
+def named(count: int, topic: str = "t") -> list[TopicPartition]:
+    return [TopicPartition(topic, number) for number in range(count)]
+
+
 def service(out: FakeOutbox, budget: MemoryBudget | None = None, /, **breaker: str) -> BreakerService:
     """Of the default breaker class, unless ``breaker`` names another."""
     given = {
