@@ -54,51 +54,47 @@ class Coordinator:
         return found
 
 
-class Tasks:
-    """Tasks that ask again as soon as they may, and count what they were granted."""
+class Tasks(Coordinator):
+    """Tasks that ask again as soon as they may, and when they were granted how many rows."""
 
     def __init__(self, row_bytes: int = 10, **limits: int) -> None:
-        self.coordinator = Coordinator()
-        self.service = self.coordinator.service
-        self.limits = limits
-        self.row_bytes = row_bytes
+        super().__init__()
+        self.now_ms = 0.0
+        self.row_bytes, self.limits = row_bytes, limits
         self.left: dict[int, int] = {}
-        self.bytes_of: dict[int, int] = {}
-        self.granted: dict[int, list[tuple[float, int]]] = {}
+        self.asks: dict[int, tuple[int, dict[str, int]]] = {}
+        self.grants: dict[int, list[tuple[float, int]]] = {}
         self.messages = 0
 
-    def start(self, peer: int, rows: int, now_ms: float, row_bytes: int | None = None) -> None:
-        self.left[peer] = rows
-        self.bytes_of[peer] = row_bytes or self.row_bytes
-        self.granted[peer] = []
-        self._ask(peer, now_ms)
+    def start(
+        self, peer: int, rows: int = 10**9, row_bytes: int | None = None, limits: dict[str, int] | None = None
+    ) -> None:
+        self.left[peer], self.grants[peer] = rows, []
+        self.asks[peer] = row_bytes or self.row_bytes, limits or self.limits
+        self._ask(peer)
 
-    def _ask(self, peer: int, now_ms: float) -> None:
-        rows = min(self.left[peer], 20_000)
+    def _ask(self, peer: int) -> None:
+        rows, (row_bytes, limits) = min(self.left[peer], 20_000), self.asks[peer]
         if rows:
             self.messages += 1
-            asked = wanted(rows, rows * self.bytes_of[peer], limits=self.limits)
-            self._take(self.coordinator.ask(peer, asked, now_ms), now_ms)
+            self._take(self.ask(peer, wanted(rows, rows * row_bytes, limits=limits), self.now_ms))
 
-    def _take(self, grants: list[tuple[int, int]], now_ms: float) -> None:
-        grants = [grant for grant in grants if grant[0] in self.left]
+    def _take(self, grants: list[tuple[int, int]]) -> None:
         for peer, rows in grants:
-            self.granted[peer].append((now_ms, rows))
+            self.grants[peer].append((self.now_ms, rows))
             self.left[peer] -= rows
         for peer, _ in grants:
-            self._ask(peer, now_ms)
+            self._ask(peer)
 
-    def run(self, from_ms: float, to_ms: float) -> None:
-        now_ms = from_ms
-        while True:
-            now_ms += max(self.service.next_change_ms(now_ms), 0.0)
-            if now_ms > to_ms:
-                return
-            self._take(self.coordinator.at(now_ms), now_ms)
+    def run(self, ms: float) -> None:
+        until_ms = self.now_ms + ms
+        while (delay_ms := self.service.next_change_ms(self.now_ms)) <= until_ms - self.now_ms:
+            self.now_ms += delay_ms
+            self._take(self.at(self.now_ms))
+        self.now_ms = until_ms
 
-    def rows(self, peer: int | None = None, after_ms: float = -1.0) -> int:
-        grants = [grant for one, grants in self.granted.items() if peer in (None, one) for grant in grants]
-        return sum(rows for at_ms, rows in grants if at_ms > after_ms)
+    def rows(self, *peers: int) -> int:
+        return sum(rows for peer in peers or self.grants for _, rows in self.grants[peer])
 
 
 @given(
@@ -109,8 +105,8 @@ class Tasks:
 def test_no_second_exceeds_the_limit_and_none_is_wasted(backlogs: list[int], limits: dict[str, int]) -> None:
     tasks = Tasks(**limits)
     for peer, rows in enumerate(backlogs):
-        tasks.start(peer, rows, 0.0)
-    tasks.run(0.0, 10 * SECOND)
+        tasks.start(peer, rows)
+    tasks.run(10 * SECOND)
     limit = min(limits.get("rows", 10**9), limits.get("bytes", 10**9) // tasks.row_bytes)
     assert tasks.rows() <= limit * 10 * 1.05
     assert tasks.rows() >= min(sum(backlogs), limit * 10 * 0.95)
@@ -119,10 +115,10 @@ def test_no_second_exceeds_the_limit_and_none_is_wasted(backlogs: list[int], lim
 def test_with_two_limits_rows_of_other_sizes_use_up_one_of_them() -> None:
     """Catches: rows that are many and small, and rows that are few and large, paid for with one number."""
     tasks = Tasks(rows=1_000, bytes=1_000_000)
-    tasks.start(0, 10**9, 0.0, row_bytes=10)
-    tasks.start(1, 10**9, 0.0, row_bytes=100_000)
-    tasks.run(0.0, 60 * SECOND)
-    size = sum(tasks.rows(peer) * tasks.bytes_of[peer] for peer in (0, 1))
+    tasks.start(0, row_bytes=10)
+    tasks.start(1, row_bytes=100_000)
+    tasks.run(60 * SECOND)
+    size = tasks.rows(0) * 10 + tasks.rows(1) * 100_000
     assert 0.95 < max(tasks.rows() / 60_000, size / 60_000_000) < 1.05
 
 
@@ -140,10 +136,10 @@ def test_rows_that_fit_are_granted_all() -> None:
 def test_a_task_with_few_rows_does_not_wait_for_those_with_many() -> None:
     tasks = Tasks(rows=1000)
     for peer in range(9):
-        tasks.start(peer, 10**9, 0.0)
-    tasks.run(0.0, 5 * SECOND)
-    tasks.start(9, 5, 5 * SECOND)
-    tasks.run(5 * SECOND, 6 * SECOND)
+        tasks.start(peer)
+    tasks.run(5 * SECOND)
+    tasks.start(9, 5)
+    tasks.run(SECOND)
     assert tasks.left[9] == 0
     shares = [tasks.rows(peer) for peer in range(9)]
     assert max(shares) < 1.25 * min(shares)
@@ -152,8 +148,8 @@ def test_a_task_with_few_rows_does_not_wait_for_those_with_many() -> None:
 def test_a_thousand_tasks_take_a_bounded_number_of_messages() -> None:
     tasks = Tasks(rows=1_000_000)
     for peer in range(1000):
-        tasks.start(peer, 10**9, 0.0)
-    tasks.run(0.0, 5 * SECOND)
+        tasks.start(peer)
+    tasks.run(5 * SECOND)
     assert tasks.messages < 8_000
     assert tasks.rows() == pytest.approx(5_000_000, rel=0.06)
     assert min(tasks.rows(peer) for peer in range(1000)) > 0
@@ -161,29 +157,30 @@ def test_a_thousand_tasks_take_a_bounded_number_of_messages() -> None:
 
 def test_a_row_larger_than_a_second_is_sent_and_paid_for() -> None:
     tasks = Tasks(row_bytes=3000, bytes=1000)
-    tasks.start(0, 3, 0.0)
-    tasks.run(0.0, 10 * SECOND)
-    assert [rows for _, rows in tasks.granted[0]] == [1, 1, 1]
-    times = [at_ms for at_ms, _ in tasks.granted[0]]
+    tasks.start(0, 3)
+    tasks.run(10 * SECOND)
+    times, rows = zip(*tasks.grants[0], strict=True)
+    assert rows == (1, 1, 1)
     assert [later - earlier for earlier, later in pairwise(times)] == pytest.approx([3000, 3000], abs=10)
 
 
 def test_a_claim_of_any_size_costs_ten_seconds_at_most() -> None:
     """Catches: one message after which a job was granted nothing for millions of years."""
     tasks = Tasks(bytes=1000)
-    tasks.coordinator.ask(9, wanted(1, 10**18, limits={"bytes": 1000}))
-    tasks.start(0, 10**6, 0.0)
-    tasks.run(0.0, 20 * SECOND)
+    tasks.ask(9, wanted(1, 10**18, limits={"bytes": 1000}))
+    tasks.start(0)
+    tasks.run(20 * SECOND)
     assert tasks.rows() == pytest.approx(1000, rel=0.05)
 
 
 def test_a_job_does_not_catch_up_on_a_long_pause() -> None:
     tasks = Tasks(rows=1000)
-    tasks.start(0, 10**9, 0.0)
-    tasks.run(0.0, SECOND)
+    tasks.start(0)
+    tasks.run(SECOND)
     tasks.service.on_gone(0, SECOND)
-    tasks.start(1, 10**9, 100 * SECOND)
-    tasks.run(100 * SECOND, 101 * SECOND)
+    tasks.run(99 * SECOND)
+    tasks.start(1)
+    tasks.run(SECOND)
     assert tasks.rows(1) <= 1300
 
 
@@ -200,23 +197,11 @@ def test_ever_new_jobs_do_not_add_up() -> None:
 
 def test_writes_of_one_query_with_different_limits_have_buckets_of_their_own() -> None:
     """Each ask forgot the other's debt: 20 times the limit."""
-    coordinator = Coordinator()
-    sent = [0, 0]
-    limits = [{"rows": 100}, {"bytes": 1000}]
-
-    def take(grants: list[tuple[int, int]], now_ms: float) -> None:
-        for peer, rows in grants:
-            sent[peer] += rows
-            ask(peer, now_ms)
-
-    def ask(peer: int, now_ms: float) -> None:
-        take(coordinator.ask(peer, wanted(1000, 10_000, limits=limits[peer]), now_ms), now_ms)
-
-    for peer in range(2):
-        ask(peer, 0.0)
-    for now_ms in range(0, 10_000, 10):
-        take(coordinator.at(now_ms), now_ms)
-    assert sent == [pytest.approx(1000, rel=0.06)] * 2
+    tasks = Tasks()
+    tasks.start(0, limits={"rows": 100})
+    tasks.start(1, limits={"bytes": 1000})
+    tasks.run(10 * SECOND)
+    assert [tasks.rows(0), tasks.rows(1)] == [pytest.approx(1000, rel=0.06)] * 2
 
 
 def test_a_task_that_is_gone_leaves_its_place() -> None:
