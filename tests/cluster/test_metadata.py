@@ -47,27 +47,47 @@ def topic(name: str, leader: int = 1, epoch: int = 0, topic_id: bytes | None = b
     return TopicMetadata.of(name, topic_id, (PartitionMetadata(name, 0, leader, epoch),))
 
 
-def response(*topics: TopicMetadata, **errors: int) -> MetadataUpdate:
-    return MetadataUpdate(NODES, topics, errors)
+SOME_NAMES = tuple(f"t{number:02}" for number in range(30))
 
 
-def filled(count: int, now: float = 0.0) -> ClusterMetadata:
+def learn(
+    made: ClusterMetadata, now: float, *topics: TopicMetadata, nodes: tuple[Node, ...] = NODES, **errors: int
+) -> tuple[str, ...]:
+    """The request that is due, or else one for these topics, gets this response; what it asked for."""
+    asked = made.next_request(now) or tuple(one.name for one in topics)
+    made.on_response(MetadataUpdate(nodes, topics, errors, "cluster"), asked, now)
+    return asked
+
+
+def filled(*names: str, now: float = 0.0) -> ClusterMetadata:
     made = metadata()
-    names = [f"t{number:05}" for number in range(count)]
     made.note_use(names, now)
-    asked = made.next_request(now)
-    assert asked is not None
-    made.on_response(response(*map(topic, asked)), asked, now)
+    learn(made, now, *map(topic, names))
     return made
 
 
-def test_a_leader_hint_counts_only_when_newer_and_known() -> None:
-    made = filled(1)
-    where = TopicPartition("t00000", 0)
+def leader(made: ClusterMetadata, name: str = "t00") -> tuple[int, int]:
+    info = made.leader(TopicPartition(name, 0))
+    assert info is not None
+    return info.leader, info.leader_epoch
+
+
+def test_a_leader_hint_counts_only_when_newer_known_and_of_this_topic() -> None:
+    made = filled("t00")
+    where = TopicPartition("t00", 0)
     assert made.leader_hint(where, 2, 5, NODES)
     assert not made.leader_hint(where, 1, 5, NODES)
     assert not made.leader_hint(where, 9, 6, ()), "the address of broker 9 is unknown"
-    assert leader(made, "t00000") == (2, 5)
+    assert leader(made) == (2, 5)
+    learn(made, 10, topic("t00", topic_id=b"n" * 16))
+    assert not made.leader_hint(where, 2, 5, NODES, topic_id=b"i" * 16)
+    assert made.leader_hint(where, 2, 5, NODES, topic_id=b"n" * 16)
+    # Brokers do not grow without end.
+    assert made.leader_hint(where, 3, 6, (Node(3, "c", 3), Node(4, "d", 4)))
+    assert set(made.nodes()) == {1, 2, 3}, "only the leader's address is needed"
+    for epoch in range(7, 2 * MAX_BROKERS):
+        made.leader_hint(where, epoch, epoch, (Node(epoch, "x", 9092),))
+    assert len(made.nodes()) <= MAX_BROKERS
 
 
 @pytest.mark.parametrize("is_snapshot", [False, True])
@@ -105,39 +125,27 @@ def test_a_leader_that_a_broker_names_confirms_nothing_else() -> None:
     assert [(one.leader, one.leader_epoch) for one in found.partitions] == [(2, 10), (2, 5)]
 
 
-def test_leader_hints_do_not_add_brokers_without_end() -> None:
-    made = filled(1)
-    where = TopicPartition("t00000", 0)
-    assert made.leader_hint(where, 3, 1, (Node(3, "c", 3), Node(4, "d", 4)))
-    assert set(made.nodes()) == {1, 2, 3}, "only the leader's address is needed"
-    for epoch in range(2, 2 * MAX_BROKERS):
-        made.leader_hint(where, epoch, epoch, (Node(epoch, "x", 9092),))
-    assert len(made.nodes()) <= MAX_BROKERS
-
-
 def test_a_topic_that_is_evicted_while_it_is_asked_for_stays_away() -> None:
     made = metadata()
     made.note_use(["t"], 0)
     asked = made.next_request(0) or ()
     assert made.next_request(IDLE) is None
-    made.on_response(response(topic("t")), asked, IDLE)
+    made.on_response(MetadataUpdate(NODES, (topic("t"),), {}), asked, IDLE)
     assert made.topic("t") is None
 
 
 def test_a_partition_without_a_leader_is_asked_for_a_while_and_then_only_when_rows_wait() -> None:
-    made = filled(1)
+    made = filled("t00")
     now, requests = 1000.0, 0
-    made.mark_stale("t00000", now)
+    made.mark_stale("t00", now)
     while now < MAX_AGE / 2:
-        asked = made.next_request(now)
-        if asked:
-            requests += 1
-            made.on_response(response(topic("t00000", leader=-1, epoch=1)), asked, now)
+        if made.next_request_delay_ms(now) == 0:
+            requests += bool(learn(made, now, topic("t00", leader=-1, epoch=1)))
         now += 50
     assert requests == 9
-    assert leader(made, "t00000")[0] == -1
-    made.mark_stale("t00000", now)
-    assert made.next_request(now) == ("t00000",)
+    assert leader(made)[0] == -1
+    made.mark_stale("t00", now)
+    assert made.next_request(now) == ("t00",)
 
 
 def test_a_refused_topic_is_asked_for_again_while_rows_wait() -> None:
@@ -145,32 +153,23 @@ def test_a_refused_topic_is_asked_for_again_while_rows_wait() -> None:
     made.note_use(["secret"], 0)
     now, waits = 0.0, []
     for _ in range(5):
-        asked = made.next_request(now) or ()
-        made.on_response(response(secret=29), asked, now)
+        assert learn(made, now, secret=29) == ("secret",)
         assert made.next_request_delay_ms(now) > 10_000
         made.mark_stale("secret", now)
         waits.append(made.next_request_delay_ms(now))
         now += waits[-1]
     assert waits == [100, 200, 400, 800, 1000]
-    made.on_response(response(topic("secret")), made.next_request(now) or (), now)
+    learn(made, now, topic("secret"))
     assert made.topic("secret") is not None
 
 
 def test_a_leader_that_is_no_known_broker_counts_as_none() -> None:
-    made = filled(1)
-    made.on_response(MetadataUpdate(NODES[:1], (topic("t00000", leader=2, epoch=1),)), (), 10)
-    assert leader(made, "t00000")[0] == -1
+    made = filled("t00")
+    made.on_response(MetadataUpdate(NODES[:1], (topic("t00", leader=2, epoch=1),)), (), 10)
+    assert leader(made)[0] == -1
     made.forget_nodes()
-    made.on_response(response(topic("t00000", leader=2, epoch=1)), (), 20)
-    assert leader(made, "t00000")[0] == 2
-
-
-def test_a_hint_of_a_former_topic_is_refused() -> None:
-    made = filled(1)
-    made.on_response(response(topic("t00000", topic_id=b"n" * 16)), (), 10)
-    where = TopicPartition("t00000", 0)
-    assert not made.leader_hint(where, 2, 5, NODES, topic_id=b"i" * 16)
-    assert made.leader_hint(where, 2, 5, NODES, topic_id=b"n" * 16)
+    learn(made, 20, topic("t00", leader=2, epoch=1))
+    assert leader(made)[0] == 2
 
 
 def calls_of(work: Callable[[], object]) -> int:
@@ -192,11 +191,11 @@ def calls_of(work: Callable[[], object]) -> int:
 def test_work_does_not_grow_with_the_topics_that_are_cached() -> None:
     costs = []
     for count in (100, 3_000):
-        made = filled(count)
+        made = filled(*(f"t{number:05}" for number in range(count)))
         # Each refreshed at a time of its own, as after an hour.
         for number in range(count):
             name = f"t{number:05}"
-            made.on_response(response(topic(name, epoch=1)), (name,), number * 60_000 / count)
+            learn(made, number * 60_000 / count, topic(name, epoch=1))
         now = 60_000.0
 
         def send(made: ClusterMetadata = made, start: float = now) -> None:
@@ -210,9 +209,9 @@ def test_work_does_not_grow_with_the_topics_that_are_cached() -> None:
 
 
 def test_wanting_is_waiting_for_a_response_or_for_the_backoff() -> None:
-    made = filled(1)
+    made = filled("t00")
     assert not made.is_wanting(1000)
-    made.mark_stale("t00000", 1000)
+    made.mark_stale("t00", 1000)
     assert made.is_wanting(1000)
     asked = made.next_request(1000) or ()
     assert made.is_wanting(1000)
@@ -220,39 +219,38 @@ def test_wanting_is_waiting_for_a_response_or_for_the_backoff() -> None:
     assert made.next_request(1050) is None
     assert made.is_wanting(1050), "the backoff is no reason not to want"
     made.next_request(1100)
-    made.on_response(response(topic("t00000")), asked, 1100)
+    made.on_response(MetadataUpdate(NODES, (topic("t00"),), {}), asked, 1100)
     assert not made.is_wanting(1100)
 
 
 @pytest.mark.parametrize("code", [17, 29])
 def test_one_refusal_in_a_refresh_leaves_what_is_known(code: int) -> None:
     """A broker that has not loaded its authorizer's rules refuses what it allows a second later."""
-    made = filled(1)
-    made.mark_stale("t00000", 1000)
-    asked = made.next_request(1000) or ()
-    made.on_response(response(t00000=code), asked, 1000)
-    assert made.topic("t00000") is not None
-    assert made.topic_error("t00000") is None
-    assert error_of(code).name in (made.describe_lookup_error("t00000") or "")
+    made = filled("t00")
+    made.mark_stale("t00", 1000)
+    assert learn(made, 1000, t00=code) == ("t00",)
+    assert made.topic("t00") is not None
+    assert made.topic_error("t00") is None
+    assert error_of(code).name in (made.describe_lookup_error("t00") or "")
     assert made.next_request(1099) is None
-    assert made.next_request(1100) == ("t00000",)
-    made.on_response(response(topic("t00000", 2, 1)), ("t00000",), 1110)
-    assert made.describe_lookup_error("t00000") is None
+    assert made.next_request(1100) == ("t00",)
+    learn(made, 1110, topic("t00", 2, 1))
+    assert made.describe_lookup_error("t00") is None
 
 
 def test_non_urgent_topics_are_left_to_another_cache_that_refreshes_them() -> None:
-    made = filled(50)
-    made.share_refreshes(True)
     names = [f"t{number:05}" for number in range(50)]
+    made = filled(*names)
+    made.share_refreshes(True)
     for now in range(0, int(MAX_AGE), 10_000):
         made.note_use(names, now)
         assert made.next_request(now) is None
         assert made.next_request_delay_ms(now) > 0
     made.note_use(["new"], MAX_AGE - 1)
     assert made.next_request(MAX_AGE - 1) == ("new",)
-    made.on_response(response(topic("new")), ("new",), MAX_AGE - 1)
+    made.on_response(MetadataUpdate(NODES, (topic("new"),), {}), ("new",), MAX_AGE - 1)
     assert set(made.next_request(MAX_AGE) or ()) == set(names), "unless it fails to"
-    lost = filled(50)
+    lost = filled(*names)
     lost.share_refreshes(True)
     lost.note_use(names, MAX_AGE * 0.6)
     assert lost.next_request(MAX_AGE * 0.6) is None
@@ -302,32 +300,12 @@ def test_every_decision_is_the_models(max_age: float, idle: float, data: st.Data
 
 # -- what one tells another --------------------------------------------------------------------------------
 
-SOME_NAMES = tuple(f"t{number:02}" for number in range(30))
-
-
-def learn(made: ClusterMetadata, now: float, *topics: TopicMetadata, nodes: tuple[Node, ...] = NODES) -> None:
-    made.on_response(MetadataUpdate(nodes, topics, {}, "cluster"), tuple(one.name for one in topics), now)
-
-
-def filled_cache(names: tuple[str, ...], now: float) -> ClusterMetadata:
-    made = metadata()
-    made.note_use(names, now)
-    asked = made.next_request(now) or ()
-    learn(made, now, *map(topic, asked))
-    return made
-
-
-def leader(made: ClusterMetadata, name: str = "t00") -> tuple[int, int]:
-    info = made.leader(TopicPartition(name, 0))
-    assert info is not None
-    return info.leader, info.leader_epoch
-
 
 @settings(deadline=None)
 @given(st.floats(0, MAX_AGE * 0.99), st.floats(0, MAX_AGE), st.floats(-1000, 1000))
 def test_a_snapshot_makes_the_same_schedule(age: float, later: float, shift: float) -> None:
     """One cache asked itself; one, whose clock reads otherwise, took over a snapshot ``age`` later."""
-    own = filled_cache(SOME_NAMES, 1000.0)
+    own = filled(*SOME_NAMES, now=1000.0)
     own.note_use(SOME_NAMES, 1000.0 + age)
     snapshot = pickle.loads(pickle.dumps(own.snapshot(1000.0 + age)))
     assert snapshot.aged(5.0).topics[0].age_ms == pytest.approx(age + 5.0)
@@ -347,7 +325,7 @@ def test_a_snapshot_makes_the_same_schedule(age: float, later: float, shift: flo
 
 def test_what_nobody_uses_is_never_asked_for_and_goes() -> None:
     made = metadata()
-    made.import_snapshot(filled_cache(SOME_NAMES, 0.0).snapshot(0.0), 0.0)
+    made.import_snapshot(filled(*SOME_NAMES).snapshot(0.0), 0.0)
     made.note_use(["t03"], 1000.0)
     assert made.names() == ("t03",)
     made.note_use(["t03"], IDLE - 1)
@@ -358,7 +336,7 @@ def test_what_nobody_uses_is_never_asked_for_and_goes() -> None:
 
 
 def test_epochs_win_over_ages_and_ids_go_by_age() -> None:
-    made = filled_cache(("t00",), 10_000.0)
+    made = filled("t00", now=10_000.0)
     assert made.import_topic(topic("t00", 2, 5), 9_000.0, 10_100.0), "a newer epoch, though heard before ours"
     assert leader(made) == (2, 5)
     learn(made, 10_150.0, topic("t00", 2, 5))
@@ -372,7 +350,7 @@ def test_epochs_win_over_ages_and_ids_go_by_age() -> None:
 
 
 def test_a_hint_mends_a_stale_topic_when_it_is_news_or_younger_than_the_mark() -> None:
-    made = filled_cache(("t00",), 0.0)
+    made = filled("t00")
     made.mark_stale("t00", 5_000.0)
     assert not made.import_topic(topic("t00"), 1_000.0, 5_050.0), "heard before the mark"
     assert made.next_request_delay_ms(5_050.0) == 0
@@ -384,8 +362,8 @@ def test_a_hint_mends_a_stale_topic_when_it_is_news_or_younger_than_the_mark() -
 
 
 def test_brokers_of_a_later_snapshot_replace_ours() -> None:
-    made = filled_cache(("t00",), 10_000.0)
-    other = filled_cache(("t00",), 0.0)
+    made = filled("t00", now=10_000.0)
+    other = filled("t00")
     learn(other, 0.0, nodes=(Node(1, "old", 9), Node(3, "c", 3)))
     made.import_snapshot(other.snapshot(0.0).aged(10_000.0), 10_500.0)
     assert made.nodes()[1] == NODES[0], "where we heard it later, it is there"
@@ -396,7 +374,7 @@ def test_brokers_of_a_later_snapshot_replace_ours() -> None:
 
 
 def test_a_snapshot_of_some_topics_holds_those_that_are_known() -> None:
-    made = filled_cache(SOME_NAMES, 0.0)
+    made = filled(*SOME_NAMES)
     some = made.snapshot(5.0, ["t01", "nobody", "t07"])
     assert {one.metadata.name for one in some.topics} == {"t01", "t07"}
 
@@ -417,7 +395,7 @@ def of_cluster(name: str, *topics: TopicMetadata, nodes: tuple[Node, ...] = NODE
 
 def test_hints_of_another_cluster_are_refused() -> None:
     """Its brokers have the same ids: rows for one cluster would go to the other's."""
-    made, other = filled_cache(("t00",), 0.0), metadata()
+    made, other = filled("t00"), metadata()
     other.note_use(["t00"], 1000.0)
     other.next_request(1000.0)
     elsewhere = (Node(1, "elsewhere", 1),)
@@ -429,7 +407,7 @@ def test_hints_of_another_cluster_are_refused() -> None:
 
 
 def test_another_clusters_response_replaces_all_that_was_known_before_rows_were_sent() -> None:
-    made = filled_cache(("t00", "t01"), 0.0)
+    made = filled("t00", "t01")
     made.mark_stale("t00", 1000.0)
     assert made.next_request(1000.0) == ("t00",)
     elsewhere = (Node(1, "elsewhere", 1),)
@@ -444,7 +422,7 @@ def test_another_clusters_response_replaces_all_that_was_known_before_rows_were_
 
 
 def test_another_clusters_response_is_refused_once_rows_were_sent() -> None:
-    made = filled_cache(("t00",), 0.0)
+    made = filled("t00")
     made.pinned = True
     made.mark_stale("t00", 1000.0)
     assert made.next_request(1000.0)
@@ -483,7 +461,7 @@ LIES = [
 @pytest.mark.parametrize("lie", LIES, ids=["epoch", "id", "partitions"])
 def test_what_brokers_say_replaces_what_others_said(lie: TopicMetadata) -> None:
     """Catches: by its epoch or id, what one task invented would outlive all that brokers say."""
-    made = filled_cache(("t00",), 0.0)
+    made = filled("t00")
     assert made.import_topic(lie, 0.0, 1_000.0)
     assert leader(made)[0] == 2
     made.mark_stale("t00", 2_000.0)
@@ -498,7 +476,7 @@ def test_what_brokers_say_replaces_what_others_said(lie: TopicMetadata) -> None:
 @pytest.mark.parametrize("lie", LIES, ids=["epoch", "id", "partitions"])
 def test_what_others_say_later_replaces_what_others_said(lie: TopicMetadata) -> None:
     """Catches: an invented number of partitions stayed until the task asked brokers itself."""
-    made = filled_cache(("t00",), 0.0)
+    made = filled("t00")
     assert made.import_topic(lie, 0.0, 1_000.0)
     assert not made.import_topic(topic("t00", 1, 3), 500.0, 1_100.0), "that was before"
     assert made.import_topic(topic("t00", 1, 3), 0.0, 2_000.0)
@@ -507,7 +485,7 @@ def test_what_others_say_later_replaces_what_others_said(lie: TopicMetadata) -> 
 
 def test_a_hint_that_was_on_its_way_when_the_topic_was_marked_does_not_mend_it() -> None:
     """Its age does not count the way."""
-    made = filled_cache(("t00",), 0.0)
+    made = filled("t00")
     made.mark_stale("t00", 2_000.0)
     assert not made.import_topic(topic("t00"), 0.0, 2_040.0)
     assert made.next_request(2_200.0) == ("t00",)
