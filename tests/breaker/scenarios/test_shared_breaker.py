@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import logging
+from collections.abc import Iterable, Mapping
 
-from kafka_sink.breaker.mutes import Evidence
+import pytest
+
+from kafka_sink.breaker.mutes import Evidence, Target
+from kafka_sink.coordinator.breaker import Mutes, Probe, reasoned
+from kafka_sink.coordinator.schema import deliver
 from kafka_sink.errors import BrokerRefusedError
 from kafka_sink.model import TopicPartition
 from tests.support.job_of_tasks import INTERVAL, P0, P1, P2, Job, Task, frozen, started
@@ -202,3 +208,197 @@ def test_a_new_mute_stops_tasks_that_have_not_started_again() -> None:
     job.tasks[0].manager.mute(1, "again", Evidence(silence_ms=600.0))
     job.run(350)
     assert job.mutes() == [{1}] * 40
+
+
+# -- what goes amiss: old reports, lost memory, one task's bad network ------------------------------------
+
+
+def tell(
+    task: Task,
+    *,
+    whole: bool = False,
+    added: Mapping[Target, str] | None = None,
+    removed: Iterable[Target] = (),
+) -> None:
+    """The coordinator says so to a task."""
+    deliver(task.exchange, Mutes(whole, reasoned((added or {}).items()), tuple(removed), 1), task.job.now)
+
+
+def test_a_late_answer_says_nothing() -> None:
+    """Catches: a response from before a broker froze that a stalled task reports late."""
+    job = started(2)
+    job.tasks[1].batch(P0)
+    job.paused = {1}
+    job.tasks[0].manager.mute(1, "silent", Evidence(silence_ms=800.0))
+    job.run(280)
+    assert job.tasks[1].exchange.next_message_delay_ms(job.now) == 0.0, "an answer lies there"
+    job.run(200)
+    job.paused = set()
+    job.run(200)
+    assert job.mutes() == [{1}, {1}]
+
+
+def test_a_late_report_leaves_its_failures_out() -> None:
+    job = started(2)
+    task = job.tasks[1]
+    task.send(P0, 60)
+    task.answer(P0, REPLICAS, 60)
+    job.paused = {1}
+    job.run(30_000)
+    job.paused = set()
+    job.run(100)
+    job.tasks[0].send(P0, 60)
+    job.tasks[0].answer(P0, REPLICAS, 60)
+    job.run(2_500)
+    assert job.mutes() == [set(), set()], "60 rows of a hundred, and others half a minute ago"
+
+
+def test_a_tasks_own_unmute_is_not_undone_by_the_next_message() -> None:
+    """Catches: a needless mute and unmute in the log while the coordinator's message is in flight."""
+    job = Job(1)
+    (task,) = job.tasks
+    job.run(10)
+    tell(task, added={1: "x", 2: "y"})
+    task.run_pass()
+    assert task.muted() == {1, 2}
+    task.manager.unmute(1, "a probe got through")
+    task.run_pass()
+    tell(task, added={P2: "z"})
+    task.run_pass()
+    assert task.muted() == {2, P2}
+    # Muted again by own evidence: the coordinator's late message is about the mute before.
+    task.manager.mute(1, "again")
+    tell(task, removed=(1,))
+    task.run_pass()
+    assert task.muted() == {1, 2, P2}
+
+
+def _probes_of(job: Job, ms: float) -> list[float]:
+    """The times at which brokers are probed. No broker responds."""
+    start = job.now
+    job.run(ms)
+    connected = [task for task in job.tasks if task.number in job.connected]
+    return sorted(at for task in connected for at, _ in task.probed if at > start)
+
+
+def test_a_new_coordinator_learns_of_mutes_whose_task_is_gone() -> None:
+    """Catches: as many probes an interval as there are tasks, after the coordinator was restarted."""
+    job = started(50)
+    frozen(job)
+    job.run(200)
+    assert job.mutes() == [{1}] * 50
+    job.restart()
+    for number in range(1, 50):
+        job.connect(number)
+    job.run(350)
+    assert set(job.service.mutes) == {1}
+    assert job.mutes()[1:] == [{1}] * 49
+    probes = _probes_of(job, 10_000)
+    # Some still wait for a response that the former coordinator has asked for, and send no probe.
+    assert 3 <= len(probes) <= 5
+    assert min(later - earlier for earlier, later in itertools.pairwise(probes)) >= INTERVAL - 50
+    for task in job.tasks[1:]:
+        task.answering = {1}
+        if task.probed:
+            task.gate.on_probe_done(1, None, job.now)
+    job.run(1_000)
+    assert job.mutes()[1:] == [set()] * 49
+
+
+def test_a_coordinator_that_is_killed_causes_no_probes() -> None:
+    """Catches: all tasks that probe at once when they lose the coordinator, though it is back at once."""
+    job = started(30)
+    frozen(job)
+    job.run(2 * INTERVAL)
+    before, lost = {task.number: len(task.probed) for task in job.tasks}, job.now
+    job.restart()
+    job.run(150)
+    assert {task.number: len(task.probed) for task in job.tasks} == before
+    for number in range(30):
+        job.connect(number)
+    job.run(5 * INTERVAL)
+    probes = sorted(at for task in job.tasks for at, _ in task.probed if at > lost)
+    # Some tasks are asked when mutes are reported again. Who still waits for an earlier probe sends no other.
+    asked, later = [at for at in probes if at < lost + 400], [at for at in probes if at >= lost + 400]
+    assert len(asked) <= 20
+    assert 2 <= len(later) <= 5
+    assert min(after - before for before, after in itertools.pairwise(later)) >= INTERVAL - 50
+
+
+def test_a_mute_that_one_task_kept_is_refuted_by_those_that_know_better() -> None:
+    """Catches: a healthy broker that is muted for all because one task missed its return."""
+    job = started(3)
+    frozen(job)
+    job.run(200)
+    job.lose(2)
+    job.tasks[0].answer(P0)
+    job.run(200)
+    assert job.mutes() == [set(), set(), {1}]
+    for _ in range(100):
+        job.step()
+        job.tasks[0].batch(P0)
+        job.tasks[1].batch(P0)
+    job.connect(2)
+    for _ in range(100):
+        job.step()
+        assert job.mutes()[:2] == [set(), set()]
+
+
+def test_one_tasks_bad_network_does_not_make_all_mute_and_unmute() -> None:
+    """Catches: a mute by one task, ended by the others' responses, found again by the one, and so on."""
+    job = started(3)
+    lonely, others = job.tasks[0], job.tasks[1:]
+    lonely.batch(P0)
+    job.run(10)
+    lonely.send(P0)
+    rested = dict.fromkeys((0, 1, 2), 0)
+    for number in range(2_000):
+        job.step()
+        lonely.batch(P1)
+        for task in others:
+            if P0 not in task.gate.mutes:
+                task.batch(P0)
+        if number >= 300:
+            for task in job.tasks:
+                rested[task.number] += bool(task.muted())
+    assert rested[1] == rested[2] == 0
+    assert rested[0] > 1_600
+    assert lonely.manager.table.own_trips <= 3
+
+
+def test_a_permit_does_not_outlive_its_connection() -> None:
+    job = Job(1)
+    (task,) = job.tasks
+    job.run(10)
+    tell(task, added={P0: "x"})
+    deliver(task.exchange, Probe((P0,), False), job.now)
+    task.run_pass()
+    assert task.gate.table.may_probe(P0)
+    task.exchange.on_lost(job.now)
+    task.exchange.on_connected(job.now)
+    tell(task, whole=True, added={P0: "x"})
+    task.run_pass()
+    assert not task.gate.table.may_probe(P0), "perhaps it is another task's by now"
+
+
+def test_one_task_warns_of_a_mute_and_each_logs_it_once(caplog: pytest.LogCaptureFixture) -> None:
+    job = started(4)
+    with caplog.at_level(logging.INFO, "kafka_sink"):
+        frozen(job)
+        job.run(3_000)
+        job.tasks[0].answer(P0)
+        job.run(3_000)
+    done = [(one.levelname, one.getMessage().split()[2]) for one in caplog.records]
+    assert sorted(done) == [
+        *[("INFO", "muted")] * 3,
+        *[("INFO", "unmuted")] * 3,
+        ("WARNING", "muted"),
+        ("WARNING", "unmuted"),
+    ]
+
+
+def test_if_a_users_class_decides_the_coordinator_counts_nothing() -> None:
+    job = started(2, **{"class": "a.users.Class"})
+    job.tasks[0].fail(P0, REPLICAS)
+    job.run(3_000)
+    assert job.mutes() == [{P0}, set()]
