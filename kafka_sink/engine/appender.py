@@ -63,13 +63,22 @@ class MutedMemoryLimit:
         memory outside of batches. ``check`` raises when the task is lost. Raises DeliveryError naming
         the cause of the mute after delivery.timeout.ms.
         """
-        if taken := self._may_go(needs):
-            return taken
-        partition = needs[0][0]
-        started_ms = self._clock_ms()
+        partition, started_ms = needs[0][0], self._clock_ms()
         timeout_ms = self._accumulator.options.delivery_timeout_ms
-        self._say(partition)
         while not (taken := self._may_go(needs)):
+            if not self._said:
+                self._said = True
+                _log.warning(
+                    "rows with a key or a partition column wait for %s, as such rows use all memory that "
+                    "muted partitions may (%d bytes): %s. Where keys spread over all partitions this stops "
+                    "the task until the broker is back, for kafka.delivery.timeout.ms = %.0f ms at most. "
+                    "kafka.partitioner.spread.keys.when.muted=true sends rows with keys to other partitions "
+                    "meanwhile; rows of one key are then in several partitions",
+                    partition,
+                    self._limit_bytes,
+                    self.breaker.explain(partition),
+                    timeout_ms,
+                )
             if self._clock_ms() - started_ms >= timeout_ms:
                 raise DeliveryError(
                     f"rows for {partition} waited kafka.delivery.timeout.ms = {timeout_ms:.0f} ms for a "
@@ -93,22 +102,6 @@ class MutedMemoryLimit:
                 return taken
             used += needed
         return len(needs)
-
-    def _say(self, partition: TopicPartition) -> None:
-        if self._said:
-            return
-        self._said = True
-        _log.warning(
-            "rows with a key or a partition column wait for %s, as such rows use all memory that muted "
-            "partitions may (%d bytes): %s. Where keys spread over all partitions this stops the task until "
-            "the broker is back, for kafka.delivery.timeout.ms = %.0f ms at most. "
-            "kafka.partitioner.spread.keys.when.muted=true sends rows with keys to other partitions "
-            "meanwhile; rows of one key are then in several partitions",
-            partition,
-            self._limit_bytes,
-            self.breaker.explain(partition),
-            self._accumulator.options.delivery_timeout_ms,
-        )
 
 
 @dataclass(slots=True, eq=False)

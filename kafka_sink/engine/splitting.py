@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
-from math import ceil
+from math import ceil, inf
 
 from kafka_sink.cluster.topic_limits import INITIAL_RATIO, SAFETY
 from kafka_sink.engine.accumulator import RecordAccumulator
@@ -115,7 +115,7 @@ def take_out(
     """
     wanted = frozenset(positions)
     taken = TakenRecords(batch.base_timestamp, max_bytes)
-    pieces = BatchSplit(batch, None)
+    pieces = BatchSplit(batch, least=1)
     for position, record in enumerate(_records_of(batch)):
         if position not in wanted or not taken.add(record):
             pieces.add(record)
@@ -170,11 +170,12 @@ def _extended(rest: memoryview, supply: Iterator[bytes | memoryview], lacking: i
 
 
 class BatchSplit:
-    """Shares records out to new batches. ``limit`` is raw bytes of a piece; None makes one piece of all."""
+    """Shares records out to new batches, ``least`` or more. ``limit`` is raw bytes of a piece."""
 
-    def __init__(self, parent: ProducerBatch, limit: int | None) -> None:
+    def __init__(self, parent: ProducerBatch, limit: float = inf, least: int = 2) -> None:
         self._parent = parent
         self._limit = limit
+        self._least = least
         self._left = parent.raw_bytes
         self._made: list[_Piece] = []
         self._piece: _Piece | None = None
@@ -182,23 +183,17 @@ class BatchSplit:
 
     def add(self, record: Record) -> None:
         piece = self._piece
-        if piece is None or (self._limit is not None and self._is_full(piece, record[2])):
+        if piece is None or self._is_full(piece, record[2]):
             self._finish()
             piece = self._piece = _Piece(self._parent, record[0])
-            self._target = self._share()
+            # Raw bytes of the piece, if all that are left are equally large.
+            pieces = max(ceil(self._left / self._limit), 1 if self._made else self._least)
+            self._target = self._left / pieces
         piece.add(record)
         self._left -= record[2]
 
-    def _share(self) -> float:
-        """Raw bytes of the next piece, if all that are left are equally large."""
-        if self._limit is None:
-            return float("inf")
-        pieces = ceil(self._left / self._limit)
-        return self._left / max(pieces, 1 if self._made else 2)
-
     def _is_full(self, piece: _Piece, added: int) -> bool:
         # A record belongs to the piece that its middle falls into, so that two pieces are two halves.
-        assert self._limit is not None
         return piece.taken + added / 2 >= self._target or piece.raw_bytes + added > self._limit
 
     def _finish(self) -> None:
