@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from kafka_sink.errors import RecordTooLargeError
 from kafka_sink.model import TopicPartition
-from kafka_sink.records.arrays import Bools, Int32s, Int64s
+from kafka_sink.records import batch_header
+from kafka_sink.records.arrays import Int32s, Int64s
 from kafka_sink.records.ordered_rows import OrderedRows
 from kafka_sink.records.record_columns import RecordColumns
 from kafka_sink.rows.columns import RowBatch
@@ -48,31 +48,23 @@ def by_partition(
     return OrderedRows(columns, timestamps, partitions, [*starts, rows.num_rows], free=free)
 
 
-@dataclass(frozen=True, slots=True)
-class LargeRows:
-    """Rows whose records may exceed a limit. ``rows`` marks them, in their order before ``OrderedRows``.
-
-    The largest of them, by its topic and its bytes: of the record at most, of its key and of its value.
-    """
-
-    rows: Bools
-    topic: str
-    record_bytes: int
-    key_bytes: int
-    value_bytes: int
-
-
-def rows_larger_than(rows: RowBatch, ordered: OrderedRows, limit: int) -> LargeRows:
-    """The rows with a record that may exceed ``limit`` bytes."""
+def record_too_large(rows: RowBatch, ordered: OrderedRows, limit: int, option: str) -> RecordTooLargeError:
+    """The error of rows of which some make a record that may exceed ``limit`` bytes with a batch's header,
+    as the option with this name says."""
     columns = RecordColumns.of(rows.key, rows.value, rows.headers)
     bounds = columns.upper_bounds(ordered.delta_bytes).numbers()
     largest = int(bounds.argmax())
-    return LargeRows(
-        bounds > limit,
-        rows.topics[0 if rows.topic_index is None else int(rows.topic_index[largest])],
-        int(bounds[largest]),
-        max(0, int(columns.key_lengths.numbers()[largest])),
-        max(0, int(columns.value_lengths.numbers()[largest])),
+    topic = rows.topics[0 if rows.topic_index is None else int(rows.topic_index[largest])]
+    key_bytes, value_bytes = (
+        max(0, int(one.numbers()[largest])) for one in (columns.key_lengths, columns.value_lengths)
+    )
+    return RecordTooLargeError(
+        f"a row for topic '{topic}' makes a record of {int(bounds[largest])} bytes (key {key_bytes}, value "
+        f"{value_bytes}), more than {option} = {limit}. Find such rows by length(value). Raise {option} (and "
+        "the topic's max.message.bytes where it is lower), send smaller rows, or set errors.tolerance=all to "
+        "skip them (errors.deadletterqueue.topic.name keeps them)",
+        bounds > limit - batch_header.SIZE,
+        f"the record is larger than {option} = {limit}",
     )
 
 

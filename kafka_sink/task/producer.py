@@ -40,7 +40,7 @@ from kafka_sink.engine.deliveries import Metrics, task_metrics
 from kafka_sink.engine.identity import ProducerIdentity, TransactionalIdentity
 from kafka_sink.engine.sender import Sender
 from kafka_sink.engine.telemetry import ClientTelemetry
-from kafka_sink.errors import DeliveryError, RecordTooLargeError
+from kafka_sink.errors import DeliveryError
 from kafka_sink.memory.allocator import BufferAllocator, WorkerPools, chunk_size
 from kafka_sink.memory.pool import BufferPool
 from kafka_sink.model import TaskResult
@@ -49,8 +49,8 @@ from kafka_sink.options import SinkOptions
 from kafka_sink.records import batch_header
 from kafka_sink.records.ordered_rows import OrderedRows
 from kafka_sink.rows.column_plan import ColumnPlan
-from kafka_sink.rows.columns import RowBatch, extract
-from kafka_sink.rows.ordering import partitions_needed, rows_larger_than
+from kafka_sink.rows.columns import extract
+from kafka_sink.rows.ordering import partitions_needed, record_too_large
 from kafka_sink.rows.partitioner import Partitioner
 from kafka_sink.task.rate_limit import RateLimit, limits_of
 from kafka_sink.task.report import ProducerTask
@@ -384,24 +384,12 @@ class Producer:
         unavailable = self.sender.unavailable | breaker.manager.congested
         near = self._parts.rack.brokers() if options.partitioner_rack_aware else ()
         ordered = self._partitioner.order(rows, topics, now_ms, unavailable, muted, near)
-        if ordered.largest_bound + batch_header.SIZE > min(options.max_request_size, options.buffer_memory):
-            raise self._record_too_large(rows, ordered)
+        limit, option = options.max_request_size, "kafka.max.request.size"
+        if options.buffer_memory < limit:
+            limit, option = options.buffer_memory, "kafka.buffer.memory"
+        if ordered.largest_bound + batch_header.SIZE > limit:
+            raise record_too_large(rows, ordered, limit, option)
         return ordered
-
-    def _record_too_large(self, rows: RowBatch, ordered: OrderedRows) -> RecordTooLargeError:
-        limit, name = self.options.max_request_size, "kafka.max.request.size"
-        if self.options.buffer_memory < limit:
-            limit, name = self.options.buffer_memory, "kafka.buffer.memory"
-        found = rows_larger_than(rows, ordered, limit - batch_header.SIZE)
-        return RecordTooLargeError(
-            f"a row for topic '{found.topic}' makes a record of {found.record_bytes} bytes (key "
-            f"{found.key_bytes}, value {found.value_bytes}), more than {name} = {limit}. Find such "
-            f"rows by length(value). Raise {name} (and the topic's max.message.bytes where it is "
-            "lower), send smaller rows, or set errors.tolerance=all to skip them "
-            "(errors.deadletterqueue.topic.name keeps them)",
-            found.rows,
-            f"the record is larger than {name} = {limit}",
-        )
 
     def finish(self) -> TaskResult:
         """Send what is left and wait until every row is acknowledged.
