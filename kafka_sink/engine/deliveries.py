@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from kafka_sink.cluster.partition import Partition, PartitionCounts
-from kafka_sink.counts import TopicMetrics
+from kafka_sink.counts import TaskCounts, TopicMetrics
 from kafka_sink.engine.batch import ProducerBatch
 from kafka_sink.errors import DeliveryError
 from kafka_sink.memory.pool import PoolMetrics
@@ -19,9 +19,9 @@ from kafka_sink.records import batch_header
 WrittenBatch = tuple[ProducerBatch, int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Deliveries:
-    """What became of one task's rows. What ``TaskCounts`` has, too, has its name and meaning.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deliveries(TaskCounts):
+    """What became of one task's rows, by what its batches tell; the other counts are 0.
 
     Dead letters are no rows: ``dead_letters`` counts those that are acknowledged. ``compression_rates`` is
     the sum over batches of compressed bytes per raw byte. ``moved`` rows went to another partition than the
@@ -29,15 +29,6 @@ class Deliveries:
     from a batch's first row to its first request.
     """
 
-    records: int = 0
-    unconfirmed: int = 0
-    failed: int = 0
-    batches: int = 0
-    raw_bytes: int = 0
-    sent_bytes: int = 0
-    requests: int = 0
-    retries: int = 0
-    splits: int = 0
     dead_letters: int = 0
     moved: int = 0
     max_batch_bytes: int = 0

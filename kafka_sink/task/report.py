@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from functools import reduce
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -24,7 +23,6 @@ from kafka_sink.coordinator.live.messages import (
 )
 from kafka_sink.coordinator.schema import cut
 from kafka_sink.counts import NAMES, BrokerMetrics, Number, TopicMetrics
-from kafka_sink.engine.deliveries import Deliveries
 from kafka_sink.options.values import TOPIC_MAX_LENGTH
 
 if TYPE_CHECKING:
@@ -36,8 +34,6 @@ if TYPE_CHECKING:
     from kafka_sink.task.rate_limit import RateLimit
 
 
-# What the sender counts itself.
-_OF_DELIVERIES = tuple(one.name for one in fields(Deliveries) if one.name in NAMES)
 # A broker that has answered later than this needs no look at the rows that wait for it.
 _QUIET_MS = 1000.0
 
@@ -127,7 +123,7 @@ class ProducerTask:
                 broker.sent_bytes for node_id, broker in sent.items() if self._parts.rack.is_other(node_id)
             )
         return {
-            **{name: getattr(counts, name) for name in _OF_DELIVERIES},
+            **{name: getattr(counts, name) for name in NAMES},
             **{name: value - before[name] for name, value in self._of_all_tasks().items()},
             "skipped": 0 if self.dead_letters is None else self.dead_letters.rows,
             "other_rack_bytes": other_rack_bytes,
