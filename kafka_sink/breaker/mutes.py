@@ -1,6 +1,7 @@
-"""What is muted, by whom, until when, and what ends it: the table of a task, and of the coordinator for all.
+"""What is muted, by whom, until when, and what ends it: one mute, and what rows avoid by all of a task's.
 
-A target is a broker's id or a partition. What is not in the table is not muted.
+
+A target is a broker's id or a partition.
 
 |           | a broker                   | a partition                       |
 |-----------|----------------------------|-----------------------------------|
@@ -13,7 +14,7 @@ A probe may go once ``retry_at_ms`` has passed; where the mute is shared, with t
 One is in flight at a time. After mute.retry.interval it counts as lost, and one that failed is followed by
 the next after that time. The class may end a mute, too, and the coordinator one that is shared.
 
-Times are monotonic milliseconds of the table's owner.
+Times are monotonic milliseconds.
 """
 
 from __future__ import annotations
@@ -116,6 +117,10 @@ class Mute:
         """Whether a batch of this task waits for the target."""
         return now_ms - self.held_ms <= HELD_MS
 
+    def end_probe(self, retry_at_ms: float) -> None:
+        """The probe in flight has failed, says nothing, or is lost."""
+        self.retry_at_ms, self.probe_ends_ms = retry_at_ms, math.inf
+
     def ongoing(self, now_ms: float) -> MuteChange:
         """As it is reported to a coordinator that does not know it yet: a broker's with its silence until
         now."""
@@ -147,38 +152,3 @@ class MutedPartitions:
 
 
 NOTHING_MUTED = MutedPartitions()
-
-
-class MuteTable:
-    """Mutes by target. ``retry_interval_ms`` is mute.retry.interval."""
-
-    def __init__(self, retry_interval_ms: float) -> None:
-        self.retry_interval_ms = retry_interval_ms
-        self.mutes: dict[Target, Mute] = {}
-
-    def add(self, target: Target, reason: str, now_ms: float) -> bool:
-        """Mute a target. False if it was muted already."""
-        if target in self.mutes:
-            return False
-        self.mutes[target] = Mute(target, reason, now_ms, now_ms + self.retry_interval_ms)
-        return True
-
-    def probe(self, target: Target, now_ms: float) -> None:
-        """A probe goes out, or is permitted."""
-        self.mutes[target].probe_ends_ms = now_ms + self.retry_interval_ms
-
-    def fail(self, target: Target, error: str, now_ms: float) -> None:
-        """A probe failed, or did so after it counted as lost."""
-        mute = self.mutes[target]
-        mute.last_error = error or mute.last_error
-        if mute.is_probed:
-            self._end_probe(mute, now_ms + self.retry_interval_ms)
-
-    def expire(self, target: Target, now_ms: float) -> None:
-        """The probe in flight says nothing, or is lost: another may go at once."""
-        self._end_probe(self.mutes[target], now_ms)
-
-    @staticmethod
-    def _end_probe(mute: Mute, retry_at_ms: float) -> None:
-        mute.retry_at_ms = retry_at_ms
-        mute.probe_ends_ms = math.inf

@@ -17,7 +17,6 @@ from kafka_sink.breaker.mutes import (
     Mute,
     MuteChange,
     MutedPartitions,
-    MuteTable,
     Target,
 )
 from kafka_sink.clock import HELD_MS
@@ -33,8 +32,8 @@ if TYPE_CHECKING:
 _DELAYS_APART = 5
 
 
-class TaskMutes(MuteTable):
-    """A task's own mutes and the coordinator's, with the changes that have not been taken yet.
+class TaskMutes:
+    """A task's own mutes and the coordinator's, by target, with the changes that have not been taken yet.
 
     The sender's thread calls it and sets ``now_ms`` (monotonic) first, as the KIP's calls carry no time. Any
     thread may read ``mutes``. Targets that the coordinator has muted are probed only with its permit, others
@@ -51,9 +50,10 @@ class TaskMutes(MuteTable):
         retry_interval_ms: float,
         partition: Callable[[TopicPartition], Partition | None],
     ) -> None:
-        """``partition`` finds one of the producer's."""
-        super().__init__(retry_interval_ms)
+        """``retry_interval_ms`` is mute.retry.interval. ``partition`` finds one of the producer's."""
+        self.retry_interval_ms = retry_interval_ms
         self.partition = partition
+        self.mutes: dict[Target, Mute] = {}
         self.view = NOTHING_MUTED
         # Rises whenever a target enters or leaves.
         self.version = 0
@@ -80,12 +80,13 @@ class TaskMutes(MuteTable):
 
     def mute(self, target: Target, reason: str, evidence: Evidence = NO_EVIDENCE, *, own: bool) -> None:
         """Mute a target, unless it is muted. ``own``: the breaker class here decided it."""
-        if not self._closed and self.add(target, reason, self.now_ms):
-            self.version += 1
-            self._changes.append(MuteChange(target, True, reason, own, evidence))
-            if own:
-                self.own_trips += 1
-                self.mutes[target].own = evidence
+        if self._closed or target in self.mutes:
+            return
+        retry_at_ms = self.now_ms + self.retry_interval_ms
+        self.mutes[target] = Mute(target, reason, self.now_ms, retry_at_ms, own=evidence if own else None)
+        self.version += 1
+        self.own_trips += own
+        self._changes.append(MuteChange(target, True, reason, own, evidence))
 
     def unmute(self, target: Target, reason: str, *, own: bool) -> None:
         if self.mutes.pop(target, None) is None:
@@ -150,9 +151,9 @@ class TaskMutes(MuteTable):
         """Bring ``view`` up to date, in each pass of the sender."""
         open_to_new = frozenset[Target]()
         if self.mutes:
-            for target, mute in self.mutes.items():
+            for mute in self.mutes.values():
                 if mute.probe_ends_ms <= self.now_ms:
-                    self.expire(target, self.now_ms)
+                    mute.end_probe(self.now_ms)
             open_to_new = self.open_to_new_rows()
         seen = (self.version, self._cluster.version)
         if seen != self._seen or open_to_new != self._open:
@@ -308,12 +309,12 @@ class TaskMutes(MuteTable):
         elif health is Health.UNHEALTHY:
             self._probe_failed(mute, exception)
         elif mute.is_probed:
-            self.expire(target, self.now_ms)
+            mute.end_probe(self.now_ms)
 
     def _begin_if_due(self, mute: Mute | None) -> bool:
         if mute is None or not mute.is_due(self.now_ms):
             return False
-        self.probe(mute.target, self.now_ms)
+        mute.probe_ends_ms = self.now_ms + self.retry_interval_ms
         self.probes += 1
         mute.permit_ends_ms, mute.permits_new_rows = -math.inf, False
         return True
@@ -325,7 +326,8 @@ class TaskMutes(MuteTable):
 
     def _probe_failed(self, mute: Mute, cause: Exception | None) -> None:
         mute.last_error, mute.probe_failed = str(cause), True
-        self.fail(mute.target, mute.last_error, self.now_ms)
+        if mute.is_probed:
+            mute.end_probe(self.now_ms + self.retry_interval_ms)
 
     # -- which muted targets a task has rows for --------------------------------------------------------
 
