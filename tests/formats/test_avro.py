@@ -10,12 +10,11 @@ from typing import Any
 import fastavro
 import pyarrow as pa
 import pytest
-from hypothesis import given
 
 from kafka_sink.errors import SchemaError
 from kafka_sink.formats import avro, avro_schema, byte_columns
 from kafka_sink.formats.columns import UnfitRowsError
-from tests.support.avro_cases import field, record, tables
+from tests.support.avro_cases import field, record
 
 
 def _by_fastavro(schema: str, rows: list[Any]) -> list[bytes]:
@@ -32,13 +31,6 @@ def _encoded(schema: str, column: pa.Array) -> list[bytes]:
     encoder = avro.encoder(avro_schema.read(schema), column.type, "")
     joined: list[bytes] = byte_columns.join(encoder.pieces(column, None), len(column)).to_pylist()
     return joined
-
-
-@given(tables())
-def test_bytes_are_fastavros(table: tuple[pa.StructArray, list[dict[str, Any]]]) -> None:
-    column, rows = table
-    schema = avro_schema.derived(pa.field("", column.type), "com.example.Row")
-    assert _encoded(schema, column) == _by_fastavro(schema, rows)
 
 
 _MICROS = {"type": "long", "logicalType": "timestamp-micros"}

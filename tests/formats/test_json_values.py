@@ -25,6 +25,10 @@ def _encoded(schema: str, column: pa.Array) -> list[bytes]:
     return joined
 
 
+def _derived(column: pa.Array) -> str:
+    return json_schema.derived(pa.field("", column.type, nullable=False), "Row")
+
+
 def _meant(value: Any) -> Any:
     """A row as JSON has it, once it is read again."""
     if isinstance(value, dict):
@@ -48,7 +52,7 @@ def test_texts_mean_the_rows_and_fit_the_derived_schema(
 ) -> None:
     column, rows = table
     assume(not _is_infinite(rows))
-    schema = json_schema.derived(pa.field("", column.type, nullable=False), "Row")
+    schema = _derived(column)
     found = [json.loads(text, parse_constant=pytest.fail) for text in _encoded(schema, column)]
     assert _close(found, _meant(rows))
     validator = pytest.importorskip("jsonschema").Draft7Validator(json.loads(schema))
@@ -77,24 +81,19 @@ def test_texts_are_those_of_json_dumps() -> None:
     controls = "".join(map(chr, range(32)))
     texts = ["", "plain", 'quo"te', "back\\slash", "\n\r\t\b\f", controls, "\u00e4\U0001f600", "\\n\x7f"]
     column = pa.array([{"t": text, "n": number, "b": bool(number)} for number, text in enumerate(texts)])
-    schema = json_schema.derived(pa.field("", column.type, nullable=False), "Row")
+    schema = _derived(column)
     expected = [json.dumps(row, separators=(",", ":"), ensure_ascii=False) for row in column.to_pylist()]
     assert [text.decode() for text in _encoded(schema, column)] == expected
 
 
 def test_a_column_of_nothing_but_nulls_beside_a_null_row() -> None:
     """Catches: an object with nothing behind a name, which is not JSON."""
-    column = pa.array(
-        [{"n": None, "a": [{"n": None}]}, None], pa.struct([("n", pa.null()), ("a", _NOTHINGS)])
+    nothings = pa.list_(pa.struct([("n", pa.null())]))
+    kind = pa.struct([("n", pa.null()), ("a", nothings)])
+    pieces = json_values.of_type(kind, "").pieces(
+        pa.array([{"n": None, "a": [{"n": None}]}, None], kind), None
     )
-    found = json_values.of_type(column.type, "")
-    assert byte_columns.join(found.pieces(column, None), 2).to_pylist() == [
-        b'{"n":null,"a":[{"n":null}]}',
-        b"null",
-    ]
-
-
-_NOTHINGS = pa.list_(pa.struct([("n", pa.null())]))
+    assert byte_columns.join(pieces, 2).to_pylist() == [b'{"n":null,"a":[{"n":null}]}', b"null"]
 
 
 @pytest.mark.parametrize("kind", [pa.date32(), pa.date64(), pa.timestamp("us", "UTC"), pa.timestamp("s")])
@@ -117,7 +116,7 @@ def test_dates_that_the_formats_have_not(kind: pa.DataType) -> None:
 
 def test_a_number_that_json_has_not_is_an_error_of_its_row() -> None:
     column = pa.array([{"x": [1.0]}, {"x": [2.0, math.nan]}, {"x": []}, {"x": [math.inf]}])
-    schema = json_schema.derived(pa.field("", column.type, nullable=False), "Row")
+    schema = _derived(column)
     with pytest.raises(UnfitRowsError, match=r"field 'x\[\]' is NaN or infinite") as caught:
         _encoded(schema, column)
     assert caught.value.rows.tolist() == [False, True, False, True]

@@ -21,6 +21,7 @@ from kafka_sink.formats import row_encoder
 from kafka_sink.formats.planning import PartFormat, RegisteredSchema, Schema
 from kafka_sink.formats.row_encoder import PartEncoder
 from tests.support.avro_cases import tables
+from tests.support.effort import tries
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -55,7 +56,7 @@ def derived(client: SchemaRegistryClient, column: pa.StructArray, format_name: s
 
 
 @given(tables())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=tries(100))
 def test_avro_is_that_of_confluents_serializer(client: SchemaRegistryClient, table: Table) -> None:
     column, rows = table
     schema = derived(client, column, "avro")
