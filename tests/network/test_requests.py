@@ -16,7 +16,6 @@ from kafka.protocol.metadata import ApiVersionsRequest, ApiVersionsResponse, Met
 from kafka.protocol.producer import InitProducerIdRequest, InitProducerIdResponse
 
 from kafka_sink.errors import ProtocolError
-from kafka_sink.kafka_errors import REBOOTSTRAP_REQUIRED
 from kafka_sink.model import NO_LEADER
 from kafka_sink.network import apis, requests
 from kafka_sink.network.apis import APIS
@@ -31,7 +30,6 @@ from tests.support.response_checks import every_version
 from tests.support.schema_requests import LONG, same
 
 _Topic = MetadataResponse.MetadataResponseTopic
-_Partition = _Topic.MetadataResponsePartition
 
 
 def test_headers() -> None:
@@ -79,26 +77,15 @@ def test_refused_versions_come_in_version_0() -> None:
     assert requests.decode_api_versions(4, framed(response, 1)[4:]) == requests.ApiVersionsResponse(35, {})
 
 
-def partition(index: int, **changes: Any) -> Any:
-    """A healthy partition, but for the changes."""
-    fields: dict[str, Any] = {
-        "error_code": 0, "partition_index": index, "leader_id": 1, "leader_epoch": 5,
-        "replica_nodes": [1], "isr_nodes": [1], "offline_replicas": [],
-    }  # fmt: skip
-    return _Partition(**{**fields, **changes})
+def partition(index: int, error: int = 0, leader: int = 1) -> tuple[Any, ...]:
+    """Error, number, leader, epoch, replicas, those in sync, those offline."""
+    return error, index, leader, 5, [1], [1], []
 
 
-def response_of(version: int, *topics: Any, error_code: int = 0) -> requests.MetadataResponse:
+def response_of(version: int, *topics: Any) -> requests.MetadataResponse:
     """Through the wire."""
-    response = MetadataResponse(
-        version=version,
-        brokers=[MetadataResponse.MetadataResponseBroker(node_id=1, host="b1", port=9093, rack="r")],
-        topics=list(topics),
-        cluster_id="c",
-        controller_id=4,
-        error_code=error_code,
-        throttle_time_ms=6,
-    )
+    head = {"brokers": [(1, "b1", 9093, "r")], "cluster_id": "c", "controller_id": 4}
+    response = MetadataResponse(version=version, topics=list(topics), **head)
     return requests.decode_metadata(version, framed(response, 1)[4:])
 
 
@@ -119,14 +106,9 @@ def test_topics_with_an_error_or_without_all_partitions_have_no_metadata() -> No
 
 
 def test_partitions_without_a_leader() -> None:
-    rows = [partition(0, error_code=5, leader_id=4), partition(1, leader_id=-1), partition(2, error_code=9)]
+    rows = [partition(0, 5, 4), partition(1, leader=-1), partition(2, 9)]
     response = response_of(12, _Topic(error_code=0, name="t", partitions=rows))
     assert [p.leader for p in response.update.topics[0].partitions] == [NO_LEADER, NO_LEADER, 1]
-
-
-def test_the_error_of_the_whole_response() -> None:
-    assert response_of(13, error_code=129).error_code == REBOOTSTRAP_REQUIRED
-    assert response_of(12, error_code=129).error_code == 0
 
 
 def test_topics_that_may_not_be_written_to_are_named() -> None:

@@ -26,14 +26,10 @@ def is_safe(text: str | None) -> bool:
     return text is not None and text.isprintable() and 0 < len(text) <= MAX_CHARACTERS
 
 
-def produced(**changes: Any) -> produce.ProducePartitionResponse:
-    kind = ProduceResponse.TopicProduceResponse.PartitionProduceResponse
-    times = {"base_offset": -1, "log_append_time_ms": -1, "log_start_offset": -1}
-    given = {"record_errors": [], "error_message": None, **changes}
-    topic = ProduceResponse.TopicProduceResponse(
-        name="t", partition_responses=[kind(index=0, error_code=2, **times, **given)]
-    )
-    response = ProduceResponse(version=9, responses=[topic], throttle_time_ms=0)
+def produced(message: str | None = None, errors: Any = ()) -> produce.ProducePartitionResponse:
+    # Number, error code, base offset, times, record errors.
+    row = (0, 2, -1, -1, -1, list(errors), message)
+    response = ProduceResponse(version=9, responses=[("t", [row])], throttle_time_ms=0)
     return produce.decode_produce(9, framed(response, 9)[4:]).partitions[0]
 
 
@@ -42,28 +38,17 @@ def metadata(**fields: Any) -> bytes:
     return framed(MetadataResponse(version=9, **given), 9)[4:]
 
 
-def broker(node_id: int, host: str, port: int = 9092) -> Any:
-    return MetadataResponse.MetadataResponseBroker(node_id=node_id, host=host, port=port, rack=None)
-
-
 def test_explanations_of_every_response_are_bounded_and_printable() -> None:
     """Catches: a message of 1 MB in a produce response gave an exception of a million characters."""
-    assert is_safe(produced(error_message=FORGED).error_message)
-    kind = ProduceResponse.TopicProduceResponse.PartitionProduceResponse.BatchIndexAndErrorMessage
-    errors = [kind(batch_index=0, batch_index_error_message=FORGED)]
-    assert is_safe(produced(record_errors=errors).record_errors.reason)
-
-    topic = CreateTopicsResponse.CreatableTopicResult(name="t", error_code=38, error_message=FORGED)
-    created = CreateTopicsResponse(version=4, topics=[topic], throttle_time_ms=0)
+    assert is_safe(produced(FORGED).error_message)
+    assert is_safe(produced(errors=[(0, FORGED)]).record_errors.reason)
+    created = CreateTopicsResponse(version=4, topics=[("t", 38, FORGED)], throttle_time_ms=0)
     assert is_safe(admin_requests.decode_create_topic(4, framed(created, 4)[4:]).error_message)
-
-    one = FindCoordinatorResponse.Coordinator(
-        key="k", node_id=-1, host="", port=-1, error_code=15, error_message=FORGED
+    found = FindCoordinatorResponse(
+        version=4, throttle_time_ms=0, coordinators=[("k", -1, "", -1, 15, FORGED)]
     )
-    found = FindCoordinatorResponse(version=4, throttle_time_ms=0, coordinators=[one])
     seen = transaction_requests.decode_find_coordinator(4, framed(found, 4)[4:])
     assert is_safe(seen.found["k"].error_message)
-
     login = SaslAuthenticateResponse(version=1, error_code=58, error_message=FORGED, auth_bytes=b"")
     assert is_safe(authentication.decode_authenticate(1, framed(login, 1)[4:]).error_message)
     assert is_safe(requests.decode_metadata(9, metadata(cluster_id=FORGED)).update.cluster_id)
@@ -83,7 +68,7 @@ def test_what_is_no_host_is_refused_and_forges_no_line() -> None:
     """Catches: a host name from Metadata with a newline in it, which forged a line of the log."""
     for host in ("", "a\nb", "a b", "x" * 256, "h/path", "u@h", "h;rm", "\x1b[2J", "a\u202eb"):
         with pytest.raises(ProtocolError, match="broker 1 has the address") as caught:
-            requests.decode_metadata(9, metadata(brokers=[broker(1, host)]))
+            requests.decode_metadata(9, metadata(brokers=[(1, host, 9092, None)]))
         assert is_safe(str(caught.value))
     for host in ("broker-1.example.org", "under_score", "10.0.0.1", "fe80::1%eth0", "büro.de"):
         assert address_of(1, host, 9092).host == host
@@ -96,7 +81,7 @@ def test_an_id_of_a_bootstrap_address_is_refused() -> None:
     """Catches: a broker with id -1 took the place of the first bootstrap address, whose connection nobody
     timed out any more."""
     with pytest.raises(ProtocolError, match="the id -1"):
-        requests.decode_metadata(9, metadata(brokers=[broker(-1, "h")]))
+        requests.decode_metadata(9, metadata(brokers=[(-1, "h", 9092, None)]))
 
 
 def test_bytes_that_are_no_text_are_not_quoted() -> None:
