@@ -263,9 +263,6 @@ def test_an_idle_connection_is_closed_without_a_fuss(driver: Driver) -> None:
     assert len(driver.of(Connected)) == 2
 
 
-# -- nodes ----------------------------------------------------------------------------------------
-
-
 def test_dead_bootstrap_addresses_are_skipped(cluster: FakeCluster) -> None:
     with refusing_port() as port, Driver(f"127.0.0.1:{port},{cluster.bootstrap_servers}") as driver:
 

@@ -197,11 +197,15 @@ def test_an_address_or_a_name_in_the_certificate_is_enough_or_the_certificate_it
     assert client.established
 
 
-def test_no_version_in_common_is_no_connection() -> None:
+def test_no_version_in_common_or_no_tls_is_no_connection() -> None:
     for ours, theirs in (VERSIONS, reversed(VERSIONS)):
         client = stream(settings(protocols=(ours,)))
-        server = Server(versions=(theirs,))
-        assert "kafka.ssl.enabled.protocols" in refusal(client, server)
+        assert "kafka.ssl.enabled.protocols" in refusal(client, Server(versions=(theirs,)))
+    client = stream(settings())
+    client.handshake()
+    client.incoming.write(memoryview(b"HTTP/1.1 400 Bad Request\r\n\r\n"))
+    with pytest.raises(AuthenticationError, match="does not speak TLS"):
+        client.handshake()
 
 
 def test_cipher_suites_are_those_that_were_named() -> None:
@@ -239,14 +243,6 @@ def test_a_client_certificate_is_sent_where_it_is_wanted_and_missed_with_its_opt
 def _until_refused(client: TlsStream, server: Server) -> None:
     shake(client, server)
     client.read(memoryview(bytearray(100)))  # TLS 1.3 says so only now
-
-
-def test_a_server_without_tls_is_named_in_the_error() -> None:
-    client = stream(settings())
-    client.handshake()
-    client.incoming.write(memoryview(b"HTTP/1.1 400 Bad Request\r\n\r\n"))
-    with pytest.raises(AuthenticationError, match="does not speak TLS"):
-        client.handshake()
 
 
 def test_the_brokers_name_is_sent_and_addresses_are_not() -> None:

@@ -357,24 +357,16 @@ def test_claims_come_from_options_then_the_template_then_the_clock(tmp_path: Pat
     template = tmp_path / "template.json"
     payload = {"sub": "it", "team": "e", "iat": 1}
     template.write_text(json.dumps({"header": {"kid": "k1", "alg": "none"}, "payload": payload}))
-    text = made(
-        claim_iss="me",
-        claim_sub="me",
-        claim_aud="https://issuer/token",
-        claim_exp_seconds="30",
-        claim_nbf_seconds="5",
-        claim_jti_include="true",
-        private_key_file=key_file(tmp_path),
-        template_file=str(template),
-    )
+    url = "https://issuer/token"
+    claims = {"iss": "me", "sub": "me", "aud": url, "exp_seconds": "30", "nbf_seconds": "5"}
+    claims["jti_include"] = "true"
+    files = {"private_key_file": key_file(tmp_path), "template_file": str(template)}
+    text = made(**{f"claim_{name}": value for name, value in claims.items()}, **files)
     found = jwt.decode(text, public())
     assert found.header == {"kid": "k1", "alg": "RS256", "typ": "JWT"}
-    jti = found.claims.pop("jti")
-    assert len(jti) == 36
-    assert found.claims == {
-        "iss": "me", "sub": "it", "aud": "https://issuer/token", "team": "e",
-        "iat": NOW, "exp": NOW + 30, "nbf": NOW - 5,
-    }  # fmt: skip
+    assert len(found.claims.pop("jti")) == 36
+    times = {"iat": NOW, "exp": NOW + 30, "nbf": NOW - 5}
+    assert found.claims == {"iss": "me", "sub": "it", "aud": url, "team": "e", **times}
 
 
 def test_files_are_read_anew_for_each_assertion(tmp_path: Path) -> None:
@@ -401,19 +393,17 @@ def sent(endpoint: TokenServer) -> dict[str, Any]:
     return {name: only for name, (only,) in parse_qs(body.decode()).items()}
 
 
-@pytest.mark.parametrize("flow", ["", "DefaultJwtRetriever", "ClientCredentialsJwtRetriever"])
-def test_client_credentials_are_proved_by_an_assertion(
-    endpoint: TokenServer, tmp_path: Path, flow: str
-) -> None:
-    given = tokens(endpoint.url, flow, claim_iss="me", private_key_file=key_file(tmp_path))
-    assert TokenEndpoint(given).fetch().text == Secret("opaque")
-    form = sent(endpoint)
-    assertion = form.pop("client_assertion")
-    assert jwt.decode(assertion, public()).claims["iss"] == "me"
-    assert form == {
-        "grant_type": "client_credentials",
-        "client_assertion_type": "urn:ietf:params:oauth:client-assertion-type:jwt-bearer",
-    }
+def test_client_credentials_are_proved_by_an_assertion(endpoint: TokenServer, tmp_path: Path) -> None:
+    for flow in ("", "DefaultJwtRetriever", "ClientCredentialsJwtRetriever"):
+        given = tokens(endpoint.url, flow, claim_iss="me", private_key_file=key_file(tmp_path))
+        assert TokenEndpoint(given).fetch().text == Secret("opaque")
+        form = sent(endpoint)
+        assertion = form.pop("client_assertion")
+        assert jwt.decode(assertion, public()).claims["iss"] == "me"
+        assert form == {
+            "grant_type": "client_credentials",
+            "client_assertion_type": "urn:ietf:params:oauth:client-assertion-type:jwt-bearer",
+        }
 
 
 def test_an_assertion_is_the_grant_itself_and_is_not_shown(endpoint: TokenServer, tmp_path: Path) -> None:

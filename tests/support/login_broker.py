@@ -42,10 +42,8 @@ class Broker:
 
     def _response(self, api: int, version: int, frame: bytes) -> Any:
         if api == apis.API_VERSIONS:
-            rows = [
-                ApiVersionsResponse.ApiVersion(api_key=key, min_version=low, max_version=high)
-                for key, (low, high) in {**RANGES, **self.refusals.get("ranges", {})}.items()
-            ]
+            ranges = {**RANGES, **self.refusals.get("ranges", {})}
+            rows = [(key, low, high) for key, (low, high) in ranges.items()]
             return ApiVersionsResponse(version=version, error_code=0, api_keys=rows)
         if api == apis.SASL_HANDSHAKE:
             code = self.refusals.get("handshake", 0)

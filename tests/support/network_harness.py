@@ -73,7 +73,7 @@ def request(api_key: int, version: int, body: list[Any], **more: Any) -> Request
 def response_to(sent: Request, answer: bytes) -> Any:
     """What a connection makes of a response to it, as it follows the correlation id."""
     protocol = BrokerProtocol("client", "broker", 1000.0)
-    ours = [ApiVersionsResponse.ApiVersion(api_key=key, min_version=0, max_version=20) for key in range(90)]
+    ours = [(key, 0, 20) for key in range(90)]
     outgoing = protocol.send_buffer
     protocol.start(0.0)
     outgoing.advance(outgoing.queued_bytes)
