@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest
-from kafka.protocol.producer import InitProducerIdRequest, ProduceRequest
 
 from kafka_sink.errors import BrokerVersionError, ProtocolError
 from kafka_sink.network import requests
@@ -23,25 +20,11 @@ from kafka_sink.network.broker_protocol import (
     SendBuffer,
 )
 from kafka_sink.network.produce import ProduceResponse
+from tests.support.fake_broker import API_VERSIONS, INIT_PRODUCER_ID, METADATA, PRODUCE, REQUESTS
 from tests.support.fake_replies import OK, Reply, claimed_length, trailing, wrong_correlation_id
-from tests.support.fake_state import (
-    API_VERSIONS,
-    INIT_PRODUCER_ID,
-    METADATA,
-    PRODUCE,
-    VERSIONS,
-    FakeState,
-    framed,
-)
+from tests.support.fake_state import VERSIONS, FakeState, framed
 from tests.support.footprint import held_bytes
 from tests.support.network_harness import batch, metadata_request, produce_request, request
-
-_REQUESTS: dict[int, Any] = {
-    PRODUCE: ProduceRequest,
-    METADATA: MetadataRequest,
-    API_VERSIONS: ApiVersionsRequest,
-    INIT_PRODUCER_ID: InitProducerIdRequest,
-}
 
 
 class Peer:
@@ -78,7 +61,7 @@ class Peer:
         if version > self.state.versions[api_key][1]:
             response = self.state.api_versions(0, None, Reply(error=35))
         else:
-            request = _REQUESTS[api_key].decode(frame, version=version, header=True)
+            request = REQUESTS[api_key].decode(frame, version=version, header=True)
             response = self.state.answer(0, api_key, version, request, reply)
         whole = framed(response, int.from_bytes(frame[4:8], "big"))
         return whole if reply.mangle is None else reply.mangle(whole)

@@ -61,17 +61,17 @@ def botocores(message: dict[str, str], token: str | None) -> str:
     return str(parse_qs(urlsplit(request.url).query)["X-Amz-Signature"][0])
 
 
-@pytest.mark.parametrize("token", [None, "FwoGZXIvYXdzE//token=="])
-def test_the_signature_is_the_one_that_botocore_makes(environ: Environ, token: str | None) -> None:
-    environ(AWS_SESSION_TOKEN=token)
-    message = sent(IamLogin(IamSettings()))
-    assert message["version"] == "2020_10_22"
-    assert message["host"] == HOST
-    assert message["action"] == "kafka-cluster:Connect"
-    assert message.get("x-amz-security-token") == token
-    assert "/eu-west-1/kafka-cluster/aws4_request" in message["x-amz-credential"]
-    assert message["x-amz-signature"] == botocores(message, token)
-    assert SECRET_KEY not in json.dumps(message)
+def test_the_signature_is_the_one_that_botocore_makes(environ: Environ) -> None:
+    for token in (None, "FwoGZXIvYXdzE//token=="):
+        environ(AWS_SESSION_TOKEN=token)
+        message = sent(IamLogin(IamSettings()))
+        assert message.items() >= {
+            "version": "2020_10_22", "host": HOST, "action": "kafka-cluster:Connect",
+            "x-amz-signature": botocores(message, token),
+        }.items()  # fmt: skip
+        assert message.get("x-amz-security-token") == token
+        assert "/eu-west-1/kafka-cluster/aws4_request" in message["x-amz-credential"]
+        assert SECRET_KEY not in json.dumps(message)
 
 
 def test_a_search_for_credentials_that_hangs_ends_every_login_and_is_not_begun_again() -> None:

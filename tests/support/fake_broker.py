@@ -53,11 +53,12 @@ __all__ = [
     "INIT_PRODUCER_ID",
     "METADATA",
     "PRODUCE",
+    "REQUESTS",
     "FakeCluster",
     "Received",
 ]
 
-_REQUESTS: dict[int, Any] = {
+REQUESTS: dict[int, Any] = {
     PRODUCE: ProduceRequest,
     METADATA: MetadataRequest,
     API_VERSIONS: ApiVersionsRequest,
@@ -257,12 +258,12 @@ class FakeCluster(AbstractContextManager["FakeCluster"]):
         """False if the connection must be closed."""
         api_key, version, correlation = struct.unpack_from(">hhi", payload)
         low, high = self._state.versions.get(api_key, (0, -1))
-        if api_key not in _REQUESTS or not low <= version <= high:
+        if api_key not in REQUESTS or not low <= version <= high:
             if api_key != API_VERSIONS:
                 return False  # as a real broker does
             connection.sendall(self._refused_versions(correlation))
             return True
-        request = _REQUESTS[api_key].decode(payload, version=version, header=True)
+        request = REQUESTS[api_key].decode(payload, version=version, header=True)
         with self.lock:
             reply = self._next_reply(api_key, node.id)
             batches = () if api_key != PRODUCE else self._state.parse_batches(request)
