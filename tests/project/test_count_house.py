@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tools import count_house
 
 
 @pytest.fixture
 def house(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     """The script, for a project of two modules."""
-    spec = importlib.util.spec_from_file_location("count_house", ROOT / "tools" / "count_house.py")
-    assert spec is not None
-    assert spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
     for name, folder in {"ROOT": "", "PACKAGE": "kafka_sink", "TESTS": "tests", "DOCS": "docs"}.items():
         (tmp_path / folder).mkdir(exist_ok=True)
-        monkeypatch.setattr(script, name, tmp_path / folder)
+        monkeypatch.setattr(count_house, name, tmp_path / folder)
     for name, text in {
         "kafka_sink/network/client.py": """
 from kafka_sink.engine import sender
@@ -45,7 +39,7 @@ def test(monkeypatch):
     }.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text, encoding="utf-8")
-    return script
+    return count_house
 
 
 def test_it_counts(house: ModuleType) -> None:

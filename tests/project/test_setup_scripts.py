@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.commands import run
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -41,15 +43,8 @@ class Machine:
     def runs(
         self, script: str, *args: str, folder: Path | None = None, **environ: str
     ) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [str(self.bin / "sh"), str(ROOT / "tools" / script), *args],
-            env={"PATH": str(self.bin), "CALLS": str(self.calls), **environ},
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        environ = {"PATH": str(self.bin), "CALLS": str(self.calls), **environ}
+        return run([self.bin / "sh", ROOT / "tools" / script, *args], environ, folder=folder, code=None)
 
 
 @pytest.fixture
@@ -57,19 +52,14 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("script", "programs"),
-    [
-        ("ensure_java.sh", {"java": """echo 'openjdk version "17.0.15" 2025-04-15' >&2"""}),
-        ("ensure_java.sh", {"java": """echo 'openjdk version "25" 2025-09-16' >&2"""}),
-        ("ensure_chromium.sh", {"chromium": "exit 0", "chromedriver": "exit 0"}),
-    ],
-)
-def test_what_is_there_is_left_alone(machine: Machine, script: str, programs: dict[str, str]) -> None:
-    for name, text in programs.items():
-        machine.has(name, text)
+def test_what_is_there_is_left_alone(machine: Machine) -> None:
     machine.has("apt-get", 'echo "$@" >> "$CALLS"')
-    assert machine.runs(script).returncode == 0
+    for program in ("chromium", "chromedriver"):
+        machine.has(program, "exit 0")
+    assert machine.runs("ensure_chromium.sh").returncode == 0
+    for version in ("17.0.15", "25"):
+        machine.has("java", f"""echo 'openjdk version "{version}" 2025-04-15' >&2""")
+        assert machine.runs("ensure_java.sh").returncode == 0
     assert not machine.calls.exists()
 
 
@@ -103,9 +93,15 @@ def test_root_with_apt_installs_a_headless_java(machine: Machine) -> None:
 def test_root_with_apt_that_has_no_java_fails_clearly(machine: Machine) -> None:
     machine.is_roots("exit 100")
     done = machine.runs("ensure_java.sh")
-    assert done.returncode == 1
-    assert "apt installed no Java 17" in done.stderr
+    assert (done.returncode, "apt installed no Java 17" in done.stderr) == (1, True)
     assert "default-jre-headless" in machine.calls.read_text()
+
+
+def test_root_with_apt_installs_a_browser_and_its_driver(machine: Machine) -> None:
+    machine.has("chromium", "exit 0")
+    machine.is_roots()
+    assert machine.runs("ensure_chromium.sh").returncode == 0
+    assert "install -y -qq --no-install-recommends chromium chromium-driver" in machine.calls.read_text()
 
 
 @pytest.mark.parametrize(
@@ -126,49 +122,32 @@ def test_others_are_told_the_one_command(machine: Machine, script: str, program:
     assert not machine.calls.exists()
 
 
-def test_root_with_apt_installs_a_browser_and_its_driver(machine: Machine) -> None:
-    machine.has("chromium", "exit 0")
-    machine.is_roots()
-    assert machine.runs("ensure_chromium.sh").returncode == 0
-    assert "install -y -qq --no-install-recommends chromium chromium-driver" in machine.calls.read_text()
-
-
+# A Mac, an old Java, a bad JAVA_HOME beside a good Java, an old Python, one without venv.
 @pytest.mark.parametrize(
-    ("script", "programs", "environ", "said"),
+    ("script", "program", "text", "said"),
     [
-        ("ensure_java.sh", {"uname": "echo Darwin"}, {}, "brew install openjdk@17"),
-        ("ensure_java.sh", {"java": """echo 'java version "1.8.0_441"' >&2"""}, {}, "(Java 8)"),
-        (
-            "ensure_java.sh",
-            {"java": """echo 'openjdk version "17.0.15"' >&2"""},
-            {"JAVA_HOME": "/nowhere"},
-            "Unset JAVA_HOME",
-        ),
+        ("ensure_java.sh", "uname", "echo Darwin", "brew install openjdk@17"),
+        ("ensure_java.sh", "java", """echo 'java version "1.8.0_441"' >&2""", "(Java 8)"),
+        ("ensure_java.sh", "java", """echo 'openjdk version "17.0.15"' >&2""", "Unset JAVA_HOME"),
         (
             "setup_venv.sh",
-            {"a-python": 'case "$1" in --version) echo Python 3.9.18;; *) exit 1;; esac'},
-            {},
+            "a-python",
+            'case "$1" in --version) echo Python 3.9.18;; *) exit 1;; esac',
             "Python 3.10 or newer is needed; a-python is: Python 3.9.18",
         ),
         (
             "setup_venv.sh",
-            {"a-python": 'case "$*" in *ensurepip*) exit 1;; esac'},
-            {},
+            "a-python",
+            'case "$*" in *ensurepip*) exit 1;; esac',
             "sudo apt-get install -y python3-venv",
         ),
     ],
-    ids=["a Mac", "an old Java", "a bad JAVA_HOME beside a good Java", "an old Python", "no venv"],
 )
 def test_what_is_wrong_is_told(
-    machine: Machine,
-    tmp_path: Path,
-    script: str,
-    programs: dict[str, str],
-    environ: dict[str, str],
-    said: str,
+    machine: Machine, tmp_path: Path, script: str, program: str, text: str, said: str
 ) -> None:
-    for name, text in programs.items():
-        machine.has(name, text)
+    machine.has(program, text)
+    environ = {"JAVA_HOME": "/nowhere"} if "JAVA_HOME" in said else {}
     done = machine.runs(script, "a-python", str(tmp_path / "venv"), folder=tmp_path, **environ)
     assert done.returncode == 1
     assert said in done.stderr
@@ -179,9 +158,8 @@ def test_an_environment_gets_the_pinned_versions_but_where_another_is_asked_for(
 ) -> None:
     venv = tmp_path / "venv"
     (venv / "bin").mkdir(parents=True)
-    program = venv / "bin" / "python"
-    program.write_text('#!/bin/sh\necho "$@" >> "$CALLS"\n', encoding="utf-8")
-    program.chmod(0o755)
+    machine.has("new-python", 'echo "$@" >> "$CALLS"')
+    (machine.bin / "new-python").rename(venv / "bin" / "python")
     machine.has("goodpython", "exit 0")
     done = machine.runs("setup_venv.sh", "goodpython", str(venv), "pyspark==4.1.1", folder=ROOT)
     assert done.returncode == 0, done.stderr
@@ -196,7 +174,7 @@ def test_an_environment_gets_the_pinned_versions_but_where_another_is_asked_for(
 def test_make_help_lists_every_target() -> None:
     make = shutil.which("make")
     assert make is not None
-    done = subprocess.run([make, "help"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    done = run([make, "help"], folder=ROOT)
     listed = re.findall(r"^  make ([a-z-]+) +\S", done.stdout, re.MULTILINE)
     phony = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert phony is not None
@@ -225,8 +203,7 @@ def test_ci_runs_checks_and_all_tests(tmp_path: Path, fails: str) -> None:
     environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     # What starts pytest may ignore SIGINT, and a shell cannot trap what was ignored before it.
     command = ["env", "--default-signal=INT", str(ROOT / ".ci" / "run")]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=100)
-    assert done.returncode == (2 if fails else 0), done.stderr
+    done = run(command, environ, code=2 if fails else 0)
     said = re.findall("^done: (.*)$", done.stdout, re.MULTILINE)
     assert said[0] == "venv"
     if not fails:
