@@ -135,7 +135,7 @@ GATHER_MUTES_MS = 50.0
 # The sender looks at waiting batches at least this often.
 MAX_POLL_MS = 1000.0
 # Batches count as waiting for this long after the sender last saw them: longer than it takes to look again.
-HELD_MS = 1500.0
+WAITED_FOR_MS = 1500.0
 
 
 # -- topics that are not authorized ------------------------------------------------------------------------

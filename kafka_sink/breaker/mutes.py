@@ -1,6 +1,5 @@
 """What is muted, by whom, until when, and what ends it: one mute, and what rows avoid by all of a task's.
 
-
 A target is a broker's id or a partition.
 
 |           | a broker                   | a partition                       |
@@ -25,7 +24,7 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass
 from typing import SupportsIndex
 
-from kafka_sink.clock import HELD_MS
+from kafka_sink.clock import WAITED_FOR_MS
 from kafka_sink.model import PartitionMetadata, TopicPartition
 from kafka_sink.options.values import topic_problem
 
@@ -87,7 +86,7 @@ class Mute:
     A task keeps more than the coordinator: ``own`` is why its own breaker class muted the target, None where
     another task did; a permit lasts until ``permit_ends_ms`` and may be for new rows; ``probe`` is the
     partition whose batch was the last probe; ``probe_failed``, whether the coordinator is to hear that one
-    failed; ``held_ms``, when a batch was last seen to wait for it.
+    failed; ``waited_for_ms``, when a batch was last seen to wait for it.
     """
 
     target: Target
@@ -102,7 +101,7 @@ class Mute:
     permits_new_rows: bool = False
     probe_failed: bool = False
     probe: TopicPartition | None = None
-    held_ms: float = -math.inf
+    waited_for_ms: float = -math.inf
 
     @property
     def is_probed(self) -> bool:
@@ -113,9 +112,9 @@ class Mute:
         may_go = self.permit_ends_ms > now_ms if self.is_shared else self.retry_at_ms <= now_ms
         return may_go and not self.is_probed
 
-    def is_held(self, now_ms: float) -> bool:
+    def is_waited_for(self, now_ms: float) -> bool:
         """Whether a batch of this task waits for the target."""
-        return now_ms - self.held_ms <= HELD_MS
+        return now_ms - self.waited_for_ms <= WAITED_FOR_MS
 
     def end_probe(self, retry_at_ms: float) -> None:
         """The probe in flight has failed, says nothing, or is lost."""

@@ -19,7 +19,7 @@ from kafka_sink.breaker.mutes import (
     MutedPartitions,
     Target,
 )
-from kafka_sink.clock import HELD_MS
+from kafka_sink.clock import WAITED_FOR_MS
 from kafka_sink.cluster.broker import Broker
 from kafka_sink.model import NO_LEADER, PartitionMetadata, TopicPartition
 
@@ -278,7 +278,7 @@ class TaskMutes:
     def may_probe(self, partition: TopicPartition) -> bool:
         """Whether one batch of a muted partition may go now."""
         covering = self.covering(partition)
-        self._note_held(covering)
+        self._note_waiting(covering)
         return len(covering) == 1 and covering[0].target == partition and covering[0].is_due(self.now_ms)
 
     def batches_sent(self, batches: Iterable[ProducerBatch]) -> None:
@@ -343,7 +343,7 @@ class TaskMutes:
         target, now_ms = mute.target, self.now_ms
         if not isinstance(target, TopicPartition) or self.covering(target) != [mute]:
             return False
-        if not mute.is_due(now_ms) or mute.is_held(now_ms):
+        if not mute.is_due(now_ms) or mute.is_waited_for(now_ms):
             return False
         # One more interval than a probe needs: a waiting batch would have been the probe by now.
         return mute.permits_new_rows if mute.is_shared else mute.is_due(now_ms - self.retry_interval_ms)
@@ -351,7 +351,7 @@ class TaskMutes:
     def note_free_rows(self, topics: Iterable[str]) -> None:
         """The task has rows of these topics that may go to any partition. Called by its thread."""
         now_ms = self.now_ms
-        lately = {topic: at for topic, at in self._free_rows_ms.items() if now_ms - at <= HELD_MS}
+        lately = {topic: at for topic, at in self._free_rows_ms.items() if now_ms - at <= WAITED_FOR_MS}
         self._free_rows_ms = {**lately, **dict.fromkeys(topics, now_ms)}
 
     def note_waiting(self, partitions: Iterable[TopicPartition]) -> None:
@@ -360,23 +360,23 @@ class TaskMutes:
         So a partition that is open to new rows has rows enough.
         """
         for partition in partitions if self.mutes else ():
-            self._note_held(self.covering(partition))
+            self._note_waiting(self.covering(partition))
 
-    def _note_held(self, mutes: Iterable[Mute]) -> None:
+    def _note_waiting(self, mutes: Iterable[Mute]) -> None:
         for mute in mutes:
-            mute.held_ms = self.now_ms
+            mute.waited_for_ms = self.now_ms
 
-    def held(self) -> list[Target]:
+    def waited_for(self) -> list[Target]:
         """Muted targets that batches of this task wait for."""
-        return [mute.target for mute in self.mutes.values() if mute.is_held(self.now_ms)]
+        return [mute.target for mute in self.mutes.values() if mute.is_waited_for(self.now_ms)]
 
-    def wanted(self) -> list[Target]:
+    def acceptable(self) -> list[Target]:
         """Muted partitions that no batch of this task waits for, but that its rows could go to."""
         now_ms, found = self.now_ms, self._free_rows_ms
         return [
             target
             for target, mute in self.mutes.items()
             if isinstance(target, TopicPartition)
-            and now_ms - found.get(target.topic, -math.inf) <= HELD_MS
-            and not mute.is_held(now_ms)
+            and now_ms - found.get(target.topic, -math.inf) <= WAITED_FOR_MS
+            and not mute.is_waited_for(now_ms)
         ]

@@ -129,7 +129,7 @@ class ClusterMetadata:
         self.response_ms = -math.inf
         self._not_before_ms = -math.inf
         self._deferred_until_ms = -math.inf
-        self._held_until_max_ms = math.inf
+        self._deferred_until_max_ms = math.inf
 
     # -- what is known ----------------------------------------------------------------------------
 
@@ -263,8 +263,8 @@ class ClusterMetadata:
         # Under the lock, so that the response cannot come before the deferral begins.
         if self.hints is not None and self.hints.ask(topics):
             # Leaves brokers time to respond in case the source does not.
-            self._held_until_max_ms = now_ms + timeout_ms / 2
-            self.hold(now_ms + HINT_WAIT_MS)
+            self._deferred_until_max_ms = now_ms + timeout_ms / 2
+            self.defer(now_ms + HINT_WAIT_MS)
 
     def _report_stale(self, topics: Iterable[str]) -> None:
         hints = self.hints
@@ -476,14 +476,14 @@ class ClusterMetadata:
             self._wake_sender()
         return news
 
-    def hold(self, until_ms: float) -> None:
+    def defer(self, until_ms: float) -> None:
         """Send no request before this time, as a snapshot may come first, but wait no longer than half of the
         task's timeout."""
-        self._deferred_until_ms = min(until_ms, self._held_until_max_ms)
+        self._deferred_until_ms = min(until_ms, self._deferred_until_max_ms)
 
     def release(self, now_ms: float) -> None:
         """No hints will come: ask brokers."""
-        self.hold(now_ms)
+        self.defer(now_ms)
         self._wake_sender()
 
     def share_refreshes(self, shared: bool) -> None:

@@ -118,7 +118,7 @@ class Answer(Message, frozen=True):
 class Waiting(Message, frozen=True):
     """Muted partitions that batches wait for, and others that rows could go to: some of many."""
 
-    held: _SomeTargets
+    waited_for: _SomeTargets
     acceptable: _SomeTargets
 
 
@@ -293,15 +293,17 @@ class BreakerChannel(Channel):
     def _say_waits(self) -> None:
         """Name partitions with rows: not each time that one is unmuted, as thousands may be, one by one."""
         now_ms, muted = self._table.now_ms, self._table.shared()
-        self._named = {target: held for target, held in self._named.items() if target in muted}
-        held = [one for one in self._table.held() if one in muted]
-        acceptable = list(self._table.wanted())
-        is_new = any(not self._named.get(one) for one in held) or not self._named.keys() >= set(acceptable)
+        self._named = {target: waited_for for target, waited_for in self._named.items() if target in muted}
+        waited_for = [one for one in self._table.waited_for() if one in muted]
+        acceptable = list(self._table.acceptable())
+        is_new = any(not self._named.get(one) for one in waited_for) or not self._named.keys() >= set(
+            acceptable
+        )
         if is_new and (len(self._named) < MAX_WAITING // 2 or now_ms >= self._named_ms + _NAME_AGAIN_MS):
             self._named_ms = now_ms
-            held, acceptable = self._some(held, MAX_WAITING), self._some(acceptable, MAX_WAITING)
-            self._named |= dict.fromkeys(acceptable, False) | dict.fromkeys(held, True)
-            self._say(Waiting(tuple(held), tuple(acceptable)))
+            waited_for, acceptable = self._some(waited_for, MAX_WAITING), self._some(acceptable, MAX_WAITING)
+            self._named |= dict.fromkeys(acceptable, False) | dict.fromkeys(waited_for, True)
+            self._say(Waiting(tuple(waited_for), tuple(acceptable)))
         self._wait_to_name()
 
     def _wait_to_name(self) -> None:

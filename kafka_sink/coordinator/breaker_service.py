@@ -200,7 +200,7 @@ class _Mute:
     probe_ends_ms: float = math.inf
     hurried_ms: float = -math.inf
     tried: set[int] = field(default_factory=set)
-    held: set[int] = field(default_factory=set)
+    waiting: set[int] = field(default_factory=set)
     acceptable: set[int] = field(default_factory=set)
 
     def end_probe(self, retry_at_ms: float) -> None:
@@ -274,9 +274,9 @@ class BreakerService(Service):
 
     @receives(Waiting)
     def on_waiting(self, peer: int, message: Waiting, now_ms: float) -> None:
-        for target in message.held:
+        for target in message.waited_for:
             if (found := self.mutes.get(target)) is not None:
-                self._add(peer, found.held)
+                self._add(peer, found.waiting)
         for target in message.acceptable:
             if (found := self.mutes.get(target)) is not None:
                 self._add(peer, found.acceptable)
@@ -422,7 +422,7 @@ class BreakerService(Service):
         """Whether nobody has written there for long, as far as is known."""
         if now_ms < mute.since_ms + _FORGET_MS:
             return False
-        return isinstance(mute.target, int) or self._tasks.keys().isdisjoint(mute.held)
+        return isinstance(mute.target, int) or self._tasks.keys().isdisjoint(mute.waiting)
 
     def _check_due_ms(self) -> float:
         return self._checked_ms + _CHECK_MS if self.mutes and self._tasks else math.inf
@@ -434,10 +434,10 @@ class BreakerService(Service):
         # No probe goes out before the mute that it is for.
         if mute.prober is not None or now_ms < mute.retry_at_ms or mute.target in self._added:
             return []
-        able: list[tuple[Collection[int], bool]] = [(mute.held, False), (mute.acceptable, True)]
+        able: list[tuple[Collection[int], bool]] = [(mute.waiting, False), (mute.acceptable, True)]
         if isinstance(mute.target, int):
             able = [(self._tasks, False)]
-        elif not mute.held and now_ms < mute.retry_at_ms + self._interval_ms:
+        elif not mute.waiting and now_ms < mute.retry_at_ms + self._interval_ms:
             return []
         for _ in range(2):
             for peers, is_new in able:

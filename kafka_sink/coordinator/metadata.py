@@ -635,7 +635,7 @@ class MetadataChannel(Channel):
                 self._needed.clear()
             is_waiting = bool(self._needed)
         if is_waiting and message.pending:
-            self._view.hold(now_ms + HINT_WAIT_MS)
+            self._view.defer(now_ms + HINT_WAIT_MS)
         elif was_waiting and not is_waiting:
             self._view.release(now_ms)
 

@@ -94,10 +94,10 @@ def test_while_a_batch_waits_it_is_the_probe(manager: CircuitBreakManager) -> No
         manager.table.now_ms = float(now)
         manager.table.may_probe(A0)
         assert A0 in manager.refresh()
-    assert manager.table.held() == [A0]
+    assert manager.table.waited_for() == [A0]
     manager.table.now_ms = 10_600.0
     assert A0 not in manager.refresh()
-    assert manager.table.held() == []
+    assert manager.table.waited_for() == []
 
 
 def test_a_permitted_probe_opens_at_once_and_ends_with_its_permit(manager: CircuitBreakManager) -> None:
@@ -117,11 +117,11 @@ def test_a_task_wants_the_partitions_that_its_free_rows_avoid(manager: CircuitBr
     manager.mute(A0)
     manager.mute(B0)
     manager.table.note_free_rows(["a"])
-    assert manager.table.wanted() == [A0]
+    assert manager.table.acceptable() == [A0]
     manager.table.may_probe(A0)
-    assert manager.table.wanted() == [], "a batch waits for it"
+    assert manager.table.acceptable() == [], "a batch waits for it"
     manager.table.now_ms = 2_000.0
-    assert manager.table.wanted() == [], "that was long ago"
+    assert manager.table.acceptable() == [], "that was long ago"
 
 
 def test_what_failed_before_a_mute_ended_says_nothing_more(
@@ -171,4 +171,4 @@ def test_waiting_for_a_healthy_partition_means_nothing() -> None:
     bench.manager.mute(1, "silent")
     bench.at(bench.now)
     bench.table.note_waiting([P1])
-    assert bench.table.held() == []
+    assert bench.table.waited_for() == []

@@ -234,8 +234,8 @@ def test_muted_partitions_with_rows_are_named_some_of_many_and_again_when_they_c
     bench.task.gate.table.note_free_rows(["t"])
     (found,) = bench.said(600.0)
     assert isinstance(found, Waiting)
-    assert len(found.held) == len(found.acceptable) == MAX_WAITING
-    assert set(found.held) < set(partitions[:300])
+    assert len(found.waited_for) == len(found.acceptable) == MAX_WAITING
+    assert set(found.waited_for) < set(partitions[:300])
     assert set(found.acceptable) < set(partitions[300:450])
     assert bench.said(2_000.0) == []
 
@@ -259,7 +259,7 @@ def test_what_is_unmuted_one_after_the_other_is_not_said_each_time() -> None:
     assert most == 1
     assert 2 <= len(said) <= 12
     left = partitions[450:]
-    last = {one for message in said[-2:] if isinstance(message, Waiting) for one in message.held}
+    last = {one for message in said[-2:] if isinstance(message, Waiting) for one in message.waited_for}
     assert len(last.intersection(left)) > 20, "those that are still muted have a task that can probe"
 
 

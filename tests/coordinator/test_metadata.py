@@ -635,7 +635,7 @@ class View(ClusterMetadata):
         self.taken.append(snapshot)
         return 1
 
-    def hold(self, until_ms: float) -> None:
+    def defer(self, until_ms: float) -> None:
         self.held_until_ms = until_ms
 
     def release(self, now_ms: float) -> None:
@@ -839,7 +839,7 @@ def test_hints_that_are_awaited_leave_half_of_max_block_for_brokers() -> None:
 
     def hold_again() -> None:
         nonlocal asked_ms, now_ms
-        view.hold(now_ms + HINT_WAIT_MS)
+        view.defer(now_ms + HINT_WAIT_MS)
         if view.next_request(now_ms):
             asked_ms = min(asked_ms, now_ms)
         now_ms += 50
@@ -912,7 +912,7 @@ class Job:
             view.note_use(topics, self.now_ms)
             lacking = [one for one in topics if view.topic(one) is None]
             if lacking and channel.ask(lacking):
-                view.hold(self.now_ms + HINT_WAIT_MS)
+                view.defer(self.now_ms + HINT_WAIT_MS)
 
     def step(self, ms: float) -> None:
         for number, channel in enumerate(self.channels):

@@ -157,7 +157,7 @@ def test_another_thread_may_mute_and_the_sender_takes_it_up() -> None:
     while thread.is_alive():
         now += 1
         run_pass(gate, now)
-        gate.manager.table.held()
+        gate.manager.table.waited_for()
     thread.join()
     run_pass(gate, now)
     assert len(gate.manager.table.mutes) == 20
