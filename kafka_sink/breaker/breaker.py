@@ -194,15 +194,13 @@ class Breaker:
         self._brokers = manager.brokers
         self._shared: BreakerChannel | None = None
         self._alone = True
-        # Cleared where a task begins before the coordinator's mutes have come; set by the sender's thread
-        # once ``mutes`` has them.
-        self._is_current = threading.Event()
-        self._is_current.set()
+        # Cleared where a task begins before the coordinator's mutes have come: its first rows then wait for
+        # them. Set by the sender's thread once ``mutes`` has them.
+        self.is_current = threading.Event()
+        self.is_current.set()
         self._context = ProducerStatusContext(brokers=manager.brokers)
         # What keyless rows avoid. Any thread may read it; replaced by the sender's.
         self.mutes: Container[TopicPartition] = ()
-        # Whether a task has to wait for the coordinator's mutes before its first rows get partitions.
-        self.awaits_mutes = False
         # No latency up to this is suspicious, and no silence.
         self.prompt_ms = math.inf
         # A user's class hears of each batch, as in the KIP.
@@ -234,7 +232,7 @@ class Breaker:
         self._shared = channel
         if channel is None:
             # The last task may have had no rows, and so not waited for it.
-            self._is_current.set()
+            self.is_current.set()
         self.is_busy = True
 
     def begin(self) -> None:
@@ -242,8 +240,8 @@ class Breaker:
         shared = self._shared
         # Between tasks the sender goes on applying messages, but makes no pass of its own when a task begins.
         if shared is not None and not shared.is_current:
-            self._is_current.clear()
-            self.awaits_mutes = self.is_busy = True
+            self.is_current.clear()
+            self.is_busy = True
 
     def await_mutes(self, timeout_ms: float, check: Callable[[], None]) -> None:
         """Return once ``mutes`` has the coordinator's mutes, or after ``timeout_ms``.
@@ -251,13 +249,12 @@ class Breaker:
         ``check`` raises if the task is lost.
         """
         left_ms = timeout_ms
-        while left_ms > 0 and not self._is_current.is_set():
+        while left_ms > 0 and not self.is_current.is_set():
             check()
-            self._is_current.wait(min(left_ms, _CHECK_INTERVAL_MS) / 1000)
+            self.is_current.wait(min(left_ms, _CHECK_INTERVAL_MS) / 1000)
             left_ms -= _CHECK_INTERVAL_MS
         # A late coordinator is not waited for again. Its mutes hold from when they come.
-        self._is_current.set()
-        self.awaits_mutes = False
+        self.is_current.set()
 
     def explain(self, partition: TopicPartition) -> str | None:
         """Why a partition is muted, for messages; None if it is not. Any thread."""
@@ -369,14 +366,14 @@ class Breaker:
         view = self.manager.refresh()
         self.mutes = view if view else ()
         self._publish_changes(shared)
-        if not self._is_current.is_set() and shared is not None and shared.is_current:
-            self._is_current.set()
+        if not self.is_current.is_set() and shared is not None and shared.is_current:
+            self.is_current.set()
         if self._needs_calls():
             self.is_busy = True
         self.due_ms = now_ms + self.next_change_ms(now_ms)
 
     def _needs_calls(self) -> bool:
-        if self._tells_all or self.table.mutes or self.table.has_changes or not self._is_current.is_set():
+        if self._tells_all or self.table.mutes or self.table.has_changes or not self.is_current.is_set():
             return True
         return any(
             one.is_silent or one.is_to_be_asked or one.suspect_since_ms is not None

@@ -376,7 +376,7 @@ class Producer:
         finally:
             task.latest_metadata_wait_ms = monotonic_ms() - started_ms
             task.metadata_wait_ms += task.latest_metadata_wait_ms
-        if breaker.awaits_mutes:
+        if not breaker.is_current.is_set():
             breaker.await_mutes(task.started_ms + HINT_WAIT_MS - monotonic_ms(), self.check)
         muted = breaker.mutes
         if muted and self._partitioner.chooses(rows.key, rows.partition)[0]:

@@ -23,17 +23,6 @@ def test_a_sequence_is_given_once_and_counts_records() -> None:
     assert marks(second) == (7, 0, 10)
 
 
-def test_sequences_wrap_to_zero() -> None:
-    of = identity()
-    acknowledge(sent(of, batch(2**31 - 3)))
-    numbers = []
-    for count in (2, 1, 4):
-        one = sent(of, batch(count))
-        numbers.append(one.sequence.base_sequence)
-        acknowledge(one)
-    assert numbers == [2**31 - 3, 2**31 - 1, 0]
-
-
 @given(st.lists(st.integers(1, 2**30), min_size=1, max_size=20))
 def test_sequences_always_follow_each_other(counts: list[int]) -> None:
     of = identity()
