@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -20,7 +20,6 @@ from kafka_sink.model import Node, TopicPartition
 from kafka_sink.network import admin_requests, apis, requests, transaction_requests
 from kafka_sink.network.blocking import BlockingCalls, Call, awaited
 from kafka_sink.network.broker_connection import BrokerConnection
-from kafka_sink.network.broker_protocol import Request
 from kafka_sink.network.client import NetworkClient
 from kafka_sink.options import SinkOptions
 from kafka_sink.transactions.operations import (
@@ -101,19 +100,8 @@ _ADVICE = {
 
 GROUP_KEY, TRANSACTION_KEY = True, False
 _COORDINATOR_MOVED = frozenset({kafka_errors.COORDINATOR_NOT_AVAILABLE, kafka_errors.NOT_COORDINATOR})
-_MAY_PASS = frozenset(
-    {
-        kafka_errors.REQUEST_TIMED_OUT,
-        kafka_errors.NETWORK_EXCEPTION,
-        kafka_errors.COORDINATOR_LOAD_IN_PROGRESS,
-        kafka_errors.NOT_ENOUGH_REPLICAS,
-        kafka_errors.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
-        kafka_errors.CONCURRENT_TRANSACTIONS,
-        kafka_errors.KAFKA_STORAGE_ERROR,
-        kafka_errors.UNSTABLE_OFFSET_COMMIT,
-        kafka_errors.THROTTLING_QUOTA_EXCEEDED,
-    }
-)
+# To be sent to any broker.
+_LOOK_UPS = frozenset({apis.METADATA, apis.FIND_COORDINATOR})
 
 
 @dataclass(slots=True, eq=False)
@@ -143,32 +131,19 @@ class TransactionClient(BlockingCalls):
         self.nodes: dict[int, Node] = {}
         # Each with the time of the response.
         self._partitions: dict[str, tuple[int, float]] = {}
-        self._topic = ""
-        # When a broker said last that the topic is not there.
-        self._unknown_ms = -math.inf
-        self._asked_nodes = False
-        # Which broker was asked for coordinators last.
-        self._asked_node: int | None = None
-        # Kinds of keys whose coordinators are being asked for.
-        self._asked_coordinators: set[bool] = set()
+        # By kind of key, those that were asked for coordinators last.
+        self._look_ups: dict[bool, Call] = {}
         # Brokers that may name themselves coordinators by mistake: asked for coordinators only where no other
         # broker can be.
         self._distrusted: set[int] = set()
-        self._not_before_ms = 0.0
         # Brokers whose lists the last run did not wait for.
         self.left_out: set[int] = set()
-        self._failures = 0
         self._allowed = ""
         self._last_error = "no broker responded"
 
     # -- for the caller ---------------------------------------------------------------------------
 
-    def run(
-        self,
-        steps: Steps[Result],
-        timeout_ms: float,
-        bound: str = "kafka.max.block.ms",
-    ) -> Result:
+    def run(self, steps: Steps[Result], timeout_ms: float, bound: str = "kafka.max.block.ms") -> Result:
         """Run protocol code to its end.
 
         Raises what it raises, DeliveryError after ``timeout_ms`` (the option ``bound``), ConfigurationError
@@ -198,43 +173,45 @@ class TransactionClient(BlockingCalls):
         know may be new, and is asked for again for a while. Raises DeliveryError after the time.
         """
         self._allow(timeout_ms, bound)
-        oldest_ms = self._clock_ms() - self._options.metadata_max_age_ms
-        missing_ms = self._clock_ms() + min(TOPIC_PROPAGATION_MS, timeout_ms / 2)
-
-        def known() -> int:
-            count, at_ms = self._partitions.get(topic, (0, -math.inf))
-            return count if at_ms >= oldest_ms else 0
-
-        self._topic = topic
-        self._ask_until(lambda: known() > 0 or self._unknown_ms >= missing_ms)
-        return known()
+        now_ms = self._clock_ms()
+        count, at_ms = self._partitions.pop(topic, (0, -math.inf))
+        if at_ms >= now_ms - self._options.metadata_max_age_ms:
+            self._partitions[topic] = count, at_ms
+            return count
+        self._describe_cluster(topic, now_ms + min(TOPIC_PROPAGATION_MS, timeout_ms / 2))
+        return self._partitions.get(topic, (0, 0.0))[0]
 
     # -- a step -----------------------------------------------------------------------------------
 
     def _send_due(self, now_ms: float) -> float | None:
         if self.calls and now_ms <= self._deadline_ms:
             self._leave_brokers_out(now_ms)
-            self._look_up(now_ms)
+            self._look_up()
             for call in self.calls:
-                call.node = call.node if call.key is None else self.coordinators.get(call.key)
+                if call.key is not None:
+                    call.node = self.coordinators.get(call.key)
+                elif call.api in _LOOK_UPS and not call.is_sent:
+                    call.node = self._any_node(now_ms)
         return super()._send_due(now_ms)
 
+    def _send(self, call: Call, connection: BrokerConnection, now_ms: float) -> None:
+        if call.api == apis.METADATA:
+            self._require(connection)
+        super()._send(call, connection, now_ms)
+
     def _awaited(self) -> str:
+        if not self.nodes:
+            return f"any of the brokers {self._network.describe_brokers()}"
         call = next((one for one in self.calls if one.is_sent), next(iter(self.calls), None))
         if call is None:
-            return f"any of the brokers {self._network.describe_brokers()}"
-        node, api = call.node, call.api
-        if node is None:
-            node, api = self._asked_node, apis.FIND_COORDINATOR
-        return awaited(None if node is None else self.nodes.get(node), api)
+            return "brokers"
+        return awaited(None if call.node is None else self.nodes.get(call.node), call.api)
 
     def _give_up(self) -> None:
         reasons = sorted({call.last_error for call in self.calls if call.last_error}) or [self._last_error]
-        api = self.calls[0].api if self.calls else apis.METADATA
-        raise DeliveryError(
-            f"{apis.APIS[api].name} did not succeed within {self._allowed}: {'; '.join(reasons)} "
-            f"(brokers: {self._network.describe_brokers()})"
-        )
+        what = f"{apis.APIS[self.calls[0].api].name} did not succeed within {self._allowed}"
+        why = f"{'; '.join(reasons)} (brokers: {self._network.describe_brokers()})"
+        raise DeliveryError(f"{what}: {why}")
 
     def _allow(self, timeout_ms: float, bound: str) -> None:
         """All that is asked until the next one has so long. ``bound``: the option that says so, or ""."""
@@ -249,12 +226,19 @@ class TransactionClient(BlockingCalls):
 
     def execute(self, operations: tuple[Operation, ...]) -> tuple[Any, ...]:
         """One step's operations: their results, in order."""
-        self._ask_until(lambda: bool(self.nodes))
+        if not self.nodes:
+            self._describe_cluster()
         self._forget_coordinators(operations)
         answers = [_StepAnswer() for _ in operations]
         for answer, operation in zip(answers, operations, strict=True):
             self.calls += self._calls(answer, operation)
-        self._loop(self._send_due, self._awaited, self._deadline_ms)
+
+        def advance(now_ms: float) -> float | None:
+            if all(call.api in _LOOK_UPS for call in self.calls):
+                self.calls = []  # nothing waits for them
+            return self._send_due(now_ms)
+
+        self._loop(advance, self._awaited, self._deadline_ms)
         return tuple(answer.result for answer in answers)
 
     def _require(self, connection: BrokerConnection) -> None:
@@ -291,51 +275,30 @@ class TransactionClient(BlockingCalls):
         former = {self.coordinators.pop((TRANSACTION_KEY, name), -1) for name in names} - {-1}
         if former:
             self._distrusted = former
-            self._back_off()
 
     def _leave_brokers_out(self, now_ms: float) -> None:
         """What each broker is asked for does not wait for one that is gone or hangs: others soon list its
         transactions."""
         for call in [one for one in self.calls if one.key is None and not one.is_sent]:
+            if call.api in _LOOK_UPS:
+                continue
             if call.node not in self.nodes or now_ms >= call.give_up_ms:
                 self.calls.remove(call)
                 self.left_out.add(-1 if call.node is None else call.node)
 
     def _on_disconnected(self, node_id: int, cause: Exception, *_: object) -> None:
+        """A broker is gone, so its coordinators may have moved, and there may be new brokers."""
         self._last_error = str(cause)
-        self._forget(node_id)
+        self.coordinators = {key: node for key, node in self.coordinators.items() if node != node_id}
+        is_asked = any(call.api == apis.METADATA for call in self.calls)
+        if node_id in self.nodes and len(self.nodes) > 1 and not is_asked:
+            self.calls.append(self._describing_cluster())
         if is_final(cause):
             raise cause
 
     def _on_failure(self, call: Call, cause: Exception, *_: object) -> None:
         self._last_error = str(cause)
         self._again(call, str(cause))
-
-    def _on_failed_look_up(self, cause: Exception, *_: object) -> None:
-        self._last_error = str(cause)
-        self._asked_nodes = False
-        self._asked_coordinators.clear()
-        self._back_off()
-
-    def _on_nodes(self, response: requests.MetadataResponse, _: float) -> None:
-        self._asked_nodes = False
-        if not response.update.nodes:
-            # The broker has just started, and knows none yet.
-            self._back_off()
-            return
-        for topic in response.update.topics:
-            if topic.partitions:
-                self._partitions[topic.name] = len(topic.partitions), self._clock_ms()
-        code = response.update.errors.get(self._topic, kafka_errors.NONE)
-        if code:
-            self._last_error = kafka_errors.error_of(code).name
-            self._back_off()
-        if code == kafka_errors.UNKNOWN_TOPIC_OR_PARTITION:
-            self._unknown_ms = self._clock_ms()
-        self.nodes = {node.id: node for node in response.update.nodes}
-        known = self.coordinators.items()
-        self.coordinators = {key: node for key, node in known if node in self.nodes}
-        self._network.set_addresses(self.nodes.values())
 
     def _again(self, call: Call, reason: str, *, elsewhere: bool = False) -> bool:
         """To be sent once more; false, as its operation is not done."""
@@ -363,122 +326,95 @@ class TransactionClient(BlockingCalls):
         """Whether a response is final; false if the request must be repeated. Raises for a hopeless one."""
         if code == kafka_errors.NONE or code in _REFUSALS:
             return True
-        name = kafka_errors.error_of(code).name
-        if code in _COORDINATOR_MOVED:
-            return self._again(call, name, elsewhere=True)
-        if code in _MAY_PASS:
-            return self._again(call, name)
+        error = kafka_errors.error_of(code)
         advice = _ADVICE.get(code)
-        what = f"{apis.APIS[call.api].name} failed: {kafka_errors.error_of(code).label}"
+        if error.retriable and not advice:
+            return self._again(call, error.name, elsewhere=code in _COORDINATOR_MOVED)
+        what = f"{apis.APIS[call.api].name} failed: {error.label}"
         if advice:
             raise ConfigurationError(f"{what}; {advice}")
         raise DeliveryError(what)
 
     # -- brokers and coordinators -----------------------------------------------------------------
 
-    def _ask_until(self, is_told: Callable[[], bool]) -> None:
-        """Ask for brokers, first those of the bootstrap addresses, and for ``_topic``."""
-        self.calls = []
+    def _describe_cluster(self, topic: str = "", missing_ms: float = 0.0) -> None:
+        """Learn which brokers there are, of the bootstrap addresses at first."""
+        self.calls = [self._describing_cluster(topic, missing_ms)]
+        self._loop(self._send_due, self._awaited, self._deadline_ms)
 
-        def advance(now_ms: float) -> float | None:
-            if is_told():
-                return None
-            if now_ms > self._deadline_ms:
-                self._give_up()
-            return self._ask_nodes(now_ms)
+    def _describing_cluster(self, topic: str = "", missing_ms: float = 0.0) -> Call:
+        """``missing_ms``: from when on the topic counts as missing if a broker does not know it."""
 
-        self._loop(advance, self._awaited, self._deadline_ms)
+        def take(call: Call, response: requests.MetadataResponse) -> bool:
+            update, now_ms = response.update, self._clock_ms()
+            if not update.nodes:
+                return self._again(call, "the broker has just started, and knows no brokers yet")
+            self._partitions |= {
+                one.name: (len(one.partitions), now_ms) for one in update.topics if one.partitions
+            }
+            self.nodes = {node.id: node for node in update.nodes}
+            known = self.coordinators.items()
+            self.coordinators = {key: node for key, node in known if node in self.nodes}
+            self._network.set_addresses(self.nodes.values())
+            code = update.errors.get(topic, kafka_errors.NONE)
+            is_missing = code == kafka_errors.UNKNOWN_TOPIC_OR_PARTITION and now_ms >= missing_ms
+            if code and not is_missing:
+                return self._again(call, kafka_errors.error_of(code).name)
+            return True
 
-    def _ask_nodes(self, now_ms: float) -> float:
-        if self._asked_nodes or now_ms < self._not_before_ms:
-            return math.inf if self._asked_nodes else self._not_before_ms - now_ms
-        connection = self._any_connection(now_ms)
-        if connection is None:
-            return 10.0
-        self._require(connection)
-        version = connection.api_version(apis.METADATA)
-        body = requests.encode_metadata(version, (self._topic,) if self._topic else (), False)
-        timeout = _NODE_TIMEOUT_MS if self.nodes else self._options.request_timeout_ms
-        self._asked_nodes = True
-        request = Request(apis.METADATA, version, [body], timeout, self._on_nodes, self._on_failed_look_up)
-        self._network.send(connection, request, now_ms)
-        return math.inf
+        topics = (topic,) if topic else ()
+        return Call(
+            apis.METADATA,
+            lambda version: requests.encode_metadata(version, topics, False),
+            take,
+            timeout_ms=_NODE_TIMEOUT_MS if self.nodes else math.inf,
+        )
 
-    def _any_connection(self, now_ms: float) -> BrokerConnection | None:
-        if self._distrusted:
-            for other in self.nodes.keys() - self._distrusted:
-                if self._is_ready(other, now_ms):
-                    return self._network.connections[other]
+    def _any_node(self, now_ms: float) -> int | None:
+        for other in self.nodes.keys() - self._distrusted if self._distrusted else ():
+            if self._is_ready(other, now_ms):
+                return other
         connection = self._network.least_loaded(now_ms)
-        return connection if connection and self._network.is_ready(connection, now_ms) else None
+        return None if connection is None else connection.node.id
 
-    def _look_up(self, now_ms: float) -> None:
+    def _look_up(self) -> None:
         """Ask for coordinators that are not known: one request for each kind of key."""
         keys = dict.fromkeys(call.key for call in self.calls if call.key)
-        missing = [key for key in keys if key not in self.coordinators]
-        for of_groups in (TRANSACTION_KEY, GROUP_KEY):
-            names = [name for kind, name in missing if kind is of_groups]
-            if not names or of_groups in self._asked_coordinators or now_ms < self._not_before_ms:
-                continue
-            connection = self._any_connection(now_ms)
-            if connection is None:
-                return
-            api = apis.FIND_COORDINATOR
-            version = connection.api_version(api)
-            body = transaction_requests.encode_find_coordinator(version, names, of_groups=of_groups)
-            self._asked_coordinators.add(of_groups)
-            self._asked_node = connection.node.id
-            request = Request(
-                api,
-                version,
-                [body],
-                self._options.request_timeout_ms,
-                partial(self._on_coordinators, of_groups, names),
-                self._on_failed_look_up,
-                asked=len(names),
-            )
-            self._network.send(connection, request, now_ms)
+        for kind in (TRANSACTION_KEY, GROUP_KEY):
+            names = [name for of, name in keys if of is kind and (of, name) not in self.coordinators]
+            if names and self._look_ups.get(kind) not in self.calls:
+                self._look_ups[kind] = self._finding_coordinators(kind, names)
+                self.calls.append(self._look_ups[kind])
 
-    def _on_coordinators(
-        self,
-        of_groups: bool,
-        names: Iterable[str],
-        response: transaction_requests.CoordinatorsResponse,
-        _: float,
-    ) -> None:
-        self._asked_coordinators.discard(of_groups)
-        is_new = False
-        for name in names:
-            found = response.found.get(name)
-            if found is None:
-                self._last_error = f"the coordinator of '{name}' is not known: {_INCOMPLETE}"
-                self._back_off()
-            elif found.node is not None:
-                self.coordinators[of_groups, name] = found.node.id
-                is_new |= found.node.id not in self.nodes
-                self.nodes.setdefault(found.node.id, found.node)
-            elif found.error_code in _COORDINATOR_MOVED or found.error_code in _MAY_PASS:
-                error = kafka_errors.error_of(found.error_code).label
-                self._last_error = f"the coordinator of '{name}' is not known: {error}"
-                self._back_off()
-            else:
-                reason = kafka_errors.error_of(found.error_code).name
-                advice = _ADVICE.get(found.error_code, found.error_message or "")
-                raise ConfigurationError(f"'{name}' may not be used: {reason}; {advice}")
-        if is_new:
-            self._network.set_addresses(self.nodes.values())
+    def _finding_coordinators(self, kind: bool, names: list[str]) -> Call:
+        def take(call: Call, response: transaction_requests.CoordinatorsResponse) -> bool:
+            new: dict[int, Node] = {}
+            problem = ""
+            for name in names:
+                found = response.found.get(name)
+                error = None if found is None else kafka_errors.error_of(found.error_code)
+                if found is not None and found.node is not None:
+                    self.coordinators[kind, name] = found.node.id
+                    new |= {} if found.node.id in self.nodes else {found.node.id: found.node}
+                elif found is None or error is None or error.retriable:
+                    reason = _INCOMPLETE if error is None else error.label
+                    problem = f"the coordinator of '{name}' is not known: {reason}"
+                else:
+                    advice = _ADVICE.get(found.error_code, found.error_message or "")
+                    raise ConfigurationError(f"'{name}' may not be used: {error.name}; {advice}")
+            if new:
+                self.nodes |= new
+                self._network.set_addresses(self.nodes.values())
+            return self._again(call, problem) if problem else True
 
-    def _back_off(self) -> None:
-        self._failures += 1
-        self._not_before_ms = self._clock_ms() + self._backoff.delay_ms(min(self._failures, 6))
-
-    def _forget(self, node_id: int) -> None:
-        """A broker is gone, so its coordinators may have moved, and there may be new brokers."""
-        self.coordinators = {key: node for key, node in self.coordinators.items() if node != node_id}
-        self._asked_nodes = False
-        self._back_off()
-        if node_id in self.nodes and len(self.nodes) > 1:
-            self._ask_nodes(max(self._clock_ms(), self._not_before_ms))
+        return Call(
+            apis.FIND_COORDINATOR,
+            lambda version: transaction_requests.encode_find_coordinator(
+                version, names, of_groups=kind is GROUP_KEY
+            ),
+            take,
+            asked=len(names),
+        )
 
     # -- operations -------------------------------------------------------------------------------
 
