@@ -20,6 +20,17 @@ SCOPE = Scope("q", "t", 2)
 PROTOCOLS = (1, 2)
 
 
+def through(steps: Steps[Any], ask: Callable[[tuple[Operation, ...]], Steps[Any]]) -> Steps[Any]:
+    """The steps, of which ``ask`` yields the operations that are wanted and returns the answers."""
+    answers: Any = None
+    while True:
+        try:
+            wanted = steps.send(answers)
+        except StopIteration as stop:
+            return stop.value
+        answers = yield from ask(wanted)
+
+
 class Died(Exception):
     """The process did, before an operation."""
 

@@ -15,10 +15,11 @@ from kafka_sink.network.client import NetworkClient
 from kafka_sink.options import parse
 from kafka_sink.transactions import batch, driver
 from kafka_sink.transactions.client import TransactionClient
-from kafka_sink.transactions.operations import EndTransaction, Failed, Scope, Steps, describe
+from kafka_sink.transactions.operations import EndTransaction, Failed, Operation, Scope, Steps, describe
 from local_kafka import LocalBroker
 from tests.support.batches_by_hand import Job
 from tests.support.effort import EFFORT
+from tests.support.transaction_steps import through
 from tests.support.waiting import until
 
 _PATIENCE_S = 90.0
@@ -79,23 +80,21 @@ class Thawing:
     refused: int = 0
 
     def steps(self, commit: Steps[Any]) -> Steps[Any]:
+        return (yield from through(commit, self._ask))
+
+    def _ask(self, wanted: tuple[Operation, ...]) -> Steps[Any]:
         name = self.run.scope.task_id(0, 0)
-        answers: Any = None
-        while True:
-            try:
-                wanted = commit.send(answers)
-            except StopIteration as stop:
-                return stop.value
-            ends = [one for one in wanted if isinstance(one, EndTransaction) and one.transactional_id == name]
-            if ends and not ends[0].afresh:
-                client = self.run.client
-                client.nodes[self.node.id] = self.node
-                self.network.set_addresses(client.nodes.values())
-                client.coordinators[_OF_IDS, name] = self.node.id
-                self.cluster.thaw(self.node.id)
-            answers = yield wanted
-            if ends:
-                self.refused += isinstance(answers[wanted.index(ends[0])], Failed)
+        ends = [one for one in wanted if isinstance(one, EndTransaction) and one.transactional_id == name]
+        if ends and not ends[0].afresh:
+            client = self.run.client
+            client.nodes[self.node.id] = self.node
+            self.network.set_addresses(client.nodes.values())
+            client.coordinators[_OF_IDS, name] = self.node.id
+            self.cluster.thaw(self.node.id)
+        answers = yield wanted
+        if ends:
+            self.refused += isinstance(answers[wanted.index(ends[0])], Failed)
+        return answers
 
 
 # A broker is away until others replace it, so the next run's way is gone where there is time.

@@ -19,12 +19,14 @@ from kafka_sink.transactions.operations import (
     FetchOffsets,
     FetchStableOffsets,
     ListOpen,
+    Operation,
     Scope,
     Steps,
     describe,
     fetch_offsets,
 )
 from tests.support.effort import EFFORT
+from tests.support.transaction_steps import through
 from tests.support.transactions_of_spark import Faults, Settings, World
 
 # Each wrong protocol below is found within 60.
@@ -217,17 +219,16 @@ def takes_expired_markers_for_missing(scope: Any, now_ms: float) -> Steps[Any]:
 
 def ends_only_what_is_open(reports: Any, **named: Any) -> Steps[Any]:
     """Ids that a task has taken over, and not written under yet, are left to it."""
-    steps, answers = batches.commit(reports, **named), list[Any]()
-    while True:
-        try:
-            wanted = steps.send(tuple(answers)) if answers else next(steps)
-        except StopIteration as stop:
-            return stop.value
+
+    def ask(wanted: tuple[Operation, ...]) -> Steps[Any]:
         answers = list((yield wanted))
         for index, operation in enumerate(wanted):
             if isinstance(operation, ListOpen):
                 found = yield from describe(*answers[index])
                 answers[index] = [name for name, one in found.items() if one.state == OPEN]
+        return tuple(answers)
+
+    return (yield from through(batches.commit(reports, **named), ask))
 
 
 def counts_what_is_lost(reports: Any, **named: Any) -> Steps[Any]:
@@ -245,18 +246,16 @@ def counts_what_is_lost(reports: Any, **named: Any) -> Steps[Any]:
 
 def takes_what_is_told_by_now(scope: Scope, now_ms: float) -> Steps[Any]:
     """A decision whose offsets are reported late is not waited for."""
-    steps = driver.take_over(scope, now_ms)
-    answers: list[Any] | None = None
-    while True:
-        try:
-            wanted = next(steps) if answers is None else steps.send(tuple(answers))
-        except StopIteration as stop:
-            return stop.value
+
+    def ask(wanted: tuple[Operation, ...]) -> Steps[Any]:
         is_read = any(isinstance(one, FetchOffsets) for one in wanted)
         kept = [one for one in wanted if not (is_read and isinstance(one, FetchStableOffsets))]
         answers = list((yield tuple(kept)))
         if len(kept) < len(wanted):
             answers.append(next(one for one in answers if isinstance(one, dict)))
+        return tuple(answers)
+
+    return (yield from through(driver.take_over(scope, now_ms), ask))
 
 
 def leaves_no_marker(scope: Any, driver_epoch: Any, *_: Any) -> Steps[None]:

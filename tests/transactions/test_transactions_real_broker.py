@@ -28,6 +28,7 @@ from kafka_sink.transactions.decision import BatchIdentity
 from kafka_sink.transactions.operations import (
     ABORTED,
     EndTransaction,
+    Operation,
     Scope,
     Steps,
     describe,
@@ -37,6 +38,7 @@ from kafka_sink.transactions.operations import (
 from local_kafka import LocalBroker
 from tests.support.batches_by_hand import PARTITIONS, Job
 from tests.support.raw_producer import RawProducer
+from tests.support.transaction_steps import through
 from tests.support.waiting import until
 
 _FENCED = ("PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH")
@@ -326,22 +328,15 @@ def test_a_driver_that_was_replaced_calls_no_batch_incomplete(job: Callable[...,
     first, second = job(), job()
     handover = first.take_over()
     reports = [first.write(handover, 0, index, [f"0-{index}"]) for index in range(2)]
-    steps = batch.commit(reports, records_empty=False)
 
-    def frozen_after_the_decision() -> Steps[Any]:
-        answers: Any = None
-        while True:
-            try:
-                wanted = steps.send(answers)
-            except StopIteration as stop:
-                return stop.value
-            if any(isinstance(one, EndTransaction) and "-task-" in one.transactional_id for one in wanted):
-                again = second.take_over()
-                second.commit(*(second.write(again, 1, index, [f"1-{index}"]) for index in range(2)))
-            answers = yield wanted
+    def freezes(wanted: tuple[Operation, ...]) -> Steps[Any]:
+        if any(isinstance(one, EndTransaction) and "-task-" in one.transactional_id for one in wanted):
+            again = second.take_over()
+            second.commit(*(second.write(again, 1, index, [f"1-{index}"]) for index in range(2)))
+        return (yield wanted)
 
     with pytest.raises(TransactionError, match="another driver has taken the transactional ids over"):
-        first.run(frozen_after_the_decision())
+        first.run(through(batch.commit(reports, records_empty=False), freezes))
     assert first.run(driver.abort(first.scope, handover.driver_epoch, wall_ms())) is None
     second.await_rows(["0-0", "0-1", "1-0", "1-1"])
 
