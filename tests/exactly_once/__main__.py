@@ -8,7 +8,7 @@ import sys
 import time
 
 from local_kafka import LocalBroker
-from tests.exactly_once.rounds import Report, Round, Zygote
+from tests.exactly_once.rounds import Report, Round
 from tests.matrix.released_kafka import LAST_OF_3, jars_of
 from tests.support.broker_settings import SHORT_SESSIONS
 
@@ -24,19 +24,14 @@ def main() -> int:
     home = None
     if arguments.kafka:
         home = jars_of(LAST_OF_3)
-    # Before there is a thread.
-    zygote = Zygote()
     reports: list[Report] = []
     began = time.monotonic()
-    try:
-        with LocalBroker(brokers=3, properties=SHORT_SESSIONS, kafka_home=home) as cluster:
-            for seed in range(arguments.seed, arguments.seed + arguments.rounds):
-                if arguments.minutes and time.monotonic() - began > arguments.minutes * 60:
-                    break
-                reports.append(Round(cluster, zygote, seed).run())
-                print(reports[-1], flush=True)
-    finally:
-        zygote.close()
+    with LocalBroker(brokers=3, properties=SHORT_SESSIONS, kafka_home=home) as cluster:
+        for seed in range(arguments.seed, arguments.seed + arguments.rounds):
+            if arguments.minutes and time.monotonic() - began > arguments.minutes * 60:
+                break
+            reports.append(Round(cluster, seed).run())
+            print(reports[-1], flush=True)
     total = Report(f"{len(reports)} rounds", seconds=time.monotonic() - began)
     for report in reports:
         total.faults += report.faults

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
+from multiprocessing import get_context
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 from confluent_kafka import IsolationLevel, TopicPartition
@@ -64,59 +64,19 @@ class Fault(Enum):
 _WEIGHTS = {fault: 1 if "BROKER" in fault.name else 3 for fault in Fault}
 
 
-class Zygote:
-    """Starts drivers: a process that was forked before any thread was there, with everything loaded."""
-
-    def __init__(self) -> None:
-        self._pipe, theirs = Pipe()
-        self.pid = os.fork()
-        if self.pid == 0:
-            self._pipe.close()
-            _serve(theirs)
-            os._exit(0)
-        theirs.close()
-
-    def start(self, settings: Settings) -> int:
-        """The driver's pid, which is its process group too."""
-        self._pipe.send(settings)
-        return int(self._pipe.recv())
-
-    def exit_code(self, pid: int) -> int | None:
-        """None while it runs; below 0 for a signal."""
-        self._pipe.send(pid)
-        code: int | None = self._pipe.recv()
-        return code
-
-    def close(self) -> None:
-        """Ends the zygote; its drivers are ended by then."""
-        self._pipe.close()
-        os.waitpid(self.pid, 0)
+# Starts drivers: a process without threads, with everything loaded.
+_ZYGOTE = get_context("forkserver")
+_ZYGOTE.set_forkserver_preload([engine.__name__])
 
 
-def _serve(pipe: Connection) -> None:
-    codes: dict[int, int] = {}
-    while True:
-        try:
-            asked = pipe.recv()
-        except EOFError:
-            return
-        if isinstance(asked, Settings):
-            pid = os.fork()
-            if pid == 0:
-                os.setsid()
-                pipe.close()
-                code = 70
-                try:
-                    code = engine.drive(asked)
-                finally:
-                    os._exit(code)
-            pipe.send(pid)
-            continue
-        if asked not in codes:
-            found, status = os.waitpid(asked, os.WNOHANG)
-            if found:
-                codes[asked] = os.waitstatus_to_exitcode(status)
-        pipe.send(codes.get(asked))
+def _drive(settings: Settings) -> None:
+    """A driver that leads a group of its own."""
+    os.setsid()
+    code = 70
+    try:
+        code = engine.drive(settings)
+    finally:
+        os._exit(code)
 
 
 WRONG = ("lost", "doubled", "out of order", "of no committed batch", "never finished")
@@ -147,9 +107,8 @@ class Report:
 class Round:
     """One topic, one checkpoint, faults drawn from the seed."""
 
-    def __init__(self, cluster: LocalBroker, zygote: Zygote, seed: int) -> None:
+    def __init__(self, cluster: LocalBroker, seed: int) -> None:
         self._cluster = cluster
-        self._zygote = zygote
         self._chance = random.Random(seed)
         self._report = Report(f"seed {seed}")
         self._topic = f"rounds-{seed}-{os.getpid()}"
@@ -173,7 +132,7 @@ class Round:
             options=options,
         )
         self._prefix = self._writer_name()
-        self._drivers: list[int] = []
+        self._drivers: dict[int, ForkServerProcess] = {}
         self._frozen: list[int] = []
         # Until when, what, and what heals it. One broker is down at a time.
         self._down: list[tuple[float, str, Callable[[], None]]] = []
@@ -211,20 +170,17 @@ class Round:
     def _start(self, **changes: object) -> int:
         self._report.counts["runs"] += 1
         settings = replace(self._settings, seed=self._chance.randrange(1 << 30), **changes)  # type: ignore[arg-type]
-        pid = self._zygote.start(settings)
-        self._drivers.append(pid)
-        return pid
+        driver = _ZYGOTE.Process(target=_drive, args=(settings,))
+        driver.start()
+        assert driver.pid is not None
+        self._drivers[driver.pid] = driver
+        return driver.pid
 
     def _running(self) -> list[int]:
-        alive = []
-        for pid in self._drivers:
-            code = self._zygote.exit_code(pid)
-            if code is None:
-                alive.append(pid)
-            elif code == engine.INCOMPLETE:
-                self._report.counts["runs with an incomplete batch"] += 1
-        self._drivers = alive
-        return alive
+        ended = {pid: one.exitcode for pid, one in self._drivers.items() if one.exitcode is not None}
+        self._report.counts["runs with an incomplete batch"] += list(ended.values()).count(engine.INCOMPLETE)
+        self._drivers = {pid: one for pid, one in self._drivers.items() if pid not in ended}
+        return list(self._drivers)
 
     def _ensure_running(self) -> int:
         alive = self._running()
@@ -395,7 +351,8 @@ class Round:
         try:
             os.killpg(driver, signal.SIGKILL)
         except ProcessLookupError:
-            pass
+            # It leads none yet, or is gone.
+            self._signal(driver, signal.SIGKILL)
 
     # -- the check --------------------------------------------------------------------------------
 
