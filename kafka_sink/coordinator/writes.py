@@ -96,14 +96,10 @@ class WriteService(Service):
 
     scope = ServiceScope.APPLICATION
 
-    def __init__(
-        self, out: Outbox, jobs: SparkJobs | None = None, listener: ApplicationMetrics | None = None
-    ) -> None:
+    def __init__(self, out: Outbox, jobs: SparkJobs, listener: ApplicationMetrics) -> None:
         super().__init__(out)
-        self._jobs = jobs
-        if jobs is not None:
-            jobs.on_ended = self.end
-        self._listener = listener
+        self._jobs, self._listener = jobs, listener
+        jobs.on_ended = self.end
         # By task what it writes for, and by the write's name and the stage's number their tasks.
         self._writing: dict[int, Writing] = {}
         self._tasks: dict[str | int, dict[int, None]] = {}
@@ -121,7 +117,7 @@ class WriteService(Service):
         over = [key for key in _keys(message) if key in self._over]
         if over:
             self.out.send(peer, WriteOver(over[0]))
-        elif self._jobs is not None and message.stage is not None:
+        elif message.stage is not None:
             self._jobs.watch(message.stage, message.write)
 
     def on_gone(self, peer: int, now_ms: float) -> None:
@@ -134,8 +130,7 @@ class WriteService(Service):
     @receives(AttemptFailed)
     def on_attempt_failed(self, peer: int, message: AttemptFailed, now_ms: float) -> None:
         cause = printable(message.cause, MAX_CAUSE)
-        if self._listener is not None:
-            self._listener.note_failure(message.write, cause)
+        self._listener.note_failure(message.write, cause)
         self._causes[message.write] = cause
         self._causes.move_to_end(message.write)
         if len(self._causes) > MAX_FAILED:
@@ -143,8 +138,7 @@ class WriteService(Service):
 
     @receives(WriteEnding)
     def on_write_ending(self, peer: int, message: WriteEnding, now_ms: float) -> None:
-        if self._jobs is not None:
-            self._jobs.unwatch(message.write)
+        self._jobs.unwatch(message.write)
         self.end(message.write, again=message.again)
         self.out.send(peer, WriteCause(self._causes.pop(message.write, "")))
 

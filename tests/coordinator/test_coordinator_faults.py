@@ -16,6 +16,7 @@ from kafka_sink.coordinator.metadata import MetadataService
 from kafka_sink.coordinator.rates import RateService
 from kafka_sink.coordinator.schema import Message
 from kafka_sink.coordinator.server import Services
+from kafka_sink.coordinator.spark_jobs import SparkJobs
 from kafka_sink.coordinator.transport import Peer
 from kafka_sink.coordinator.writes import WriteService
 from kafka_sink.options import parse
@@ -40,7 +41,7 @@ def services() -> Services:
         MetadataService: MetadataService,
         BreakerService: BreakerService,
         RateService: RateService,
-        WriteService: partial(WriteService, listener=metrics),
+        WriteService: partial(WriteService, jobs=SparkJobs(lambda: None, lambda: 0.0), listener=metrics),
         ReportService: partial(ReportService, metrics=metrics),
     }
 

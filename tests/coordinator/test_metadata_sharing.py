@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from kafka_sink.cluster import metadata as cluster_metadata
-from kafka_sink.cluster.metadata import ClusterMetadata
 from kafka_sink.coordinator import metadata as coordinator_metadata
 from kafka_sink.coordinator.address import CoordinatorAddress
 from kafka_sink.coordinator.breaker_service import BreakerService
@@ -78,10 +77,6 @@ def task(options: SinkOptions, address: CoordinatorAddress) -> Iterator[Producer
         yield producer
 
 
-def view(producer: Producer) -> ClusterMetadata:
-    return producer.cluster
-
-
 @pytest.mark.usefixtures("patient")
 def test_what_one_task_needs_is_asked_for_once_and_known_to_all_others() -> None:
     topics = {f"t{number}": 1 for number in range(300)}
@@ -110,7 +105,7 @@ def test_a_moved_leader_is_known_to_all_tasks_after_one_task_met_it(is_named: bo
             writing.send(rows("t"))
             writing.finish()
             partition = TopicPartition("t", 0)
-            until(lambda: (leader := view(idle).leader(partition)) and leader.leader == 1)
+            until(lambda: (leader := idle.cluster.leader(partition)) and leader.leader == 1)
             idle.send(rows("t"))
             idle.finish()
         assert written(cluster, "t") == 4

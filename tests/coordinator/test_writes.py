@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from kafka_sink.coordinator.address import CoordinatorAddress, PlannedCoordinator
 from kafka_sink.coordinator.client import CoordinatorClient
 from kafka_sink.coordinator.live.application import ApplicationMetrics
 from kafka_sink.coordinator.schema import Message, decode, deliver, encode
+from kafka_sink.coordinator.server import Services
 from kafka_sink.coordinator.spark_jobs import SparkJobs
 from kafka_sink.coordinator.writes import (
     MAX_CAUSE,
@@ -48,13 +51,15 @@ class Jobs(SparkJobs):
         self.watched = {stage: one for stage, one in self.watched.items() if one != write}
 
 
+SERVICES: Services = {WriteService: partial(WriteService, jobs=Jobs(), listener=ApplicationMetrics())}
+
+
 class Coordinator:
     """A service with what it sends."""
 
-    def __init__(self, jobs: Jobs | None = None, listener: ApplicationMetrics | None = None) -> None:
-        self.out = FakeOutbox()
-        self.jobs = Jobs() if jobs is None else jobs
-        self.service = WriteService(self.out, self.jobs, listener)
+    def __init__(self, listener: ApplicationMetrics | None = None) -> None:
+        self.out, self.jobs = FakeOutbox(), Jobs()
+        self.service = WriteService(self.out, self.jobs, listener or ApplicationMetrics())
 
     def receive(self, peer: int, message: Message) -> list[tuple[int, Message]]:
         deliver(self.service, peer, message, 0.0)
@@ -209,7 +214,7 @@ def test_a_driver_without_coordinator_goes_on() -> None:
 
 @pytest.mark.usefixtures("application")
 def test_micro_batches_do_not_wait_for_a_frozen_coordinator_again_and_again() -> None:
-    with serving(services={WriteService: WriteService}) as server, server.busy():
+    with serving(services=SERVICES) as server, server.busy():
         assert end_attempts(server.address, "q/1", again=True) == ""
         began_ms = clock_ms()
         for _ in range(10):
@@ -219,7 +224,7 @@ def test_micro_batches_do_not_wait_for_a_frozen_coordinator_again_and_again() ->
 
 def test_a_task_at_work_is_ended_by_the_commit_on_the_driver() -> None:
     causes: list[Exception] = []
-    with serving(services={WriteService: WriteService}) as server:
+    with serving(services=SERVICES) as server:
         channel = WriteChannel(causes.append)
         client = CoordinatorClient(server.address, [channel], lambda: HELLO, clock_ms)
         client.start()
