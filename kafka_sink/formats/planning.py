@@ -166,11 +166,8 @@ def plan(
     ``arrow_schema`` gives the columns' types in Arrow. ``query`` is set for micro-batches. Raises
     RegistryError and, naming the field, SchemaError.
     """
-    formats = {
-        part: getattr(options, f"{part}_format")
-        for part in ID_HEADERS
-        if getattr(options, f"{part}_format") != "bytes"
-    }
+    named = {part: getattr(options, f"{part}_format") for part in ID_HEADERS}
+    formats = {part: name for part, name in named.items() if name != "bytes"}
     if not formats:
         return None
     _check(columns)

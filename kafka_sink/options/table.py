@@ -192,6 +192,9 @@ class BreakerSettings:
     given: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
 
+_CODECS = values.choice({member.name.lower(): member for member in CompressionType})
+
+
 def breaker_option_name(name: str) -> str:
     return f"{KAFKA_PREFIX}{BREAKER_PREFIX}{name}"
 
@@ -421,7 +424,7 @@ class SinkOptions:
     )
 
     compression_type: CompressionType = _option(
-        "kafka.compression.type", values.codec(), CompressionType.NONE, COMPRESSION,
+        "kafka.compression.type", _CODECS, CompressionType.NONE, COMPRESSION,
         """Codec of the record batches.""",
     )
     compression_gzip_level: int = _option(

@@ -11,7 +11,6 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from kafka_sink.errors import ConfigurationError
-from kafka_sink.model import CompressionType
 from kafka_sink.secret import Secret
 
 INT_MAX = 2**31 - 1
@@ -120,10 +119,6 @@ def choice(values: Mapping[str, Any], *, any_case: bool = False) -> Kind:
 def words(*names: str, any_case: bool = False) -> Kind:
     """One of the given words. The value is the word in this spelling."""
     return choice({name: name for name in names}, any_case=any_case)
-
-
-def codec() -> Kind:
-    return choice({member.name.lower(): member for member in CompressionType})
 
 
 def string() -> Kind:

@@ -223,8 +223,6 @@ _UNKNOWN_LIFETIME_S = 300.0
 _TRIES = 3
 # After a renewal that failed, while the token at hand is valid; as Java's login thread.
 _RENEW_AGAIN_S = 10.0
-
-
 Fetch = Callable[[], Token]
 
 
