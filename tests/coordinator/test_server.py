@@ -440,7 +440,7 @@ def test_a_peer_that_waits_for_its_turn_is_not_given_up() -> None:
 
 def test_a_peer_that_drips_is_given_up_though_it_has_turns() -> None:
     """Catches: a time that begins anew with each turn."""
-    with serving(replace(SHORT, frame_ms=500)) as found, Raw(found) as peer:
+    with serving(replace(SHORT, frame_ms=2_000)) as found, Raw(found) as peer:
         peer.shake_hands(opening() + framed(HELLO) + b"\0\0\x7f\xff")
         until(lambda: found.echoes)
 

@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable
 
 import pytest
-from msgspec.structs import replace
 
 from kafka_sink.clock import STARTING, WAIT_LISTENER
 from kafka_sink.coordinator.address import CoordinatorAddress
@@ -24,12 +23,12 @@ from kafka_sink.coordinator.schema import Message, decode, deliver, encode
 from kafka_sink.errors import DeliveryError, ProtocolError
 from kafka_sink.options import parse
 from tests.support.fake_outbox import FakeOutbox
-from tests.support.task_reports import TASK, Board, final, full_report, report
+from tests.support.task_reports import TASK, Board, final, full_report, of, report
 
 
 def test_messages_survive_the_wire() -> None:
     about = AboutJob("nightly orders", {"kafka.linger.ms": "5"})
-    for sent in (full_report(), report(1, replace(TASK, about=about))):
+    for sent in (full_report(), report(1, of(about=about))):
         assert decode(encode(sent)) == sent
     ended = final(5, query="q", batch=3, cause="no disk", transactions={"committed": 2})
     assert decode(encode(ended)) == ended
@@ -62,9 +61,8 @@ def test_what_a_job_says_of_itself_is_cut_to_what_a_message_takes() -> None:
     """Catches: an application's name of 301 characters, and each report ended the connection."""
     about = about_job("n" * 500, {f"option-{number}": "v" * 500 for number in range(100)})
     task = Task()
-    task.channel.begin(replace(TASK, application="n" * 301, host="\ud800", about=about))
-    task.now_ms = 300.0
-    (sent,) = task.send()
+    task.channel.begin(of(application="n" * 301, host="\ud800", about=about))
+    (sent,) = task.send(300.0)
     assert decode(encode(sent)) == sent
 
 
@@ -76,11 +74,10 @@ class Task:
         self.rows = 0
         self.channel = ReportChannel(lambda identity: report(self.rows, identity), lambda: self.now_ms)
 
-    def send(self) -> list[TaskReport]:
-        sent = []
-        while (message := self.channel.next_message(self.now_ms)) is not None:
-            sent.append(message)
-        return sent
+    def send(self, now_ms: float | None = None) -> list[TaskReport]:
+        """At this time from now on."""
+        self.now_ms = self.now_ms if now_ms is None else now_ms
+        return list(iter(lambda: self.channel.next_message(self.now_ms), None))
 
 
 def test_a_task_reports_soon_then_every_second_and_at_its_end() -> None:
@@ -89,19 +86,16 @@ def test_a_task_reports_soon_then_every_second_and_at_its_end() -> None:
     task.channel.begin(TASK)
     assert task.send() == []
     assert task.channel.next_message_delay_ms(0.0) == 300.0
-    task.now_ms = 300.0
-    assert len(task.send()) == 1
-    task.now_ms = 1_200.0
-    assert task.send() == []
+    assert len(task.send(300.0)) == 1
+    assert task.send(1_200.0) == []
     assert task.channel.next_message_delay_ms(1_200.0) == pytest.approx(100.0)
-    task.now_ms, task.rows = 1_300.0, 5
-    assert [one.counters.get("records", 0) for one in task.send()] == [5]
+    task.rows = 5
+    assert [one.counters.get("records", 0) for one in task.send(1_300.0)] == [5]
     task.channel.end(report(9, done=True))
     # The next task begins before the last report has gone out.
-    task.channel.begin(replace(TASK, task=8))
+    task.channel.begin(of(8))
     assert [(one.identity.task, one.done) for one in task.send()] == [(7, True)]
-    task.now_ms = 2_300.0
-    assert [(one.identity.task, one.done) for one in task.send()] == [(8, False)]
+    assert [(one.identity.task, one.done) for one in task.send(2_300.0)] == [(8, False)]
 
 
 def test_of_short_tasks_of_a_worker_one_reports_in_an_interval_and_the_driver_has_the_sums() -> None:
@@ -109,8 +103,8 @@ def test_of_short_tasks_of_a_worker_one_reports_in_an_interval_and_the_driver_ha
     task, board, sent = Task(), Board(), []
     for number in range(100):
         task.now_ms = 100.0 * number
-        task.channel.begin(replace(TASK, task=number))
-        task.channel.end(report(3, replace(TASK, task=number), done=True))
+        task.channel.begin(of(number))
+        task.channel.end(report(3, of(number), done=True))
         sent += task.send()
     assert len(sent) == 10
     for one in sent:
@@ -125,14 +119,12 @@ def test_a_task_that_has_failed_or_has_reported_is_always_told_of() -> None:
     task.channel.end(report(1, done=True))
     assert task.send() == [], "no task has begun"
     for number, failed in ((1, False), (2, True), (3, False)):
-        task.channel.begin(replace(TASK, task=number))
-        task.channel.end(report(1, replace(TASK, task=number), done=True, failed=failed))
-    task.channel.begin(replace(TASK, task=4))
-    task.now_ms = 300.0
-    assert [one.identity.task for one in task.send()] == [1, 2, 4]
-    task.channel.end(report(1, replace(TASK, task=4), done=True))
-    task.now_ms = 1_400.0
-    assert [one.identity.task for one in task.send()] == [4]
+        task.channel.begin(of(number))
+        task.channel.end(report(1, of(number), done=True, failed=failed))
+    task.channel.begin(of(4))
+    assert [one.identity.task for one in task.send(300.0)] == [1, 2, 4]
+    task.channel.end(report(1, of(4), done=True))
+    assert [one.identity.task for one in task.send(1_400.0)] == [4]
 
 
 def test_thousands_that_report_at_once_take_turns_and_lose_nothing() -> None:
@@ -143,11 +135,10 @@ def test_thousands_that_report_at_once_take_turns_and_lose_nothing() -> None:
     came: list[float] = []
     for number, task in enumerate(tasks):
         task.rows = 1
-        task.channel.begin(replace(TASK, task=number))
+        task.channel.begin(of(number))
     for now_ms in range(0, 6_001, 100):
         for number, task in enumerate(tasks):
-            task.now_ms = float(now_ms)
-            for message in task.send():
+            for message in task.send(float(now_ms)):
                 deliver(service, number, message, task.now_ms)
                 came.append(task.now_ms)
         for number, reply in out.taken():
@@ -160,7 +151,7 @@ def test_thousands_that_report_at_once_take_turns_and_lose_nothing() -> None:
     assert sum(one > 3_500 for one in came) < 2.5 * 250
     # The last reports of tasks are taken, however many come.
     for number in range(500):
-        deliver(service, number, report(2, replace(TASK, task=number), done=True), 6_000.0)
+        deliver(service, number, report(2, of(number), done=True), 6_000.0)
     assert board.total() == 1_000
 
 
@@ -186,6 +177,12 @@ class Waiting:
             raise self.error
         self.sent.append(message)
 
+    def waits(self, for_ms: float, what: str = "broker 1") -> None:
+        """What the network says while it waits since 0, each 100 ms."""
+        while self.now_ms < for_ms:
+            WAIT_LISTENER.get()(lambda: what, 0.0, 60_000.0)
+            self.now_ms += 100
+
     def starts(self, find: Callable[[], CoordinatorAddress] = lambda: ADDRESS) -> DriverWaiting:
         options = parse({"kafka.bootstrap.servers": "b:1", "topic": "t"}).options
         return DriverWaiting(*(options, "q", STARTING, "a micro-batch", find, lambda: self.now_ms, self.tell))
@@ -203,9 +200,7 @@ def test_a_wait_of_the_driver_is_logged_once_after_three_seconds_and_told_every_
 
     def start() -> None:
         with waiting.starts():
-            while waiting.now_ms < 5_000:
-                WAIT_LISTENER.get()(lambda: "broker 1 (h:9) to begin a transaction", 0.0, 60_000.0)
-                waiting.now_ms += 100
+            waiting.waits(5_000, "broker 1 (h:9) to begin a transaction")
             raise DeliveryError("InitProducerId did not succeed")
 
     with pytest.raises(DeliveryError):
@@ -229,9 +224,7 @@ def test_a_frozen_coordinator_does_not_hold_up_a_driver_that_waits_for_brokers()
     wait for."""
     waiting = Waiting(TimeoutError("frozen"))
     with waiting.starts():
-        while waiting.now_ms < 60_000:
-            WAIT_LISTENER.get()(lambda: "broker 1", 0.0, 60_000.0)
-            waiting.now_ms += 100
+        waiting.waits(60_000)
     # The clock of files has not moved.
     assert waiting.timeouts_ms == [500.0]
 

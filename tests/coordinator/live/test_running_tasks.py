@@ -6,11 +6,9 @@ import pickle
 import tracemalloc
 from typing import Any
 
-from msgspec.structs import replace
-
 from kafka_sink.coordinator.live.messages import MAX_PARTITIONS, BrokerReport, MuteReport
 from kafka_sink.coordinator.live.running_tasks import RunningTasks, muted, requests
-from tests.support.task_reports import TASK, report
+from tests.support.task_reports import TASK, of, report
 
 
 class Waiting:
@@ -18,7 +16,7 @@ class Waiting:
         self.tasks = RunningTasks(1_000, 100_000)
 
     def report(self, task: int, mutes: tuple[MuteReport, ...], now_ms: float) -> None:
-        self.tasks.report("c", report(1, replace(TASK, task=task), mutes=mutes), now_ms)
+        self.tasks.report("c", report(1, of(task), mutes=mutes), now_ms)
 
     def shown(self, now_ms: float) -> dict[str, Any]:
         return next((one for one in muted(self.tasks, now_ms) if one["target"] == "1"), {})
@@ -33,7 +31,7 @@ def test_rows_of_several_attempts_are_added_up_and_taken_off_again() -> None:
     waiting.report(1, mute(10, 9_000.0, "t-0"), 0.0)
     waiting.report(2, mute(5, 7_000.0, "t-1"), 1_000.0)
     waiting.report(2, mute(7, 6_000.0, "t-1"), 2_000.0)
-    waiting.tasks.report("other", report(1, replace(TASK, task=3), mutes=mute(1, 1.0)), 0.0)
+    waiting.tasks.report("other", report(1, of(3), mutes=mute(1, 1.0)), 0.0)
     ours, theirs = muted(waiting.tasks, 3_000.0)
     expected = {"cluster": "c", "rows": 17, "named": ["t-0", "t-1"], "left": 5.0}
     assert expected.items() <= ours.items()
@@ -84,12 +82,13 @@ def test_a_report_that_names_a_target_twice_counts_it_once() -> None:
 def test_tasks_whose_reports_name_ever_new_gauges_and_brokers_leave_nothing() -> None:
     """Catches: names that stayed for as long as the application ran."""
     tasks = RunningTasks(1_000, 100_000)
-    for number in range(100):
-        brokers = {number: BrokerReport(in_flight=1)}
-        tasks.report("c", report(1, gauges={f"g{number}": 1, "waiting_threads": 2}, brokers=brokers), 0.0)
+
+    def report_of(numbers: range) -> int:
+        for number in numbers:
+            gauges, brokers = {f"g{number}": 1, "waiting_threads": 2}, {number: BrokerReport(in_flight=1)}
+            tasks.report("c", report(1, gauges=gauges, brokers=brokers), 0.0)
+        return len(pickle.dumps(tasks))
+
+    kept = report_of(range(100))
     assert requests(tasks) == {("c", 99): (1, 0.0)}
-    kept = len(pickle.dumps(tasks))
-    for number in range(100, 200):
-        brokers = {number: BrokerReport(in_flight=1)}
-        tasks.report("c", report(1, gauges={f"g{number}": 1, "waiting_threads": 2}, brokers=brokers), 0.0)
-    assert len(pickle.dumps(tasks)) < kept + 100
+    assert report_of(range(100, 200)) < kept + 100
