@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -156,7 +155,7 @@ def _start(
 ) -> RunningCoordinator:
     """Bind the port here, where an error can be told, and wait until the process serves. Only under the lock;
     raises OSError, TimeoutError among them."""
-    with _bound(where.address, where.port) as listening, place.life() as alive:
+    with where.listen(_BACKLOG) as listening, place.life() as alive:
         process = _spawn(place, driver, where.address, (listening.fileno(), alive), environ)
     until = time.monotonic() + _START_MS / 1000
     while (found := place.found()) is None and time.monotonic() < until:
@@ -167,13 +166,6 @@ def _start(
         process.kill()
         raise TimeoutError(f"its process does not serve after {_START_MS / 1000:.0f} s")
     return found
-
-
-def _bound(address: str, port: int) -> socket.socket:
-    family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
-    # The address of all interfaces covers IPv4, too.
-    dual = address == "::" and socket.has_dualstack_ipv6()
-    return socket.create_server((address, port), family=family, dualstack_ipv6=dual, backlog=_BACKLOG)
 
 
 def _spawn(

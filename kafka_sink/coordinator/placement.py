@@ -51,6 +51,14 @@ class Placement:
             return "::1"
         return "127.0.0.1" if self.address in ANY_ADDRESSES else self.address
 
+    def listen(self, backlog: int) -> socket.socket:
+        """A socket that listens here. Raises OSError."""
+        where = self.address, self.port
+        family = socket.getaddrinfo(*where, type=socket.SOCK_STREAM)[0][0]
+        # The address of all interfaces covers IPv4, too.
+        dual = self.address == "::" and socket.has_dualstack_ipv6()
+        return socket.create_server(where, family=family, dualstack_ipv6=dual, backlog=backlog)
+
 
 def is_enabled(options: SinkOptions, environ: Mapping[str, str], conf: Mapping[str, str] = _NO_CONF) -> bool:
     """False if the job or the administrator disables it. Raises ConfigurationError for an invalid setting."""

@@ -19,6 +19,7 @@ from kafka_sink.clock import monotonic_ms
 from kafka_sink.coordinator.address import ANY_ADDRESSES
 from kafka_sink.coordinator.live.application import ApplicationMetrics
 from kafka_sink.coordinator.live.http_server import HttpServer, Response
+from kafka_sink.coordinator.placement import Placement
 from kafka_sink.coordinator.schema import Message, Outbox, Service, ServiceScope, Text, cut, receives
 from kafka_sink.version import __version__
 
@@ -60,9 +61,7 @@ class ViewService(Service):
 
     def _open(self, address: str, port: int) -> ViewOpened:
         try:
-            family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
-            is_dual, where = address == "::" and socket.has_dualstack_ipv6(), (address, port)
-            listening = socket.create_server(where, family=family, dualstack_ipv6=is_dual, backlog=_BACKLOG)
+            listening = Placement(address, port).listen(_BACKLOG)
         except (OSError, ValueError) as error:
             return ViewOpened(error=cut(f"ui.bind.address={address}, ui.port={port}: {error}"))
         name = socket.gethostname() if address in ANY_ADDRESSES else address
