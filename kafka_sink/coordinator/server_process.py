@@ -49,7 +49,7 @@ class ServerProcess:
         self._driver = DriverProcess(int(settings["driver"][0]), str(settings["driver"][1]))
         self._identity = new_identity()
         self._metrics = ApplicationMetrics()
-        self._jobs = SparkJobs(partial(find_ui, self._driver), monotonic_ms)
+        self._jobs = SparkJobs(partial(find_ui, self._driver.pid, int(settings["ui_port"])), monotonic_ms)
 
     def run(self) -> None:
         """Serve until the application ends."""

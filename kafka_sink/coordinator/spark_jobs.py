@@ -15,15 +15,12 @@ import ipaddress
 import json
 import logging
 import os
-import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any
-
-from kafka_sink.driver.driver_process import DriverProcess
 
 _log = logging.getLogger(__name__)
 # Spark's UI answers within milliseconds.
@@ -155,30 +152,19 @@ class SparkJobs:
                 self.call(self.on_ended, stage)
 
 
-_DEFAULT_PORT = 4040
 # Spark tries the next ports where one is taken: spark.port.maxRetries.
 _TRIED_PORTS = 17
 _LISTENING = "0A"
-_PORT = re.compile(r"spark\.ui\.port=(\d+)")
 
 
-def find_ui(driver: DriverProcess) -> tuple[str, int] | None:
-    """The UI's address and port. None if the driver has no UI, or one at a random port.
+def find_ui(driver: int, first_port: int) -> tuple[str, int] | None:
+    """The UI's address and port. ``driver``: its process. ``first_port``: see placement. None without a UI.
 
     No other port of the driver is tried: Spark logs an error for HTTP at its other ports.
     """
-    arguments = driver.arguments()
-    if any("spark.ui.enabled=false" in one for one in arguments):
-        return None
-    first = first_port(arguments)
-    found = [one for one in _listening(driver.pid) if first and first <= one[1] < first + _TRIED_PORTS]
+    ports = range(first_port, first_port + _TRIED_PORTS) if first_port else ()
+    found = [one for one in _listening(driver) if one[1] in ports]
     return min(found, key=lambda one: one[1], default=None)
-
-
-def first_port(arguments: Iterable[str]) -> int:
-    """The port that Spark tries first, by the JVM's command line."""
-    given = [match.group(1) for match in map(_PORT.search, arguments) if match]
-    return int(given[-1]) if given else _DEFAULT_PORT
 
 
 def _listening(pid: int) -> Iterator[tuple[str, int]]:

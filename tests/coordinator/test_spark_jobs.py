@@ -12,9 +12,13 @@ from http.server import BaseHTTPRequestHandler
 import pytest
 
 from kafka_sink.clock import monotonic_ms
-from kafka_sink.coordinator import spark_jobs
-from kafka_sink.coordinator.spark_jobs import MAX_STAGES, SparkJobs, running_stages
-from kafka_sink.driver.driver_process import DriverProcess
+from kafka_sink.coordinator.spark_jobs import (
+    MAX_STAGES,
+    SparkJobs,
+    find_ui,
+    listening_address,
+    running_stages,
+)
 from tests.support.http_server import Server
 from tests.support.waiting import until
 
@@ -126,21 +130,13 @@ def test_a_ui_that_may_not_be_read_lists_nothing(status: int) -> None:
 
 
 def test_the_ui_is_found_among_what_the_driver_listens_on() -> None:
-    class Driver(DriverProcess):
-        """This process, which listens as a driver does."""
-
-        def arguments(self) -> list[str]:
-            return ["java", f"-Dspark.ui.port={ui.address[1]}"]
-
+    """Only at its ports: Spark logs an error for each HTTP request at its RPC port."""
     with Ui([7]) as ui:
-        assert spark_jobs.find_ui(Driver(os.getpid(), "0")) == ui.address
-
-
-def test_only_the_ports_of_the_ui_are_tried() -> None:
-    """Catches: Spark logs an error for each HTTP request at its RPC port."""
-    assert spark_jobs.first_port(["java", "--conf", "spark.ui.port=5050"]) == 5050
-    assert spark_jobs.first_port(["java", "-Dspark.ui.port=5060"]) == 5060
-    assert spark_jobs.first_port(["java"]) == 4040
+        port = ui.address[1]
+        assert find_ui(os.getpid(), port) == find_ui(os.getpid(), port - 16) == ui.address
+        assert not find_ui(os.getpid(), 0)
+        assert find_ui(os.getpid(), port + 1) != ui.address
+        assert find_ui(os.getpid(), port - 17) != ui.address
 
 
 @pytest.mark.parametrize(
@@ -154,4 +150,4 @@ def test_only_the_ports_of_the_ui_are_tried() -> None:
     ],
 )
 def test_addresses_are_read_as_the_kernel_writes_them(text: str, address: tuple[str, int]) -> None:
-    assert spark_jobs.listening_address(text) == address
+    assert listening_address(text) == address
