@@ -58,6 +58,8 @@ _ACCEPT_AGAIN_S = 1.0
 _ACCEPT_AT_ONCE = 128
 _WRITE_AT_ONCE = 8 * 1024 * 1024
 _PEER_AT_ONCE = 256 * 1024
+# In a peer's turn, so that what it says together is mostly handled together.
+_TURN_MESSAGES, _TURN_MS = 10, 5.0
 # A message counts as one for so many bytes, once decompressed.
 _BYTES_OF_ONE = 16 * 1024
 # One that is held back is looked at so often at most.
@@ -223,10 +225,11 @@ class CoordinatorServer:
         (self._readable if peer.has_begun else self._newcomers).add(peer)
 
     def _read(self, peer: Peer) -> int:
-        """Give the peer its turn. What goes wrong ends its connection and no other."""
+        """Give the peer its turn; returns what it costs. What goes wrong ends its connection and no other."""
         try:
-            self._take_turn(peer, self._clock_ms())
+            handled = self._take_turn(peer, self._clock_ms())
             self._connections.note_unfinished(peer, self._clock_ms())
+            return max(1, handled)
         except ProtocolError as error:
             _log.debug("connection %d ended: %s", peer.number, error)
             self._connections.drop(
@@ -240,8 +243,8 @@ class CoordinatorServer:
             self._connections.remove(peer)
         return 1
 
-    def _take_turn(self, peer: Peer, now_ms: float) -> None:
-        """Read what has come, unless a message waits, and handle one message."""
+    def _take_turn(self, peer: Peer, now_ms: float) -> int:
+        """Read what has come, unless messages wait, and handle some. Returns how many."""
         peer.begun_ms += now_ms - peer.waits_since_ms
         peer.waits_since_ms = math.inf
         if not peer.frames.end:
@@ -252,21 +255,24 @@ class CoordinatorServer:
                 # What came before the end of the stream counts.
                 if not peer.frames.end:
                     raise
-        if peer.frames.end:
+        handled, until_ms = 0, now_ms + _TURN_MS
+        while peer.frames.end and handled < _TURN_MESSAGES and self._clock_ms() < until_ms:
             if peer.due_ms > now_ms:
                 peer.waits_since_ms = now_ms
                 self._connections.note(peer, Dropped.HELD_BACK)
                 wait_ms = max(peer.due_ms - now_ms, _LEAST_WAIT_MS)
                 self._loop.call_later(wait_ms / 1000, self._await_turn, peer)
-                return
+                return handled
             self._handle(peer, now_ms)
+            handled += 1
             # One that is not let in is read from no more.
             if not peer.is_authenticated:
-                return
+                return handled
         if peer.frames.end:
             self._await_turn(peer)
         else:
             self._loop.add_reader(peer.fd, self._on_readable, peer)
+        return handled
 
     def _handle(self, peer: Peer, now_ms: float) -> None:
         data = peer.frames.next_message()
