@@ -81,7 +81,7 @@ class Partition:
 
     __slots__ = (
         *("_failed", "_failed_before", "_failed_ms", "_numbers", "_started", "_streak"),
-        *("_taken", "_taken_before", "_taken_ms", "_window"),
+        *("_taken", "_taken_before", "_taken_ms", "_window_ends_ms"),
         *("batches", "counts", "established_until_ms", "gap", "has_taken"),
         *("id", "in_flight", "last_offset", "leader", "limits", "metadata_version", "missing_since_ms"),
         *("needs_restart", "next_sequence", "producer", "restarts", "retry_at_ms"),
@@ -101,8 +101,9 @@ class Partition:
         self.metadata_version: int | None = None
         # Whether a broker has taken a batch of this producer.
         self.has_taken = False
-        # Batches taken, and failures, in the window of this number and in the one before it.
-        self._window = self._taken = self._taken_before = self._failed = self._failed_before = 0
+        # Batches taken, and failures, in the window that ends then and in the one before it.
+        self._taken = self._taken_before = self._failed = self._failed_before = 0
+        self._window_ends_ms = 0.0
         # Failures since the last success. When the last of each counted.
         self._streak = 0
         self._taken_ms = self._failed_ms = -math.inf
@@ -159,7 +160,8 @@ class Partition:
 
     def outcomes(self, now_ms: float) -> tuple[int, int]:
         """Failures of the last seconds, and failures and successes together."""
-        self._enter_window(now_ms)
+        if now_ms >= self._window_ends_ms:
+            self._enter_window(now_ms)
         failures = max(self._failed + self._failed_before, self._streak)
         return failures, failures + self._taken + self._taken_before
 
@@ -167,7 +169,8 @@ class Partition:
         """A batch that was sent then has failed for a reason that blames its broker."""
         if sent_ms < self._failed_ms:
             return
-        self._enter_window(now_ms)
+        if now_ms >= self._window_ends_ms:
+            self._enter_window(now_ms)
         self._streak = self._streak + 1 if now_ms - self._failed_ms < _STREAK_MS else 1
         self._failed_ms = now_ms
         self._failed += 1
@@ -176,11 +179,11 @@ class Partition:
         self._taken = self._taken_before = self._failed = self._failed_before = self._streak = 0
 
     def _enter_window(self, now_ms: float) -> None:
-        window = int(now_ms // OUTCOME_WINDOW_MS)
-        if window != self._window:
-            follows = window == self._window + 1
-            self._taken_before, self._failed_before = (self._taken, self._failed) if follows else (0, 0)
-            self._window, self._taken, self._failed = window, 0, 0
+        """Called once the present one is over."""
+        follows = now_ms < self._window_ends_ms + OUTCOME_WINDOW_MS
+        self._taken_before, self._failed_before = (self._taken, self._failed) if follows else (0, 0)
+        self._taken = self._failed = 0
+        self._window_ends_ms = (now_ms // OUTCOME_WINDOW_MS + 1) * OUTCOME_WINDOW_MS
 
     # -- sequences ----------------------------------------------------------------------------------
 
@@ -227,7 +230,8 @@ class Partition:
         self.has_taken = True
         self._streak = 0
         if sent_ms >= self._taken_ms:
-            self._enter_window(now_ms)
+            if now_ms >= self._window_ends_ms:
+                self._enter_window(now_ms)
             self._taken_ms = now_ms
             self._taken += 1
         self.established_until_ms = now_ms + _ESTABLISHED_MS
