@@ -44,17 +44,11 @@ def test_a_missing_library_has_an_explanation_with_all_that_are_missing() -> Non
     assert text.startswith("No module named 'cryptography.x509': ")
     assert text.endswith(f"{sys.executable} -m pip install zlib-ng cryptography")
     assert explanation("pyspark", "pyspark").endswith("pip install pyspark")
-
-
-def test_a_library_that_is_there_and_too_old_is_to_be_upgraded() -> None:
-    """Catches: "pip install cryptography" beside an old one, which pip takes for done."""
+    # One that is there and too old pip would take for done.
     text = explanation("cryptography.new")
     assert "has a version of cryptography that is too old" in text
     assert text.endswith("pip install --upgrade cryptography")
     assert explanation("cryptography.new", "lz4").endswith("pip install lz4"), "what is missing comes first"
-
-
-def test_other_errors_have_none() -> None:
     assert libraries.explanation(ModuleNotFoundError("No module named 'mine'", name="mine")) is None
     assert libraries.explanation(ImportError("lz4")) is None
 

@@ -23,8 +23,4 @@ def test_another_leader_makes_other_partitions_and_changes_none() -> None:
     assert before != after
     assert hash(before) == hash(Partitions("t", [1, 2], [5, 5]))
     assert before != Partitions("u", [1, 2], [5, 5])
-
-
-def test_names_in_messages() -> None:
-    assert str(TopicPartition("orders", 3)) == "orders-3"
-    assert str(Node(-1, "h", 9092)) == "h:9092 (id -1)"
+    assert (str(TopicPartition("orders", 3)), str(Node(-1, "h", 9092))) == ("orders-3", "h:9092 (id -1)")

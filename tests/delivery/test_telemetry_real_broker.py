@@ -44,7 +44,6 @@ BATCH = pa.record_batch({"value": pa.array([b"x" * 50] * 1000, pa.binary())})
 
 @dataclass
 class Push:
-    client_id: str
     instance_id: str
     terminating: bool
     metrics: Pushed
@@ -68,8 +67,8 @@ class Receiver:
         lines = self.file.read_text().splitlines(keepends=True) if self.file.exists() else []
         words = [line.split() for line in lines if line.endswith("\n") and line.split()[0] == client_id]
         return [
-            Push(word[0], word[1], word[2] == "true", read(base64.b64decode(word[3]) if word[3:] else b""))
-            for word in words
+            Push(instance_id, terminating == "true", read(base64.b64decode("".join(metrics))))
+            for _, instance_id, terminating, *metrics in words
         ]
 
     def values(self, client_id: str) -> dict[str, float]:
@@ -77,13 +76,8 @@ class Receiver:
         return {name: value for push in self.pushes(client_id) for name, value in push.metrics.values.items()}
 
     def options(self, client_id: str, **more: str) -> dict[str, str]:
-        given = {f"kafka.{name.replace('_', '.')}": value for name, value in more.items()}
-        return {
-            "kafka.bootstrap.servers": self.broker.bootstrap_servers,
-            "kafka.client.id": client_id,
-            "topic": TOPIC,
-            **given,
-        }
+        given = {"bootstrap.servers": self.broker.bootstrap_servers, "client_id": client_id, **more}
+        return {"topic": TOPIC} | {f"kafka.{name.replace('_', '.')}": value for name, value in given.items()}
 
 
 @pytest.fixture(scope="module")

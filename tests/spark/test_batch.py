@@ -23,12 +23,8 @@ Write = Callable[..., "DataFrameWriter"]
 @pytest.fixture
 def write(broker: LocalBroker) -> Write:
     def writer(frame: DataFrame, **options: str) -> DataFrameWriter:
-        return (
-            frame.write.format("kafka-chunked")
-            .mode("append")
-            .option("kafka.bootstrap.servers", broker.bootstrap_servers)
-            .options(**options)
-        )
+        given = {"kafka.bootstrap.servers": broker.bootstrap_servers, **options}
+        return frame.write.format("kafka-chunked").mode("append").options(**given)
 
     return writer
 
