@@ -63,8 +63,7 @@ def test_every_column_arrives(broker: LocalBroker, topic: str) -> None:
 
 
 def test_a_version_is_written_once(broker: LocalBroker, topic: str) -> None:
-    first = kafka_sink.write_arrow(values(0, 100), exactly_once(broker, topic))
-    again = kafka_sink.write_arrow(values(0, 100), exactly_once(broker, topic))
+    first, again = (kafka_sink.write_arrow(values(0, 100), exactly_once(broker, topic)) for _ in range(2))
     assert (first.rows, first.already_written, again.rows, again.already_written) == (100, False, 0, True)
     # However the rows are cut.
     with kafka_sink.producer(exactly_once(broker, topic)) as producer:

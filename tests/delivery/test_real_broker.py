@@ -20,6 +20,7 @@ from kafka_sink.task.producer_cache import task_producer
 from local_kafka import LocalBroker
 from tests.support.scripted_cluster import sender_threads
 from tests.support.topics import numbers_in
+from tests.support.waiting import until
 
 
 def numbered(start: int, count: int, size: int = 100) -> pa.RecordBatch:
@@ -78,10 +79,12 @@ def test_every_acks_setting_delivers(broker: LocalBroker, acks: str) -> None:
     send(broker.bootstrap_servers, topic, iter([numbered(0, 300)]))
     result = send(broker.bootstrap_servers, topic, iter([numbered(300, 19_700)]), acks=acks)
     assert (result.records, result.unconfirmed) == ((0, 19_700) if acks == "0" else (19_700, 0))
-    deadline = time.monotonic() + 20
-    found = numbers_in(broker.bootstrap_servers, topic)
-    while sum(map(len, found.values())) < 20_000 and time.monotonic() < deadline:
-        found = numbers_in(broker.bootstrap_servers, topic)
+
+    def all_of_them() -> dict[int, list[int]] | None:
+        read = numbers_in(broker.bootstrap_servers, topic)
+        return read if sum(map(len, read.values())) >= 20_000 else None
+
+    found = until(all_of_them, "all rows, which acks=0 does not wait for", 20)
     assert_once_and_in_order(found, 20_000)
     reported = {part.partition: sum(b - a + 1 for a, b in part.offset_ranges) for part in result.partitions}
     if acks != "0":
@@ -124,21 +127,13 @@ def test_memory_full_of_batches_that_are_too_large_does_not_stall(broker: LocalB
 def test_one_refused_record_of_a_large_batch_costs_one_dead_letter(broker: LocalBroker) -> None:
     """Its batch of 1 MiB holds more raw bytes than the pool has."""
     topic = "one-refused"
-    broker.create_topic(
-        topic, 1, config={"max.message.bytes": 2 << 20, "message.timestamp.after.max.ms": 3_600_000}
-    )
+    limits = {"max.message.bytes": 2 << 20, "message.timestamp.after.max.ms": 3_600_000}
+    broker.create_topic(topic, 1, config=limits)
     broker.create_topic(f"{topic}-dead-letters", 1)
-    raw = {
-        "kafka.bootstrap.servers": broker.bootstrap_servers,
-        "topic": topic,
-        "errors.tolerance": "all",
-        "errors.deadletterqueue.topic.name": f"{topic}-dead-letters",
-        "kafka.buffer.memory": str(4 << 20),
-        "kafka.batch.size": str(1 << 20),
-        "kafka.max.request.size": str(2 << 20),
-        "kafka.compression.type": "lz4",
-        "kafka.linger.ms": "5000",
-    }
+    raw = {"kafka.bootstrap.servers": broker.bootstrap_servers, "topic": topic, "errors.tolerance": "all"}
+    raw |= {"errors.deadletterqueue.topic.name": f"{topic}-dead-letters", "kafka.linger.ms": "5000"}
+    raw |= {"kafka.buffer.memory": str(4 << 20), "kafka.batch.size": str(1 << 20)}
+    raw |= {"kafka.max.request.size": str(2 << 20), "kafka.compression.type": "lz4"}
     now_us = int(time.time() * 1e6)
     plan = ColumnPlan.of([("value", "binary"), ("timestamp", "timestamp")], topic)
     with task_producer(parse(raw).options, plan, task=TaskIdentity("w", 1, 1)) as producer:

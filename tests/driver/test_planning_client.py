@@ -14,10 +14,7 @@ from kafka_sink.driver.topic_preparation import prepare_topic
 from kafka_sink.errors import BrokersUnreachableError
 from kafka_sink.model import Node
 from local_kafka import LocalBroker
-from tests.support.fake_broker import (
-    API_VERSIONS,
-    FakeCluster,
-)
+from tests.support.fake_broker import API_VERSIONS, FakeCluster
 from tests.support.fake_replies import garbage
 from tests.support.lookups import options
 from tests.support.ports import refusing_port
@@ -27,11 +24,9 @@ def test_addresses_that_brokers_advertise_and_nobody_reaches_are_named(topic: st
     with FakeCluster({topic: 1}) as cluster:
         # The nodes in its metadata, not where it listens.
         cluster.advertise(1)
-        given = options(cluster.bootstrap_servers, topic, kafka_max_block_ms="1500")
-        with pytest.raises(
-            BrokersUnreachableError, match=r"advertised\.listeners.*127\.0\.0\.1:1: connecting"
-        ):
-            prepare_topic(given)
+        why = r"advertised\.listeners.*127\.0\.0\.1:1: connecting"
+        with pytest.raises(BrokersUnreachableError, match=why):
+            prepare_topic(options(cluster.bootstrap_servers, topic, kafka_max_block_ms="1500"))
 
 
 def test_dead_brokers_are_named_with_the_reason(topic: str) -> None:
@@ -40,11 +35,8 @@ def test_dead_brokers_are_named_with_the_reason(topic: str) -> None:
         with refusing_port() as port, pytest.raises(BrokersUnreachableError) as caught:
             prepare_topic(options(f"127.0.0.1:{port}", topic, kafka_max_block_ms="500", topic_create=create))
         assert time.monotonic() - begun < 20
-        for part in (
-            f"127.0.0.1:{port}",
-            "connecting by TCP failed: Connection refused",
-            "check host and port",
-        ):
+        refused = "connecting by TCP failed: Connection refused"
+        for part in (f"127.0.0.1:{port}", refused, "check host and port"):
             assert part in str(caught.value)
 
 
@@ -71,9 +63,8 @@ def test_a_broker_that_never_responds_is_given_up(topic: str) -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=50) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         begun = time.monotonic()
-        with pytest.raises(
-            BrokersUnreachableError, match=rf"{address}: asking for its API versions did not end"
-        ):
+        why = rf"{address}: asking for its API versions did not end"
+        with pytest.raises(BrokersUnreachableError, match=why):
             prepare_topic(options(address, topic, kafka_max_block_ms="900"))
         assert 0.8 <= time.monotonic() - begun < 20
 
@@ -89,9 +80,8 @@ def test_an_answer_that_is_no_kafka_is_told_as_such(topic: str) -> None:
     with FakeCluster({topic: 1}) as cluster:
         for _ in range(50):
             cluster.script(API_VERSIONS, garbage(b"HTTP/1.1 400 Bad Request\r\n\r\n"))
-        with pytest.raises(
-            BrokersUnreachableError, match=r"cannot use any broker: .*not a Kafka broker, or .* TLS"
-        ) as reported:
+        why = r"cannot use any broker: .*not a Kafka broker, or .* TLS"
+        with pytest.raises(BrokersUnreachableError, match=why) as reported:
             prepare_topic(options(cluster.bootstrap_servers, topic))
     for wrong in ("within", "receive.message.max.bytes"):
         assert wrong not in str(reported.value)
