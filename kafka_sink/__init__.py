@@ -17,16 +17,8 @@ if TYPE_CHECKING:
     from kafka_sink.arrow.producer import ArrowProducer
     from kafka_sink.reports.delivery_report import WriteResult
 
-__all__ = [
-    "__version__",
-    "foreach_batch",
-    "producer",
-    "producer_metrics",
-    "register",
-    "tune",
-    "write",
-    "write_arrow",
-]
+__all__ = ["__version__", "foreach_batch", "producer", "producer_metrics", "register", "tune"]
+__all__ += ["write", "write_arrow"]
 
 
 def write_arrow(data: Any, options: Mapping[str, Any]) -> WriteResult:
@@ -116,4 +108,4 @@ def foreach_batch(options: Mapping[str, Any]) -> Callable[[DataFrame, int], None
     """
     from kafka_sink.spark import map_in_arrow
 
-    return map_in_arrow.foreach_batch(options)
+    return map_in_arrow.ForeachBatch(options)

@@ -95,10 +95,8 @@ def _kept(pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
 
 
 def _defaults_file(environ: Mapping[str, str]) -> str:
-    folder = environ.get("SPARK_CONF_DIR")
-    if not folder:
-        home = environ.get("SPARK_HOME")
-        folder = os.path.join(home, "conf") if home else ""
+    home = environ.get("SPARK_HOME")
+    folder = environ.get("SPARK_CONF_DIR") or (os.path.join(home, "conf") if home else "")
     return os.path.join(folder, _DEFAULTS_FILE) if folder else ""
 
 

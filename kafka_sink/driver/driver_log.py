@@ -10,7 +10,7 @@ import logging
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from kafka_sink.printable import one_line
 
@@ -50,16 +50,13 @@ def formatted_error(line: str) -> str:
     return logging.Formatter(_FORMAT, _DATE_FORMAT).format(record)
 
 
-@contextmanager
-def task_lines() -> Iterator[None]:
+def task_lines() -> AbstractContextManager[None]:
     """Within the block, warnings of a task have time, level and host, unless the user has handlers.
 
     Python prints only their text otherwise, and the stderr of an executor has lines of many tasks.
     """
-    with _visible(
-        f"%(asctime)s %(levelname)s %(name)s on {socket.gethostname()}: %(message)s", logging.WARNING
-    ):
-        yield
+    form = f"%(asctime)s %(levelname)s %(name)s on {socket.gethostname()}: %(message)s"
+    return _visible(form, logging.WARNING)
 
 
 @contextmanager

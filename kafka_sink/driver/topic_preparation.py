@@ -176,7 +176,7 @@ class TopicPreparation:
             return None
         partitions, replication_factor = numbers
         milliseconds = int(self._request_timeout_ms())
-        response: CreateTopicResponse | None = self._client.ask(
+        return self._client.ask(
             node,
             apis.CREATE_TOPICS,
             lambda version: admin_requests.encode_create_topic(
@@ -184,7 +184,6 @@ class TopicPreparation:
             ),
             milliseconds,
         )
-        return response
 
     def _numbers(self, node: int) -> tuple[int, int] | None:
         """Partitions and replicas to ask this broker for; None where it sent no response.

@@ -23,7 +23,7 @@ import stat
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from types import FrameType
 from typing import IO, TYPE_CHECKING
 
@@ -57,14 +57,10 @@ def watched(descriptor: int | None, on_hang_up: Callable[[Exception], None]) -> 
         if _has_hung_up(duplicate):
             raise _disconnected()
 
-    try:
-        number = WATCHER.add(duplicate, on_hang_up)
-        try:
-            yield check
-        finally:
-            WATCHER.remove(number)
-    finally:
-        os.close(duplicate)
+    with ExitStack() as ends:
+        ends.callback(os.close, duplicate)
+        ends.callback(WATCHER.remove, WATCHER.add(duplicate, on_hang_up))
+        yield check
 
 
 def acknowledged(batches: Iterator[pa.RecordBatch], descriptor: int | None) -> Iterator[pa.RecordBatch]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pickle
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -38,20 +38,11 @@ _QUERY_ID = "sql.streaming.queryId"
 _APP_ID, _VERSION = "txnappid", "txnversion"
 
 
-def write(df: DataFrame, options: Mapping[str, Any]) -> WriteResult:
-    """As ``kafka_sink.write``."""
-    return _write(df, texts(options))
-
-
-def foreach_batch(options: Mapping[str, Any]) -> Callable[[DataFrame, int], None]:
-    """As ``kafka_sink.foreach_batch``."""
-    return _ForeachBatch(texts(options))
-
-
-class _ForeachBatch:
+class ForeachBatch:
     """What Spark calls with each micro-batch. With exactly-once, the micro-batch's number is the version."""
 
-    def __init__(self, options: Mapping[str, str]) -> None:
+    def __init__(self, given_options: Mapping[str, Any]) -> None:
+        options = texts(given_options)
         given = {name.strip().lower() for name in options}
         if _VERSION in given:
             raise ConfigurationError(
@@ -75,12 +66,13 @@ class _ForeachBatch:
             options[_VERSION] = str(batch_id)
             if not self._has_name:
                 options[_APP_ID] = query
-        _write(df, options, query=query, micro_batch=batch_id)
+        write(df, options, query=query, micro_batch=batch_id)
 
 
-def _write(
-    df: DataFrame, options: Mapping[str, str], query: str | None = None, micro_batch: int | None = None
+def write(
+    df: DataFrame, options: Mapping[str, Any], query: str | None = None, micro_batch: int | None = None
 ) -> WriteResult:
+    """As ``kafka_sink.write``."""
     _require_driver(df)
     if df.isStreaming:
         raise ConfigurationError(
@@ -90,7 +82,7 @@ def _write(
     _require_pandas()
     context = df.sparkSession.sparkContext
     with spark_application.planning_for(application_of(context)):
-        planned = replace(plan(options, df.schema, query=query), micro_batch=micro_batch)
+        planned = replace(plan(texts(options), df.schema, query=query), micro_batch=micro_batch)
         return _run(df, planned, context)
 
 
