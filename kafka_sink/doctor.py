@@ -150,11 +150,10 @@ def _spark(
     else:
         yield ok(f"{found}: format('kafka-chunked'), {_THROUGH_MAP_IN_ARROW}")
     if numbers >= _PYSPARK and installed("pandas") is None:
-        only = numbers < _WITH_DATA_SOURCES
-        yield Finding(
-            Level.PROBLEM if only else Level.NOTE,
+        say = problem if numbers < _WITH_DATA_SOURCES else note
+        yield say(
             f"PySpark asks for pandas on the driver, for {_THROUGH_MAP_IN_ARROW}: "
-            f"{_pip(sys.executable, ['pandas'])}",
+            f"{_pip(sys.executable, ['pandas'])}"
         )
     if "/pyspark/" not in environ.get("SPARK_HOME", "/pyspark/") and installed("pyspark") is not None:
         yield note(
@@ -507,9 +506,9 @@ def main(arguments: Sequence[str] | None = None, out: TextIO = sys.stdout) -> in
     args = parser.parse_args(arguments)
     options = given_options(parser, args)
     problems = 0
-    for finding in examine(os.environ, options):
-        problems += finding.level is Level.PROBLEM
-        line = json.dumps({"level": finding.level.name, "text": finding.text}) if args.json else str(finding)
+    for one in examine(os.environ, options):
+        problems += one.level is Level.PROBLEM
+        line = json.dumps({"level": one.level.name, "text": one.text}) if args.json else str(one)
         print(line, file=out, flush=True)
     if not args.json:
         count = {0: "nothing", 1: "1 problem"}.get(problems, f"{problems} problems")

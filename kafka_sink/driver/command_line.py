@@ -6,6 +6,7 @@ import argparse
 import json
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 
 from kafka_sink.printable import one_line
 
@@ -78,13 +79,8 @@ class Finding:
         return f"{self.level.value:>8}  {self.text}"
 
 
-def ok(text: str) -> Finding:
-    return Finding(Level.OK, one_line(text, _LONGEST))
+def finding(level: Level, text: str) -> Finding:
+    return Finding(level, one_line(text, _LONGEST))
 
 
-def note(text: str) -> Finding:
-    return Finding(Level.NOTE, one_line(text, _LONGEST))
-
-
-def problem(text: str) -> Finding:
-    return Finding(Level.PROBLEM, one_line(text, _LONGEST))
+ok, note, problem = (partial(finding, level) for level in (Level.OK, Level.NOTE, Level.PROBLEM))

@@ -63,7 +63,10 @@ def plan(
         options = options.without_registry()
     columns_plan = ColumnPlan.of(columns if encoding is None else encoding.columns, options.topic)
     subject = raw.get("checkpointlocation", "")
-    name = _query_name(subject) if is_stream_writer and subject else secrets.token_hex(_NAME_LENGTH // 2)
+    name = secrets.token_hex(_NAME_LENGTH // 2)
+    if is_stream_writer and subject:
+        # The query's tasks and its commits plan separately.
+        name = hashlib.sha256(subject.encode()).hexdigest()[:_NAME_LENGTH]
     label = "a micro-batch" if is_repeated else "a write"
     in_transactions = None
     waiting = name if is_stream_writer else query or name
@@ -155,8 +158,3 @@ def _tasks_at_once(options: SinkOptions) -> int:
     if not (options.max_rows_per_second or options.max_bytes_per_second):
         return 1
     return driver_conf.tasks_of(driver_conf.conf_of_driver() or {})
-
-
-def _query_name(checkpoint: str) -> str:
-    """A name for the writes of the query with this checkpoint: its tasks and its commits plan separately."""
-    return hashlib.sha256(checkpoint.encode()).hexdigest()[:_NAME_LENGTH]

@@ -77,7 +77,11 @@ def short_tracebacks(call: Callable[_Arguments, _Result]) -> Callable[_Arguments
             raise
         except KafkaSinkError as error:
             _log.debug("the whole traceback of the error that follows", exc_info=error)
-            cause = _cause_to_show(error)
+            cause = error.__cause__
+            # The message quotes this package's own. One in the user's code, such as a circuit breaker class,
+            # stays, and so does a bug.
+            if isinstance(cause, KafkaSinkError) and not (isinstance(cause, _WITH_FRAMES) or cause.__cause__):
+                cause = None
             if cause is None:
                 os.environ[_WITHOUT_FRAMES] = "1"
             raise error.with_traceback(None) from cause
@@ -89,14 +93,3 @@ def short_tracebacks(call: Callable[_Arguments, _Result]) -> Callable[_Arguments
             raise KafkaSinkError(text) from None
 
     return called_by_spark
-
-
-def _cause_to_show(error: KafkaSinkError) -> BaseException | None:
-    """None for a cause of this package, because the message quotes it.
-
-    A cause in the user's own code, such as a circuit breaker class, stays. So does a bug.
-    """
-    cause = error.__cause__
-    if isinstance(cause, KafkaSinkError) and not isinstance(cause, _WITH_FRAMES) and cause.__cause__ is None:
-        return None
-    return cause
