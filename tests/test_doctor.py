@@ -146,18 +146,15 @@ def test_the_doctor_imports_nothing_that_another_user_planted(
     assert not evidence.exists()
 
 
-def test_a_relative_path_of_the_workers_python_is_relative_to_where_the_job_starts(
-    here: dict[str, str], in_tmp_path: Path
-) -> None:
-    """Catches: the program of that name in the folder that the doctor starts it in."""
-    python_that_prints(in_tmp_path, json.dumps([[3, 9], None, []]))
-    assert "PYTHON_VERSION_MISMATCH" in problems({**here, "PYSPARK_PYTHON": "./python"})
-
-
 def test_a_folder_that_anybody_may_write_to_and_python_imports_from_is_named(
     here: dict[str, str], in_tmp_path: Path
 ) -> None:
-    """Spark's workers are started by ``-m``, which puts the driver's folder first."""
+    """Spark's workers are started by ``-m``, which puts the driver's folder first.
+
+    Catches, too: the Python of that name in the folder that the doctor starts it in, not in the job's.
+    """
+    python_that_prints(in_tmp_path, json.dumps([[3, 9], None, []]))
+    assert "PYTHON_VERSION_MISMATCH" in problems({**here, "PYSPARK_PYTHON": "./python"})
     in_tmp_path.chmod(0o777)
     said = notes(here)
     assert f"imports from {in_tmp_path}" in said

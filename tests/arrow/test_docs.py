@@ -42,20 +42,16 @@ def example(name: str, environment: dict[str, str], folder: Path, *arguments: st
     return run(command, environment, folder=folder).stdout
 
 
-def test_polars_to_kafka_twice(
+def test_polars_to_kafka_twice_and_a_service(
     broker: LocalBroker, project_environment: dict[str, str], tmp_path: Path
 ) -> None:
     topic = f"polars-{uuid.uuid4().hex[:8]}"
-    given = (broker.bootstrap_servers, topic)
-    first = example("polars_to_kafka.py", project_environment, tmp_path, *given)
-    again = example("polars_to_kafka.py", project_environment, tmp_path, *given)
+    of_both = project_environment, tmp_path, broker.bootstrap_servers
+    first, again = (example("polars_to_kafka.py", *of_both, topic) for _ in range(2))
     assert first == f"100,000 orders are in {topic}, in 4 partition(s).\n"
     assert again == f"{topic} has the orders of this day already.\n"
-
-
-def test_a_service(broker: LocalBroker, project_environment: dict[str, str], tmp_path: Path) -> None:
     topic = f"service-{uuid.uuid4().hex[:8]}"
-    printed = example("arrow_service.py", project_environment, tmp_path, broker.bootstrap_servers, topic, "1")
+    printed = example("arrow_service.py", *of_both, topic, "1")
     rows = read_topic(broker, topic)
     assert f"{len(rows):,} readings in all, none lost" in printed
     assert {row.key for row in rows} == {b"sensor-%d" % number for number in range(4)}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -36,27 +36,17 @@ def lookups(cluster: FakeCluster, client_id: str | None = None) -> int:
     return len([one for one in asked if client_id in (None, one.client_id)])
 
 
-def test_a_partition_added_between_two_jobs_is_written() -> None:
-    with FakeCluster({TOPIC: 2}) as cluster:
+def test_a_partition_added_between_two_jobs_is_written_and_one_that_brokers_tell_of_late_waited_for() -> None:
+    with FakeCluster({TOPIC: 2}) as cluster, ThreadPoolExecutor(1) as threads:
         send(cluster, rows(0, 5, partition=1))
         cluster.add_partitions(TOPIC, 4)
         assert send(cluster, rows(5, 5, partition=3)).records == 5
         assert written(cluster, 3) == list(range(5, 10))
         assert lookups(cluster) == 2
-
-
-def test_a_partition_that_brokers_tell_of_late_is_waited_for() -> None:
-    with FakeCluster({TOPIC: 2}) as cluster, task(cluster, retry_backoff_max_ms=200) as producer:
-
-        def add() -> None:
-            until(lambda: lookups(cluster) >= 3, "lookups of a partition that is not there")
-            cluster.add_partitions(TOPIC, 3)
-
-        adding = threading.Thread(target=add)
-        adding.start()
-        producer.send(rows(0, 5, partition=2))
-        assert producer.finish().records == 5
-        adding.join()
+        late = threads.submit(send, cluster, rows(0, 5, partition=4), retry_backoff_max_ms=200)
+        until(lambda: lookups(cluster) >= 5, "lookups of a partition that is not there")
+        cluster.add_partitions(TOPIC, 5)
+        assert late.result().records == 5
 
 
 def test_a_partition_that_never_comes_fails_after_max_block_by_name() -> None:

@@ -69,7 +69,7 @@ KEY = "-----BEGIN PRIVATE KEY-----"
 DOCUMENTED = Path(__file__).parents[2] / "docs" / "security.md"
 
 
-def test_the_expression_covers_what_sparks_own_does_every_secret_option_and_no_other() -> None:
+def test_the_expression_covers_every_secret_option_by_its_name() -> None:
     """Catches: a private key in a StreamingQueryException in spite of the documented expression."""
     for name in (name for spec in SPECS if spec.secret for name in (spec.name, *spec.aliases)):
         assert re.search(redaction_regex(), name)

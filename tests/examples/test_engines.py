@@ -68,7 +68,7 @@ def options(cluster: FakeCluster, **more: str) -> dict[str, str]:
     return {"kafka.bootstrap.servers": cluster.bootstrap_servers, "topic": TOPIC, **more}
 
 
-def test_ray_tasks_write_their_blocks_and_the_driver_adds_them_up(
+def test_tasks_of_ray_and_of_daft_write_and_their_drivers_add_up(
     cluster: FakeCluster, install: EngineModules
 ) -> None:
     sink = ray_sink(install)(options(cluster))
@@ -76,18 +76,13 @@ def test_ray_tasks_write_their_blocks_and_the_driver_adds_them_up(
     sink.on_write_complete(SimpleNamespace(write_returns=returned))
     assert sink.rows == 5
     assert written(cluster) == list(range(5))
-
-
-def test_daft_tasks_write_their_partitions_and_the_frame_counts_them(
-    cluster: FakeCluster, install: EngineModules
-) -> None:
     sink = daft_sink(install)(options(cluster))
-    parts = [SimpleNamespace(to_arrow=lambda: pa.table(rows(0, 4)), size_bytes=lambda: 40)]
+    parts = [SimpleNamespace(to_arrow=lambda: pa.table(rows(5, 4)), size_bytes=lambda: 40)]
     results = [*sink.write(iter(parts)), *sink.write(iter(()))]
     assert results == [WriteResult(4, 40, 4), WriteResult(0, 0, 0)]
     assert sink.finalize(results).to_pydict() == {"rows": [4]}
     assert sink.schema().names == ["rows"]
-    assert written(cluster) == list(range(4))
+    assert written(cluster) == list(range(9))
 
 
 @pytest.mark.parametrize("engine", [ray_sink, daft_sink])

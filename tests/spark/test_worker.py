@@ -110,9 +110,7 @@ def test_a_reused_planning_worker_has_little_to_collect() -> None:
                 print(len(gc.get_objects()) < 2000)
     """
     assert printed_by(code).split() == ["False", "True"]
-
-
-def test_what_comes_later_is_still_collected_and_only_workers_of_the_daemon_freeze() -> None:
+    # What comes later is still collected, and only workers of the daemon freeze.
     code = """
         import gc, sys, weakref
         from kafka_sink.spark.worker import freeze_when_reused
@@ -120,10 +118,9 @@ def test_what_comes_later_is_still_collected_and_only_workers_of_the_daemon_free
         freeze_when_reused()
         print(gc.get_freeze_count())
         sys.modules["pyspark.daemon"] = object()
-        class Node: pass
         freeze_when_reused()
         freeze_when_reused()
-        node = Node()
+        node = type("Node", (), {})()
         node.itself = node
         gone = weakref.ref(node)
         freeze_when_reused()
