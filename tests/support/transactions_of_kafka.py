@@ -96,6 +96,25 @@ class Kafka:
 
     def execute(self, operation: Any) -> Any:
         """The operation's response. Raises NotYet."""
+        response, follows = self.send(operation)
+        return response if follows is None else self.execute(follows)
+
+    def send(self, operation: Any) -> tuple[Any, RaiseEpoch | None]:
+        """As ``execute``, but just an operation's first request; with the one that follows it. Under protocol 1
+        the client raises the epoch behind most ends, once the markers are written."""
+        match operation:
+            case EndTransaction(name, producer, commit, afresh, of_task):
+                if afresh:
+                    self._find_again(name)
+                ended = self.end_txn(name, producer, commit)
+                follows = self.protocol == 1 and not isinstance(ended, Failed) and not (of_task and commit)
+                return ended, RaiseEpoch(name, producer) if follows else None
+            case RaiseEpoch(name, producer):
+                raised = self.raise_epoch(name, producer)
+                return producer if isinstance(raised, Failed) else raised, None
+        return self._answer(operation), None
+
+    def _answer(self, operation: Any) -> Any:
         match operation:
             case InitProducer(name, of):
                 return self.init(name) if of is None else self.raise_epoch(name, of)
@@ -116,29 +135,11 @@ class Kafka:
                 self.former.pop(group, None)
                 offsets = {OffsetKey(group, partition): text for partition, text in entries}
                 return self.write(name, producer, (), offsets)
-            case EndTransaction(name, producer, commit, afresh, of_task):
-                if afresh:
-                    self._find_again(name)
-                return self._end(name, producer, commit, leaves_epoch=of_task and commit)
             case FetchOffsets(groups):
                 return {key: text for group in groups for key, text in self.answers(group).items()}
             case FetchStableOffsets(keys):
                 return self.fetch_stable(keys)
         raise AssertionError(operation)
-
-    def send(self, operation: Any) -> tuple[Any, RaiseEpoch | None]:
-        """As ``execute``, but just an operation's first request; with the one that follows it."""
-        match operation:
-            case EndTransaction(name, producer, commit, afresh, of_task) if self.protocol == 1:
-                if afresh:
-                    self._find_again(name)
-                ended = self.end_txn(name, producer, commit)
-                follows = not isinstance(ended, Failed) and not (of_task and commit)
-                return ended, RaiseEpoch(name, producer) if follows else None
-            case RaiseEpoch(name, producer):
-                raised = self.raise_epoch(name, producer)
-                return producer if isinstance(raised, Failed) else raised, None
-        return self.execute(operation), None
 
     def describe(self, names: tuple[str, ...]) -> dict[str, Described]:
         known = {**self.transactions, **self.former_ids}
@@ -238,16 +239,6 @@ class Kafka:
         found.written.update(rows)
         found.offsets.update(offsets)
         return None
-
-    def _end(
-        self, name: str, producer: ProducerEpoch, commit: bool, *, leaves_epoch: bool
-    ) -> ProducerEpoch | Failed:
-        """With protocol 1 the client raises the epoch behind most ends, once the markers are written."""
-        ended = self.end_txn(name, producer, commit)
-        if self.protocol == 2 or leaves_epoch or isinstance(ended, Failed):
-            return ended
-        raised = self.raise_epoch(name, producer)
-        return producer if isinstance(raised, Failed) else raised
 
     def end_txn(self, name: str, producer: ProducerEpoch, commit: bool) -> ProducerEpoch | Failed:
         former = self.former_ids.get(name)
