@@ -62,14 +62,14 @@ class BatchIdentity:
         """Whether another run may have the same batch."""
         return not self.writer.startswith(_UNNAMED_JOB)
 
-    def progress_marker(self, task: int, producer: ProducerEpoch) -> str:
+    def progress_marker(self, part: Part) -> str:
         """What a task's transaction records; visible once that is committed.
 
         It names the transaction: a batch that is written a second time must not be taken for committed by
         the progress markers of the first.
         """
         writer = sha256(self.writer.encode()).hexdigest()[:16]
-        return f"{writer}:{self.number}:{task}:{producer.producer_id}:{producer.epoch}"
+        return f"{writer}:{self.number}:{part.task}:{part.producer.producer_id}:{part.producer.epoch}"
 
     def __str__(self) -> str:
         return f"batch {self.number} of {self.writer}"
@@ -206,9 +206,6 @@ class Decision:
     def digest_of_batch(self, number: int) -> RowsDigest | None:
         """The rows of a batch of this writer; None unless it is one of the last two that were written."""
         return next((one.digest for one in (self.written, self.before) if one.last == number), None)
-
-    def marker(self, part: Part) -> str:
-        return self.batch.progress_marker(part.task, part.producer)
 
     def marker_key(self, scope: Scope, part: Part) -> OffsetKey:
         """Where the part's progress marker is: the topic may have got partitions since."""

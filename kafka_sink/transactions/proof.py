@@ -184,7 +184,7 @@ def _markers_of(
     absent = tuple(
         part
         for part, key in keys.items()
-        if part not in pending and markers.get(key) != decision.marker(part)
+        if part not in pending and markers.get(key) != decision.batch.progress_marker(part)
     )
     return pending, absent
 
@@ -239,7 +239,7 @@ def not_visible(scope: Scope, decision: Decision, seen: Mapping[OffsetKey, str])
     markers = set(seen.values())
     if groups:
         markers |= set((yield from fetch_offsets(*sorted(groups))).values())
-    return tuple(part for part in parts if decision.marker(part) not in markers)
+    return tuple(part for part in parts if decision.batch.progress_marker(part) not in markers)
 
 
 # -- what to say of it ----------------------------------------------------------------------------

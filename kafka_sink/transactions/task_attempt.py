@@ -65,7 +65,7 @@ class TaskAttempt:
             self.role = handover.role(batch, task, in_query=in_query)
         except IncompleteBatchError:
             # A driver that was replaced may be behind, and its advice would do harm.
-            client.run(require_owner(scope, handover.driver_epoch), timeout_ms)
+            client.run(require_driver_epoch(scope, handover.driver_epoch), timeout_ms)
             raise
         # The thread that reads may be about to begin while the task's thread gives up.
         self._lock = threading.Lock()  # guards the client and the producer
@@ -134,13 +134,11 @@ class TaskAttempt:
         part = None
         digest = self._digest.result()
         if self._producer is not None:
-            steps = finish_steps(
-                self._scope, self._handover.driver_epoch, self._batch, self._task, self._slot, self._producer
-            )
+            part = Part(self._task, self._slot, self._producer, digest)
             began = time.monotonic_ns()
+            steps = finish_steps(self._scope, self._handover.driver_epoch, self._batch, part)
             self._client.run(steps, self._timeout_ms)
             self.metrics[SEND_OFFSETS_TIME_METRIC] = time.monotonic_ns() - began
-            part = Part(self._task, self._slot, self._producer, digest)
         run = self._handover.run(self._scope, self._batch)
         return AttemptReport(run, self._task, self.role, digest, part)
 
@@ -150,7 +148,8 @@ class TaskAttempt:
             if self._producer is None:
                 return
             try:
-                self._client.run(abort_steps(self._scope, self._task, self._slot, self._producer), _ABORT_MS)
+                name = self._scope.task_id(self._task, self._slot)
+                self._client.run(abort_steps(name, self._producer), _ABORT_MS)
             except KafkaSinkError:
                 pass  # the driver's abort, the next run or the broker's timeout ends it
 
@@ -220,37 +219,27 @@ def begin_steps(
     for slot in range(attempt, attempt + _MAX_SLOTS * _NEXT_SLOT, _NEXT_SLOT):
         name = scope.task_id(task, slot)
         found = yield from describe(scope.driver_id, name)
-        yield from require_owner(scope, driver_epoch, found)
+        yield from require_driver_epoch(scope, driver_epoch, found)
         if name not in found or found[name].state != OPEN:
             return slot, (yield from init_producer(name))
     raise TransactionError(f"attempt {attempt} of task {task} has {_MAX_SLOTS} transactions open already")
 
 
-def finish_steps(
-    scope: Scope,
-    driver_epoch: ProducerEpoch,
-    batch: BatchIdentity,
-    task: int,
-    slot: int,
-    producer: ProducerEpoch,
-) -> Steps[None]:
+def finish_steps(scope: Scope, driver_epoch: ProducerEpoch, batch: BatchIdentity, part: Part) -> Steps[None]:
     """Put the progress marker into the transaction, once all rows are acknowledged. Raises TransactionError.
 
     An attempt that had begun, and not written yet, when its batch was committed is told so here; nobody else
     would end its transaction.
     """
-    key = scope.marker_key(task)
-    name = scope.task_id(task, slot)
-    marker = RecordOffsets(
-        name, producer, key.group, ((key.partition, batch.progress_marker(task, producer)),)
-    )
+    key, name = scope.marker_key(part.task), part.id_in(scope)
+    marker = RecordOffsets(name, part.producer, key.group, ((key.partition, batch.progress_marker(part)),))
     failed, driver = yield (marker, Describe((scope.driver_id,)))
     if isinstance(failed, Failed):
         raise TransactionError(
             f"the transaction '{name}' is no longer this task's ({failed.error}): it was open for longer "
             "than kafka.transaction.timeout.ms, or another attempt or run took its place"
         )
-    yield from require_owner(scope, driver_epoch, driver)
+    yield from require_driver_epoch(scope, driver_epoch, driver)
 
 
 def open_longer_than(scope: Scope, age_ms: float) -> Steps[int]:
@@ -259,11 +248,11 @@ def open_longer_than(scope: Scope, age_ms: float) -> Steps[int]:
     return len(names)
 
 
-def abort_steps(scope: Scope, task: int, slot: int, producer: ProducerEpoch) -> Steps[None]:
-    yield (EndTransaction(scope.task_id(task, slot), producer, commit=False),)
+def abort_steps(transactional_id: str, producer: ProducerEpoch) -> Steps[None]:
+    yield (EndTransaction(transactional_id, producer, commit=False),)
 
 
-def require_owner(
+def require_driver_epoch(
     scope: Scope, driver_epoch: ProducerEpoch, described: Mapping[str, Described] | None = None
 ) -> Steps[None]:
     """Raise TransactionError if the driver epoch is not the driver's any more. ``described``: by what is

@@ -94,7 +94,7 @@ class Job:
     def lose(self, report: AttemptReport) -> None:
         """The end of a task's transaction, as by a broker's timeout."""
         assert report.part is not None
-        self.run(task_attempt.abort_steps(self.scope, report.task, 0, report.part.producer))
+        self.run(task_attempt.abort_steps(report.part.id_in(self.scope), report.part.producer))
 
     def digested(self, handover: TaskHandover, number: int, index: int, *rows: bytes) -> AttemptReport:
         """A task that writes nothing, as its rows were written before."""

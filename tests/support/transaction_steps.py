@@ -94,8 +94,8 @@ class Cluster:
         produce = Produce(scope.task_id(index, slot), producer, tuple((number, row) for row in rows))
         if not self.kafka.execute(produce):
             raise TransactionError("fenced")
-        self.run(task_attempt.finish_steps(scope, handover.driver_epoch, batch, index, slot, producer))
         part = Part(index, slot, producer, digest)
+        self.run(task_attempt.finish_steps(scope, handover.driver_epoch, batch, part))
         return AttemptReport(handover.run(scope, batch), index, role, digest, part)
 
     def wrote(self, number: int = 0, tasks: int = 2) -> tuple[TaskHandover, list[AttemptReport]]:

@@ -100,8 +100,8 @@ class Kafka:
         return response if follows is None else self.execute(follows)
 
     def send(self, operation: Any) -> tuple[Any, RaiseEpoch | None]:
-        """As ``execute``, but just an operation's first request; with the one that follows it. Under protocol 1
-        the client raises the epoch behind most ends, once the markers are written."""
+        """As ``execute``, but an operation's first request alone, and the one that follows it: under protocol
+        1 the client raises the epoch behind most ends, once the markers are written."""
         match operation:
             case EndTransaction(name, producer, commit, afresh, of_task):
                 if afresh:

@@ -265,8 +265,8 @@ class World:
             (taken,) = yield (Produce(name, producer, tuple((key, row) for row in rows)),)
             if not taken:
                 raise TransactionError("fenced")
-            yield from self.settings.finish(scope, handover.driver_epoch, batch, index, slot, producer)
             part = Part(index, slot, producer, digest)
+            yield from self.settings.finish(scope, handover.driver_epoch, batch, part)
         return AttemptReport(handover.run(scope, batch), index, role, digest, part)
 
     def _advance(self, actor: Actor, sent: Any) -> None:

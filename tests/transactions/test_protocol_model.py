@@ -260,7 +260,7 @@ def takes_what_is_told_by_now(scope: Scope, now_ms: float) -> Steps[Any]:
 
 def leaves_no_marker(scope: Any, driver_epoch: Any, *_: Any) -> Steps[None]:
     """A transaction that was committed looks like one that timed out."""
-    yield from task_attempt.require_owner(scope, driver_epoch)
+    yield from task_attempt.require_driver_epoch(scope, driver_epoch)
 
 
 _CRASHES, _DRIVERS, _TIMEOUTS, _OTHER_TASKS = (

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from kafka_sink.errors import TransactionError
-from kafka_sink.transactions.decision import BatchIdentity
+from kafka_sink.transactions.decision import BatchIdentity, Part, RowsDigest
 from kafka_sink.transactions.operations import ProducerEpoch
 from kafka_sink.transactions.task_attempt import OpenTime
 from tests.support.transaction_steps import Cluster
@@ -66,5 +66,7 @@ def test_an_attempt_does_not_look_for_a_free_slot_for_ever() -> None:
 
 def test_a_marker_names_its_transaction() -> None:
     batch = BatchIdentity.of_query("one", 3)
-    assert batch.progress_marker(0, ProducerEpoch(1, 2)) != batch.progress_marker(0, ProducerEpoch(1, 3))
-    assert len(batch.progress_marker(10**6, ProducerEpoch(2**62, 2**15))) < 100
+    first, second = (Part(0, 0, ProducerEpoch(1, epoch), RowsDigest()) for epoch in (2, 3))
+    assert batch.progress_marker(first) != batch.progress_marker(second)
+    long = Part(10**6, 0, ProducerEpoch(2**62, 2**15), RowsDigest())
+    assert len(batch.progress_marker(long)) < 100
