@@ -87,10 +87,7 @@ def test_a_mute_is_explained_with_broker_time_and_last_error() -> None:
         text,
     )
     assert bench.gate.explain(P1) is None
-
-
-def test_a_broker_that_metadata_lost_keeps_its_name() -> None:
-    bench = frozen()
+    # A broker that the metadata lost keeps its name.
     bench.cluster.move(P0, -1)
     bench.cluster.move(P3, -1)
     bench.at(bench.now)

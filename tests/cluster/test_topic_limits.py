@@ -41,24 +41,16 @@ def learnt(batch_size: int, cluster: str | None = None, topic: str = "t") -> Top
 pytestmark = pytest.mark.usefixtures("application")
 
 
-def test_a_refused_size_is_halved_and_what_was_larger_before_changes_nothing() -> None:
-    limits = TopicLimits("t", 1_000)
-    assert limits.largest_batch == 1_000
-    limits.too_large(900)
-    assert limits.largest_batch == 450
-    limits.too_large(900)
-    assert limits.largest_batch == 450
-    limits.too_large(450)
-    assert limits.largest_batch == 225
-
-
-def test_the_task_goes_on_with_its_limit_until_it_learns() -> None:
+def test_a_refused_size_is_halved_and_the_task_goes_on_with_its_limit_until_it_learns() -> None:
     """The sender's thread is told at once, as it splits by it."""
     limits = TopicLimits("t", 1_000)
-    limits.too_large(900)
-    assert (limits.learnt, limits.write_limit) == (450, 1_000)
+    assert limits.largest_batch == 1_000
+    # The second time, what was larger before changes nothing.
+    for size, largest in [(900, 450), (900, 450), (450, 225)]:
+        limits.too_large(size)
+        assert (limits.largest_batch, limits.learnt, limits.write_limit) == (largest, largest, 1_000)
     limits.relearn(0.5)
-    assert (limits.write_limit, limits.ratio) == (450, 1.0)
+    assert (limits.write_limit, limits.ratio) == (225, 1.0)
 
 
 def test_a_refusal_that_costs_a_task_lowers_the_limit_further() -> None:
@@ -111,48 +103,35 @@ def test_without_a_folder_nothing_is_kept_and_nothing_fails() -> None:
         assert (limits.largest_batch, learnt(1_000, "a").largest_batch) == (450, 1_000)
 
 
-def test_an_estimate_first_falls_by_quarters_and_not_below_what_was_seen() -> None:
+def seen(*ratios: float) -> tuple[TopicLimits, list[float]]:
+    """A topic's limits, and its estimate after each batch that shrank to so much."""
     limits = TopicLimits("t", 1000, LZ4)
     assert limits.ratio == 1.0
     estimates = []
-    for _ in range(6):
-        limits.observe(0.27)
+    for ratio in ratios:
+        limits.observe(ratio)
         estimates.append(limits.ratio)
-    assert estimates == pytest.approx([0.75, 0.75**2, 0.75**3, 0.75**4, 0.27, 0.27])
+    return limits, estimates
+
+
+def test_an_estimate_first_falls_by_quarters_and_not_below_what_was_seen() -> None:
+    assert seen(*[0.27] * 6)[1] == pytest.approx([0.75, 0.75**2, 0.75**3, 0.75**4, 0.27, 0.27])
 
 
 def test_an_estimate_that_was_once_too_low_falls_by_small_steps_and_not_below_what_was_seen() -> None:
-    limits = TopicLimits("t", 1000, LZ4)
-    limits.observe(0.2)
-    limits.observe(1.0)
-    for step in range(1, 11):
-        limits.observe(0.2)
-        assert limits.ratio == pytest.approx(1 - 0.005 * step)
-    for _ in range(200):
-        limits.observe(0.2)
-    assert limits.ratio == 0.2
-    limits.observe(0.199)
-    assert limits.ratio == 0.199
+    _, estimates = seen(0.2, 1.0, *[0.2] * 210, 0.199)
+    assert estimates[2:12] == pytest.approx([1 - 0.005 * step for step in range(1, 11)])
+    assert estimates[-2:] == [0.2, 0.199]
 
 
 def test_an_estimate_rises_at_once_and_by_a_step_at_least() -> None:
-    limits = TopicLimits("t", 1000, LZ4)
-    for _ in range(200):
-        limits.observe(0.2)
-    limits.observe(0.21)
-    assert limits.ratio == pytest.approx(0.25)
-    limits.observe(0.9)
-    assert limits.ratio == 0.9
-    limits.observe(0.9)
-    assert limits.ratio == 0.9
+    assert seen(*[0.2] * 200, 0.21, 0.9, 0.9)[1][-3:] == pytest.approx([0.25, 0.9, 0.9])
 
 
-@pytest.mark.parametrize(("seen", "expected"), [(0.3, 1.0), (1.01, 1.01)])
-def test_after_a_split_the_topic_starts_over(seen: float, expected: float) -> None:
-    limits = TopicLimits("t", 1000, LZ4)
-    for _ in range(200):
-        limits.observe(0.2)
-    limits.relearn(seen)
+@pytest.mark.parametrize(("ratio", "expected"), [(0.3, 1.0), (1.01, 1.01)])
+def test_after_a_split_the_topic_starts_over(ratio: float, expected: float) -> None:
+    limits, _ = seen(*[0.2] * 200)
+    limits.relearn(ratio)
     assert limits.ratio == expected
     limits.observe(0.2)
     assert limits.ratio == pytest.approx(expected - 0.005)

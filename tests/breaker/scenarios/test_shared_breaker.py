@@ -18,7 +18,10 @@ from tests.support.job_of_tasks import INTERVAL, P0, P1, P2, Job, Task, frozen, 
 REPLICAS = BrokerRefusedError("NOT_ENOUGH_REPLICAS", 19)
 
 
-def test_a_mute_by_one_task_holds_for_all_and_its_response_unmutes_for_all() -> None:
+def test_a_mute_by_one_task_holds_for_all_and_its_response_unmutes_for_all(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "kafka_sink")
     job = started(8)
     frozen(job)
     job.run(100)
@@ -26,9 +29,18 @@ def test_a_mute_by_one_task_holds_for_all_and_its_response_unmutes_for_all() -> 
     assert all("no response to 1 request(s)" in (t.gate.explain(P0) or "") for t in job.tasks)
     assert [task.manager.table.own_trips for task in job.tasks] == [1] + [0] * 7
     assert [task.manager.table.muted_count for task in job.tasks] == [1] * 8
+    job.run(3_000)
     job.tasks[0].answer(P0)
-    job.run(600)
+    job.run(3_000)
     assert job.mutes() == [set()] * 8
+    # One task warns of it, and each logs it once.
+    done = sorted((one.levelname, one.getMessage().split()[2]) for one in caplog.records)
+    assert done == [
+        *[("INFO", "muted")] * 7,
+        *[("INFO", "unmuted")] * 7,
+        ("WARNING", "muted"),
+        ("WARNING", "unmuted"),
+    ]
 
 
 def test_failures_of_all_tasks_together_mute() -> None:
@@ -157,6 +169,9 @@ def test_mutes_of_a_users_class_hold_for_all() -> None:
     job.tasks[2].manager.unmute(P1)
     job.run(300)
     assert job.mutes() == [set()] * 3
+    job.tasks[0].fail(P0, REPLICAS)
+    job.run(3_000)
+    assert job.mutes() == [{P0}, set(), set()], "the coordinator counts nothing"
 
 
 def test_between_tasks_reports_do_not_pile_up() -> None:
@@ -379,26 +394,3 @@ def test_a_permit_does_not_outlive_its_connection() -> None:
     tell(task, whole=True, added={P0: "x"})
     task.run_pass()
     assert not task.gate.table.may_probe(P0), "perhaps it is another task's by now"
-
-
-def test_one_task_warns_of_a_mute_and_each_logs_it_once(caplog: pytest.LogCaptureFixture) -> None:
-    job = started(4)
-    with caplog.at_level(logging.INFO, "kafka_sink"):
-        frozen(job)
-        job.run(3_000)
-        job.tasks[0].answer(P0)
-        job.run(3_000)
-    done = [(one.levelname, one.getMessage().split()[2]) for one in caplog.records]
-    assert sorted(done) == [
-        *[("INFO", "muted")] * 3,
-        *[("INFO", "unmuted")] * 3,
-        ("WARNING", "muted"),
-        ("WARNING", "unmuted"),
-    ]
-
-
-def test_if_a_users_class_decides_the_coordinator_counts_nothing() -> None:
-    job = started(2, **{"class": "a.users.Class"})
-    job.tasks[0].fail(P0, REPLICAS)
-    job.run(3_000)
-    assert job.mutes() == [{P0}, set()]
