@@ -462,8 +462,9 @@ class Connections:
 
     def drop(self, peer: Peer, why: Dropped) -> None:
         """End a connection, and log the reason."""
-        self.note(peer, why)
-        self.remove(peer)
+        if not peer.is_gone:
+            self.note(peer, why)
+            self.remove(peer)
 
     def note(self, peer: Peer, why: Dropped) -> None:
         self._dropped[why] += 1
