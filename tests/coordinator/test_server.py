@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import logging
 import math
 import os
 import socket
@@ -399,7 +398,7 @@ def test_peers_that_wait_for_an_iteration_are_not_all_looked_at_in_each() -> Non
 
 
 def test_what_went_wrong_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING), serving(SHORT) as found:
+    with serving(SHORT) as found:
         with Raw(found) as peer:
             assert is_closed(peer.shake_hands(framed_bytes(bytes((VERSION,)) + b"x" * 32)))
         until(lambda: any("did not know the token" in line for line in caplog.messages))
