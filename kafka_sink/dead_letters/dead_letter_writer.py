@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -117,8 +118,7 @@ _COLUMNS = (("key", "binary"), ("value", "binary"), ("headers", HEADERS_TYPE))
 _NO_BINARY = binary_of(())
 
 
-@dataclass(frozen=True, slots=True)
-class _Header:
+class _Header(NamedTuple):
     """A context header of all dead letters: one value for all, or one each, where null leaves the header
     out."""
 
@@ -245,4 +245,4 @@ def _headers(own: OwnHeaders | None, context: list[_Header], count: int) -> pa.A
     """Each row's own headers and its context as one list column."""
     none = np.zeros(count, dtype=np.int64)
     kept, keys, values = (none, _NO_BINARY, _NO_BINARY) if own is None else (own.kept, own.keys, own.values)
-    return headers_with(kept, keys, values, [(header.name, header.value) for header in context])
+    return headers_with(kept, keys, values, context)

@@ -9,7 +9,7 @@ import logging
 import threading
 from collections import Counter, deque
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kafka_sink.errors import TooManyDeadLettersError
 from kafka_sink.printable import one_line
@@ -93,18 +93,19 @@ class RejectedRows:
         return list(zip(names, counted.field(1).to_pylist(), strict=True))
 
     def slice(self, start: int, stop: int) -> RejectedRows:
-        by_row = not (self.topic is None or isinstance(self.topic, str))
+        def part(of: Any) -> Any:
+            """Of what each row has of its own."""
+            return of if of is None or isinstance(of, str | int) else of[start:stop]
+
         return replace(
             self,
-            key=None if self.key is None else self.key.slice(start, stop - start),
-            value=self.value.slice(start, stop - start),
+            key=part(self.key),
+            value=part(self.value),
             headers=None if self.headers is None else self.headers.slice(start, stop),
-            topic=self.topic.slice(start, stop - start) if by_row else self.topic,  # type: ignore[union-attr]
-            partition=self.partition if isinstance(self.partition, int) else self.partition[start:stop],
-            timestamps_ms=(
-                self.timestamps_ms if isinstance(self.timestamps_ms, int) else self.timestamps_ms[start:stop]
-            ),
-            sizes=self.sizes[start:stop],
+            topic=part(self.topic),
+            partition=part(self.partition),
+            timestamps_ms=part(self.timestamps_ms),
+            sizes=part(self.sizes),
         )
 
 

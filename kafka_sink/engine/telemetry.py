@@ -149,7 +149,10 @@ class ClientTelemetry:
             # The next connection ends this wait. The end of a throttling or a login's renewal makes none.
             self._due_ms = now_ms + self._interval_ms
         elif self._subscription is None:
-            self._ask(connection, now_ms)
+            from kafka_sink.network.admin_requests import encode_get_subscription
+
+            body = encode_get_subscription(self._instance_id)
+            self._send(connection, GET_TELEMETRY_SUBSCRIPTIONS, body, now_ms)
         else:
             self._push(connection, self._subscription, now_ms)
         return self._due_ms - now_ms
@@ -162,12 +165,6 @@ class ClientTelemetry:
         if last is None or last.in_flight or not last.accepts(now_ms):
             self._connection = self._network.connected_with(_APIS, now_ms)
         return self._connection
-
-    def _ask(self, connection: BrokerConnection, now_ms: float) -> None:
-        from kafka_sink.network.admin_requests import encode_get_subscription
-
-        body = encode_get_subscription(self._instance_id)
-        self._send(connection, GET_TELEMETRY_SUBSCRIPTIONS, body, now_ms)
 
     def _push(
         self, connection: BrokerConnection, wanted: Subscription, now_ms: float, *, terminating: bool = False

@@ -55,16 +55,15 @@ class TransactionPartitions:
         self._fail = fail
         self._coordinator: int | None = None
         self._coordinator_of: str | None = None
-        # The request in flight, and its transaction.
-        self._waits_for: tuple[Request, tuple[str | None, int, int]] | None = None
+        # The transaction of the request in flight.
+        self._waits_for: tuple[str | None, int, int] | None = None
         self._failures = 0
         self._not_before_ms = -math.inf
 
     def refresh(self, now_ms: float) -> float:
         """Add what batches wait for; return the milliseconds until there may be something to do."""
         identity = self._identity
-        waits = self._waits_for is not None and self._waits_for[1] == identity.transaction
-        if not identity.partitions_to_add or waits:
+        if not identity.partitions_to_add or self._waits_for == identity.transaction:
             return math.inf
         if now_ms < self._not_before_ms:
             return self._not_before_ms - now_ms
@@ -110,28 +109,28 @@ class TransactionPartitions:
         partitions: tuple[Partition, ...],
         now_ms: float,
     ) -> None:
+        transaction = self._waits_for = self._identity.transaction
         request = Request(
             api,
             version,
             [body],
             self._request_timeout_ms,
-            lambda response, at_ms: self._on_response(request, partitions, response, at_ms),
-            lambda cause, _, at_ms: self._on_failure(request, cause, at_ms),
+            lambda response, at_ms: self._on_response(transaction, partitions, response, at_ms),
+            lambda cause, _, at_ms: self._on_failure(transaction, cause, at_ms),
             # Each may be of a topic of its own.
             asked=2 * len(partitions),
         )
-        self._waits_for = request, self._identity.transaction
         self._network.send(connection, request, now_ms)
 
     # -- responses --------------------------------------------------------------------------------
 
     def _on_response(
-        self, request: Request, partitions: tuple[Partition, ...], response: Any, now_ms: float
+        self, transaction: object, partitions: tuple[Partition, ...], response: Any, now_ms: float
     ) -> None:
-        """Take what was added. Any other request than the last one is of an earlier transaction."""
-        if self._waits_for is None or self._waits_for[0] is not request:
+        """Take what was added, unless it is of an earlier transaction."""
+        if transaction != self._waits_for:
             return
-        transaction, self._waits_for = self._waits_for[1], None
+        self._waits_for = None
         if transaction != self._identity.transaction:
             return
         if isinstance(response, transaction_requests.CoordinatorsResponse):
@@ -139,9 +138,9 @@ class TransactionPartitions:
         else:
             self._on_added(partitions, response, now_ms)
 
-    def _on_failure(self, request: Request, cause: Exception, now_ms: float) -> None:
+    def _on_failure(self, transaction: object, cause: Exception, now_ms: float) -> None:
         """The request will get no response. It may be repeated: what was added stays added."""
-        if self._waits_for is not None and self._waits_for[0] is request:
+        if transaction == self._waits_for:
             self._identity.last_error = str(cause)
             self._retry(now_ms)
 
