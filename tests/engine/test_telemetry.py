@@ -215,9 +215,7 @@ def test_the_required_metrics_are_those_since_the_last_push() -> None:
     # A rack may be no text.
     client = Client(1, client_rack=b"z\xff".decode(errors="surrogateescape")).subscribed()
     assert client.push.metrics.resource == {"client_rack": "z?"}
-
-
-def test_sums_that_are_not_deltas_count_from_the_beginning() -> None:
+    # Sums that are not deltas count from the beginning.
     client = Client(1).subscribed(delta=False)
     assert client.push.metrics.sums == {"connection.creation.total": False}
     client.answered(PushResponse(0))
@@ -246,6 +244,14 @@ def test_without_a_subscription_it_asks_again_after_an_interval() -> None:
     assert client.last == (GET, ID + b"\0")
     client.telemetry.terminate(client.now)
     assert len(client.network.requests) == 2
+    # One that is unknown is asked for at once, under the same id.
+    client = Client(1, draw=0.0).subscribed().answered(PushResponse(UNKNOWN_SUBSCRIPTION_ID))
+    client.at(client.now)
+    assert client.last == (GET, ID + b"\0")
+    client.answered(replace(WANTED, instance_id=NEW, subscription_id=8))
+    assert client.due == math.inf
+    client.at(client.now + INTERVAL / 2)
+    assert (client.push.instance_id, client.push.subscription_id) == (ID, 8)
 
 
 def test_the_first_codec_that_is_known_is_taken() -> None:
@@ -260,16 +266,6 @@ def test_the_first_codec_that_is_known_is_taken() -> None:
     client = Client(1).subscribed(compression_types=(4,)).answered(PushResponse(UNSUPPORTED_COMPRESSION_TYPE))
     client.at(client.now).answered(replace(WANTED, compression_types=(4,)))
     assert client.at(client.now + INTERVAL).push.codec == 0
-
-
-def test_an_unknown_subscription_is_asked_for_at_once_under_the_same_id() -> None:
-    client = Client(1, draw=0.0).subscribed().answered(PushResponse(UNKNOWN_SUBSCRIPTION_ID))
-    client.at(client.now)
-    assert client.last == (GET, ID + b"\0")
-    client.answered(replace(WANTED, instance_id=NEW, subscription_id=8))
-    assert client.due == math.inf
-    client.at(client.now + INTERVAL / 2)
-    assert (client.push.instance_id, client.push.subscription_id) == (ID, 8)
 
 
 def test_errors_of_one_push_drop_it() -> None:
@@ -312,6 +308,15 @@ def test_a_lost_connection_drops_the_push_and_the_next_goes_elsewhere() -> None:
     assert client.at(client.now).due == 300_000
     client.at(client.now + 300_000)
     assert (client.network.requests[-1][0], client.push.subscription_id) == (2, 7)
+    # A push goes where no request is in flight.
+    client = Client(1, 2).subscribed().answered(PushResponse(0))
+    client.network.busy = {1}
+    client.at(2 * INTERVAL).answered(PushResponse(0))
+    client.network.busy = set()
+    client.at(3 * INTERVAL).answered(PushResponse(0))
+    client.network.busy = {1, 2}
+    client.at(4 * INTERVAL)
+    assert [node for node, _ in client.network.requests] == [1, 1, 2, 2, 1]
 
 
 def test_where_nobody_is_connected_a_push_is_put_off_and_no_more() -> None:
@@ -329,17 +334,6 @@ def test_where_nobody_is_connected_a_push_is_put_off_and_no_more() -> None:
     client.at(4 * INTERVAL)
     assert len(client.network.requests) == 4
     assert client.push.metrics.start_s == 1e9 + 2 * INTERVAL / 1000
-
-
-def test_a_push_goes_where_no_request_is_in_flight() -> None:
-    client = Client(1, 2).subscribed().answered(PushResponse(0))
-    client.network.busy = {1}
-    client.at(2 * INTERVAL).answered(PushResponse(0))
-    client.network.busy = set()
-    client.at(3 * INTERVAL).answered(PushResponse(0))
-    client.network.busy = {1, 2}
-    client.at(4 * INTERVAL)
-    assert [node for node, _ in client.network.requests] == [1, 1, 2, 2, 1]
 
 
 def test_the_last_push_says_that_it_is_the_last_and_nothing_follows() -> None:
@@ -380,9 +374,7 @@ def test_a_client_that_had_no_task_for_long_ends_and_the_next_task_is_another_on
     assert client.at(client.now).due == math.inf
     client.answered(replace(WANTED, instance_id=ID[::-1]))
     assert client.at(client.now + INTERVAL).push.instance_id == ID[::-1]
-
-
-def test_a_connection_that_is_made_while_there_is_no_task_is_asked_nothing() -> None:
+    # A connection that is made while there is no task is asked nothing.
     client = Client(1).subscribed()
     client.network.connected = set()
     client.failed()

@@ -55,9 +55,7 @@ def test_what_is_too_old_while_held_fails_once_it_is_let_go() -> None:
     model.now += HOLD_MS
     model.expire()
     assert model.deliveries.has_failed
-
-
-def test_letting_go_of_a_batch_while_it_expires_does_not_let_it_live_on() -> None:
+    # Letting go of it just while it expires does not let it live on.
     model = Model()
     model.append([0], 5, lambda: None)
     model.now += DELIVERY_TIMEOUT_MS + 1

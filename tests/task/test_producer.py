@@ -364,6 +364,10 @@ def test_metrics_come_with_the_result_and_while_the_producer_lives(
     assert result.metrics["buffer-saved-bytes-max"] == 65_536 - held
     assert result.metrics["batch-size-avg"] == result.metrics["batch-size-max"] == size
     assert result.metrics["compression-rate-avg"] == 1.0
+    assert result.metrics["record-size-avg"] <= result.metrics["record-size-max"] < 100
+    assert result.metrics["metadata-wait-time-ns-total"] > 0
+    breaker = ("muted-partitions", "breaker-trips-total", "breaker-probes-total")
+    assert [result.metrics[name] for name in breaker] == [0] * 3
     # At rest nothing is kept for reuse.
     (metrics,) = kafka_sink.producer_metrics()
     age = metrics["metadata-age"]
@@ -547,17 +551,6 @@ def test_rows_refused_while_others_are_sent_are_counted(cluster: FakeCluster) ->
         assert producer.rows == 6
         result = producer.finish()
     assert (result.records, result.skipped) == (5, 1)
-
-
-def test_metrics_tell_the_largest_record_and_the_wait_for_metadata(cluster: FakeCluster) -> None:
-    with task(cluster) as producer:
-        producer.send(rows(0, 5))
-        found = producer.finish().metrics
-    assert found["record-size-avg"] <= found["record-size-max"] < 100
-    assert found["metadata-wait-time-ns-total"] > 0
-    assert [found[name] for name in ("muted-partitions", "breaker-trips-total", "breaker-probes-total")] == [
-        0
-    ] * 3
 
 
 # -- the producers of a process -------------------------------------------------------------------------
