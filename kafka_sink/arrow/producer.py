@@ -315,7 +315,7 @@ class ArrowProducer:
         if producer is None:
             return
         # Without the lock: another thread may hold it while it waits for brokers.
-        _stop(producer, error, self._rebatcher.held_rows)
+        _stop(producer, error, self._rebatcher.gathered_rows)
         with self._lock:
             self._failure = self._failure or error
             self._producer = None
@@ -337,15 +337,15 @@ class ArrowProducer:
         write_report.report(self.options, PlannedCoordinator(), ended)
 
 
-def _stop(producer: Producer, error: BaseException, held: int) -> None:
+def _stop(producer: Producer, error: BaseException, unsent: int) -> None:
     """End the waits of all threads. It logs what became of the rows, unless the error says so."""
-    if not producer.rows + held:
+    if not producer.rows + unsent:
         return
     try:
         producer.check()
     except DeliveryError:
         return
-    producer.abort(DeliveryError(f"the write has failed ({type(error).__name__})"), held)
+    producer.abort(DeliveryError(f"the write has failed ({type(error).__name__})"), unsent)
 
 
 def write_arrow(data: Any, options: Mapping[str, Any]) -> WriteResult:

@@ -25,17 +25,17 @@ WIDE_TARGET_TABLE_BYTES = 4 * TARGET_TABLE_BYTES
 _MANY_RUNS = 128
 # Bytes of a row besides key, value and headers; limits the rows of a table in which those are empty.
 ROW_BYTES = 16
-# Bytes of a held batch besides its rows: Arrow's and Python's objects around it.
-HELD_BATCH_BYTES = 4096
-# A batch with which the held rows would exceed this many target sizes starts the next table.
+# Bytes of a gathered batch besides its rows: Arrow's and Python's objects around it.
+GATHERED_BATCH_BYTES = 4096
+# A batch with which the gathered rows would exceed this many target sizes starts the next table.
 _LARGEST = 1.5
 
 
 class Rebatcher:
     """Collects batches of one schema and returns them as tables. The time comes in as ``now_ms``.
 
-    ``columns`` are the positions of the columns whose bytes count (key, value, headers). Rows are held for
-    ``linger_ms`` at most, if ``take`` is called when ``deadline_ms`` says so. A table's chunks are the
+    ``columns`` are the positions of the columns whose bytes count (key, value, headers). Rows are gathered
+    for ``linger_ms`` at most, if ``take`` is called when ``deadline_ms`` says so. A table's chunks are the
     batches or slices of them: no data is copied.
     """
 
@@ -51,8 +51,8 @@ class Rebatcher:
         self._linger_ms = linger_ms
         self._target_bytes = target_bytes
         self._large_row_bytes = large_row_bytes
-        self._held: list[pa.RecordBatch] = []
-        self._held_bytes = 0
+        self._gathered: list[pa.RecordBatch] = []
+        self._gathered_bytes = 0
         self._deadline_ms = math.inf
         # Of the largest batch so far.
         self.batch_bytes_max = 0
@@ -66,15 +66,15 @@ class Rebatcher:
 
     @property
     def is_empty(self) -> bool:
-        return not self._held
+        return not self._gathered
 
     @property
-    def held_rows(self) -> int:
-        """How many rows are held. Any thread may ask."""
-        return sum(batch.num_rows for batch in self._held)
+    def gathered_rows(self) -> int:
+        """How many rows are gathered. Any thread may ask."""
+        return sum(batch.num_rows for batch in self._gathered)
 
     def deadline_ms(self) -> float:
-        """When the held rows must go; infinite if no rows are held."""
+        """When the gathered rows must go; infinite if no rows are gathered."""
         return self._deadline_ms
 
     def offer(self, batch: pa.RecordBatch, now_ms: float) -> list[pa.Table]:
@@ -85,25 +85,25 @@ class Rebatcher:
         self.batch_bytes_max = max(self.batch_bytes_max, size)
         if size >= self._target_bytes:
             return [*self.finish(), *self._cut(batch, size)]
-        ready = self.finish() if self._held_bytes + size > _LARGEST * self._target_bytes else []
-        if not self._held:
+        ready = self.finish() if self._gathered_bytes + size > _LARGEST * self._target_bytes else []
+        if not self._gathered:
             self._deadline_ms = now_ms + self._linger_ms
-        self._held.append(batch)
-        self._held_bytes += size + HELD_BATCH_BYTES
-        ready += self.finish() if self._held_bytes >= self._target_bytes else self.take(now_ms)
+        self._gathered.append(batch)
+        self._gathered_bytes += size + GATHERED_BATCH_BYTES
+        ready += self.finish() if self._gathered_bytes >= self._target_bytes else self.take(now_ms)
         return ready
 
     def take(self, now_ms: float) -> list[pa.Table]:
-        """The held rows if their time has come, else nothing."""
+        """The gathered rows if their time has come, else nothing."""
         return self.finish() if now_ms >= self._deadline_ms else []
 
     def finish(self) -> list[pa.Table]:
-        """The held rows, whether or not their time has come: one table, or an empty list."""
-        held = self._held
-        if not held:
+        """The gathered rows, whether or not their time has come: one table, or an empty list."""
+        gathered = self._gathered
+        if not gathered:
             return []
-        self._held, self._held_bytes, self._deadline_ms = [], 0, math.inf
-        return [pa.Table.from_batches(held)]
+        self._gathered, self._gathered_bytes, self._deadline_ms = [], 0, math.inf
+        return [pa.Table.from_batches(gathered)]
 
     def _cut(self, batch: pa.RecordBatch, size: int) -> list[pa.Table]:
         """Slices of nearly equal size, so that no small remainder is left."""

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kafka_sink.rows.rebatching import (
-    HELD_BATCH_BYTES,
+    GATHERED_BATCH_BYTES,
     ROW_BYTES,
     TARGET_TABLE_BYTES,
     WIDE_TARGET_TABLE_BYTES,
@@ -56,17 +56,17 @@ def test_a_large_batch_goes_at_once_in_even_slices_that_share_its_memory() -> No
 
 
 def test_small_batches_wait_for_each_other_until_they_are_a_unit() -> None:
-    units = builder(10_000 + 5 * HELD_BATCH_BYTES)
+    units = builder(10_000 + 5 * GATHERED_BATCH_BYTES)
     for index in range(4):
         assert units.offer(batch([2000 - ROW_BYTES], start=index), index) == []
-    assert units.deadline_ms() == LINGER_MS, "the first row held sets the deadline"
+    assert units.deadline_ms() == LINGER_MS, "the first row gathered sets the deadline"
     (unit,) = units.offer(batch([2000 - ROW_BYTES], start=4), 5)
     assert numbers([unit]) == [0, 1, 2, 3, 4]
     assert units.is_empty
     assert units.deadline_ms() == math.inf
 
 
-def test_held_rows_go_when_linger_has_passed() -> None:
+def test_gathered_rows_go_when_linger_has_passed() -> None:
     units = builder()
     units.offer(batch([1]), 100)
     assert units.take(100 + LINGER_MS - 0.001) == []
@@ -86,10 +86,10 @@ def test_rows_and_batches_count_beside_their_bytes() -> None:
     assert {unit.num_rows for unit in found} == {125_000}
     # Many tiny batches cost more than their bytes.
     units = builder()
-    held = 0
+    gathered = 0
     while not units.offer(batch([1]), 0):
-        held += 1
-    assert held < TARGET_TABLE_BYTES / HELD_BATCH_BYTES
+        gathered += 1
+    assert gathered < TARGET_TABLE_BYTES / GATHERED_BATCH_BYTES
 
 
 @pytest.mark.parametrize("list_type", [pa.list_, pa.large_list])
@@ -133,7 +133,7 @@ def test_every_row_once_in_order_and_in_time(
         found += units.offer(batch(sizes, kind, start=count), now)
         count += len(sizes)
         assert units.is_empty == (units.deadline_ms() == math.inf)
-        assert units.deadline_ms() > now, "rows are held past their time"
+        assert units.deadline_ms() > now, "rows are gathered past their time"
     found += units.finish()
     assert numbers(found) == list(range(count))
     assert all(unit.num_rows for unit in found)
