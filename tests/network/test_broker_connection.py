@@ -335,7 +335,7 @@ def ready(security: Stub) -> BrokerConnection:
     return one
 
 
-def test_nothing_is_connected_before_the_login_is_prepared() -> None:
+def test_nothing_is_connected_before_the_login_is_prepared_and_one_that_hangs_is_not_used_later() -> None:
     one = connection(security := Stub())
     one.open(0.0)
     one.prepared()
@@ -346,9 +346,6 @@ def test_nothing_is_connected_before_the_login_is_prepared() -> None:
     security.end(AuthenticationError("no ticket (on host h)"))
     with pytest.raises(AuthenticationError, match="no ticket"):
         one.prepared()
-
-
-def test_a_preparation_that_hangs_is_waited_for_and_not_used_later() -> None:
     one = connection(security := Stub())
     for at_ms in (0.0, 20_000.0, 40_000.0):
         one.open(at_ms)

@@ -13,10 +13,7 @@ from kafka_sink.security.settings import SecuritySettings
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "clusters.md"
 # What a reader puts in.
-VARIABLES = (
-    *("api_key", "api_secret", "client_id", "client_secret", "user", "password"),
-    "connection_string",
-)
+VARIABLES = ["api_key", "api_secret", "client_id", "client_secret", "user", "password", "connection_string"]
 
 
 def configurations() -> list[tuple[str, dict[str, str]]]:
@@ -41,10 +38,10 @@ CONFIGURATIONS = configurations()
 
 
 def test_the_page_has_all_five_services() -> None:
-    assert [name for name, _ in CONFIGURATIONS] == [
-        *("Confluent Cloud", "Confluent Cloud", "Amazon MSK", "Amazon MSK"),
-        *("Azure Event Hubs", "Azure Event Hubs", "Aiven", "Redpanda Cloud"),
-    ]
+    names = [name for name, _ in CONFIGURATIONS]
+    assert {name: names.count(name) for name in names} == {
+        "Confluent Cloud": 2, "Amazon MSK": 2, "Azure Event Hubs": 2, "Aiven": 1, "Redpanda Cloud": 1,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "options"), CONFIGURATIONS)
