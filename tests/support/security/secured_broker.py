@@ -11,6 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from confluent_kafka.admin import (
+    AdminClient,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialUpsertion,
+)
 from joserfc import jwt
 from joserfc.jwk import RSAKey
 
@@ -110,11 +116,13 @@ def _properties(folder: Path) -> dict[str, object]:
         "listener.name.mutual.ssl.truststore.location": folder / "authority.pem",
         "listener.name.short.connections.max.reauth.ms": SHORT_SESSION_MS,
     }
-    for name in (one.lower() for one, protocol in LISTENERS.items() if protocol.endswith("SSL")):
-        values[f"listener.name.{name}.ssl.keystore.type"] = "PEM"
-        values[f"listener.name.{name}.ssl.keystore.location"] = folder / "server.pem"
-    for name in (one.lower() for one, protocol in LISTENERS.items() if protocol.startswith("SASL")):
-        prefix = f"listener.name.{name}"
+    for name, protocol in LISTENERS.items():
+        prefix = f"listener.name.{name.lower()}"
+        if protocol.endswith("SSL"):
+            values[f"{prefix}.ssl.keystore.type"] = "PEM"
+            values[f"{prefix}.ssl.keystore.location"] = folder / "server.pem"
+        if not protocol.startswith("SASL"):
+            continue
         values |= {
             f"{prefix}.sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512,OAUTHBEARER",
             f"{prefix}.plain.sasl.jaas.config": f"{_MODULES}.plain.PlainLoginModule required "
@@ -187,18 +195,8 @@ def send(producer: Producer, rows: int) -> int:
 
 
 def _make_scram_users(broker: LocalBroker) -> None:
-    from confluent_kafka.admin import (
-        AdminClient,
-        ScramCredentialInfo,
-        ScramMechanism,
-        UserScramCredentialUpsertion,
-    )
-
     admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers, "log_level": 0})
-    changes = [
-        UserScramCredentialUpsertion(USER, ScramCredentialInfo(mechanism, 4096), PASSWORD.encode())
-        for mechanism in (ScramMechanism.SCRAM_SHA_256, ScramMechanism.SCRAM_SHA_512)
-    ]
-    for change in changes:
-        for done in admin.alter_user_scram_credentials([change]).values():
+    for mechanism in (ScramMechanism.SCRAM_SHA_256, ScramMechanism.SCRAM_SHA_512):
+        user = UserScramCredentialUpsertion(USER, ScramCredentialInfo(mechanism, 4096), PASSWORD.encode())
+        for done in admin.alter_user_scram_credentials([user]).values():
             done.result(30)
