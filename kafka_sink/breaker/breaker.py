@@ -335,7 +335,8 @@ class Breaker:
         same ids and names. No row was sent to the former one."""
         self.is_busy = True
         self._at(now_ms)
-        self.table.unmute_all("another cluster responds at bootstrap.servers now")
+        for target in list(self.table.mutes):
+            self.table.unmute(target, "another cluster responds at bootstrap.servers now", own=False)
         shared = self._shared
         if shared is not None:
             shared.on_other_cluster()

@@ -100,11 +100,6 @@ class TaskMutes:
             if partition is not None:
                 partition.forget_outcomes()
 
-    def unmute_all(self, reason: str) -> None:
-        """Unmute everything. The coordinator is not to hear of it."""
-        for target in list(self.mutes):
-            self.unmute(target, reason, own=False)
-
     @property
     def has_changes(self) -> bool:
         """Whether ``take_changes`` would return any."""

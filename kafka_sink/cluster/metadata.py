@@ -70,7 +70,7 @@ class ClusterMetadata:
     """Topics with their age and last use: of a task, whose sender refreshes them, or of the coordinator.
 
     Any thread. Look-ups of one topic, partition or of the brokers take no lock: their values are replaced
-    whole. ``version`` rises at every change that these or ``topic_error`` show. ``network`` is the sender's,
+    whole. ``version`` rises at every change that these show, and with errors. ``network`` is the sender's,
     None in the coordinator; ``random`` is uniform on [0, 1). A call costs O(log n) for each of its topics and
     for each topic that has become due since the last call.
     """
@@ -136,11 +136,6 @@ class ClusterMetadata:
     def topic(self, name: str) -> TopicMetadata | None:
         found = self._topics.get(name)
         return None if found is None else found.metadata
-
-    def topic_error(self, name: str) -> int | None:
-        """The last error code of a topic without metadata."""
-        found = self._topics.get(name)
-        return None if found is None or found.metadata is not None else found.error or None
 
     def describe_lookup_error(self, name: str) -> str | None:
         """The error in a topic's last response, None where that brought metadata."""
@@ -316,7 +311,7 @@ class ClusterMetadata:
                 if (
                     found is None
                     or found.used_ms + self._idle_ms <= now_ms
-                    or (found.metadata is None and self._has_old_error(found, now_ms))
+                    or (found.final and found.error_ms + self._max_age_ms <= now_ms)
                 ):
                     self.forget(name)
                     self._admit(name, now_ms)
@@ -325,9 +320,6 @@ class ClusterMetadata:
                 if not found.in_use:
                     found.in_use = True
                     self._reschedule(name, found)
-
-    def _has_old_error(self, found: TopicState, now_ms: float) -> bool:
-        return found.final and found.error_ms + self._max_age_ms <= now_ms
 
     def forget(self, name: str) -> None:
         """Nothing waits for this topic any more; its next use requests it again."""

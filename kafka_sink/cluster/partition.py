@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -135,13 +134,6 @@ class Partition:
         # have the number of the batch that they were part of.
         self._started = 0
         self._numbers: dict[ProducerBatch, int] = {}
-
-    def refresh_leader(
-        self, leader: Callable[[TopicPartition], Broker | None], metadata_version: int | None
-    ) -> None:
-        """Look the leader up, which holds for this version of the metadata."""
-        self.leader = leader(self.id)
-        self.metadata_version = metadata_version
 
     def insert(self, batch: ProducerBatch) -> None:
         """Put a batch back in append order: retries of several in-flight batches may return in any order."""

@@ -163,7 +163,7 @@ class RecordAccumulator:
                         delay = min(delay, wait)
                         continue
                 if metadata_version is None or partition.metadata_version != metadata_version:
-                    partition.refresh_leader(leader, metadata_version)
+                    partition.leader, partition.metadata_version = leader(partition.id), metadata_version
                 if partition.leader is None:
                     leaderless.append(partition)
                 else:

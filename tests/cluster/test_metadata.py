@@ -230,7 +230,6 @@ def test_one_refusal_in_a_refresh_leaves_what_is_known(code: int) -> None:
     made.mark_stale("t00", 1000)
     assert learn(made, 1000, t00=code) == ("t00",)
     assert made.topic("t00") is not None
-    assert made.topic_error("t00") is None
     assert error_of(code).name in (made.describe_lookup_error("t00") or "")
     assert made.next_request(1099) is None
     assert made.next_request(1100) == ("t00",)

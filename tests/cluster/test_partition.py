@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from kafka_sink.errors import KafkaSinkError
 from kafka_sink.model import TopicPartition
-from tests.support.brokers import Brokers
 from tests.support.queues import partition_of
 from tests.support.sequences import P0, P1, acknowledge, batch, ended, fail, identity, marks, sent
 
@@ -193,12 +192,6 @@ def test_what_comes_back_takes_its_place_among_what_was_appended() -> None:
     for one in (batches[2], batches[0]):
         partition.insert(one)
     assert list(partition.batches) == batches
-
-
-def test_a_leader_is_looked_up_once_for_a_version_of_the_metadata() -> None:
-    brokers, partition = Brokers(1), partition_of(TopicPartition("t", 0))
-    partition.refresh_leader(brokers.led_by(lambda _: 1), 7)
-    assert (partition.leader, partition.metadata_version) == (brokers[1], 7)
 
 
 OUTCOMES = st.lists(st.tuples(st.sampled_from([1, 400, 2_600, 5_000, 11_000]), st.booleans()))

@@ -215,7 +215,8 @@ class Pair:
             assert (metadata is None) == (known.epoch is None)
             if metadata is not None:
                 assert metadata.partitions[0].leader_epoch == known.epoch
-            assert (self.cache.topic_error(name) == DENIED) == (known.denied_at is not None)
+            is_denied = "AUTHORIZATION" in (self.cache.describe_lookup_error(name) or "")
+            assert (metadata is None and is_denied) == (known.denied_at is not None)
 
     def fail(self) -> None:
         if self.model.in_flight is not None:
