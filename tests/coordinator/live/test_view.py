@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import http.client
 import json
 import re
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing, contextmanager
-from email.message import Message
-from typing import NamedTuple
+from http.client import HTTPConnection, HTTPResponse
 
 import pytest
 
@@ -25,26 +23,15 @@ from tests.support.fake_outbox import FakeOutbox
 from tests.support.task_reports import Board, final, full_report
 
 
-class Got(NamedTuple):
-    status: int
-    headers: Message
-    body: bytes
-
-
 class Served:
     def __init__(self, port: int) -> None:
         self.port = port
 
-    def get(self, path: str, host: str | None = None, method: str = "GET") -> Got:
-        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)) as connection:
+    def get(self, path: str, host: str | None = None, method: str = "GET") -> tuple[HTTPResponse, bytes]:
+        with closing(HTTPConnection("127.0.0.1", self.port, timeout=10)) as connection:
             connection.request(method, path, headers={} if host is None else {"Host": host})
-            with connection.getresponse() as response:
-                return Got(response.status, response.headers, response.read())
-
-    def body(self, path: str) -> bytes:
-        got = self.get(path)
-        assert got.status == 200
-        return got.body
+            response = connection.getresponse()
+            return response, response.read()
 
 
 @contextmanager
@@ -90,8 +77,8 @@ def served() -> Iterator[Served]:
 
 
 def test_the_page_loads_nothing_from_elsewhere_and_runs_only_its_own_script(served: Served) -> None:
-    response = served.get("/")
-    text = response.body.decode()
+    response, body = served.get("/")
+    text = body.decode()
     policy = response.headers["Content-Security-Policy"]
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
@@ -104,8 +91,9 @@ def test_the_page_loads_nothing_from_elsewhere_and_runs_only_its_own_script(serv
 
 
 def test_the_pages_data_is_json(served: Served) -> None:
-    data = json.loads(served.body("/metrics.json"))
-    assert data["application"] == "app"
+    response, body = served.get("/metrics.json")
+    data = json.loads(body)
+    assert (response.status, data["application"]) == (200, "app")
     assert data["jobs"][0]["counters"]["records"] == 3
 
 
@@ -127,13 +115,13 @@ def test_the_pages_data_is_json(served: Served) -> None:
     ],
 )
 def test_a_foreign_site_whose_name_leads_here_gets_nothing(served: Served, host: str, status: int) -> None:
-    assert served.get("/metrics.json", host=host).status == status
+    assert served.get("/metrics.json", host=host)[0].status == status
 
 
 def test_other_methods_and_paths_are_refused(served: Served) -> None:
-    assert served.get("/", method="POST").status == 405
-    assert served.get("/../../etc/passwd").status == 404
-    assert served.get("/metrics", method="HEAD").body == b""
+    assert served.get("/", method="POST")[0].status == 405
+    assert served.get("/../../etc/passwd")[0].status == 404
+    assert served.get("/metrics", method="HEAD")[1] == b""
 
 
 def test_a_port_in_use_is_named_instead_of_failing_the_write() -> None:
