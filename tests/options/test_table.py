@@ -30,3 +30,10 @@ def test_the_page_for_moving_jobs_names_the_defaults_that_differ() -> None:
     line = page.partition("These defaults differ from Kafka's: ")[2].partition(".\n")[0]
     differ = {spec.name.removeprefix("kafka.") for spec in SPECS if spec.differs and not spec.required}
     assert set(re.findall(r"`([a-z.]+\.[a-z]+)`", line)) == differ - TIME_OUTS_THAT_KAFKA_LACKS
+
+
+def test_attributes_are_the_names_without_prefix() -> None:
+    """Messages make the one of the other."""
+    for spec in SPECS:
+        plain = spec.name.removeprefix("kafka.").replace(".", "_")
+        assert spec.attribute == re.sub(r"(?<=[a-z])([A-Z])", r"_\1", plain).lower()

@@ -7,7 +7,7 @@ import pytest
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import parse
 from kafka_sink.options.parse import failure_rate_settings
-from kafka_sink.options.table import SPECS
+from kafka_sink.options.table import BY_NAME, SPECS
 
 SERVERS = {"kafka.bootstrap.servers": "localhost:9092"}
 
@@ -79,8 +79,7 @@ def test_values_may_have_units_where_the_name_says_of_what() -> None:
         ("kafka.send.buffer.bytes", "128KiB", 128 << 10),
         ("max.bytes.per.second", "2MiB", 2 << 20),
     ):
-        attribute = name.removeprefix("kafka.").replace(".", "_")
-        assert getattr(parse({**SERVERS, name: text}).options, attribute) == value
+        assert getattr(parse({**SERVERS, name: text}).options, BY_NAME[name].attribute) == value
     assert failure_rate_settings({"slow.request.min.ms": "2s"}).slow_request_min_ms == 2000
 
 
