@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import importlib
 import itertools
-import json
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from benchmarks.surroundings import RESULTS, ROOT
+from benchmarks.surroundings import RESULTS, ROOT, kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Benchmark:
 
 
 BENCHMARKS = {
-    "mixed_memory": Benchmark(is_drawn=True),
+    "mixed_memory": Benchmark(),
     "partition_growth": Benchmark(is_drawn=True),
     "coordinator": Benchmark(is_drawn=True),
     "many_topics": Benchmark(with_jvm_sink=True, is_drawn=True),
@@ -47,13 +47,11 @@ BENCHMARKS = {
 DRAWN = tuple(name for name, one in BENCHMARKS.items() if one.is_drawn)
 
 
-def redraw(names: Sequence[str]) -> None:
+def redraw(names: Sequence[str], folder: Path = RESULTS) -> None:
     """Draws the plots of those that have figures."""
     for name in names:
-        figures = RESULTS / f"{name}.json"
-        if name in DRAWN and figures.exists():
-            plot = importlib.import_module(f"benchmarks.{name}").plot
-            plot(json.loads(figures.read_text()), figures.with_suffix(".png"))
+        if figures := kept(name):
+            importlib.import_module(f"benchmarks.{name}").plot(figures, folder / f"{name}.png")
             print(f"drew {name}.png", flush=True)
 
 

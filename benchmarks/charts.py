@@ -5,6 +5,7 @@ Figures are opaque, so that they can be read on light and dark pages alike.
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -59,6 +60,12 @@ def figure(
     made.supxlabel(small, x=0.01, ha="left", fontsize=7.5, color=_QUIET)
     made.get_layout_engine().set(w_pad=0.1, h_pad=0.08)
     return made, axes
+
+
+def spark_of(conditions: str) -> str:
+    """For a title."""
+    version = re.search(r"pyspark ([\d.]+)", conditions)
+    return f"PySpark {version[1]}" if version else ""
 
 
 def bars(axes: Any, names: Sequence[str], values: Sequence[float], **look: Any) -> Any:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks import charts
 from benchmarks.processor_time import Meter
+from benchmarks.streaming import await_batches
 from benchmarks.surroundings import keep, kept, machine, parser_of, spark_session
 from local_kafka import LocalBroker
 
@@ -155,15 +156,9 @@ def _run_query(frame: DataFrame, options: dict[str, str], checkpoint: Path, batc
         .option("checkpointLocation", str(checkpoint))
         .start()
     )
-    times: dict[int, int] = {}
-    while len(times) < batches + 3:
-        if not query.isActive:
-            raise RuntimeError(str(query.exception()))
-        for progress in query.recentProgress:
-            times[progress["batchId"]] = progress["durationMs"].get("triggerExecution", 0)
-        time.sleep(0.05)
+    await_batches(query, batches + 2)
     query.stop()
-    return times
+    return {one["batchId"]: one["durationMs"].get("triggerExecution", 0) for one in query.recentProgress}
 
 
 def _options(cluster: LocalBroker, topic: str, guarantee: str) -> dict[str, str]:

@@ -117,14 +117,7 @@ def rates(spark: Any, job: Job, folder: str, rows: int, repeats: int) -> dict[st
             found[one.name].append(rate)
             print(f"  round {turn + 1}  {one.name:36}{rate:12,.0f} rows/s", flush=True)
     medians = {name: statistics.median(values) for name, values in found.items()}
-    print(f"\n{'ratio':66}{'is':>7}{'goal':>7}")
-    for ours, theirs, goal in GOALS:
-        if theirs not in medians:
-            print(f"{ours} / {theirs}: not measured (needs pyspark {peers.JVM_SINK_SPARK})")
-            continue
-        ratio = medians[ours] / medians[theirs]
-        short = "" if ratio >= goal else f"   short by {100 * (1 - ratio / goal):.0f} %"
-        print(f"{ours + ' / ' + theirs:66}{ratio:7.2f}{goal:7.1f}{short}")
+    throughput.report_goals(GOALS, medians)
     return found
 
 

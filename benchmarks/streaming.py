@@ -19,7 +19,6 @@ measured afterwards. The results keep the last run of each PySpark.
 from __future__ import annotations
 
 import json
-import re
 import statistics
 import tempfile
 import time
@@ -231,8 +230,7 @@ def plot(runs: list[dict[str, Any]], file: Path) -> None:
         charts.bars(axes, names, medians, color=colours, xerr=[[0] * len(names), beyond], ecolor="#606060")
         for place, (median, high) in enumerate(zip(medians, late, strict=True)):
             axes.text(high, place, f"  {median:.0f}  ({high:.0f})", va="center", fontsize=8)
-        version = re.search(r"pyspark ([\d.]+)", run["conditions"])
-        axes.set_title(f"PySpark {version[1]}" if version else "")
+        axes.set_title(charts.spark_of(run["conditions"]))
     all_axes[-1, 0].set_xlabel("milliseconds: median; thin line and (figure): 95th percentile")
     charts.save(made, file)
 

@@ -16,11 +16,10 @@ from __future__ import annotations
 import json
 import os
 import random
-import re
 import statistics
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +36,11 @@ _TUNED_MEANS = "tuned: linger.ms 20, batch.size 1 MiB"
 _COUNTING_MEANS = (
     "a sink that only counts: what Spark takes to hand rows to Python, the bound of each sink in Python"
 )
+KEY = "format_string('k%09d', (id * 7919) % 1000000007) as key"
+# 110 bytes.
+JSON = """rpad(format_string(
+    '{"id":%012d,"user":"u%06d","event":"click","page":"/item/%08d","ms":%06d,"ok":true}',
+    id, id % 999983, (id * 31) % 99999989, (id * 17) % 999983), 110, ' ')"""
 # ours, theirs, at least this many times as fast
 GOALS = (
     ("kafka-chunked, defaults", "JVM sink, defaults", 1.9),
@@ -70,12 +74,7 @@ def session(with_jvm_sink: bool, settings: Mapping[str, str] | None = None) -> A
 def source(spark: Any, rows: int, folder: str) -> Any:
     """Rows as Parquet, so that making them costs every contender the same and little."""
     path = f"{folder}/rows-{rows}"
-    made = spark.range(0, rows, 1, 2).selectExpr(
-        "format_string('k%09d', (id * 7919) % 1000000007) as key",
-        """format_string('{"id":%012d,"user":"u%06d","event":"click","page":"/item/%08d","ms":%06d,"ok":true}',
-            id, id % 999983, (id * 31) % 99999989, (id * 17) % 999983) as value""",
-    )
-    made = made.selectExpr("key", "rpad(value, 110, ' ') as value")
+    made = spark.range(0, rows, 1, 2).selectExpr(KEY, f"{JSON} as value")
     made.write.mode("overwrite").parquet(path)
     return spark.read.parquet(path)
 
@@ -126,12 +125,17 @@ def report(jobs: dict[str, list[Job]]) -> None:
             f"{name:34}{steady[name].rows_per_s:12,.0f}{min(rates):12,.0f}{max(rates):12,.0f}"
             f"{found[0].rows_per_s:12,.0f}{steady[name].spark_s:11.2f}{steady[name].broker_s:11.2f}"
         )
+    report_goals(GOALS, {name: job.rows_per_s for name, job in steady.items()})
+
+
+def report_goals(goals: Sequence[tuple[str, str, float]], rates: Mapping[str, float]) -> None:
+    """Prints ratios of rates beside what they should be."""
     print(f"\n{'ratio':66}{'is':>7}{'goal':>7}")
-    for ours, theirs, goal in GOALS:
-        if theirs not in steady:
+    for ours, theirs, goal in goals:
+        if theirs not in rates:
             print(f"{ours} / {theirs}: not measured (needs pyspark {peers.JVM_SINK_SPARK})")
             continue
-        ratio = steady[ours].rows_per_s / steady[theirs].rows_per_s
+        ratio = rates[ours] / rates[theirs]
         short = "" if ratio >= goal else f"   short by {100 * (1 - ratio / goal):.0f} %"
         print(f"{ours + ' / ' + theirs:66}{ratio:7.2f}{goal:7.1f}{short}")
 
@@ -157,8 +161,7 @@ def plot(runs: list[dict[str, Any]], file: Path) -> None:
         drawn = charts.bars(rates, names, millions, color=colours)
         charts.label(rates, drawn, [f"{value:.2f}" for value in millions])
         _draw_costs(costs, found, colours)
-        version = re.search(r"pyspark ([\d.]+)", run["conditions"])
-        rates.set_title(f"PySpark {version[1]}" if version else "")
+        rates.set_title(charts.spark_of(run["conditions"]))
     all_axes[-1, 0].set_xlabel("million rows per second, acknowledged (median)")
     all_axes[-1, 1].set_xlabel("processor seconds for a million rows (median)")
     charts.save(made, file)

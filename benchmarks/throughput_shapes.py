@@ -20,15 +20,12 @@ from typing import Any
 
 from benchmarks import charts, peers
 from benchmarks.surroundings import keep, kept, parser_of
-from benchmarks.throughput import PARTITIONS, Job, medians, run_job, session
+from benchmarks.throughput import JSON, KEY, PARTITIONS, Job, medians, run_job, session
 from local_kafka import LocalBroker
 from tests.support.security.certificates import Authority
 
 OURS, JVM, COUNTING = "kafka-chunked", "JVM sink", "counting sink"
 ARROW_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
-KEY = "format_string('k%09d', (id * 7919) % 1000000007) as key"
-JSON = """format_string('{"id":%012d,"user":"u%06d","event":"click","page":"/item/%08d","ms":%06d,"ok":true}',
-    id, id % 999983, (id * 31) % 99999989, (id * 17) % 999983)"""
 
 
 def _digests(size: int) -> str:
@@ -39,7 +36,7 @@ def _digests(size: int) -> str:
 
 VALUES = {
     20: "format_string('%012d-%07d', id, id % 9999991)",
-    110: f"rpad({JSON}, 110, ' ')",
+    110: JSON,
     1_000: _digests(1_000),
     10_000: _digests(10_000),
     100_000: _digests(100_000),

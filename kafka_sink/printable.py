@@ -33,13 +33,13 @@ def one_line(text: str, limit: int = MAX_CHARACTERS) -> str:
     return cut if cut.isprintable() else "".join(char if char.isprintable() else " " for char in cut)
 
 
-def printable_list(texts: Iterable[str], limit: int = MAX_CHARACTERS) -> str:
+def printable_list(texts: Iterable[str]) -> str:
     """The texts with commas between them, as ``printable``; looks at no more of them than it shows."""
     shown: list[str] = []
     length = 0
     for text in texts:
-        if length > limit:
+        if length > MAX_CHARACTERS:
             break
-        shown.append(printable(text, limit))
+        shown.append(printable(text))
         length += len(shown[-1]) + 2
-    return one_line(", ".join(shown), limit)
+    return one_line(", ".join(shown))

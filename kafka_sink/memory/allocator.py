@@ -62,7 +62,7 @@ class BufferAllocator:
         self.begin()
 
     def _needs(
-        self, projected: int, first_record: int | None = None, batches: int = 1
+        self, projected: int, first_record: int | None, batches: int = 1
     ) -> tuple[ChunkArena, int, int]:
         """What the last of so many new batches gets: an arena's chunks, how many, and what `full` would
         hold for it."""

@@ -284,7 +284,7 @@ class PlannedWrite:
         messages: Sequence[WriterCommitMessage | None],
         batch_id: int | None,
         in_transactions: Mapping[str, EndedTransactions],
-        note: str = "",
+        note: str,
     ) -> EndedWrite:
         tasks = [one for one in messages if isinstance(one, TaskCommitted)]
         query = next((one.query for one in tasks if one.query), "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks import charts
+from benchmarks.__main__ import DRAWN, redraw
 
 
 def test_a_label_stays_inside_the_frame(tmp_path: Path) -> None:
@@ -27,3 +28,9 @@ def test_a_long_title_and_long_conditions_are_not_cut_off(tmp_path: Path) -> Non
         box = text.get_window_extent()
         assert box.x0 >= 0
         assert box.x1 <= whole.x1
+
+
+def test_what_is_kept_can_be_drawn_again(tmp_path: Path) -> None:
+    """Catches: figures of an earlier version, which lack what the plot shows."""
+    redraw(DRAWN, tmp_path)
+    assert {f"{name}.png" for name in DRAWN} <= {one.name for one in tmp_path.iterdir()}

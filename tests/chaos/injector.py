@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from local_kafka import LocalBroker
 from tests.chaos.schedule import BROKER_FAULTS, Event, Fault
@@ -40,9 +40,7 @@ class Injector:
         """Ends running faults of the wire; every broker runs afterwards."""
         self._stopped.set()
         for proxy in self._proxies:
-            proxy.slow()
-            proxy.thaw()
-            proxy.accept()
+            _mend(proxy)
         for broker in range(len(self._proxies.proxies)):
             if self._cluster.is_running(broker):
                 self._cluster.thaw(broker)
@@ -67,31 +65,28 @@ class Injector:
             cluster.start(broker)
 
     def _strike_wire(self, proxy: Proxy, event: Event) -> None:
-        fault = event.fault
-        if fault is Fault.CUT:
-            proxy.cut()
-        elif fault is Fault.CUT_REQUEST:
-            proxy.cut_after(event.amount, REQUEST)
-        elif fault is Fault.CUT_RESPONSE:
-            proxy.cut_after(event.amount, RESPONSE)
-        elif fault is Fault.SWALLOW:
-            proxy.swallow(PRODUCE, event.amount)
-        elif fault is Fault.DELAY:
-            proxy.slow(delay_ms=event.amount)
-        elif fault is Fault.TRICKLE:
-            proxy.slow(trickle_bytes=event.amount, trickle_ms=_TRICKLE_MS)
-        elif fault is Fault.STALL:
-            proxy.freeze()
-        elif fault is Fault.LOSE:
+        fault, amount = event.fault, event.amount
+        strikes: dict[Fault, Callable[[], object]] = {
+            Fault.CUT: proxy.cut,
+            Fault.CUT_REQUEST: lambda: proxy.cut_after(amount, REQUEST),
+            Fault.CUT_RESPONSE: lambda: proxy.cut_after(amount, RESPONSE),
+            Fault.SWALLOW: lambda: proxy.swallow(PRODUCE, amount),
+            Fault.DELAY: lambda: proxy.slow(delay_ms=amount),
+            Fault.TRICKLE: lambda: proxy.slow(trickle_bytes=amount, trickle_ms=_TRICKLE_MS),
+            Fault.STALL: proxy.freeze,
             # Responses pass, so that whatever is in flight in the end has not been delivered.
-            proxy.freeze(REQUEST)
-        elif fault is Fault.REFUSE:
-            proxy.refuse()
-            proxy.cut()
+            Fault.LOSE: lambda: proxy.freeze(REQUEST),
+            Fault.REFUSE: lambda: (proxy.refuse(), proxy.cut()),
+        }
+        strikes[fault]()
         self._stopped.wait(event.lasts_ms / 1000)
         if fault is Fault.LOSE:
             # What waits before the proxy is never delivered.
             proxy.cut()
-        proxy.slow()
-        proxy.thaw()
-        proxy.accept()
+        _mend(proxy)
+
+
+def _mend(proxy: Proxy) -> None:
+    proxy.slow()
+    proxy.thaw()
+    proxy.accept()
