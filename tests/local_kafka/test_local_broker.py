@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import sys
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -22,10 +21,10 @@ from tests.support.topics import read_to_end
 from tests.support.waiting import throughout, until
 
 
-def send(servers: str, topic: str, values: list[bytes]) -> None:
+def send(servers: str, topic: str, *values: bytes, **more: int) -> None:
     producer = Producer({"bootstrap.servers": servers, "acks": "all", "log_level": 3})
     for value in values:
-        producer.produce(topic, value, partition=0)
+        producer.produce(topic, value, partition=0, **more)
     assert producer.flush(60) == 0
 
 
@@ -37,51 +36,36 @@ def own() -> Iterator[LocalBroker]:
         yield running
 
 
-def test_data_survives_kill_and_clean_stop(own: LocalBroker) -> None:
-    topic = f"survives-{uuid.uuid4().hex[:8]}"
-    own.create_topic(topic)
+def test_data_survives_kill_and_clean_stop_and_tools_of_the_same_jars_read_it(own: LocalBroker) -> None:
+    """In a topic that is created by use, with the caller's properties."""
     servers, first = own.bootstrap_servers, own.pid(0)
-    send(servers, topic, [b"a", b"b"])
+    send(servers, "survives", b"a", b"b")
+    assert sorted(path.name for path in own.log_dir(0).glob("survives-*")) == ["survives-0", "survives-1"]
     own.stop(0)
     assert not own.is_running(0)
     own.start(0)
-    send(servers, topic, [b"c"])
+    send(servers, "survives", b"c")
     own.kill(0)
     assert not alive(first)
     own.start(0)
     assert own.bootstrap_servers == servers
     assert own.pid(0) != first
-    assert read_to_end(servers, topic) == [b"a", b"b", b"c"]
-
-
-def test_topics_are_created_by_use_with_the_callers_properties(own: LocalBroker) -> None:
-    topic = f"auto-{uuid.uuid4().hex[:8]}"
-    send(own.bootstrap_servers, topic, [b"x"])
-    assert sorted(path.name for path in own.log_dir(0).glob(f"{topic}-*")) == [f"{topic}-0", f"{topic}-1"]
+    assert read_to_end(servers, "survives") == [b"a", b"b", b"c"]
+    segment = next((own.log_dir(0) / "survives-0").glob("*.log"))
+    dump = ("org.apache.kafka.tools.DumpLogSegments", "--files", str(segment), "--print-data-log")
+    printed = own.run_tool(*dump).stdout
+    assert "isvalid: true" in printed
+    assert "payload: b" in printed
+    with pytest.raises(LocalBrokerError, match=r"no\.such\.Tool ended with 1"):
+        own.run_tool("no.such.Tool")
 
 
 def test_old_event_times_are_kept(own: LocalBroker) -> None:
     """Kafka's default retention deletes records with timestamps of 2013 at the first check."""
     own.create_topic("old")
-    producer = Producer({"bootstrap.servers": own.bootstrap_servers, "log_level": 3})
-    producer.produce("old", b"x", partition=0, timestamp=1_356_998_400_000)
-    assert producer.flush(30) == 0
+    send(own.bootstrap_servers, "old", b"x", timestamp=1_356_998_400_000)
     # Several checks.
     throughout(lambda: read_to_end(own.bootstrap_servers, "old") == [b"x"], 1.0)
-
-
-def test_java_tools_run_on_the_same_jars(own: LocalBroker) -> None:
-    topic = f"tools-{uuid.uuid4().hex[:8]}"
-    own.create_topic(topic)
-    send(own.bootstrap_servers, topic, [b"hello"])
-    segment = next((own.log_dir(0) / f"{topic}-0").glob("*.log"))
-    printed = own.run_tool(
-        "org.apache.kafka.tools.DumpLogSegments", "--files", str(segment), "--print-data-log"
-    ).stdout
-    assert "isvalid: true" in printed
-    assert "payload: hello" in printed
-    with pytest.raises(LocalBrokerError, match=r"no\.such\.Tool ended with 1"):
-        own.run_tool("no.such.Tool")
 
 
 def test_misuse_is_told(own: LocalBroker) -> None:
@@ -118,12 +102,9 @@ def test_a_port_lost_between_choice_and_bind_is_chosen_again() -> None:
         assert len(starts) == 2
 
 
-def test_no_room_for_the_data_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(**_: object) -> str:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("local_kafka.broker.tempfile.mkdtemp", full)
-    with pytest.raises(LocalBrokerError, match=r"No space left on device; set TMPDIR"):
+def test_no_room_for_the_data_is_told(temporary_folder: Callable[[str], None]) -> None:
+    temporary_folder("/no/such/folder")
+    with pytest.raises(LocalBrokerError, match=r"No such file .*; set TMPDIR"):
         LocalBroker().open()
 
 

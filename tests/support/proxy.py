@@ -59,29 +59,11 @@ class _Pair:
                 side.shutdown(socket.SHUT_RDWR)
 
 
-class RequestParser:
-    """Finds request headers in a stream of bytes that comes in pieces of any size."""
-
-    def __init__(self) -> None:
-        self._head = bytearray()
-        self._skip = 0
-
-    def feed(self, data: bytes) -> Iterator[tuple[int, int, int]]:
-        """(api key, version, correlation id) of each request that begins here."""
-        at = 0
-        while at < len(data):
-            if self._skip:
-                step = min(self._skip, len(data) - at)
-                self._skip -= step
-            else:
-                step = min(12 - len(self._head), len(data) - at)
-                self._head += data[at : at + step]
-                if len(self._head) == 12:
-                    size, api_key, version, correlation = struct.unpack(">ihhi", self._head)
-                    self._head.clear()
-                    self._skip = size - 8
-                    yield api_key, version, correlation
-            at += step
+def frames(received: bytearray) -> Iterator[bytes]:
+    """Takes whole messages, their lengths included, out of what was received."""
+    while len(received) >= 4 and len(received) >= (size := int.from_bytes(received[:4], "big") + 4):
+        yield bytes(received[:size])
+        del received[:size]
 
 
 class Proxy(AbstractContextManager["Proxy"]):
@@ -219,9 +201,12 @@ class Proxy(AbstractContextManager["Proxy"]):
             pair.reset()  # the other pump must end, too
 
     def _questions(self, pair: _Pair) -> None:
-        parser = RequestParser()
+        received = bytearray()
         while data := pair.client.recv(_PIECE):
-            for api_key, version, correlation in parser.feed(data):
+            # Its end comes last, so that a request is known before there can be a response.
+            received += data
+            for frame in frames(received):
+                api_key, version, correlation = struct.unpack_from(">hhi", frame, 4)
                 pair.asked[correlation] = (api_key, version)
                 with self._lock:
                     self.requests[api_key] += 1
@@ -232,9 +217,7 @@ class Proxy(AbstractContextManager["Proxy"]):
         received = bytearray()
         while data := pair.broker.recv(_PIECE):
             received += data
-            while len(received) >= 4 and len(received) >= (size := int.from_bytes(received[:4], "big") + 4):
-                frame = bytes(received[:size])
-                del received[:size]
+            for frame in frames(received):
                 self._forward(pair.client, self._on_response(pair, frame), RESPONSE)
         pair.client.shutdown(socket.SHUT_WR)
 
