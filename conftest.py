@@ -42,7 +42,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--allocation-strategy",
         choices=STRATEGIES,
         help="run everything under this buffer.memory.allocation.strategy (default: incremental, and tests "
-        "marked both_strategies under both)",
+        "that use the fixture allocation_strategy under both)",
     )
 
 
@@ -85,18 +85,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if metafunc.definition.get_closest_marker("both_strategies") is None:
-        return
-    chosen = metafunc.config.getoption("--allocation-strategy")
-    metafunc.fixturenames.append("allocation_strategy")
-    metafunc.parametrize("allocation_strategy", [chosen] if chosen else STRATEGIES, indirect=True)
-
-
-@pytest.fixture(autouse=True)
-def _strategy_of_marked_tests(request: pytest.FixtureRequest) -> None:
-    """Parametrization alone does not set a fixture up that a test does not ask for."""
-    if request.node.get_closest_marker("both_strategies") is not None:
-        request.getfixturevalue("allocation_strategy")
+    if "allocation_strategy" in metafunc.fixturenames:
+        chosen = metafunc.config.getoption("--allocation-strategy")
+        metafunc.parametrize("allocation_strategy", [chosen] if chosen else STRATEGIES, indirect=True)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -32,7 +32,7 @@ from tests.support.partitioners import ordered
 from tests.support.queues import limits_of, settings, teach_ratio
 from tests.support.strategy import forced
 
-pytestmark = pytest.mark.both_strategies
+pytestmark = pytest.mark.usefixtures("allocation_strategy")
 
 BATCH_SIZE = 1_024
 DONE = DeliveryError("the sender was done with it")

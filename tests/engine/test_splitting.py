@@ -131,7 +131,7 @@ def test_pieces_keep_their_rows_order_and_place() -> None:
     assert {piece.created_ms for piece in pieces} == {4_321.0}
 
 
-@pytest.mark.both_strategies
+@pytest.mark.usefixtures("allocation_strategy")
 def test_a_piece_that_cannot_be_made_holds_nothing() -> None:
     refused = Refused([b"v" * 40] * 400)
     before = refused.held()
@@ -160,7 +160,7 @@ def test_another_reader_finds_every_row_with_its_timestamp(codec: CompressionTyp
     assert found == list(zip(values, times, strict=True))
 
 
-@pytest.mark.both_strategies
+@pytest.mark.usefixtures("allocation_strategy")
 @each_codec
 def test_a_split_takes_no_memory_that_others_have(codec: CompressionType) -> None:
     """KAFKA-20576: where a split needs memory of its own, a pool full of batches that are too large never
@@ -182,7 +182,7 @@ def test_a_split_takes_no_memory_that_others_have(codec: CompressionType) -> Non
     assert refused.held() == before - own
 
 
-@pytest.mark.both_strategies
+@pytest.mark.usefixtures("allocation_strategy")
 @each_codec
 def test_pieces_of_pieces_stay_within_the_memory_of_the_first_batch(codec: CompressionType) -> None:
     chance = random.Random(4)
@@ -201,7 +201,7 @@ def test_pieces_of_pieces_stay_within_the_memory_of_the_first_batch(codec: Compr
     assert refused.held() == 0
 
 
-@pytest.mark.both_strategies
+@pytest.mark.usefixtures("allocation_strategy")
 @each_codec
 @pytest.mark.parametrize(
     "positions",

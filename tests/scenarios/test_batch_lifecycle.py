@@ -159,14 +159,14 @@ def _mute(model: Model, chance: random.Random) -> None:
         model.muted.add(partition)
 
 
-@pytest.mark.both_strategies
+@pytest.mark.usefixtures("allocation_strategy")
 @settings(max_examples=tries(30), deadline=None, database=None, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(1_000, 2**32))
 def test_no_order_of_events_loses_or_doubles_anything(seed: int) -> None:
     walk(seed)
 
 
-@pytest.mark.both_strategies
+@pytest.mark.usefixtures("allocation_strategy")
 def test_long_runs_come_by_what_they_are_for() -> None:
     seen: Counter[str] = Counter()
     for seed in range(tries(100)):

@@ -214,7 +214,7 @@ PATHS: list[Callable[[Model], None]] = [
 ]
 
 
-@pytest.mark.both_strategies
+@pytest.mark.usefixtures("allocation_strategy")
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.__name__.strip("_"))
 def test_a_chunk_is_returned_exactly_once(path: Callable[[Model], None]) -> None:
     """A second return raises BufferOwnershipError."""
@@ -226,7 +226,7 @@ def test_a_chunk_is_returned_exactly_once(path: Callable[[Model], None]) -> None
     assert not model.accumulator.live
 
 
-@pytest.mark.both_strategies
+@pytest.mark.usefixtures("allocation_strategy")
 def test_nobody_waits_for_memory_while_holding_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sender could then not send that batch, whose memory may be what the wait is for."""
     model = Model()

@@ -149,7 +149,7 @@ def test_rows_behind_a_flush_linger_again(cluster: FakeCluster) -> None:
         assert producer.finish().records == 5
 
 
-@pytest.mark.both_strategies
+@pytest.mark.usefixtures("allocation_strategy")
 @pytest.mark.parametrize("work", WAITS, ids=lambda w: w.__name__)
 def test_a_task_that_is_interrupted_leaves_nothing_behind(cluster: FakeCluster, work: Work) -> None:
     sent_at: list[float] = []
@@ -245,7 +245,7 @@ def dies_while_it_writes_into_batches(
             producer.send(rows(1, 50))
 
 
-@pytest.mark.both_strategies
+@pytest.mark.usefixtures("allocation_strategy")
 def test_a_task_that_dies_while_it_writes_into_batches_leaves_nothing_behind(cluster: FakeCluster) -> None:
     dies_while_it_writes_into_batches(cluster)
 
@@ -321,7 +321,7 @@ def test_a_sender_that_ends_late_gives_everything_back_itself(
         raise ValueError("the task fails")
 
 
-@pytest.mark.both_strategies
+@pytest.mark.usefixtures("allocation_strategy")
 def test_a_lost_task_does_not_wait_for_memory(cluster: FakeCluster) -> None:
     """Nothing more of it is sent, so no memory would come free. The error must name the first cause."""
     cluster.freeze(1)
@@ -348,7 +348,7 @@ def test_a_producer_id_serves_the_next_task_while_all_is_well(cluster: FakeClust
     assert [batch.base_sequence for batch in cluster.batches(TOPIC, 0)] == [0, 5, 10]
 
 
-@pytest.mark.both_strategies
+@pytest.mark.usefixtures("allocation_strategy")
 def test_metrics_come_with_the_result_and_while_the_producer_lives(
     cluster: FakeCluster, allocation_strategy: str
 ) -> None:

@@ -21,8 +21,7 @@ print(WorkerPools(lambda: 0.0).allocator("incremental", 1 << 20, 1024).full)
 """
 
 
-@pytest.mark.both_strategies
-def test_this_process_obeys_the_mark(allocation_strategy: str) -> None:
+def test_this_process_obeys_the_fixture(allocation_strategy: str) -> None:
     allocator = WorkerPools(lambda: 0.0).allocator("incremental", 1 << 20, 1024)
     assert allocator.full == FULL[allocation_strategy]
 
