@@ -21,10 +21,10 @@ from tests.support.topics import read_to_end
 from tests.support.waiting import throughout, until
 
 
-def send(servers: str, topic: str, *values: bytes, **more: int) -> None:
+def send(servers: str, topic: str, *values: bytes, timestamp: int = 0) -> None:
     producer = Producer({"bootstrap.servers": servers, "acks": "all", "log_level": 3})
     for value in values:
-        producer.produce(topic, value, partition=0, **more)
+        producer.produce(topic, value, partition=0, timestamp=timestamp)
     assert producer.flush(60) == 0
 
 

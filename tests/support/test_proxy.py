@@ -48,7 +48,8 @@ def driver(proxies: ProxyCluster) -> Iterator[Driver]:
 @given(sizes=st.lists(st.integers(0, 30), max_size=6), cuts=st.lists(st.integers(1, 25), min_size=200))
 def test_messages_are_found_in_any_pieces(sizes: list[int], cuts: list[int]) -> None:
     sent = [size.to_bytes(4, "big") + bytes(size) for size in sizes]
-    stream, received, found = BytesIO(b"".join(sent)), bytearray(), []
+    stream, received = BytesIO(b"".join(sent)), bytearray()
+    found: list[bytes] = []
     for cut in cuts:
         received += stream.read(cut)
         found += frames(received)
