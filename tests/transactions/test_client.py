@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -32,6 +33,7 @@ from kafka_sink.transactions.operations import (
     FetchOffsets,
     ListOpen,
     OffsetKey,
+    Operation,
     ProducerEpoch,
     RecordOffsets,
     Steps,
@@ -128,6 +130,10 @@ def connected(network: Network) -> TransactionClient:
     return client
 
 
+def step(*operations: Operation) -> Steps[tuple[Any, ...]]:
+    return (yield operations)
+
+
 def listing() -> Steps[set[str]]:
     (names,) = yield (ListOpen("p"),)
     return set(names)
@@ -218,14 +224,10 @@ def test_a_coordinator_that_is_not_believed_is_asked_for_at_another_broker() -> 
     """Catches: a broker that was frozen and replaced named itself again, and so the driver gave up."""
     network = FormerCoordinator()
 
-    def end(*, afresh: bool) -> Steps[Any]:
-        (ended,) = yield (EndTransaction("id", ProducerEpoch(1, 0), commit=True, afresh=afresh),)
-        return ended
-
-    client = network.client()
-    assert client.run(end(afresh=False), 60_000) == Failed("PRODUCER_FENCED")
-    assert client.run(end(afresh=True), 60_000) == ProducerEpoch(1, 1)
-    assert client.run(end(afresh=False), 60_000) == ProducerEpoch(1, 1)
+    client, end = network.client(), EndTransaction("id", ProducerEpoch(1, 0), commit=True)
+    assert client.run(step(end), 60_000) == (Failed("PRODUCER_FENCED"),)
+    assert client.run(step(replace(end, afresh=True)), 60_000) == (ProducerEpoch(1, 1),)
+    assert client.run(step(end), 60_000) == (ProducerEpoch(1, 1),)
 
 
 def test_an_offset_that_stays_pending_is_said_to_be() -> None:
@@ -294,13 +296,8 @@ PLACE = TopicPartition("t", 0)
 def test_offsets_fetched_behind_recorded_ones_are_of_the_coordinator_that_took_them(first: int) -> None:
     """Catches: a decision was checked against what a former coordinator reported."""
     network = Coordinators(first)
-
-    def steps() -> Steps[Any]:
-        record = RecordOffsets("id", ProducerEpoch(1, 0), "g", ((PLACE, "new"),))
-        return (yield (record, FetchOffsets(("g",))))
-
-    client = network.client()
-    failed, found = client.run(steps(), 60_000)
+    record = RecordOffsets("id", ProducerEpoch(1, 0), "g", ((PLACE, "new"),))
+    failed, found = network.client().run(step(record, FetchOffsets(("g",))), 60_000)
     assert failed is None
     assert found == {OffsetKey("g", PLACE): "present"}
     assert network.asked[-2:] == [(2, apis.TXN_OFFSET_COMMIT), (2, apis.OFFSET_FETCH)]
@@ -357,11 +354,8 @@ def test_a_response_that_leaves_out_what_was_asked_for_says_nothing_of_it() -> N
     """Catches: a decision taken for recorded, or for not there, as a broker did not name it."""
     network = Forgetful()
     client = network.client()
-
-    def record() -> Steps[Any]:
-        return (yield (RecordOffsets("id", ProducerEpoch(1, 0), "g", ((PLACE, "decided"),)),))
-
-    assert client.run(record(), 60_000) == (None,)
+    record = RecordOffsets("id", ProducerEpoch(1, 0), "g", ((PLACE, "decided"),))
+    assert client.run(step(record), 60_000) == (None,)
     assert client.run(fetch_offsets("g"), 60_000) == {OffsetKey("g", PLACE): "decided"}
     assert client.run(describe("id"), 60_000)["id"].state == "Ongoing"
     assert [network.asked.count(api) for api in dict.fromkeys(network.asked)] == [2, 2, 2]

@@ -245,20 +245,19 @@ def test_an_abort_in_another_process_knows_what_planning_took(tmp_path: Path) ->
     assert aborted_under() == [ProducerEpoch(5, 9)]
 
 
-def test_what_cannot_hold_is_refused() -> None:
-    for option, value, reason in (
-        ("kafka.acks", "1", "needs kafka.acks=all"),
-        ("kafka.enable.idempotence", "false", "needs idempotence"),
-        ("txnAppId", "a", "txnVersion"),
+def test_what_cannot_hold_or_has_no_effect_is_refused() -> None:
+    without = {"kafka.bootstrap.servers": "a:1"}
+    no_effect = r"no effect without delivery\.guarantee=exactly-once"
+    for raw, reason in (
+        (BASE | {"kafka.acks": "1"}, "needs kafka.acks=all"),
+        (BASE | {"kafka.enable.idempotence": "false"}, "needs idempotence"),
+        (BASE | {"txnAppId": "a"}, "txnVersion"),
+        (without | MINE, no_effect),
+        (without | {"txnAppId": "a", "txnVersion": "1"}, no_effect),
+        (without | {"transaction.progress.topic": "p"}, no_effect),
     ):
         with pytest.raises(ConfigurationError, match=reason):
-            parse({**BASE, option: value})
-
-
-def test_what_only_transactions_give_is_not_lost_in_silence() -> None:
-    for options in (MINE, {"txnAppId": "a", "txnVersion": "1"}, {"transaction.progress.topic": "p"}):
-        with pytest.raises(ConfigurationError, match=r"no effect without delivery\.guarantee=exactly-once"):
-            parse({"kafka.bootstrap.servers": "a:1", **options})
+            parse(raw)
 
 
 def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
