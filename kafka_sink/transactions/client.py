@@ -22,28 +22,7 @@ from kafka_sink.network.blocking import BlockingCalls, Call, awaited
 from kafka_sink.network.broker_connection import BrokerConnection
 from kafka_sink.network.client import NetworkClient
 from kafka_sink.options import SinkOptions
-from kafka_sink.transactions.operations import (
-    ANY_ID_PATTERN,
-    LAST_EPOCH,
-    NO_TRANSACTION,
-    OPEN,
-    Describe,
-    Described,
-    EndTransaction,
-    Failed,
-    FetchBrokerSetting,
-    FetchOffsets,
-    FetchStableOffsets,
-    InitProducer,
-    ListIds,
-    ListOpen,
-    OffsetKey,
-    Operation,
-    ProducerEpoch,
-    RecordOffsets,
-    Steps,
-    task_id_pattern,
-)
+from kafka_sink.transactions import operations as ops
 
 Result = TypeVar("Result")
 # KIP-890. Where the feature is at level 2, brokers speak transaction protocol 2, else 1.
@@ -143,7 +122,7 @@ class TransactionClient(BlockingCalls):
 
     # -- for the caller ---------------------------------------------------------------------------
 
-    def run(self, steps: Steps[Result], timeout_ms: float, bound: str = "kafka.max.block.ms") -> Result:
+    def run(self, steps: ops.Steps[Result], timeout_ms: float, bound: str = "kafka.max.block.ms") -> Result:
         """Run protocol code to its end.
 
         Raises what it raises, DeliveryError after ``timeout_ms`` (the option ``bound``), ConfigurationError
@@ -224,7 +203,7 @@ class TransactionClient(BlockingCalls):
         else:
             super()._on_response(call, response, now_ms)
 
-    def execute(self, operations: tuple[Operation, ...]) -> tuple[Any, ...]:
+    def execute(self, operations: tuple[ops.Operation, ...]) -> tuple[Any, ...]:
         """One step's operations: their results, in order."""
         if not self.nodes:
             self._describe_cluster()
@@ -263,14 +242,14 @@ class TransactionClient(BlockingCalls):
     def _speak(self, protocol: int) -> None:
         self.protocol, self._versions = protocol, _VERSIONS[protocol]
 
-    def _forget_coordinators(self, operations: tuple[Operation, ...]) -> None:
+    def _forget_coordinators(self, operations: tuple[ops.Operation, ...]) -> None:
         """Forget coordinators that may have been replaced and not know it, and ask other brokers."""
         names: list[str] = []
         for operation in operations:
             match operation:
-                case Describe(afresh=True):
+                case ops.Describe(afresh=True):
                     names += operation.transactional_ids
-                case EndTransaction(afresh=True):
+                case ops.EndTransaction(afresh=True):
                     names.append(operation.transactional_id)
         former = {self.coordinators.pop((TRANSACTION_KEY, name), -1) for name in names} - {-1}
         if former:
@@ -319,7 +298,7 @@ class TransactionClient(BlockingCalls):
         """As ``_judge``; what is final answers the operation."""
         if not self._judge(call, code):
             return False
-        answer.result = Failed(kafka_errors.error_of(code).name) if code else result
+        answer.result = ops.Failed(kafka_errors.error_of(code).name) if code else result
         return True
 
     def _judge(self, call: Call, code: int) -> bool:
@@ -418,25 +397,25 @@ class TransactionClient(BlockingCalls):
 
     # -- operations -------------------------------------------------------------------------------
 
-    def _calls(self, answer: _StepAnswer, operation: Operation) -> list[Call]:
+    def _calls(self, answer: _StepAnswer, operation: ops.Operation) -> list[Call]:
         match operation:
-            case InitProducer(name, of):
+            case ops.InitProducer(name, of):
                 return [self._init(answer, name, of)]
-            case EndTransaction():
+            case ops.EndTransaction():
                 return [self._end(answer, operation)]
-            case RecordOffsets():
+            case ops.RecordOffsets():
                 return self._record(answer, operation)
-            case FetchOffsets() | FetchStableOffsets():
+            case ops.FetchOffsets() | ops.FetchStableOffsets():
                 return self._fetch(answer, operation)
-            case Describe(names):
+            case ops.Describe(names):
                 answer.result = {}
                 return [self._describe(answer, name) for name in names]
-            case ListOpen() | ListIds():
+            case ops.ListOpen() | ops.ListIds():
                 return self._list(answer, operation)
-            case FetchBrokerSetting(name):
+            case ops.FetchBrokerSetting(name):
                 return self._fetch_setting(answer, name)
 
-    def _init(self, answer: _StepAnswer, name: str, of: ProducerEpoch | None) -> Call:
+    def _init(self, answer: _StepAnswer, name: str, of: ops.ProducerEpoch | None) -> Call:
         timeout = self._options.transaction_timeout_ms
 
         def take(call: Call, response: requests.ProducerIdResponse) -> bool:
@@ -447,7 +426,7 @@ class TransactionClient(BlockingCalls):
             if code in _REFUSALS and answer.result is not None:
                 return True  # see _end
             return self._done(
-                call, answer, code, ProducerEpoch(response.producer_id, response.producer_epoch)
+                call, answer, code, ops.ProducerEpoch(response.producer_id, response.producer_epoch)
             )
 
         return Call(
@@ -457,11 +436,14 @@ class TransactionClient(BlockingCalls):
             (TRANSACTION_KEY, name),
         )
 
-    def _end(self, answer: _StepAnswer, operation: EndTransaction) -> Call:
+    def _end(self, answer: _StepAnswer, operation: ops.EndTransaction) -> Call:
         name, producer, commit = operation.transactional_id, operation.producer, operation.commit
 
         def take(call: Call, response: transaction_requests.EndTxnResponse) -> bool:
-            code, epoch = response.error_code, ProducerEpoch(response.producer_id, response.producer_epoch)
+            code, epoch = (
+                response.error_code,
+                ops.ProducerEpoch(response.producer_id, response.producer_epoch),
+            )
             if self.protocol == PROTOCOL_2:
                 return self._done(call, answer, code, epoch)
             if not self._done(call, answer, code, producer):
@@ -480,7 +462,7 @@ class TransactionClient(BlockingCalls):
             (TRANSACTION_KEY, name),
         )
 
-    def _record(self, answer: _StepAnswer, operation: RecordOffsets) -> list[Call]:
+    def _record(self, answer: _StepAnswer, operation: ops.RecordOffsets) -> list[Call]:
         """Under protocol 1 the group is added to the transaction before."""
         name, producer, group = operation.transactional_id, operation.producer, operation.group
         offsets = {partition: (0, text) for partition, text in operation.entries}
@@ -516,9 +498,9 @@ class TransactionClient(BlockingCalls):
         )
         return [record.after, record]
 
-    def _fetch(self, answer: _StepAnswer, operation: FetchOffsets | FetchStableOffsets) -> list[Call]:
+    def _fetch(self, answer: _StepAnswer, operation: ops.FetchOffsets | ops.FetchStableOffsets) -> list[Call]:
         answer.result = {}
-        if isinstance(operation, FetchStableOffsets):
+        if isinstance(operation, ops.FetchStableOffsets):
             groups: dict[str, list[TopicPartition]] = {}
             for key in operation.keys:
                 groups.setdefault(key.group, []).append(key.partition)
@@ -544,7 +526,7 @@ class TransactionClient(BlockingCalls):
             if not (is_pending and self._clock_ms() >= call.give_up_ms) and not self._judge(call, code):
                 return False
             answer.result |= {
-                OffsetKey(group, partition): None if one.error_code else one.metadata
+                ops.OffsetKey(group, partition): None if one.error_code else one.metadata
                 for partition, one in offsets.items()
                 if one.offset >= 0 or one.error_code
             }
@@ -572,11 +554,11 @@ class TransactionClient(BlockingCalls):
                 return True
             if not self._judge(call, one.error_code):
                 return False
-            if one.producer_epoch > LAST_EPOCH and one.state.startswith(_PREPARED):
+            if one.producer_epoch > ops.LAST_EPOCH and one.state.startswith(_PREPARED):
                 # Whoever ended it has the next producer id already, which is not shown before this is over.
                 return self._again(call, f"'{name}' is about to get another producer id")
-            producer = ProducerEpoch(one.producer_id, one.producer_epoch)
-            answer.result[name] = Described(
+            producer = ops.ProducerEpoch(one.producer_id, one.producer_epoch)
+            answer.result[name] = ops.Described(
                 one.state, producer, one.started_ms, one.partitions, self.protocol == PROTOCOL_2
             )
             return True
@@ -588,15 +570,15 @@ class TransactionClient(BlockingCalls):
             (TRANSACTION_KEY, name),
         )
 
-    def _list(self, answer: _StepAnswer, operation: ListOpen | ListIds) -> list[Call]:
+    def _list(self, answer: _StepAnswer, operation: ops.ListOpen | ops.ListIds) -> list[Call]:
         states: tuple[str, ...] = ()
-        pattern, age_ms = ANY_ID_PATTERN, -1
-        if isinstance(operation, ListOpen):
+        pattern, age_ms = ops.ANY_ID_PATTERN, -1
+        if isinstance(operation, ops.ListOpen):
             age_ms = operation.longer_than_ms
-            states, pattern = (OPEN,), task_id_pattern(operation.prefix)
+            states, pattern = (ops.OPEN,), ops.task_id_pattern(operation.prefix)
             # With protocol 1 ids that are not in use are in that state, too.
             if self.protocol == PROTOCOL_2 and age_ms < 0:
-                states = (OPEN, NO_TRANSACTION)
+                states = (ops.OPEN, ops.NO_TRANSACTION)
         answer.result = []
 
         def take(call: Call, response: transaction_requests.ListTransactionsResponse) -> bool:
