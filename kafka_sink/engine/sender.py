@@ -225,14 +225,10 @@ class Sender(threading.Thread):
     @property
     def is_reusable(self) -> bool:
         """Whether the task ended well and left nothing behind, so that another task may use this sender."""
-        unfinished = self._accumulator.incomplete or self._accumulator.live
-        identity = self._identity
-        return (
-            self.is_alive()
-            and not self._deliveries.has_failed
-            and not unfinished
-            and (identity is None or identity.settled)
-        )
+        is_unfinished = self._accumulator.incomplete or self._accumulator.live
+        if not self.is_alive() or self._deliveries.has_failed or is_unfinished:
+            return False
+        return self._identity is None or self._identity.settled
 
     def _refresh_nodes(self) -> None:
         self._known_version = self._cluster.version

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -220,13 +220,10 @@ class ClientTelemetry:
             self._instance_id = given.instance_id
         interval = given.push_interval_ms
         self._interval_ms = max(interval, _MIN_INTERVAL_MS) if interval > 0 else _DEFAULT_INTERVAL_MS
-        if not given.requested:
-            # It is asked again after an interval.
-            self._due_ms = now_ms + self._interval_ms
-            return
-        self._subscription = given
-        # So that clients that begin together do not push together.
-        self._due_ms = now_ms + self._interval_ms * (0.5 + self._random())
+        self._subscription = given if given.requested else None
+        # So that clients that begin together do not push together. Without one it is asked for again.
+        share = 0.5 + self._random() if given.requested else 1.0
+        self._due_ms = now_ms + self._interval_ms * share
 
     def terminate(self, now_ms: float) -> None:
         """The last push: it is written as far as the socket takes it at once, and not waited for."""
@@ -241,37 +238,31 @@ class ClientTelemetry:
     def _payload(self, wanted: Subscription) -> tuple[int, bytes]:
         """The codec's id and the metrics that are wanted since the last push."""
         now_ms = self._wall_clock_ms()
-        is_all = wanted.requested == ("*",)
-        metrics = [
-            one for one in self._metrics(wanted, now_ms) if is_all or one.name.startswith(wanted.requested)
-        ]
+        prefixes = ("",) if wanted.requested == ("*",) else wanted.requested
+        metrics = [one for one in self._metrics(wanted, now_ms) if one.name.startswith(prefixes)]
         start_ms = self._since_ms if wanted.delta else self._created_ms
         data = metrics_data(metrics, self._resource(), start_ms, now_ms, delta=wanted.delta)
         self._begin_window(now_ms)
-        known = [one for one in wanted.compression_types if one in _CODECS]
-        codec = CompressionType(known[0] if known and not self._compresses_wrongly else 0)
+        known = next((one for one in wanted.compression_types if one in _CODECS), 0)
+        codec = CompressionType(0 if self._compresses_wrongly else known)
         return codec, _compressed(data, codec)
 
-    def _metrics(self, wanted: Subscription, now_ms: float) -> list[Metric]:
+    def _metrics(self, wanted: Subscription, now_ms: float) -> Iterator[Metric]:
         made = self._connections - self._connections_before
         seconds = max(now_ms - self._since_ms, 1.0) / 1000
-        found = [
-            Metric(f"{_PREFIX}connection.creation.rate", made / seconds),
-            Metric(
-                f"{_PREFIX}connection.creation.total", made if wanted.delta else self._connections, {}, True
-            ),
-        ]
-        windows: list[tuple[str, LatencyWindow, dict[str, str]]]
-        windows = [("produce.throttle.time", self._throttled, {}), ("record.queue.time", self._queued, {})]
-        windows += [
-            ("node.request.latency", broker.latencies, {"node_id": f"node-{broker.id}"})
-            for broker in self._cluster.brokers.values()
-        ]
-        for name, window, labels in windows:
-            if window.count:
-                found.append(Metric(f"{_PREFIX}{name}.avg", window.total / window.count, labels))
-                found.append(Metric(f"{_PREFIX}{name}.max", window.most, labels))
-        return found
+        total = made if wanted.delta else self._connections
+        yield Metric(f"{_PREFIX}connection.creation.rate", made / seconds)
+        yield Metric(f"{_PREFIX}connection.creation.total", total, is_sum=True)
+        yield from _of_window("produce.throttle.time", self._throttled)
+        yield from _of_window("record.queue.time", self._queued)
+        for broker in self._cluster.brokers.values():
+            yield from _of_window("node.request.latency", broker.latencies, node_id=f"node-{broker.id}")
+
+
+def _of_window(name: str, window: LatencyWindow, **labels: str) -> Iterator[Metric]:
+    if window.count:
+        yield Metric(f"{_PREFIX}{name}.avg", window.total / window.count, labels)
+        yield Metric(f"{_PREFIX}{name}.max", window.most, labels)
 
 
 def _compressed(data: bytes, compression: CompressionType) -> bytes:
