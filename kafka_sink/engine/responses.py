@@ -381,18 +381,9 @@ class ResponseHandler:
         """Fail batches older than delivery.timeout.ms, and set ``expires_ms`` anew."""
         expired, delay = self._accumulator.expired(now_ms)
         for batch in expired:
-            if not self._expire(batch, now_ms):
-                # The task has held it since.
-                delay = min(delay, HOLD_MS)
-        self.expires_ms = now_ms + delay
-
-    def _expire(self, batch: ProducerBatch, now_ms: float) -> bool:
-        last = batch.last_error or self._obstacle(batch.partition)
-        if lookup_error := self._cluster.describe_lookup_error(batch.partition.topic):
-            last = f"{last}; the topic's metadata: {lookup_error}"
-        timeout = self._accumulator.options.delivery_timeout_ms
-        muted = self._breaker.explain(batch.partition)
-        if _log.isEnabledFor(logging.DEBUG):
+            last = batch.last_error or self._obstacle(batch.partition)
+            if lookup_error := self._cluster.describe_lookup_error(batch.partition.topic):
+                last = f"{last}; the topic's metadata: {lookup_error}"
             _log.debug(
                 "%s: %d record(s) expired %.0f ms after they were appended, after %d attempt(s): %s",
                 batch.partition,
@@ -401,8 +392,12 @@ class ResponseHandler:
                 batch.attempts,
                 last,
             )
-        cause = response_classifier.expiry(batch.partition, timeout, batch.attempts, last, muted)
-        return self._accumulator.fail(batch, cause)
+            timeout, muted = self._options.delivery_timeout_ms, self._breaker.explain(batch.partition)
+            cause = response_classifier.expiry(batch.partition, timeout, batch.attempts, last, muted)
+            if not self._accumulator.fail(batch, cause):
+                # The task has held it since.
+                delay = min(delay, HOLD_MS)
+        self.expires_ms = now_ms + delay
 
     def expire_missing(self, topics: Collection[str], now_ms: float) -> None:
         """Fail rows of ``topics`` whose partition has been missing for max.block.ms.
@@ -420,7 +415,7 @@ class ResponseHandler:
             if partition.missing_since_ms is None:
                 partition.missing_since_ms = now_ms
         self.missing = missing
-        max_block_ms = self._accumulator.options.max_block_ms
+        max_block_ms = self._options.max_block_ms
         for batch in queued:
             since_ms = batch.home.missing_since_ms
             if since_ms is not None and now_ms - since_ms >= max_block_ms:
