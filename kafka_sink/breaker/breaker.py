@@ -278,9 +278,8 @@ class Breaker:
         return f"{target}, led by {self._broker(info.leader)}" if info and info.leader >= 0 else f"{target}"
 
     def _with_partitions(self, node_id: int) -> str:
-        manager = self.manager
-        led = manager.muted_partitions_for_node(node_id) or manager.available_partitions_for_node(node_id)
-        names = [f"{topic}-{info.partition}" for topic, infos in led.items() for info in infos]
+        table = self.table
+        names = [str(name) for name, _ in table.partitions() if table.leader_id(name) == node_id]
         more = f" and {len(names) - _MAX_NAMED_PARTITIONS} more" if len(names) > _MAX_NAMED_PARTITIONS else ""
         return f" with {', '.join(names[:_MAX_NAMED_PARTITIONS])}{more}" if names else ""
 
