@@ -16,14 +16,6 @@ from local_kafka.node_config import (
 )
 
 
-@pytest.fixture
-def taken_port() -> object:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        yield listener.getsockname()[1]
-
-
 def test_free_ports_are_distinct_and_below_the_ephemeral_range(tmp_path: Path) -> None:
     nodes = plan_nodes(tmp_path, 3, None, {"TLS": "SSL"})
     ports = [port for node in nodes for port in node.ports.values()]
@@ -34,10 +26,12 @@ def test_free_ports_are_distinct_and_below_the_ephemeral_range(tmp_path: Path) -
     assert [node.ports["BROKER"] for node in asked] == [base, base + 1, base + 2]
 
 
-def test_an_asked_port_that_is_taken_is_an_error(tmp_path: Path, taken_port: int) -> None:
-    assert not port_is_free(taken_port)
-    with pytest.raises(LocalBrokerError, match=f"port {taken_port} is taken"):
-        plan_nodes(tmp_path, 1, taken_port, {})
+def test_an_asked_port_that_is_taken_is_an_error(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        taken = listener.getsockname()[1]
+        assert not port_is_free(taken)
+        with pytest.raises(LocalBrokerError, match=f"port {taken} is taken"):
+            plan_nodes(tmp_path, 1, taken, {})
 
 
 def test_a_taken_port_is_never_chosen() -> None:
@@ -47,30 +41,23 @@ def test_a_taken_port_is_never_chosen() -> None:
         free_port({base}, (base, base + 1))
 
 
-def test_replication_fits_the_cluster(tmp_path: Path) -> None:
+def test_replication_fits_the_cluster_and_the_callers_properties_win(tmp_path: Path) -> None:
     factors = ("default", "offsets.topic", "transaction.state.log")
     for brokers, replicas, in_sync in ((1, "1", "1"), (3, "3", "2")):
-        nodes = plan_nodes(tmp_path, brokers, None, {})
-        given = {"auto_create_topics": True, "extra_listeners": {}, "properties": {}}
-        values = server_properties(nodes[0], nodes, **given)  # type: ignore[arg-type]  # by their names
+        nodes = plan_nodes(tmp_path, brokers, None, {"TLS": "SSL"})
+        values = server_properties(
+            nodes[0],
+            nodes,
+            auto_create_topics=False,
+            extra_listeners={"TLS": "SSL"},
+            properties={"num.partitions": "7"},
+        )
         assert {values[f"{one}.replication.factor"] for one in factors} == {replicas}
         assert values["transaction.state.log.min.isr"] == values["min.insync.replicas"] == in_sync
-
-
-def test_the_callers_properties_win(tmp_path: Path) -> None:
-    nodes = plan_nodes(tmp_path, 1, None, {"TLS": "SSL"})
-    values = server_properties(
-        nodes[0],
-        nodes,
-        auto_create_topics=False,
-        extra_listeners={"TLS": "SSL"},
-        properties={"num.partitions": "7"},
-    )
-    assert values["num.partitions"] == "7"
-    assert values["auto.create.topics.enable"] == "false"
-    assert "TLS:SSL" in values["listener.security.protocol.map"]
-    assert f"TLS://{nodes[0].address('TLS')}" in values["advertised.listeners"]
-    assert "CONTROLLER" not in values["advertised.listeners"]
+        assert (values["num.partitions"], values["auto.create.topics.enable"]) == ("7", "false")
+        assert "TLS:SSL" in values["listener.security.protocol.map"]
+        assert f"TLS://{nodes[0].address('TLS')}" in values["advertised.listeners"]
+        assert "CONTROLLER" not in values["advertised.listeners"]
 
 
 def test_ids_are_22_characters_and_no_option() -> None:

@@ -46,17 +46,13 @@ def test_no_checksum_is_taken_for_a_row() -> None:
     assert numbers_in(bytes(17) + b"<45>" + bytes(40) + b"<1>, <2>") == [1, 2]
 
 
-@pytest.mark.parametrize("place", [16, 17, 21, 40, 60, -1])
-def test_a_changed_byte_is_corrupt(place: int) -> None:
-    data = bytearray(batch(2))
-    data[place] ^= 1
-    assert parse_batch("t", 0, bytes(data)) == CORRUPT_MESSAGE
-
-
 def test_bytes_that_are_not_one_batch() -> None:
-    good = batch(1)
-    assert parse_batch("t", 0, b"") == CORRUPT_MESSAGE
-    assert parse_batch("t", 0, good[:-1]) == CORRUPT_MESSAGE
+    good = batch(2)
+    for place in (16, 17, 21, 40, 60, -1):
+        changed = bytearray(good)
+        changed[place] ^= 1
+        assert parse_batch("t", 0, bytes(changed)) == CORRUPT_MESSAGE, place
+    assert parse_batch("t", 0, b"") == parse_batch("t", 0, good[:-1]) == CORRUPT_MESSAGE
     assert parse_batch("t", 0, good + good) == INVALID_RECORD
 
 
@@ -71,35 +67,27 @@ def test_a_repeat_gets_its_offset_again_and_is_not_doubled(log: PartitionLog) ->
 OUT_OF_ORDER, OLD_EPOCH = (OUT_OF_ORDER_SEQUENCE_NUMBER, -1), (INVALID_PRODUCER_EPOCH, -1)
 
 
-@pytest.mark.parametrize(
-    "steps",
-    [
-        pytest.param([((0,), (0, 0)), ((3,), OUT_OF_ORDER), ((2,), (0, 2))], id="a gap"),
-        pytest.param([((500,), (0, 0))], id="an unknown producer may begin anywhere"),
-        pytest.param([((2**31 - 2, 3), (0, 0)), ((1,), (0, 3))], id="sequences wrap"),
-        pytest.param([((0, 2, 1), (0, 0)), ((0, 2, 2), (0, 2))], id="producers do not mix"),
-        pytest.param(
-            [*(((at,), (0, at)) for at in range(0, 12, 2)), ((0,), OUT_OF_ORDER)],
-            id="a repeat of what is forgotten",
-        ),
-        pytest.param(
-            [((-1, 2, -1), (0, 0)), ((-1, 3, -1), (0, 2)), ((-1, 1, -1), (0, 5))], id="without a producer id"
-        ),
-        pytest.param(
-            [
-                ((0, 2, 7, 1), (0, 0)),
-                ((2, 2, 7, 0), OLD_EPOCH),
-                ((2, 2, 7, 2), OUT_OF_ORDER),
-                ((0, 2, 7, 2), (0, 2)),
-                ((2, 2, 7, 1), OLD_EPOCH),
-            ],
-            id="a new epoch begins at 0",
-        ),
+# Of each batch its sequence, records, producer and epoch, and what comes of it.
+SCENARIOS: dict[str, list[tuple[tuple[int, ...], tuple[int, int]]]] = {
+    "a gap": [((0,), (0, 0)), ((3,), OUT_OF_ORDER), ((2,), (0, 2))],
+    "an unknown producer may begin anywhere": [((500,), (0, 0))],
+    "sequences wrap": [((2**31 - 2, 3), (0, 0)), ((1,), (0, 3))],
+    "producers do not mix": [((0, 2, 1), (0, 0)), ((0, 2, 2), (0, 2))],
+    "a repeat of what is forgotten": [*(((at,), (0, at)) for at in range(0, 12, 2)), ((0,), OUT_OF_ORDER)],
+    "without a producer id": [((-1, 2, -1), (0, 0)), ((-1, 3, -1), (0, 2)), ((-1, 1, -1), (0, 5))],
+    "a new epoch begins at 0": [
+        ((0, 2, 7, 1), (0, 0)),
+        ((2, 2, 7, 0), OLD_EPOCH),
+        ((2, 2, 7, 2), OUT_OF_ORDER),
+        ((0, 2, 7, 2), (0, 2)),
+        ((2, 2, 7, 1), OLD_EPOCH),
     ],
-)
-def test_sequences_and_epochs(
-    log: PartitionLog, steps: list[tuple[tuple[int, ...], tuple[int, int]]]
-) -> None:
+}
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_sequences_and_epochs(log: PartitionLog, name: str) -> None:
+    steps = SCENARIOS[name]
     assert [log.append(written(*batch)) for batch, _ in steps] == [expected for _, expected in steps]
 
 
