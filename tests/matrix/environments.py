@@ -36,23 +36,18 @@ class Environment:
         return f"{self.python}-{'lowest' if self.lowest else self.pyspark.replace('~=', '-')}"
 
 
+_NEWEST = Environment.pyspark
+# On Python 3.12, 3.5 lacks a module that left the standard library.
+_PYSPARKS = {
+    "3.10": ("pyspark~=3.5.0", _NEWEST),
+    "3.11": ("pyspark~=3.5.0", "pyspark~=4.0.0", "pyspark~=4.1.0", "pyspark~=4.2.0", _NEWEST),
+    "3.12": ("pyspark~=4.0.0", "pyspark~=4.1.0", _NEWEST),
+    "3.13": ("pyspark~=4.0.0", "pyspark~=4.1.0", _NEWEST),
+    "3.14": (_NEWEST,),
+}
 ENVIRONMENTS = (
     Environment("3.10", lowest=True),
-    Environment("3.10", "pyspark~=3.5.0"),
-    Environment("3.10"),
-    # On Python 3.12, it lacks a module that left the standard library.
-    Environment("3.11", "pyspark~=3.5.0"),
-    Environment("3.11", "pyspark~=4.0.0"),
-    Environment("3.11", "pyspark~=4.1.0"),
-    Environment("3.11", "pyspark~=4.2.0"),
-    Environment("3.11"),
-    Environment("3.12", "pyspark~=4.0.0"),
-    Environment("3.12", "pyspark~=4.1.0"),
-    Environment("3.12"),
-    Environment("3.13", "pyspark~=4.0.0"),
-    Environment("3.13", "pyspark~=4.1.0"),
-    Environment("3.13"),
-    Environment("3.14"),
+    *(Environment(python, pyspark) for python, pysparks in _PYSPARKS.items() for pyspark in pysparks),
 )
 
 
