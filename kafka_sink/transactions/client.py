@@ -440,10 +440,8 @@ class TransactionClient(BlockingCalls):
         name, producer, commit = operation.transactional_id, operation.producer, operation.commit
 
         def take(call: Call, response: transaction_requests.EndTxnResponse) -> bool:
-            code, epoch = (
-                response.error_code,
-                ops.ProducerEpoch(response.producer_id, response.producer_epoch),
-            )
+            code = response.error_code
+            epoch = ops.ProducerEpoch(response.producer_id, response.producer_epoch)
             if self.protocol == PROTOCOL_2:
                 return self._done(call, answer, code, epoch)
             if not self._done(call, answer, code, producer):
