@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,7 +35,7 @@ from kafka_sink.transactions.operations import (
 from kafka_sink.transactions.planning import Clients, PlannedTransactions
 
 BASE = {"kafka.bootstrap.servers": "a:1", "topic": "t", "delivery.guarantee": "exactly-once"}
-MINE = {"transactional.id.prefix": "mine"}
+MINE: dict[str, Any] = {"transactional.id.prefix": "mine"}
 
 
 def prefix(raw: dict[str, str] | None = None, *, is_streaming: bool = False, **options: str) -> str:
@@ -89,10 +90,7 @@ def test_a_named_application_has_a_prefix_for_each_topic() -> None:
 
 def test_each_writer_under_one_prefix_has_names_of_its_own() -> None:
     """Catches: 64 writers shared a decision: the 65th was refused, and an incomplete batch stopped all."""
-
-    def mine(*, is_streaming: bool = False, **options: str) -> str:
-        return prefix({}, is_streaming=is_streaming, **{**options, "transactional.id.prefix": "mine"})
-
+    mine = partial(prefix, **MINE)
     names = {mine(txnAppId=f"app-{number}", txnVersion="1") for number in range(200)}
     names |= {mine(txnAppId="app-0", txnVersion="1", topic="other"), mine(), mine(is_streaming=True)}
     assert len(names) == 203
@@ -117,8 +115,8 @@ def test_what_earlier_versions_wrote_under_a_prefix_is_looked_for() -> None:
         take_over("p", by(run))
 
 
-def of_query(checkpoint: str | Path) -> str:
-    return prefix({"checkpointlocation": str(checkpoint)}, is_streaming=True)
+def of_query(checkpoint: str | Path, **options: str) -> str:
+    return prefix({"checkpointlocation": str(checkpoint)}, is_streaming=True, **options)
 
 
 def checkpoint_of(folder: Path, query: str) -> Path:
@@ -150,16 +148,12 @@ def test_a_query_has_one_name_however_its_checkpoint_is_spelt(tmp_path: Path) ->
 def test_a_checkpoint_whose_file_system_is_not_known_is_refused(text: str) -> None:
     with pytest.raises(ConfigurationError, match=r"checkpointLocation.*or set transactional\.id\.prefix"):
         of_query(text)
-    named = prefix({"checkpointlocation": text}, is_streaming=True, **MINE)
-    assert named == prefix({"checkpointlocation": f"{text}/"}, is_streaming=True, **MINE)
+    assert of_query(text, **MINE) == of_query(f"{text}/", **MINE)
 
 
 def test_two_queries_under_one_prefix_have_names_of_their_own(tmp_path: Path) -> None:
     """Catches: both were one writer, so one that was killed and started again wrote its batch twice."""
-
-    def named(checkpoint: str | Path) -> str:
-        return prefix({"checkpointlocation": str(checkpoint)}, is_streaming=True, **MINE)
-
+    named = partial(of_query, **MINE)
     first, second = (checkpoint_of(tmp_path / one, one) for one in ("first", "second"))
     remote = "hdfs://nn:8020/c/orders"
     assert len({named(first), named(second), named(remote), named(f"{remote}2"), "mine-query"}) == 5
@@ -182,7 +176,7 @@ def test_a_query_without_a_checkpoint_needs_a_prefix() -> None:
     with pytest.raises(ConfigurationError, match=r"transactional\.id\.prefix"):
         prefix(is_streaming=True)
     with pytest.raises(ConfigurationError, match="a query has its batches' ids"):
-        prefix({"checkpointlocation": "/c"}, is_streaming=True, txnAppId="app", txnVersion="1")
+        of_query("/c", txnAppId="app", txnVersion="1")
 
 
 def test_the_log_names_a_prefix_once_in_an_application(caplog: pytest.LogCaptureFixture) -> None:
