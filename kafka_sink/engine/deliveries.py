@@ -126,7 +126,7 @@ class TaskDeliveries:
         with self._lock:
             counts = [one for _, one in self._counted]
             sums = {name: sum(map(attrgetter(name), counts)) for name in _SUMMED}
-            # Of what partitions have taken.
+            # Partitions count dead letters and what was sent with acks=0 among their records.
             sums["records"] -= sums["dead_letters"] + sums["unconfirmed"]
             return Deliveries(
                 **sums,

@@ -8,7 +8,7 @@ What the task does between planning and writing can be interrupted by any step o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,7 @@ from kafka_sink.dead_letters.rejected_rows import DeadLetters
 from kafka_sink.engine.accumulator import RecordAccumulator
 from kafka_sink.engine.appender import RecordAppender
 from kafka_sink.engine.batch import BatchState, ProducerBatch
-from kafka_sink.engine.deliveries import WrittenBatch
+from kafka_sink.engine.deliveries import TaskDeliveries, WrittenBatch
 from kafka_sink.engine.identity import ProducerIdentity
 from kafka_sink.engine.produce_requests import fill_request, produce_request
 from kafka_sink.engine.responses import ResponseHandler
@@ -94,6 +94,20 @@ class Metadata:
         return False
 
 
+class NotedDeliveries(TaskDeliveries):
+    """Notes the rows of acknowledged batches, too."""
+
+    def __init__(self, rows: list[int]) -> None:
+        super().__init__()
+        self.rows = rows
+
+    def acknowledged(self, batches: Iterable[WrittenBatch], *, confirmed: bool = True) -> None:
+        found = list(batches)
+        for batch, *_ in found:
+            self.rows += numbers_in(b"".join(batch.buffer.views()))
+        super().acknowledged(found, confirmed=confirmed)
+
+
 @dataclass
 class Pending:
     """A request on its way. ``response`` is set once the broker has handled it."""
@@ -146,7 +160,7 @@ class Model:
         self.metadata.brokers = self.brokers
         ignored: Any = self.metadata
         breaker = Breaker(None, CircuitBreakManager(ignored, 2_000.0, self.accumulator.partitions.get))
-        self.deliveries = self.accumulator.deliveries
+        self.deliveries = self.accumulator.deliveries = NotedDeliveries(self.acknowledged)
         self.responses = ResponseHandler(
             options,
             self.accumulator,
@@ -168,17 +182,6 @@ class Model:
         self.logs = {partition: PartitionLog(self.max_message_bytes) for partition in names}
         # Sequences of batches that may have been written, which must keep them.
         self.pinned: dict[ProducerBatch, ProducerSequence] = {}
-        self._watch_acknowledgements()
-
-    def _watch_acknowledgements(self) -> None:
-        complete = self.accumulator.complete
-
-        def watched(written: Sequence[WrittenBatch], *, confirmed: bool) -> None:
-            rows = [numbers_in(b"".join(batch.buffer.views())) for batch, *_ in written if not batch.terminal]
-            complete(written, confirmed=confirmed)
-            self.acknowledged += [row for batch in rows for row in batch]
-
-        self.accumulator.complete = watched  # type: ignore[assignment]
 
     # -- the task -------------------------------------------------------------------------------------
 
