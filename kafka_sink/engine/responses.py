@@ -34,7 +34,6 @@ from kafka_sink.errors import (
 from kafka_sink.kafka_errors import TOPIC_AUTHORIZATION_FAILED, error_of
 from kafka_sink.model import Node, TopicPartition
 from kafka_sink.network import produce
-from kafka_sink.options import SinkOptions
 from kafka_sink.printable import printable_list
 from kafka_sink.records.batch_header import NO_SEQUENCE
 
@@ -53,7 +52,6 @@ class ResponseHandler:
 
     def __init__(
         self,
-        options: SinkOptions,
         accumulator: RecordAccumulator,
         cluster: ClusterMetadata,
         identity: ProducerIdentity | None,
@@ -61,7 +59,7 @@ class ResponseHandler:
         breaker: Breaker,
         connection_errors: Callable[[], Mapping[Node, Exception]] = dict,
     ) -> None:
-        self._options = options
+        self._options = accumulator.options
         self._accumulator = accumulator
         self._cluster = cluster
         self._identity = identity

@@ -35,7 +35,6 @@ from kafka_sink.errors import ClusterChangedError, KafkaSinkError, is_final
 from kafka_sink.model import TopicPartition
 from kafka_sink.network.client import NetworkClient
 from kafka_sink.network.requests import MetadataResponse
-from kafka_sink.options import SinkOptions
 from kafka_sink.rows.partitioner import Choices, choices_of
 
 if TYPE_CHECKING:
@@ -52,7 +51,6 @@ class Sender(threading.Thread):
 
     def __init__(  # noqa: PLR0913 - the parts of a producer
         self,
-        options: SinkOptions,
         accumulator: RecordAccumulator,
         cluster: ClusterMetadata,
         network: NetworkClient,
@@ -63,6 +61,7 @@ class Sender(threading.Thread):
         max_poll_ms: float = MAX_POLL_MS,
     ) -> None:
         super().__init__(name="kafka-chunked-sender", daemon=True)
+        options = accumulator.options
         self.max_poll_ms = max_poll_ms
         adapts = options.partitioner_adaptive_partitioning_enable
         self._availability_timeout_ms = options.partitioner_availability_timeout_ms if adapts else 0
@@ -79,7 +78,7 @@ class Sender(threading.Thread):
         self._telemetry = telemetry
         backoff = ExponentialBackoff(options.retry_backoff_ms, options.retry_backoff_max_ms, RANDOM.random)
         self._responses = ResponseHandler(
-            options, accumulator, cluster, identity, backoff, breaker, network.connection_errors
+            accumulator, cluster, identity, backoff, breaker, network.connection_errors
         )
         self._metadata = MetadataRequests(options, cluster, network, self._on_metadata)
         self._transaction_partitions: TransactionPartitions | None = None

@@ -111,9 +111,7 @@ class WorkerParts:
         if options.enable_metrics_push:
             telemetry = ClientTelemetry(network, cluster, options.request_timeout_ms, self._resource)
         self.telemetry = telemetry
-        self.sender = Sender(
-            options, accumulator, cluster, network, identity, breaker, monotonic_ms, telemetry
-        )
+        self.sender = Sender(accumulator, cluster, network, identity, breaker, monotonic_ms, telemetry)
         limit: MutedMemoryLimit | None = None
         if not breaker.is_off:
             muted_bytes = memory * options.breaker.muted_buffer_perc // 100

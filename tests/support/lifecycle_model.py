@@ -162,7 +162,6 @@ class Model:
         breaker = Breaker(None, CircuitBreakManager(ignored, 2_000.0, self.accumulator.partitions.get))
         self.deliveries = self.accumulator.deliveries = NotedDeliveries(self.acknowledged)
         self.responses = ResponseHandler(
-            options,
             self.accumulator,
             self.metadata,  # type: ignore[arg-type]
             self.identity,
