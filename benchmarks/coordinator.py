@@ -45,8 +45,9 @@ from benchmarks.sampler import Sampler
 from benchmarks.surroundings import ROOT, environment, keep, kept, parser_of
 from kafka_sink.coordinator.client import ask
 from kafka_sink.coordinator.live.view import OpenView, ViewOpened
-from kafka_sink.coordinator.rendezvous import LocationFolder, RunningCoordinator
+from kafka_sink.coordinator.rendezvous import LocationFolder
 from kafka_sink.driver import driver_process
+from tests.support.waiting import until
 
 OWN_EVIDENCE, FEW, MANY = 0.4, 12, 5_000
 STALL_S, LOOK_S, START_S, NEXT_WRITE_S = 5.0, 0.5, 10.0, 2.0
@@ -79,17 +80,9 @@ class Server:
                 env=environment(),
                 pass_fds=(listening.fileno(), alive),
             )
-        self.found = self._wait()
+        self.found = until(self._place.found, "a coordinator that serves", START_S, 0.02)
         opened = ask(self.found.address, OpenView("127.0.0.1", 0), ViewOpened, 1000 * START_S)
         self.view = opened.url
-
-    def _wait(self) -> RunningCoordinator:
-        until = time.monotonic() + START_S
-        while time.monotonic() < until and self.process.poll() is None:
-            if (found := self._place.found()) is not None:
-                return found
-            time.sleep(0.02)
-        raise TimeoutError("the coordinator does not serve")
 
     def kill(self) -> None:
         self.process.kill()

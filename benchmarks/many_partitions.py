@@ -36,12 +36,8 @@ SETTINGS = {
     "compression.type": "lz4",
 }
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
-OURS, OURS_FEW, JVM, JVM_FEW = (
-    "kafka-chunked",
-    "kafka-chunked, 4 partitions",
-    "JVM sink",
-    "JVM sink, 4 partitions",
-)
+OURS, OURS_FEW = "kafka-chunked", "kafka-chunked, 4 partitions"
+JVM, JVM_FEW = "JVM sink", "JVM sink, 4 partitions"
 PARTS = ("rates", "memory", "large")
 GOALS = ((OURS, JVM, 20.0), (OURS, OURS_FEW, 0.5))
 MEMORY_GOALS_MIB = {"memory": 250, "large": 300}

@@ -64,12 +64,8 @@ def job(form: str, bootstrap: str, master: str, rows: int, topics: int, tasks: i
     for _ in range(2):
         meter = Meter(gateway.proc.pid, ())
         started = time.perf_counter()
-        writer = (
-            frame.write.format(JVM if form == JVM else OURS)
-            .mode("append")
-            .option("kafka.bootstrap.servers", bootstrap)
-        )
-        writer.save()
+        writer = frame.write.format(JVM if form == JVM else OURS).mode("append")
+        writer.option("kafka.bootstrap.servers", bootstrap).save()
         print(f"TOOK {time.perf_counter() - started} {meter.read()[0]}", flush=True)
         sys.stdin.readline()
     spark.stop()

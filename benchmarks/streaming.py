@@ -236,15 +236,11 @@ def plot(runs: list[dict[str, Any]], file: Path) -> None:
 
 
 def main() -> None:
-    parser = parser_of(__doc__, "few micro-batches")
+    parser = parser_of(__doc__, "few micro-batches", with_beside=True)
     parser.add_argument("--warm", type=int, default=300, help="micro-batches of each sink before the first")
     parser.add_argument("--batches", type=int, default=100, help="micro-batches of a round")
     parser.add_argument("--repeats", type=int, default=3, help="rounds")
     parser.add_argument("--conf", action="append", default=[], help="a setting of Spark, NAME=VALUE")
-    parser.add_argument(
-        "--beside", metavar="PYTHON", help="also measure with the PySpark of this interpreter"
-    )
-    parser.add_argument("--out", type=Path, help="write the figures here instead of to results/")
     options = parser.parse_args()
     if options.smoke:
         options.warm, options.batches, options.repeats = 0, 5, 1

@@ -68,12 +68,18 @@ def spark_session(
     return SparkSession.builder.master(master).config(map={**used, **settings}).getOrCreate()
 
 
-def parser_of(description: str | None, smoke: str = "tiny input") -> argparse.ArgumentParser:
-    """With ``--smoke``, which is what is said."""
+def parser_of(
+    description: str | None, smoke: str = "tiny input", *, with_beside: bool = False
+) -> argparse.ArgumentParser:
+    """With ``--smoke``, which is what is said, and what ``run_beside`` needs."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--smoke", action="store_true", help=f"{smoke}, no files: does it run at all")
+    if with_beside:
+        said = "also measure with the PySpark of this interpreter"
+        parser.add_argument("--beside", metavar="PYTHON", help=said)
+        parser.add_argument("--out", type=Path, help="write the figures here instead of to results/")
     return parser
 
 

@@ -212,13 +212,9 @@ def run_here(rows: int, repeats: int, with_jvm: bool) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = parser_of(__doc__)
+    parser = parser_of(__doc__, with_beside=True)
     parser.add_argument("--rows", type=int, default=6_000_000)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument(
-        "--beside", metavar="PYTHON", help="also measure with the PySpark of this interpreter"
-    )
-    parser.add_argument("--out", type=Path, help="write the figures here instead of to results/")
     options = parser.parse_args()
     rows, repeats = (4000, 1) if options.smoke else (options.rows, options.repeats)
 

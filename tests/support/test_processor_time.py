@@ -11,10 +11,9 @@ import pytest
 from tests.support.processor_time import of_running_descendants
 
 BUSY = """
-import subprocess, sys, time
-if len(sys.argv) == 1:
-    subprocess.run([sys.executable, __file__, "work"])
-while time.process_time() < 0.3:
+import os, sys, time
+os.fork()
+while time.process_time() < 0.15:
     pass
 print("done", flush=True)
 sys.stdin.read()
@@ -22,15 +21,13 @@ sys.stdin.read()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_process_that_runs_counts_and_so_do_its_children(tmp_path: object) -> None:
-    script = f"{tmp_path}/busy.py"
-    with open(script, "w", encoding="utf-8") as file:
-        file.write(BUSY)
+def test_a_process_that_runs_counts_and_so_do_its_children() -> None:
     before = of_running_descendants(os.getpid())
-    with subprocess.Popen([sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"done\n"  # the child, which waits for input that both share
+    command = [sys.executable, "-c", BUSY]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as both:
+        assert both.stdin is not None
+        assert both.stdout is not None
+        assert [both.stdout.readline() for _ in range(2)] == [b"done\n"] * 2
         during = of_running_descendants(os.getpid())
-        process.stdin.close()
+        both.stdin.close()
     assert during - before >= 0.25
