@@ -20,6 +20,7 @@ import pytest
 
 from kafka_sink.errors import BufferExhaustedError, KafkaSinkError, MetadataTimeoutError
 from kafka_sink.memory.pool import BufferPool
+from kafka_sink.model import TaskResult
 from kafka_sink.options import parse
 from kafka_sink.task.producer import LIVE_PRODUCERS, POOLS, Producer
 from kafka_sink.task.producer_cache import PRODUCERS
@@ -90,15 +91,13 @@ class Cycles:
             kept = metrics.allocated_bytes, metrics.waiting_threads, metrics.full_strategy_bytes
             assert kept == (0, 0, 0)
 
-    def options(self) -> dict[str, object]:
-        return {"compression_type": self.chance.choice(CODECS), "batch_size": 100_000}
-
-    def some(self) -> list[object]:
-        return [rows(0, self.chance.randrange(1, 300), partition) for partition in range(4)]
+    def writes(self, cluster: FakeCluster) -> TaskResult:
+        some = [rows(0, self.chance.randrange(1, 300), partition) for partition in range(4)]
+        return send(cluster, *some, compression_type=self.chance.choice(CODECS), batch_size=100_000)
 
     def flushes(self, cluster: FakeCluster) -> None:
         for _ in range(3):
-            assert send(cluster, *self.some(), **self.options()).records  # type: ignore[arg-type]
+            assert self.writes(cluster).records
 
     def opens_and_closes(self, cluster: FakeCluster) -> None:
         PRODUCERS.close()
@@ -107,11 +106,11 @@ class Cycles:
 
     def is_refused_for_a_while(self, cluster: FakeCluster) -> None:
         cluster.script(PRODUCE, error(6), error(19), error(5))
-        assert send(cluster, *self.some(), **self.options()).retries  # type: ignore[arg-type]
+        assert self.writes(cluster).retries
 
     def loses_connections(self, cluster: FakeCluster) -> None:
         cluster.script(PRODUCE, Refuse(disconnect=True), SWALLOWED)
-        assert send(cluster, *self.some(), **self.options()).retries  # type: ignore[arg-type]
+        assert self.writes(cluster).retries
 
     def is_split(self, cluster: FakeCluster) -> None:
         assert send(cluster, rows(0, 2000), batch_size=200_000, linger_ms=1000).splits
@@ -119,11 +118,11 @@ class Cycles:
     def is_refused_for_good(self, cluster: FakeCluster) -> None:
         cluster.script(PRODUCE, error(87))
         with pytest.raises(KafkaSinkError):
-            send(cluster, *self.some(), **self.options())  # type: ignore[arg-type]
+            self.writes(cluster)
 
     def raises(self, cluster: FakeCluster) -> None:
         def run() -> None:
-            with task(cluster, **self.options()) as producer:
+            with task(cluster, batch_size=100_000) as producer:
                 producer.send(rows(0, 100))
                 raise ValueError("the task's own")
 
