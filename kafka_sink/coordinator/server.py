@@ -88,9 +88,9 @@ class _Instance:
 
 
 class _Turns:
-    """Peers that wait, the longest first. Each iteration of the loop serves some, for ``most_ms`` at most.
+    """Who is served in this iteration of the loop, for ``most_ms`` at most, and who waits for the next ones.
 
-    ``serve`` serves one, and returns how much of ``most`` that has used up.
+    ``serve`` serves a peer, and returns how much of ``most`` that has used up. Who waits longest comes first.
     """
 
     def __init__(
@@ -101,24 +101,46 @@ class _Turns:
         self._most_ms = most_ms
         self._most = most
         self._loop = asyncio.get_running_loop()
-        # While there are any, ``_take`` is due.
         self._waiting: deque[Peer] = deque()
+        # Whether the next iteration begins with this, and what is left of the present one.
+        self._is_due = False
+        self._until_ms = self._left = 0.0
 
     def add(self, peer: Peer) -> None:
-        if not self._waiting:
-            self._loop.call_soon(self._take)
+        """Let the peer wait."""
         self._waiting.append(peer)
+        self._later()
+
+    def at_once(self, peer: Peer) -> bool:
+        """Serve the peer now if nobody waits and there is time left. Returns whether it was."""
+        if not self._is_due:
+            self._begin()
+            self._later()
+        if self._waiting or not self._has_time():
+            return False
+        self._left -= self._serve(peer)
+        return True
+
+    def _later(self) -> None:
+        if not self._is_due:
+            self._is_due = True
+            self._loop.call_soon(self._take)
+
+    def _begin(self) -> None:
+        self._until_ms, self._left = self._clock_ms() + self._most_ms, self._most
+
+    def _has_time(self) -> bool:
+        return self._left > 0 and self._clock_ms() < self._until_ms
 
     def _take(self) -> None:
-        until_ms, left = self._clock_ms() + self._most_ms, self._most
-        while self._waiting and left > 0 and self._clock_ms() < until_ms:
-            peer = self._waiting[0]
+        self._is_due = False
+        self._begin()
+        while self._waiting and self._has_time():
+            peer = self._waiting.popleft()
             if not peer.is_gone:
-                left -= self._serve(peer)
-            # Only now, so that whoever is added meanwhile does not make this due twice.
-            self._waiting.popleft()
+                self._left -= self._serve(peer)
         if self._waiting:
-            self._loop.call_soon(self._take)
+            self._later()
 
 
 class CoordinatorServer:
@@ -217,8 +239,9 @@ class CoordinatorServer:
     # -- bytes --------------------------------------------------------------------------------------
 
     def _on_readable(self, peer: Peer) -> None:
-        self._loop.remove_reader(peer.fd)
-        self._await_turn(peer)
+        if not (peer.has_begun and self._readable.at_once(peer)):
+            self._loop.remove_reader(peer.fd)
+            self._await_turn(peer)
 
     def _await_turn(self, peer: Peer) -> None:
         peer.waits_since_ms = self._clock_ms()
@@ -245,8 +268,10 @@ class CoordinatorServer:
 
     def _take_turn(self, peer: Peer, now_ms: float) -> int:
         """Read what has come, unless messages wait, and handle some. Returns how many."""
-        peer.begun_ms += now_ms - peer.waits_since_ms
-        peer.waits_since_ms = math.inf
+        if peer.is_waiting:
+            peer.begun_ms += now_ms - peer.waits_since_ms
+            peer.waits_since_ms = math.inf
+            self._loop.add_reader(peer.fd, self._on_readable, peer)
         if not peer.frames.end:
             peer.heard_ms = now_ms
             try:
@@ -258,20 +283,23 @@ class CoordinatorServer:
         handled, until_ms = 0, now_ms + _TURN_MS
         while peer.frames.end and handled < _TURN_MESSAGES and self._clock_ms() < until_ms:
             if peer.due_ms > now_ms:
-                peer.waits_since_ms = now_ms
                 self._connections.note(peer, Dropped.HELD_BACK)
-                wait_ms = max(peer.due_ms - now_ms, _LEAST_WAIT_MS)
-                self._loop.call_later(wait_ms / 1000, self._await_turn, peer)
-                return handled
+                break
             self._handle(peer, now_ms)
             handled += 1
-            # One that is not let in is read from no more.
             if not peer.is_authenticated:
+                # One that is not let in is read from no more.
+                self._loop.remove_reader(peer.fd)
                 return handled
         if peer.frames.end:
-            self._await_turn(peer)
-        else:
-            self._loop.add_reader(peer.fd, self._on_readable, peer)
+            self._loop.remove_reader(peer.fd)
+            if peer.due_ms > now_ms:
+                peer.waits_since_ms = now_ms
+                self._loop.call_later(
+                    max(peer.due_ms - now_ms, _LEAST_WAIT_MS) / 1000, self._await_turn, peer
+                )
+            else:
+                self._await_turn(peer)
         return handled
 
     def _handle(self, peer: Peer, now_ms: float) -> None:
