@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-from tests.support.interrupts import interruptible
 
 # Less than pytest gives to a test, so that the output is shown.
 _TIMEOUT_S = 280
@@ -44,6 +44,20 @@ def run(
 def printed_by(code: str, environ: Mapping[str, str] | None = None, folder: Path | None = None) -> str:
     """What a new Python prints that runs this code, without the indentation that its lines share."""
     return run([sys.executable, "-c", textwrap.dedent(code)], environ, folder=folder).stdout.strip()
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """SIGINT raises KeyboardInterrupt here, and in Python processes that start here.
+
+    A shell's background jobs ignore SIGINT, and so does all that they start. The tests may be such a job.
+    Only for the main thread.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def start(command: Sequence[object], environ: Mapping[str, str], **more: Any) -> subprocess.Popen[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import subprocess
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
@@ -30,7 +31,7 @@ class Batch:
     codec: int = field(default=0, compare=False)
 
 
-class JavaOracle:
+class JavaOracle(AbstractContextManager["JavaOracle"]):
     """Kafka's classes in a JVM, within a ``with`` block; ``folder`` takes the exchanged files."""
 
     def __init__(self, broker: LocalBroker, folder: Path) -> None:
@@ -41,9 +42,6 @@ class JavaOracle:
         self._jvm = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True
         )
-
-    def __enter__(self) -> JavaOracle:
-        return self
 
     def __exit__(self, *_: object) -> None:
         with self._log, self._jvm:

@@ -7,6 +7,7 @@ import math
 import struct
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,7 +135,7 @@ def metadata_request(*topics: str, version: int = 12) -> Request:
     return request(apis.METADATA, version, body)
 
 
-class Driver:
+class Driver(AbstractContextManager["Driver"]):
     """A client, its clock and all events so far. Polls really wait; the client's time is the clock's."""
 
     def __init__(
@@ -150,9 +151,6 @@ class Driver:
         self.events: list[Event] = []
         self.client.on_connected = lambda node, setup_ms, _: self.events.append(Connected(node, setup_ms))
         self.client.on_disconnected = lambda node, cause, *_: self.events.append(Disconnected(node, cause))
-
-    def __enter__(self) -> Driver:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.client.close()

@@ -36,10 +36,10 @@ from kafka_sink.spark.write import PlannedWrite
 from kafka_sink.task.producer import LIVE_PRODUCERS, Producer
 from kafka_sink.task.producer_cache import PRODUCERS, task_producer
 from kafka_sink.transactions.task_attempt import INIT_TIME_METRIC, SEND_OFFSETS_TIME_METRIC
+from tests.support.commands import interruptible
 from tests.support.fake_broker import INIT_PRODUCER_ID, PRODUCE, FakeCluster
 from tests.support.fake_replies import Reply, error
 from tests.support.forked import in_a_fork
-from tests.support.interrupts import interruptible
 from tests.support.scripted_cluster import TOPIC, rows, send, sender_threads, task, task_options, written
 from tests.support.strategy import forced
 from tests.support.surroundings import Environ
