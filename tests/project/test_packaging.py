@@ -285,10 +285,9 @@ def test_the_kafka_for_trials_has_a_wheel_of_its_own(tmp_path: Path) -> None:
 
 def session_that(knows: bool | None) -> Mock:
     """``knows``: whether Spark found it; None for Spark Connect."""
-    session = Mock()
-    exists = session._jsparkSession.sessionState().dataSourceManager().dataSourceExists
-    exists.side_effect = AttributeError if knows is None else lambda name: knows and name == "kafka-chunked"
-    return session
+    exists = AttributeError if knows is None else lambda name: knows and name == "kafka-chunked"
+    manager = "_jsparkSession.sessionState.return_value.dataSourceManager.return_value"
+    return Mock(**{f"{manager}.dataSourceExists.side_effect": exists})
 
 
 @pytest.mark.parametrize(("knows", "times"), [(False, 1), (None, 1), (True, 0)])
