@@ -134,8 +134,9 @@ def _convert(spec: OptionSpec, name: str, text: Secret) -> Any:
             "kafka.ssl.truststore.certificates; a file is safer"
         )
     try:
-        plain = text.reveal()
-        return spec.kind.parse(without_unit(spec.name, plain) if spec.kind.is_number else plain)
+        if spec.kind.is_number:
+            return spec.kind.parse(without_unit(spec.name, text.reveal()))
+        return spec.kind.parse(text.reveal())
     except ValueError as error:
         problem = str(error)
     # An @ in an address list means a password. This raises outside the except block, because a traceback with

@@ -94,7 +94,7 @@ class IamLogin:
     def _run(self, lookup: Future[Any]) -> None:
         try:
             lookup.set_result(self._frozen())
-        except Exception as error:  # noqa: BLE001 - raised again by those that wait
+        except BaseException as error:  # noqa: BLE001 - raised again by those that wait
             lookup.set_exception(error)
 
     def _frozen(self) -> Any:

@@ -94,7 +94,7 @@ def named(store: Store) -> str:
 
 def content_of(store: Store) -> HiddenBytes:
     """Raise ConfigurationError for a file that cannot be read."""
-    if store.text is not None:
+    if store.text:
         return HiddenBytes(store.text.reveal().encode())
     path = Path(store.location)
     try:
@@ -122,7 +122,7 @@ def _is_pem(store: Store, data: bytes) -> bool:
     if store.kind == "PEM":
         if not looks_like_pem:
             other = "; it looks like PKCS12: set the type to that" if data.startswith(_PKCS12_MAGIC) else ""
-            if store.text is not None and data.startswith((b"/", b"file:")):
+            if store.text and data.startswith((b"/", b"file:")):
                 other = "; it looks like a path, which belongs in the option whose name ends in .location"
             raise ConfigurationError(f"{named(store)} is no PEM{other}")
         return True

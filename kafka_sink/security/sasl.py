@@ -259,7 +259,7 @@ class Security:
         def run() -> None:
             try:
                 preparation.set_result(self._prepared(host))
-            except Exception as error:  # noqa: BLE001 - otherwise the cause of a missing connection would be lost
+            except BaseException as error:  # noqa: BLE001 - otherwise the connection would never be tried again
                 preparation.set_exception(_shown(error))
             notify()
 
@@ -292,7 +292,7 @@ class Security:
         return SaslExchange(mechanism, scram(mechanism, settings.username, settings.password))
 
 
-def _shown(error: Exception) -> Exception:
+def _shown(error: BaseException) -> Exception:
     """What may be told of an error. Executors have files, packages and roles of their own, which the driver
     cannot check."""
     where = f"(on host {socket.gethostname()})"

@@ -455,7 +455,7 @@ def _endpoint_tls(login: LoginModule) -> TlsSettings:
     """Trust for the token endpoint: Java takes it from the login module's options, not from Kafka's."""
     location = login.get("ssl.truststore.location")
     certificates = login.options.get("ssl.truststore.certificates")
-    if not location and certificates is None:
+    if "ssl.truststore.location" not in login.options and certificates is None:
         return TlsSettings()
     kind = (login.get("ssl.truststore.type") or "JKS").upper()
     if looks_like_key(location):

@@ -108,6 +108,12 @@ def test_a_search_for_credentials_that_hangs_ends_every_login_and_is_not_begun_a
     assert "there are no AWS credentials here" in until(end_of_search)
 
 
+def test_a_search_that_breaks_off_ends_its_login() -> None:
+    login = IamLogin(IamSettings(), mock.Mock(side_effect=SystemExit), wait_s=5)
+    with pytest.raises(SystemExit):
+        login.steps(HOST)
+
+
 def test_a_profile_is_read(environ: Environ, tmp_path: Path) -> None:
     environ(AWS_ACCESS_KEY_ID=None, AWS_SECRET_ACCESS_KEY=None)
     (tmp_path / "credentials").write_text(

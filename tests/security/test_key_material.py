@@ -83,9 +83,11 @@ def test_pkcs12_is_read_whatever_java_calls_it(tmp_path: Path) -> None:
     key = CLIENT.pkcs12_file(tmp_path / "key.p12", PASSWORD.reveal())
     trust = AUTHORITY.pkcs12_file(tmp_path / "t.p12", PASSWORD.reveal())
     for kind in ("PKCS12", "JKS"):
-        assert read_key(location(key, kind, password=PASSWORD)).chain == CLIENT.chain_pem
-        found = read_trust(location(trust, kind, password=PASSWORD))
-        assert found == [AUTHORITY.certificate.public_bytes(Encoding.DER)]
+        # An option for a text that is set to nothing is as one that is not set.
+        for text in (None, Secret("")):
+            assert read_key(location(key, kind, password=PASSWORD, text=text)).chain == CLIENT.chain_pem
+            found = read_trust(location(trust, kind, password=PASSWORD, text=text))
+            assert found == [AUTHORITY.certificate.public_bytes(Encoding.DER)]
         wrong = location(trust, kind, password=Secret("no"))
         assert "wrong kafka.ssl.truststore.password" in problem(wrong, trust=True)
         assert "needs kafka.ssl.keystore.password" in problem(location(key, kind))

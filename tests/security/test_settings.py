@@ -95,6 +95,9 @@ def test_tokens_and_iam_by_options_and_by_jaas() -> None:
     found = tokens({**TOKENS, "sasl.jaas.config": jaas})
     assert (found.client_id, found.client_secret, found.scope) == ("me", Secret(SECRET), "s")
     assert found.extensions == (("logicalCluster", "lkc-1"),)
+    # A truststore whose name is empty does not become the system's.
+    nameless = jaas.replace("scope='s'", "ssl.truststore.location=''")
+    assert tokens({**TOKENS, "sasl.jaas.config": nameless}).tls.trust is not None
     prefix = "sasl.oauthbearer.client.credentials.client"
     assert tokens({**TOKENS, f"{prefix}.id": "other", f"{prefix}.secret": SECRET}).client_id == "other"
     handler = {"sasl.client.callback.handler.class": "software.amazon.msk.auth.iam.IAMClientCallbackHandler"}
@@ -247,6 +250,9 @@ def test_no_frame_of_a_refusal_holds_a_secret() -> None:
         {**PLAIN, "sasl.jaas.config": f'PlainLoginModule required password="{SECRET}"'},
         {**PLAIN, "sasl.jaas.config": SCRAM},
         {"sasl.password": SECRET, "linger.ms": "x"},
+        {"sasl.password": f"two\n{SECRET}"},
+        {"bootstrap.servers": f"u:{SECRET}@h:1"},
+        {"producer.circuit.breaker.mute.retry.interval": f"u:{SECRET}@h"},
         {"sasl.password": SECRET, "acks": "0", "enable.idempotence": "true"},
         {"ssl.keystore.key": SECRET, "nonsense": "1"},
     ):
