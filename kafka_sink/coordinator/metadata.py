@@ -328,12 +328,15 @@ class MetadataService(Service):
             if len(before.topics) + len(names) <= _MAX_TOPICS_OF_A_TASK:
                 topics = before.topics | names
             # Otherwise the task reports those still in use again within a minute.
+        is_untold = before in self._untold
         self._leave(peer)
         if topics not in self._users:
             self._users[topics] = _Users(topics)
             self._count(_NAME_BYTES * len(topics))
         users = self._users_with[peer] = self._users[topics]
         users.peers[peer] = None
+        if is_untold:
+            self._untold[users] = None
 
     def _leave(self, peer: int) -> None:
         users = self._users_with.pop(peer, None)
@@ -341,6 +344,7 @@ class MetadataService(Service):
             del users.peers[peer]
             if not users.peers:
                 del self._users[users.topics]
+                self._untold.pop(users, None)
 
     # -- what it may keep ---------------------------------------------------------------------------
 

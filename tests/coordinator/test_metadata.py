@@ -199,6 +199,17 @@ def test_a_change_is_pushed_to_those_who_use_the_topic_once() -> None:
     assert names(coordinator.respond(metadata("a", leader=1, epoch=2))) == [(1, ["a"])]
 
 
+def test_a_task_that_uses_more_before_a_change_is_pushed_is_told_of_it_once() -> None:
+    coordinator = Coordinator().know(metadata("a"))
+    coordinator.deny(1)
+    peer, fetch = coordinator.asked.pop()
+    coordinator.out.encoded = 0
+    moved = known(fetch.number, metadata("a", leader=2, epoch=1))
+    deliver(coordinator.service, peer, moved, coordinator.now_ms)
+    assert names(coordinator.receive(1, TopicsWanted({"b": None}))) == [(1, ["a"])]
+    assert coordinator.out.encoded == 2, "this, and the fetch of b; topics that nobody uses so are no message"
+
+
 def test_one_tasks_word_that_a_leader_moved_is_asked_for_and_not_passed_on() -> None:
     """A broker that lags is asked once more when a task is denied again."""
     coordinator = Coordinator().know(metadata("a", epoch=4), users=(1, 2))
