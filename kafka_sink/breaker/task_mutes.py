@@ -94,7 +94,7 @@ class TaskMutes:
         self.version += 1
         self._changes.append(MuteChange(target, False, reason, own))
         # What failed until now must not mute again what has come back.
-        led = [name for name, node in self._led_by.items() if node == target]
+        led: Iterable[TopicPartition] = (name for name, node in self._led_by.items() if node == target)
         for name in (target,) if isinstance(target, TopicPartition) else led:
             partition = self.partition(name)
             if partition is not None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
+
 from kafka_sink.breaker.breaker import CircuitBreakManager
 from kafka_sink.errors import BrokerRefusedError, DeliveryError
+from kafka_sink.model import TopicPartition
 from kafka_sink.network.broker_connection import RequestTimeoutError
 from tests.support.breaker_cluster import A0, A1, B0, P0, P1, Bench, Cluster
 from tests.support.brokers import batch
@@ -134,6 +137,19 @@ def test_what_failed_before_a_mute_ended_says_nothing_more(
         manager.refresh()
         manager.unmute(target)
         assert cluster.partition(A0).outcomes(0.0) == (0, 0)
+
+
+def test_partitions_come_back_in_no_more_time_where_a_broker_of_many_is_muted() -> None:
+    """Catches: all partitions of the broker were looked at for each that came back."""
+    back = [TopicPartition("u", number) for number in range(5_000)]
+    manager = Cluster(t=[1] * 20_000, u=[2] * 5_000).manager()
+    manager.mute(1)
+    manager.table.apply_shared(dict.fromkeys(back, "failed"))
+    manager.refresh()
+    began_s = time.thread_time()
+    manager.table.apply_shared({})
+    assert time.thread_time() - began_s < 1
+    assert not any(map(manager.is_muted, back))
 
 
 # -- trials: new rows that go to a muted partition as its probe --
