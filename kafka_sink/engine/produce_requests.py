@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def fill_request(
     accumulator: RecordAccumulator,
     broker: Broker,
-    queues: Sequence[Partition],
+    partitions: Sequence[Partition],
     max_bytes: int,
     may_send: Callable[[ProducerBatch], bool],
 ) -> list[ProducerBatch]:
@@ -38,7 +38,7 @@ def fill_request(
 
     Only the first batch may exceed ``max_bytes``. An open batch is chosen by its estimated compressed size.
     Once it is sealed, its true size decides whether more batches fit or the last ones go back to their
-    queues. One that its brokers would refuse as too large is split, and its pieces are in its queue then.
+    queues. One that its brokers would refuse as too large is split, and its pieces take its place there.
     """
     taken: dict[TopicPartition, ProducerBatch] = {}
     filled = records = 0
@@ -46,8 +46,8 @@ def fill_request(
     def may_go(batch: ProducerBatch) -> bool:
         return batch.partition not in taken and may_send(batch)
 
-    while filled < max_bytes and len(taken) < len(queues):
-        more = accumulator.drain(broker, queues, max_bytes, may_go if taken else may_send, filled)
+    while filled < max_bytes and len(taken) < len(partitions):
+        more = accumulator.drain(broker, partitions, max_bytes, may_go if taken else may_send, filled)
         estimated = [batch for batch in more if batch.state is BatchState.CLOSED]
         for batch in estimated:
             batch.seal()

@@ -93,10 +93,11 @@ class Sender(threading.Thread):
         self._aborting = False
         self._task_ended = False
         self._known_version = -1
-        # Whether batches waited for a broker or a leader in the last pass. The pass after the wait has to
-        # record its end.
+        # Whether batches waited for a broker or a leader in the last pass: the pass after that has to record
+        # that the wait is over.
         self._waited = False
-        # Whether the last pass sent all that may go before a deadline or a wake-up, whatever brokers respond.
+        # Whether the last pass left nothing that a response alone would let go: only a deadline or a wake-up
+        # does. Then `_poll` goes on waiting behind an acknowledgement.
         self._sent_all = False
         # Why the thread ends, if it fails or is aborted. It may do so before the first task begins.
         self._end_cause: Exception | None = None
@@ -166,7 +167,8 @@ class Sender(threading.Thread):
             delay = min(delay, self._send_ready(now_ms, breaker.mutes))
             if self._transaction_partitions is not None:
                 delay = min(delay, self._transaction_partitions.refresh(now_ms))
-        # Now, as a request that was sent, or a broker that cannot be reached, brings its deadline forward.
+        # Only now: sending a request, or finding a broker unreachable, has brought the breaker's deadline
+        # forward.
         delay = min(delay, breaker.next_change_ms(now_ms) if breaker.is_busy else breaker.due_ms - now_ms)
         if self._telemetry is not None and self._telemetry.is_offered:
             delay = min(delay, self._telemetry.refresh(now_ms))
@@ -250,24 +252,24 @@ class Sender(threading.Thread):
     # -- produce ----------------------------------------------------------------------------------
 
     def _send_ready(self, now_ms: float, muted: Container[TopicPartition]) -> float:
-        # Read first: another thread may change what it stands for meanwhile, and raises it then.
+        # Read first: if another thread changes the metadata meanwhile, the version differs in the next pass.
         version = self._cluster.version
         ready, leaderless, delay = self._accumulator.ready(self._leader, now_ms, version)
         of_muted = take_muted(ready, muted) if muted else {}
-        # With one request at a time, a batch waits for a response though its queue is not ready. And what a
-        # response says of a mute is seen in the next pass.
+        # With one request at a time a response lets the next batch go, though nothing is ready now. And what a
+        # response means for a mute is seen in the next pass.
         self._sent_all = self._options.max_in_flight_requests_per_connection > 1 and not muted
         if not (ready or of_muted or leaderless or self._waited):
             return delay
         blocked = []
-        for broker, queues in ready.items():
+        for broker, partitions in ready.items():
             if not broker.accepts(now_ms):
                 blocked.append(broker)
                 delay = min(delay, broker.delay_ms(now_ms))
-            elif not self._produce(broker, queues, now_ms):
+            elif not self._produce(broker, partitions, now_ms):
                 self._sent_all = False
                 delay = min(delay, broker.pause_ms(now_ms))
-            elif any(map(_batches_of, queues)):
+            elif any(map(_batches_of, partitions)):
                 # Only then: a pass that finds nothing to send costs nearly as much as the request did.
                 delay = 0.0
         if blocked or self._waited:
@@ -277,11 +279,11 @@ class Sender(threading.Thread):
             delay = min(delay, self._refresh_stale(leaderless, stuck, now_ms))
         self._waited |= bool(leaderless)
         self._sent_all &= not self._waited
-        for broker, queues in of_muted.items():
-            delay = min(delay, self._probe(broker, queues, now_ms))
+        for broker, partitions in of_muted.items():
+            delay = min(delay, self._probe(broker, partitions, now_ms))
         if not muted:
             return delay
-        unsent = [queue for queues in of_muted.values() for queue in queues]
+        unsent = [partition for partitions in of_muted.values() for partition in partitions]
         unsent += [one for one in leaderless if one.id in muted]
         return 0.0 if unsent and self._move_unsent(unsent, muted) else delay
 
@@ -297,8 +299,8 @@ class Sender(threading.Thread):
         unknown = {one.id.topic for one in leaderless}
         if unknown or self._responses.missing:
             self._responses.expire_missing(unknown, now_ms)
-        gone = (queues for broker, queues in stuck if broker.is_gone)
-        stale = unknown.union(queue.id.topic for queues in gone for queue in queues)
+        gone = (partitions for broker, partitions in stuck if broker.is_gone)
+        stale = unknown.union(partition.id.topic for partitions in gone for partition in partitions)
         for topic in stale:
             self._cluster.mark_stale(topic, now_ms)
         return self._metadata.refresh(now_ms) if stale else math.inf
@@ -328,7 +330,7 @@ class Sender(threading.Thread):
     ) -> None:
         """Note which brokers batches wait for."""
         for broker in blocked if self._breaker.is_busy else ():
-            self._breaker.table.note_waiting(queue.id for queue in ready[broker])
+            self._breaker.table.note_waiting(partition.id for partition in ready[broker])
         brokers = self._cluster.brokers.values()
         # The others have a full in-flight window, or throttle.
         unreachable = [broker for broker in blocked if not broker.is_connected]
@@ -359,19 +361,19 @@ class Sender(threading.Thread):
             self._cluster.mark_stale(topic, now_ms)
         return self._metadata.refresh(now_ms)
 
-    def _probe(self, broker: Broker, queues: Sequence[Partition], now_ms: float) -> float:
+    def _probe(self, broker: Broker, partitions: Sequence[Partition], now_ms: float) -> float:
         """Send one batch of a muted partition that the breaker wants to probe; return the delay until
         the next look at this broker."""
-        for queue in queues:
-            if not self._breaker.table.may_probe(queue.id):
+        for partition in partitions:
+            if not self._breaker.table.may_probe(partition.id):
                 continue
             if not broker.accepts(now_ms):
                 return broker.delay_ms(now_ms)
-            if self._produce(broker, [queue], now_ms):
+            if self._produce(broker, [partition], now_ms):
                 return 0.0
         return math.inf
 
-    def _produce(self, broker: Broker, queues: Sequence[Partition], now_ms: float) -> bool:
+    def _produce(self, broker: Broker, partitions: Sequence[Partition], now_ms: float) -> bool:
         """Send one request if there is a batch for it; return whether it did."""
         connection, identity = broker.connection, self._identity
         if self._aborting or connection is None:
@@ -381,7 +383,7 @@ class Sender(threading.Thread):
             may_send = partial(identity.may_send, now_ms=now_ms)
         if broker.slow_starts:
             may_send = broker.limited(may_send, now_ms)
-        taken = fill_request(self._accumulator, broker, queues, self._options.max_request_size, may_send)
+        taken = fill_request(self._accumulator, broker, partitions, self._options.max_request_size, may_send)
         if not taken:
             return False
         self._cluster.pinned = True
