@@ -59,7 +59,7 @@ def test_the_reason_of_a_users_breaker_class() -> None:
     manager = Cluster(a=[1]).manager()
     manager.mute(1, FORGED)
     manager.unmute(1, FORGED)
-    for change in manager.table.take_changes():
+    for change in manager.task_mutes.take_changes():
         assert_plain(change.reason)
 
 

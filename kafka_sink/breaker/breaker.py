@@ -56,7 +56,7 @@ class CircuitBreakManager:
         retry_interval_ms: float,
         partition: Callable[[TopicPartition], Partition | None],
     ) -> None:
-        self.table = TaskMutes(cluster, retry_interval_ms, partition)
+        self.task_mutes = TaskMutes(cluster, retry_interval_ms, partition)
         self.partition = partition
         # What the producer knows of each, and of a partition's leader.
         self.brokers: Mapping[int, Broker] = cluster.brokers
@@ -87,12 +87,12 @@ class CircuitBreakManager:
         Raises ValueError for anything else.
         """
         target = target_of(target)
-        self._on_sender(partial(self.table.mute, target, one_line(str(reason)), evidence, own=True))
+        self._on_sender(partial(self.task_mutes.mute, target, one_line(str(reason)), evidence, own=True))
 
     def unmute(self, target: int | TopicPartition, reason: str = "unmuted by the breaker class") -> None:
         """End a mute. Raises ValueError for a target that cannot be muted."""
         target = target_of(target)
-        self._on_sender(partial(self.table.unmute, target, one_line(str(reason)), own=True))
+        self._on_sender(partial(self.task_mutes.unmute, target, one_line(str(reason)), own=True))
 
     def _on_sender(self, change: Callable[[], None]) -> None:
         if self._owner in (None, threading.get_ident()):
@@ -103,12 +103,12 @@ class CircuitBreakManager:
 
     def available_partitions_for_topic(self, topic: str) -> list[PartitionMetadata]:
         """Partitions that have a leader and are not muted."""
-        found = self.table.partitions(topic)
+        found = self.task_mutes.partitions(topic)
         return [info for name, info in found if info.leader >= 0 and not self.is_muted(name)]
 
     def muted_partitions_for_topic(self, topic: str) -> list[PartitionMetadata]:
         """Partitions that are muted, by themselves or with the broker that leads them, or led them last."""
-        return [info for name, info in self.table.partitions(topic) if self.is_muted(name)]
+        return [info for name, info in self.task_mutes.partitions(topic) if self.is_muted(name)]
 
     def available_partitions_for_node(self, node_id: int) -> dict[str, list[PartitionMetadata]]:
         """By topic, the partitions that a broker leads and that are not muted."""
@@ -120,7 +120,7 @@ class CircuitBreakManager:
 
     def close(self) -> None:
         """Unmute everything; later mutes have no effect."""
-        self.table.close()
+        self.task_mutes.close()
         self.congested = frozenset()
 
     # -- beyond the KIP -----------------------------------------------------------------------------
@@ -128,8 +128,8 @@ class CircuitBreakManager:
     def is_muted(self, target: Target) -> bool:
         """Whether a broker is muted, or a partition by itself or with its leader."""
         if isinstance(target, TopicPartition):
-            return bool(self.table.covering(target))
-        return target in self.table.mutes
+            return bool(self.task_mutes.covering(target))
+        return target in self.task_mutes.mutes
 
     @property
     def rows(self) -> int:
@@ -138,9 +138,9 @@ class CircuitBreakManager:
 
     def available_nodes(self) -> Set[int]:
         """Brokers that lead a partition that is not muted."""
-        versions = self.table.version, self._cluster.version
+        versions = self.task_mutes.version, self._cluster.version
         if versions != self._available[0]:
-            leaders = {info.leader for name, info in self.table.partitions() if not self.is_muted(name)}
+            leaders = {info.leader for name, info in self.task_mutes.partitions() if not self.is_muted(name)}
             self._available = versions, frozenset(leaders) - {NO_LEADER}
         return self._available[1]
 
@@ -160,8 +160,8 @@ class CircuitBreakManager:
 
     def _of_node(self, node_id: int, *, muted: bool) -> dict[str, list[PartitionMetadata]]:
         found: dict[str, list[PartitionMetadata]] = {}
-        for partition, info in self.table.partitions():
-            if self.table.leader_id(partition) == node_id and self.is_muted(partition) is muted:
+        for partition, info in self.task_mutes.partitions():
+            if self.task_mutes.leader_id(partition) == node_id and self.is_muted(partition) is muted:
                 found.setdefault(partition.topic, []).append(info)
         return found
 
@@ -173,7 +173,7 @@ class CircuitBreakManager:
         self._owner = threading.get_ident()
         for _ in range(len(self._queued)):
             self._queued.popleft()()
-        return self.table.publish()
+        return self.task_mutes.publish()
 
 
 class Breaker:
@@ -188,19 +188,20 @@ class Breaker:
 
     def __init__(self, breaker: PartitionCircuitBreaker | None, manager: CircuitBreakManager) -> None:
         self.manager = manager
-        self.table = manager.table
+        self.task_mutes = manager.task_mutes
         self.is_off = breaker is None
         self._breaker = breaker
         self._brokers = manager.brokers
         self._shared: BreakerChannel | None = None
         self._alone = True
         # Cleared where a task begins before the coordinator's mutes have come: its first rows then wait for
-        # them. Set by the sender's thread once ``mutes`` has them.
+        # them. Set by the sender's thread once ``view`` has them.
         self.is_current = threading.Event()
         self.is_current.set()
         self._context = ProducerStatusContext(brokers=manager.brokers)
-        # What keyless rows avoid. Any thread may read it; replaced by the sender's.
-        self.mutes: Container[TopicPartition] = ()
+        # ``TaskMutes.view`` as of the last pass, () where nothing is muted: what keyless rows avoid. Any
+        # thread may read it; the sender's replaces it.
+        self.view: Container[TopicPartition] = ()
         # No latency up to this is suspicious, and no silence.
         self.prompt_ms = math.inf
         # A user's class hears of each batch, as in the KIP.
@@ -224,7 +225,7 @@ class Breaker:
 
     def muted(self, limit: int) -> list[tuple[Mute, float]]:
         """At most ``limit`` mutes that the sender follows, with the milliseconds since. Any thread."""
-        mutes = list(self.table.mutes.values())[:limit] if self.table.view else []
+        mutes = list(self.task_mutes.mutes.values())[:limit] if self.task_mutes.view else []
         return [(mute, max(0.0, self._context.now - mute.since_ms)) for mute in mutes]
 
     def share(self, channel: BreakerChannel | None) -> None:
@@ -244,7 +245,7 @@ class Breaker:
             self.is_busy = True
 
     def await_mutes(self, timeout_ms: float, check: Callable[[], None]) -> None:
-        """Return once ``mutes`` has the coordinator's mutes, or after ``timeout_ms``.
+        """Return once ``view`` has the coordinator's mutes, or after ``timeout_ms``.
 
         ``check`` raises if the task is lost.
         """
@@ -258,7 +259,7 @@ class Breaker:
 
     def explain(self, partition: TopicPartition) -> str | None:
         """Why a partition is muted, for messages; None if it is not. Any thread."""
-        covering = self.table.covering(partition) if self.table.mutes else []
+        covering = self.task_mutes.covering(partition) if self.task_mutes.mutes else []
         if not covering:
             return None
         mute = covering[0]
@@ -278,8 +279,8 @@ class Breaker:
         return f"{target}, led by {self._broker(info.leader)}" if info and info.leader >= 0 else f"{target}"
 
     def _with_partitions(self, node_id: int) -> str:
-        table = self.table
-        names = [str(name) for name, _ in table.partitions() if table.leader_id(name) == node_id]
+        mutes = self.task_mutes
+        names = [str(name) for name, _ in mutes.partitions() if mutes.leader_id(name) == node_id]
         more = f" and {len(names) - _MAX_NAMED_PARTITIONS} more" if len(names) > _MAX_NAMED_PARTITIONS else ""
         return f" with {', '.join(names[:_MAX_NAMED_PARTITIONS])}{more}" if names else ""
 
@@ -292,13 +293,13 @@ class Breaker:
     def _at(self, now_ms: float) -> None:
         """The context's mappings are made again: once for all of a request's batches, as there may be
         thousands."""
-        self.table.now_ms = now_ms
+        self.task_mutes.now_ms = now_ms
         self._context = ProducerStatusContext(now_ms, brokers=self._brokers)
 
     def on_send(self, broker: Broker, batches: Collection[ProducerBatch], now_ms: float) -> None:
         """These batches go to a broker in one request."""
         self._at(now_ms)
-        self.table.batches_sent(batches)
+        self.task_mutes.batches_sent(batches)
         breaker, context = self._breaker, self._context
         if breaker is not None and self._tells_all:
             context.node_id, context.request_sent_ms = broker.id, now_ms
@@ -310,7 +311,7 @@ class Breaker:
         """Attempts of one request have ended. ``cause`` is None if the broker has the batches."""
         self.is_busy = True
         self._at(now_ms)
-        self.table.batches_done(batches, cause)
+        self.task_mutes.batches_done(batches, cause)
         if cause is not None and health_of(cause) is Health.UNHEALTHY:
             for batch in batches:
                 batch.home.count_failure(broker.request_sent_ms, now_ms)
@@ -327,15 +328,15 @@ class Breaker:
     def on_connected(self, broker: Broker, now_ms: float) -> None:
         """A connection is ready: the broker has responded to its first request."""
         self._at(now_ms)
-        self.table.connected(broker.id)
+        self.task_mutes.connected(broker.id)
 
     def on_other_cluster(self, now_ms: float) -> None:
         """Another Kafka cluster responds at bootstrap.servers now, whose brokers and partitions may have the
         same ids and names. No row was sent to the former one."""
         self.is_busy = True
         self._at(now_ms)
-        for target in list(self.table.mutes):
-            self.table.unmute(target, "another cluster responds at bootstrap.servers now", own=False)
+        for target in list(self.task_mutes.mutes):
+            self.task_mutes.unmute(target, "another cluster responds at bootstrap.servers now", own=False)
         shared = self._shared
         if shared is not None:
             shared.on_other_cluster()
@@ -348,7 +349,7 @@ class Breaker:
 
     def run(self, now_ms: float) -> None:
         """In a pass of the sender: let the breaker class judge, log and report its changes, apply the
-        coordinator's messages, and publish ``mutes`` again."""
+        coordinator's messages, and publish ``view`` again."""
         # First, as other threads set it once their message is there.
         self.is_busy = False
         self._at(now_ms)
@@ -362,9 +363,9 @@ class Breaker:
             shared.exchange()
         elif not self._alone:
             self._alone = True
-            self.table.on_coordinator_lost()
+            self.task_mutes.on_coordinator_lost()
         view = self.manager.refresh()
-        self.mutes = view if view else ()
+        self.view = view if view else ()
         self._publish_changes(shared)
         if not self.is_current.is_set() and shared is not None and shared.is_current:
             self.is_current.set()
@@ -373,7 +374,12 @@ class Breaker:
         self.due_ms = now_ms + self.next_change_ms(now_ms)
 
     def _needs_calls(self) -> bool:
-        if self._tells_all or self.table.mutes or self.table.has_changes or not self.is_current.is_set():
+        if (
+            self._tells_all
+            or self.task_mutes.mutes
+            or self.task_mutes.has_changes
+            or not self.is_current.is_set()
+        ):
             return True
         return any(
             one.is_silent or one.is_to_be_asked or one.suspect_since_ms is not None
@@ -381,7 +387,7 @@ class Breaker:
         )
 
     def _publish_changes(self, shared: BreakerChannel | None) -> None:
-        for change in self.table.take_changes():
+        for change in self.task_mutes.take_changes():
             if shared is not None and change.own:
                 shared.changed(change)
             self._log_change(change)
@@ -389,13 +395,13 @@ class Breaker:
     def on_probe(self, node_id: int, now_ms: float) -> None:
         """A request without rows goes to a broker."""
         self._at(now_ms)
-        self.table.broker_probe_sent(node_id)
+        self.task_mutes.broker_probe_sent(node_id)
 
     def on_probe_done(self, node_id: int, cause: Exception | None, now_ms: float) -> None:
         """That request has its response, or failed with ``cause``."""
         self.is_busy = True
         self._at(now_ms)
-        self.table.broker_probe_done(node_id, cause)
+        self.task_mutes.broker_probe_done(node_id, cause)
         shared = self._shared
         if has_response(cause):
             self._brokers[node_id].probed_ms = now_ms
@@ -403,15 +409,15 @@ class Breaker:
                 shared.answered(node_id)
         # A broker that was gone for long leads nothing in the metadata known here. Keyless rows avoid
         # partitions without a leader, so nothing else would have that metadata fetched again.
-        self.table.refresh_leaderless(now_ms)
+        self.task_mutes.refresh_leaderless(now_ms)
 
     def next_change_ms(self, now_ms: float) -> float:
         """Milliseconds until time alone may change something."""
-        if self.table.has_changes:
+        if self.task_mutes.has_changes:
             return 0.0
-        delay = self.table.next_change_ms()
+        delay = self.task_mutes.next_change_ms()
         if self._breaker is not None:
-            self._at(self.table.now_ms)
+            self._at(self.task_mutes.now_ms)
             tick_ms = self._call(self._breaker.next_tick_ms, self._context)
             delay = min(delay, tick_ms) if isinstance(tick_ms, float | int) else delay
         shared = self._shared
@@ -420,7 +426,7 @@ class Breaker:
     def close(self) -> None:
         """No calls follow."""
         self.manager.close()
-        self.mutes = ()
+        self.view = ()
         if self._breaker is not None:
             self._call(self._breaker.close)
 

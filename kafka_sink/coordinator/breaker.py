@@ -175,7 +175,7 @@ class BreakerChannel(Channel):
         random: Callable[[], float] = RANDOM.random,
     ) -> None:
         super().__init__()
-        self._manager, self._table = manager, manager.table
+        self._manager, self._table = manager, manager.task_mutes
         self._wake_sender = wake_sender
         self._interval_ms = report_interval_ms
         self._cluster_id = cluster_id

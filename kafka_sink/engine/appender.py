@@ -89,7 +89,7 @@ class MutedMemoryLimit:
         return taken
 
     def _may_go(self, needs: Sequence[tuple[TopicPartition, int]]) -> int:
-        mutes = self.breaker.mutes
+        mutes = self.breaker.view
         if not mutes:
             self._said = False
             return len(needs)
@@ -376,7 +376,7 @@ class RecordAppender:
         """
         self._waited_ms = waited_ms
         limit, count = self._muted_memory_limit, len(ordered.partitions)
-        mutes = () if limit is None else limit.breaker.mutes
+        mutes = () if limit is None else limit.breaker.view
         if limit is None or not mutes:
             self._append_runs(ordered, 0, count, check)
             return

@@ -128,7 +128,7 @@ def probe_brokers(
 ) -> float:
     """Probe every broker that the breaker names; return the milliseconds until another can be sent."""
     delay = math.inf
-    for node_id in breaker.table.brokers_to_probe():
+    for node_id in breaker.task_mutes.brokers_to_probe():
         broker = cluster.broker(node_id)
         connection = broker.connection
         if connection is None:

@@ -164,7 +164,7 @@ class Sender(threading.Thread):
             delay = min(delay, self._find_brokers(now_ms))
         elif not self._deliveries.has_failed:
             # Spark runs a failed task again, so every further row that is sent now would be a duplicate.
-            delay = min(delay, self._send_ready(now_ms, breaker.mutes))
+            delay = min(delay, self._send_ready(now_ms, breaker.view))
             if self._transaction_partitions is not None:
                 delay = min(delay, self._transaction_partitions.refresh(now_ms))
         # Only now: sending a request, or finding a broker unreachable, has brought the breaker's deadline
@@ -189,7 +189,7 @@ class Sender(threading.Thread):
             now_ms = self._clock_ms()
             # The breaker class may have asked for a broker's response.
             if only_acknowledged and self._breaker.is_busy:
-                only_acknowledged = not self._breaker.table.brokers_to_probe()
+                only_acknowledged = not self._breaker.task_mutes.brokers_to_probe()
                 # The response may have changed what the circuit breaker waits for.
                 until_ms = min(until_ms, now_ms + self._breaker.next_change_ms(now_ms))
 
@@ -239,7 +239,7 @@ class Sender(threading.Thread):
             self._cluster.broker(node.id).node = node
         self._cluster.connect_brokers()
         # Those listed all have connections. A peer may name others each time.
-        kept = {*self._network.connections, *self._breaker.table.view.nodes}
+        kept = {*self._network.connections, *self._breaker.task_mutes.view.nodes}
         for broker in list(self._cluster.brokers.values()):
             if broker.id not in kept and not broker.sent and not broker.counts.requests:
                 self._breaker.manager.rows_of_forgotten += broker.rows
@@ -256,8 +256,8 @@ class Sender(threading.Thread):
         version = self._cluster.version
         ready, leaderless, delay = self._accumulator.ready(self._leader, now_ms, version)
         of_muted = take_muted(ready, muted) if muted else {}
-        # With one request at a time a response lets the next batch go, though nothing is ready now. And what a
-        # response means for a mute is seen in the next pass.
+        # With one request at a time a response lets the next batch go, though nothing is ready now. And the
+        # next pass sees what a response means for a mute.
         self._sent_all = self._options.max_in_flight_requests_per_connection > 1 and not muted
         if not (ready or of_muted or leaderless or self._waited):
             return delay
@@ -330,7 +330,7 @@ class Sender(threading.Thread):
     ) -> None:
         """Note which brokers batches wait for."""
         for broker in blocked if self._breaker.is_busy else ():
-            self._breaker.table.note_waiting(partition.id for partition in ready[broker])
+            self._breaker.task_mutes.note_waiting(partition.id for partition in ready[broker])
         brokers = self._cluster.brokers.values()
         # The others have a full in-flight window, or throttle.
         unreachable = [broker for broker in blocked if not broker.is_connected]
@@ -347,14 +347,14 @@ class Sender(threading.Thread):
         """Return the milliseconds until another broker can be probed."""
         breaker = self._breaker
         breaker.run(now_ms)
-        self._network.avoided = breaker.table.view.nodes
+        self._network.avoided = breaker.task_mutes.view.nodes
         if not breaker.is_busy:
             return math.inf
         return probe_brokers(breaker, self._cluster, self._network, self._options, now_ms)
 
     def _find_brokers(self, now_ms: float) -> float:
         """Request metadata if no known broker can be reached, as only those are asked for an id."""
-        known, muted = self._cluster.nodes(), self._breaker.table.view.nodes
+        known, muted = self._cluster.nodes(), self._breaker.task_mutes.view.nodes
         if not known or not all(node in muted or self._cluster.broker(node).is_gone for node in known):
             return math.inf
         for topic in self._cluster.names():
@@ -365,7 +365,7 @@ class Sender(threading.Thread):
         """Send one batch of a muted partition that the breaker wants to probe; return the delay until
         the next look at this broker."""
         for partition in partitions:
-            if not self._breaker.table.may_probe(partition.id):
+            if not self._breaker.task_mutes.may_probe(partition.id):
                 continue
             if not broker.accepts(now_ms):
                 return broker.delay_ms(now_ms)

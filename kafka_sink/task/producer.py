@@ -376,9 +376,9 @@ class Producer:
             task.metadata_wait_ms += task.latest_metadata_wait_ms
         if not breaker.is_current.is_set():
             breaker.await_mutes(task.started_ms + HINT_WAIT_MS - monotonic_ms(), self.check)
-        muted = breaker.mutes
+        muted = breaker.view
         if muted and self._partitioner.chooses(rows.key, rows.partition)[0]:
-            breaker.table.note_free_rows(rows.topics)
+            breaker.task_mutes.note_free_rows(rows.topics)
         unavailable = self.sender.unavailable | breaker.manager.congested
         near = self._parts.rack.brokers() if options.partitioner_rack_aware else ()
         ordered = self._partitioner.order(rows, topics, now_ms, unavailable, muted, near)
@@ -499,7 +499,7 @@ class Producer:
             # Of the brokers' last list of themselves, 0 before the first.
             "metadata-age": self.cluster.age_ms(monotonic_ms()) / 1000,
             "metadata-wait-time-ns-total": int(task.metadata_wait_ms * 1e6),
-            "muted-partitions": self.breaker.table.muted_count,
+            "muted-partitions": self.breaker.task_mutes.muted_count,
             "breaker-trips-total": counts["breaker_trips"],
             "breaker-probes-total": counts["breaker_probes"],
         }

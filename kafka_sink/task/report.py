@@ -78,8 +78,8 @@ class ProducerTask:
             "metadata_requests": self._parts.cluster.requests,
             "metadata_avoided": self._parts.cluster.imports,
             "metadata_fetches": self._parts.cluster.fetches,
-            "breaker_trips": self._parts.breaker.manager.table.own_trips,
-            "breaker_probes": self._parts.breaker.manager.table.probes,
+            "breaker_trips": self._parts.breaker.manager.task_mutes.own_trips,
+            "breaker_probes": self._parts.breaker.manager.task_mutes.probes,
             "encode_ms": self._parts.appender.encode_ms,
             "pool_wait_ms": self._parts.appender.pool_wait_ms,
         }

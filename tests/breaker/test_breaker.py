@@ -24,7 +24,7 @@ def frozen() -> Bench:
     bench.batch(P0)
     bench.send(P0)
     bench.pass_time(700)
-    assert P0 in bench.gate.mutes
+    assert P0 in bench.gate.view
     return bench
 
 
@@ -33,8 +33,8 @@ def test_a_silent_broker_is_muted_logged_once_and_unmuted_by_its_response(
 ) -> None:
     with caplog.at_level(logging.INFO, "kafka_sink"):
         bench = frozen()
-        assert P3 in bench.gate.mutes
-        assert P1 not in bench.gate.mutes
+        assert P3 in bench.gate.view
+        assert P1 not in bench.gate.view
         bench.pass_time(500)
         assert len(caplog.records) == 1
         assert re.fullmatch(
@@ -42,14 +42,14 @@ def test_a_silent_broker_is_muted_logged_once_and_unmuted_by_its_response(
             r"for 5\d\d ms, where 10 ms is usual",
             caplog.records[0].getMessage(),
         )
-        assert bench.table.muted_count == 2
+        assert bench.task_mutes.muted_count == 2
         bench.answer(P0)
         bench.at(bench.now)
-        assert not bench.gate.mutes
+        assert not bench.gate.view
         assert [r.getMessage() for r in caplog.records[1:]] == [
             "circuit breaker: unmuted broker host1:9092 (id 1) with t-0, t-3: it responds again"
         ]
-    assert (bench.table.muted_count, bench.table.own_trips, bench.table.probes) == (0, 1, 0)
+    assert (bench.task_mutes.muted_count, bench.task_mutes.own_trips, bench.task_mutes.probes) == (0, 1, 0)
 
 
 class MutesWhereAllIsWell(IdleBreaker):
@@ -176,7 +176,7 @@ def test_a_class_that_raises_is_switched_off_and_its_mutes_end_by_probes(
         "the circuit breaker class failed and is switched off for this producer"
     ]
     assert P0 in bench.at(2_001.0)
-    assert bench.table.may_probe(P0)
+    assert bench.task_mutes.may_probe(P0)
     bench.send(P0)
     bench.answer(P0)
     assert not bench.at(bench.now)
@@ -225,11 +225,11 @@ def test_topics_without_a_leader_are_refreshed_when_a_broker_is_probed() -> None
     bench.cluster.move(P0, -1)
     bench.cluster.leaders["other"] = [2]
     bench.pass_time(2_100)
-    assert bench.table.brokers_to_probe() == [1]
+    assert bench.task_mutes.brokers_to_probe() == [1]
     bench.gate.on_probe(1, bench.now)
     bench.gate.on_probe_done(1, ConnectionError("the cluster misses it"), bench.now)
     assert stale == ["t"]
-    assert bench.table.brokers_to_probe() == [], "once an interval"
+    assert bench.task_mutes.brokers_to_probe() == [], "once an interval"
     bench.pass_time(2_100)
     bench.gate.on_probe(1, bench.now)
     bench.gate.on_probe_done(1, None, bench.now)
@@ -239,14 +239,14 @@ def test_topics_without_a_leader_are_refreshed_when_a_broker_is_probed() -> None
 def test_a_task_that_leaves_the_coordinator_goes_on_by_its_own_clock() -> None:
     bench = Bench(Recorder())
     bench.gate.share(Shared(bench.manager))
-    bench.table.apply_shared({1: "another task says so"})
+    bench.task_mutes.apply_shared({1: "another task says so"})
     bench.at(bench.now)
     bench.gate.share(None)
     bench.at(bench.now)
-    assert not bench.table.mutes[1].is_shared
-    assert P3 in bench.gate.mutes
+    assert not bench.task_mutes.mutes[1].is_shared
+    assert P3 in bench.gate.view
     bench.gate.close()
-    assert not bench.gate.mutes
+    assert not bench.gate.view
 
 
 # -- what breaker classes get -------------------------------------------------------------------------
@@ -267,12 +267,12 @@ def test_the_methods_of_the_kip(manager: CircuitBreakManager) -> None:
     manager.unmute(A1)
     manager.unmute(A1)
     assert numbers(manager.available_partitions_for_topic("a")) == [0, 1, 2]
-    changes = [(change.target, change.muted, change.own) for change in manager.table.take_changes()]
+    changes = [(change.target, change.muted, change.own) for change in manager.task_mutes.take_changes()]
     assert changes == [(1, True, True), (A1, True, True), (1, False, True), (A1, False, True)]
     manager.mute(2)
     assert manager.refresh()
     manager.close()
-    assert not manager.table.view
+    assert not manager.task_mutes.view
     manager.mute(2)
     assert not manager.refresh()
 
@@ -287,7 +287,7 @@ def test_a_brokers_mute_follows_its_partitions(manager: CircuitBreakManager, clu
     mutes = manager.refresh()
     assert A0 not in mutes
     assert A1 in mutes
-    assert manager.table.muted_count == 2
+    assert manager.task_mutes.muted_count == 2
 
 
 def test_partitions_that_lose_their_leader_stay_muted_with_it(
@@ -303,18 +303,18 @@ def test_partitions_that_lose_their_leader_stay_muted_with_it(
     assert B0 not in mutes, "another broker leads it now"
     assert TopicPartition("a", 3) not in mutes, "its leader was not muted"
     assert manager.is_muted(A0)
-    assert manager.table.covering(A0)
+    assert manager.task_mutes.covering(A0)
     assert {name: numbers(infos) for name, infos in manager.muted_partitions_for_node(1).items()} == {
         "a": [0]
     }
-    manager.table.now_ms = 10_000.0
+    manager.task_mutes.now_ms = 10_000.0
     assert A0 in manager.refresh()
     assert numbers(manager.muted_partitions_for_topic("a")) == [0]
-    assert manager.table.muted_count == 1
+    assert manager.task_mutes.muted_count == 1
     cluster.move(A0, 1)
     manager.refresh()
-    manager.table.broker_probe_sent(1)
-    manager.table.broker_probe_done(1, None)
+    manager.task_mutes.broker_probe_sent(1)
+    manager.task_mutes.broker_probe_done(1, None)
     assert not manager.refresh()
     cluster.move(A0, -1)
     assert not manager.refresh()
@@ -335,7 +335,7 @@ def test_mutes_hold_before_any_metadata_is_known() -> None:
     """Catches: a task's first rows that ignore the coordinator's mutes."""
     cluster = Cluster()
     manager = cluster.manager()
-    manager.table.apply_shared({1: "another task's"})
+    manager.task_mutes.apply_shared({1: "another task's"})
     mutes = manager.refresh()
     cluster.leaders["a"] = [1, 2]
     assert A0 in mutes

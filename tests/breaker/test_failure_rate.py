@@ -52,8 +52,10 @@ def test_batches_are_counted_whatever_their_rows() -> None:
     for _ in range(3):
         assert not bench.batch(P0, REPLICAS, rows=1), "fewer than half"
     assert bench.batch(P0, REPLICAS, rows=1)
-    assert list(bench.table.mutes) == [P0]
-    assert bench.table.mutes[P0].reason == ("4 of the last 8 batches failed; last error: NOT_ENOUGH_REPLICAS")
+    assert list(bench.task_mutes.mutes) == [P0]
+    assert bench.task_mutes.mutes[P0].reason == (
+        "4 of the last 8 batches failed; last error: NOT_ENOUGH_REPLICAS"
+    )
 
 
 @pytest.mark.parametrize(("rows", "batches"), [("1000", 10), ("1", 3)])
@@ -84,7 +86,7 @@ def test_one_lost_connection_mutes_nothing_however_much_was_in_flight() -> None:
         bench.at(bench.now + 1)
     for _ in range(5):
         bench.batch(P0, rows=1_000)
-    assert not bench.table.own_trips
+    assert not bench.task_mutes.own_trips
 
 
 # -- brokers that are silent --------------------------------------------------------------------------
@@ -99,7 +101,7 @@ def test_a_silent_broker_is_muted_after_the_threshold_and_its_responses_unmute_i
     bench.pass_time(500)
     assert not bench.manager.is_muted(1)
     bench.pass_time(100)
-    reason = bench.table.mutes[1].reason
+    reason = bench.task_mutes.mutes[1].reason
     assert reason.startswith("no response to 3 request(s) for 5")
     assert reason.endswith("where 10 ms is usual")
     bench.pass_time(30_000, 500)
@@ -119,7 +121,7 @@ def test_slow_responses_become_usual() -> None:
         bench.answer(P0)
     bench.send(P0)
     bench.pass_time(2_000)
-    assert not bench.table.own_trips
+    assert not bench.task_mutes.own_trips
     bench.pass_time(500)
     assert bench.manager.is_muted(1)
 
@@ -180,10 +182,10 @@ def test_a_connection_that_is_refused_or_takes_far_longer_than_usual_is_a_silenc
     slow.brokers.connected(1, 900.0, slow.now)
     refused.batch(P0)
     assert _muted_after_connecting_for(refused, 800.0, failing=True)
-    assert "could not be reached" in refused.table.mutes[1].reason
+    assert "could not be reached" in refused.task_mutes.mutes[1].reason
     found = [_muted_after_connecting_for(bench, 10_000.0) for bench in (unknown, quick, slow)]
     assert found == pytest.approx([3_060, 2_060, 4_560], abs=60)
-    assert "no connection to it was ready within 30" in unknown.table.mutes[1].reason
+    assert "no connection to it was ready within 30" in unknown.task_mutes.mutes[1].reason
 
 
 def test_a_connection_that_is_refused_after_a_long_setup_is_silence_at_once() -> None:
@@ -216,8 +218,8 @@ def test_requests_that_were_late_before_the_mute_ended_do_not_mute_again() -> No
     bench.send(P0)
     bench.pass_time(5_000)
     assert bench.manager.is_muted(1)
-    bench.table.apply_shared({1: "shared"})
-    bench.table.apply_shared({})
+    bench.task_mutes.apply_shared({1: "shared"})
+    bench.task_mutes.apply_shared({})
     assert not bench.manager.is_muted(1), "another task's batch got through"
     bench.pass_time(400)
     assert not bench.manager.is_muted(1)
@@ -232,11 +234,11 @@ def test_when_no_broker_responds_none_is_muted() -> None:
         bench.send(partition)
     for now in range(30, 5_000, 20):
         bench.at(now)
-    assert not bench.table.own_trips
+    assert not bench.task_mutes.own_trips
     bench.answer(P1)
     for now in range(5_000, 5_100, 20):
         bench.at(now)
-    assert list(bench.table.mutes) == [1]
+    assert list(bench.task_mutes.mutes) == [1]
     bench.manager.unmute(1)
     for node in (2, 3):
         bench.manager.mute(node)
@@ -250,7 +252,7 @@ def test_zero_switches_the_silence_off() -> None:
     bench.pass_time(20_000, 500)
     bench.answer(P0)
     bench.at(bench.now)
-    assert not bench.table.own_trips
+    assert not bench.task_mutes.own_trips
     assert bench.next_ms() == math.inf
 
 
@@ -294,7 +296,7 @@ def test_a_task_with_nothing_else_to_send_asks_the_other_brokers(connecting: boo
     limit = 2_000 if connecting else 500
     silent = waiting()
     silent_until(silent, silent.now + 5 * limit)
-    assert not silent.table.own_trips
+    assert not silent.task_mutes.own_trips
     silent.gate.on_probe_done(2, None, silent.now)
     silent_until(silent, silent.now + 100, 2, 3)
     assert silent.manager.is_muted(1)
@@ -314,7 +316,7 @@ def test_two_silent_brokers_are_noticed_where_only_the_third_has_nothing_to_do()
     bench.send(P1)
     silent_until(bench, bench.now + 1_000, 3)
     bench.at(bench.now + 100)
-    assert set(bench.table.mutes) == {1, 2}
+    assert set(bench.task_mutes.mutes) == {1, 2}
 
 
 def test_full_in_flight_mutes_for_keyless_rows_alone() -> None:
@@ -324,7 +326,7 @@ def test_full_in_flight_mutes_for_keyless_rows_alone() -> None:
     bench.send(P0)
     assert bench.manager.congested == {1}
     assert not bench.manager.refresh()
-    assert bench.table.own_trips == 0
+    assert bench.task_mutes.own_trips == 0
     bench.answer(P0)
     assert not bench.manager.congested
 
@@ -361,7 +363,7 @@ def test_requests_that_a_quota_holds_back_are_no_silence() -> None:
     assert bench.until_muted(1, 3_300) >= 3_300
     bench.answer(P0)
     bench.answer(P0)
-    assert not bench.table.own_trips
+    assert not bench.task_mutes.own_trips
     # Once the time is over, silence is silence again.
     bench.send(P0)
     assert 500 < bench.until_muted(1, 5_000) < 700
@@ -402,7 +404,7 @@ def test_the_first_response_of_another_broker_shortens_the_wait_for_a_silent_one
         if now == 620:
             bench.answer(P1)
         bench.at(now)
-    assert P0 in bench.gate.mutes
+    assert P0 in bench.gate.view
 
 
 @pytest.mark.parametrize("pause", [600.0, 5_000.0, 60_000.0])
@@ -420,7 +422,7 @@ def test_a_pause_of_the_client_while_requests_are_out_is_no_silence(pause: float
     bench.at(bench.now)
     bench.answer(P0)
     bench.at(bench.now + 60)
-    assert not bench.table.own_trips
+    assert not bench.task_mutes.own_trips
 
 
 def test_each_request_counts_from_its_own_time() -> None:
@@ -435,7 +437,7 @@ def test_each_request_counts_from_its_own_time() -> None:
         bench.until_muted(1, 100)
         bench.answer(P0)
         assert bench.now - start < 250
-    assert not bench.table.own_trips
+    assert not bench.task_mutes.own_trips
 
 
 def test_what_failed_in_a_silence_mutes_nothing_that_is_back() -> None:
@@ -447,7 +449,7 @@ def test_what_failed_in_a_silence_mutes_nothing_that_is_back() -> None:
     bench.send(P0)
     bench.until_muted(1, 1_000)
     bench.answer(P0, ConnectionResetError("x"), 5_000)
-    assert list(bench.table.mutes) == [1], "its third failure, but of a muted broker"
+    assert list(bench.task_mutes.mutes) == [1], "its third failure, but of a muted broker"
     bench.answer(P0)
     assert not bench.at(bench.now)
     bench.send(P0)

@@ -14,39 +14,39 @@ from tests.support.brokers import batch
 
 def test_one_probe_then_success_unmutes(manager: CircuitBreakManager) -> None:
     manager.mute(1, "slow")
-    manager.table.now_ms = 1_999.0
-    assert manager.table.brokers_to_probe() == []
-    manager.table.now_ms = 2_000.0
-    assert manager.table.brokers_to_probe() == [1]
-    assert not manager.table.may_probe(A0), "no row goes to a broker that may be dead"
-    manager.table.broker_probe_sent(1)
-    assert manager.table.brokers_to_probe() == []
-    manager.table.batches_done([batch(A0)], None)
+    manager.task_mutes.now_ms = 1_999.0
+    assert manager.task_mutes.brokers_to_probe() == []
+    manager.task_mutes.now_ms = 2_000.0
+    assert manager.task_mutes.brokers_to_probe() == [1]
+    assert not manager.task_mutes.may_probe(A0), "no row goes to a broker that may be dead"
+    manager.task_mutes.broker_probe_sent(1)
+    assert manager.task_mutes.brokers_to_probe() == []
+    manager.task_mutes.batches_done([batch(A0)], None)
     assert manager.is_muted(1), "not the probe: sent before"
-    manager.table.broker_probe_done(1, None)
+    manager.task_mutes.broker_probe_done(1, None)
     assert not manager.is_muted(1)
-    assert manager.table.probes == 1
+    assert manager.task_mutes.probes == 1
 
 
 def test_a_broker_owes_one_probe_at_a_time(manager: CircuitBreakManager) -> None:
     """Catches: a frozen broker that finds a request for each interval of its freeze when it is back."""
     manager.mute(1)
     for now in range(2_000, 60_000, 500):
-        manager.table.now_ms = float(now)
+        manager.task_mutes.now_ms = float(now)
         manager.refresh()
-        for node in manager.table.brokers_to_probe():
-            manager.table.broker_probe_sent(node)
-    assert manager.table.probes == 1
+        for node in manager.task_mutes.brokers_to_probe():
+            manager.task_mutes.broker_probe_sent(node)
+    assert manager.task_mutes.probes == 1
     for _ in range(100):
-        manager.table.broker_probe_done(1, TimeoutError("request timed out"))
-        manager.table.now_ms += 2_000.0
-        manager.table.broker_probe_sent(1)
-    manager.table.broker_probe_done(1, TimeoutError("request timed out"))
-    assert manager.table.take_failures() == [1], "not once for each probe of its life"
-    manager.table.now_ms += 2_000.0
+        manager.task_mutes.broker_probe_done(1, TimeoutError("request timed out"))
+        manager.task_mutes.now_ms += 2_000.0
+        manager.task_mutes.broker_probe_sent(1)
+    manager.task_mutes.broker_probe_done(1, TimeoutError("request timed out"))
+    assert manager.task_mutes.take_failures() == [1], "not once for each probe of its life"
+    manager.task_mutes.now_ms += 2_000.0
     manager.refresh()
-    assert manager.table.brokers_to_probe() == [1]
-    manager.table.connected(1)
+    assert manager.task_mutes.brokers_to_probe() == [1]
+    manager.task_mutes.connected(1)
     assert not manager.is_muted(1), "a new connection's first response tells as much"
 
 
@@ -55,76 +55,76 @@ def test_no_row_goes_to_a_muted_broker_however_long_it_is_muted(manager: Circuit
     manager.mute(1)
     manager.mute(A0)
     for now in range(0, 600_000, 250):
-        manager.table.now_ms = float(now)
-        manager.table.note_free_rows(["a", "b"])
+        manager.task_mutes.now_ms = float(now)
+        manager.task_mutes.note_free_rows(["a", "b"])
         mutes = manager.refresh()
         assert A0 in mutes
         assert B0 in mutes
-        assert not manager.table.may_probe(A0)
+        assert not manager.task_mutes.may_probe(A0)
 
 
 def test_any_response_unmutes_a_broker(manager: CircuitBreakManager) -> None:
     manager.mute(1)
     manager.mute(A0)
-    manager.table.now_ms = 2_000.0
-    manager.table.broker_probe_sent(1)
-    manager.table.broker_probe_done(1, BrokerRefusedError("throttled", 89))
+    manager.task_mutes.now_ms = 2_000.0
+    manager.task_mutes.broker_probe_sent(1)
+    manager.task_mutes.broker_probe_done(1, BrokerRefusedError("throttled", 89))
     assert not manager.is_muted(1)
     assert manager.is_muted(A0), "of the partition it says nothing"
-    assert manager.table.may_probe(A0), "so the next batch may go at once"
-    manager.table.batches_sent([batch(A0)])
-    manager.table.batches_done([batch(A0)], DeliveryError("too large"))
-    assert manager.table.may_probe(A0)
+    assert manager.task_mutes.may_probe(A0), "so the next batch may go at once"
+    manager.task_mutes.batches_sent([batch(A0)])
+    manager.task_mutes.batches_done([batch(A0)], DeliveryError("too large"))
+    assert manager.task_mutes.may_probe(A0)
 
 
 def test_where_no_batch_waits_new_rows_are_a_partitions_probe(manager: CircuitBreakManager) -> None:
     """Catches: a partition that stays muted for ever, as keyless rows avoid it and none else go there."""
     manager.mute(A0)
-    manager.table.now_ms = 3_999.0
+    manager.task_mutes.now_ms = 3_999.0
     assert A0 in manager.refresh()
-    manager.table.now_ms = 4_000.0
+    manager.task_mutes.now_ms = 4_000.0
     assert A0 not in manager.refresh()
     assert manager.is_muted(A0)
-    manager.table.batches_sent([batch(A0)])
+    manager.task_mutes.batches_sent([batch(A0)])
     assert A0 in manager.refresh(), "one probe, then it is muted again"
-    manager.table.batches_done([batch(A0)], None)
+    manager.task_mutes.batches_done([batch(A0)], None)
     assert not manager.is_muted(A0)
 
 
 def test_while_a_batch_waits_it_is_the_probe(manager: CircuitBreakManager) -> None:
     manager.mute(A0)
     for now in range(0, 10_000, 1_000):
-        manager.table.now_ms = float(now)
-        manager.table.may_probe(A0)
+        manager.task_mutes.now_ms = float(now)
+        manager.task_mutes.may_probe(A0)
         assert A0 in manager.refresh()
-    assert manager.table.waited_for() == [A0]
-    manager.table.now_ms = 10_600.0
+    assert manager.task_mutes.waited_for() == [A0]
+    manager.task_mutes.now_ms = 10_600.0
     assert A0 not in manager.refresh()
-    assert manager.table.waited_for() == []
+    assert manager.task_mutes.waited_for() == []
 
 
 def test_a_permitted_probe_opens_at_once_and_ends_with_its_permit(manager: CircuitBreakManager) -> None:
-    manager.table.apply_shared({A0: "x", A1: "y"})
-    manager.table.now_ms = 60_000.0
+    manager.task_mutes.apply_shared({A0: "x", A1: "y"})
+    manager.task_mutes.now_ms = 60_000.0
     assert A0 in manager.refresh()
-    manager.table.permit([A0], new_rows=True)
-    manager.table.permit([A1], new_rows=False)
+    manager.task_mutes.permit([A0], new_rows=True)
+    manager.task_mutes.permit([A1], new_rows=False)
     mutes = manager.refresh()
     assert A0 not in mutes
     assert A1 in mutes, "that permit is for a batch that waits"
-    manager.table.now_ms += manager.table.retry_interval_ms
+    manager.task_mutes.now_ms += manager.task_mutes.retry_interval_ms
     assert A0 in manager.refresh()
 
 
 def test_a_task_wants_the_partitions_that_its_free_rows_avoid(manager: CircuitBreakManager) -> None:
     manager.mute(A0)
     manager.mute(B0)
-    manager.table.note_free_rows(["a"])
-    assert manager.table.acceptable() == [A0]
-    manager.table.may_probe(A0)
-    assert manager.table.acceptable() == [], "a batch waits for it"
-    manager.table.now_ms = 2_000.0
-    assert manager.table.acceptable() == [], "that was long ago"
+    manager.task_mutes.note_free_rows(["a"])
+    assert manager.task_mutes.acceptable() == [A0]
+    manager.task_mutes.may_probe(A0)
+    assert manager.task_mutes.acceptable() == [], "a batch waits for it"
+    manager.task_mutes.now_ms = 2_000.0
+    assert manager.task_mutes.acceptable() == [], "that was long ago"
 
 
 def test_what_failed_before_a_mute_ended_says_nothing_more(
@@ -144,10 +144,10 @@ def test_partitions_come_back_in_no_more_time_where_a_broker_of_many_is_muted() 
     back = [TopicPartition("u", number) for number in range(5_000)]
     manager = Cluster(t=[1] * 20_000, u=[2] * 5_000).manager()
     manager.mute(1)
-    manager.table.apply_shared(dict.fromkeys(back, "failed"))
+    manager.task_mutes.apply_shared(dict.fromkeys(back, "failed"))
     manager.refresh()
     began_s = time.thread_time()
-    manager.table.apply_shared({})
+    manager.task_mutes.apply_shared({})
     assert time.thread_time() - began_s < 1
     assert not any(map(manager.is_muted, back))
 
@@ -160,13 +160,13 @@ def test_a_trial_ends_when_a_batch_waits_that_cannot_be_sent() -> None:
     bench = Bench()
     bench.manager.mute(P0, "failing")
     assert P0 not in bench.at(4_000.0), "no batch waits: new rows may come"
-    bench.table.note_waiting([P0])
+    bench.task_mutes.note_waiting([P0])
     for _ in range(20):
         assert P0 in bench.at(bench.now + 500)
-        assert bench.table.may_probe(P0), "it is the probe, once the broker takes it"
+        assert bench.task_mutes.may_probe(P0), "it is the probe, once the broker takes it"
     bench.send(P0)
     bench.at(bench.now)
-    assert not bench.table.may_probe(P0)
+    assert not bench.task_mutes.may_probe(P0)
 
 
 def test_there_is_no_trial_while_a_response_is_awaited() -> None:
@@ -186,5 +186,5 @@ def test_waiting_for_a_healthy_partition_means_nothing() -> None:
     bench = Bench()
     bench.manager.mute(1, "silent")
     bench.at(bench.now)
-    bench.table.note_waiting([P1])
-    assert bench.table.waited_for() == []
+    bench.task_mutes.note_waiting([P1])
+    assert bench.task_mutes.waited_for() == []

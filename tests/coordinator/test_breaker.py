@@ -230,8 +230,8 @@ def test_muted_partitions_with_rows_are_named_some_of_many_and_again_when_they_c
     partitions = named(500)
     bench.mute(*partitions[:450])
     for one in partitions[:300]:
-        bench.task.manager.table.may_probe(one)
-    bench.task.gate.table.note_free_rows(["t"])
+        bench.task.manager.task_mutes.may_probe(one)
+    bench.task.gate.task_mutes.note_free_rows(["t"])
     (found,) = bench.said(600.0)
     assert isinstance(found, Waiting)
     assert len(found.waited_for) == len(found.acceptable) == MAX_WAITING
@@ -247,12 +247,12 @@ def test_what_is_unmuted_one_after_the_other_is_not_said_each_time() -> None:
     partitions = named(500)
     bench.mute(*partitions)
     for one in partitions:
-        bench.task.manager.table.may_probe(one)
+        bench.task.manager.task_mutes.may_probe(one)
     said, most = bench.said(600.0), 0
     assert [type(one) for one in said] == [Waiting]
     for start in range(0, 450, 10):
         for one in partitions:
-            bench.task.manager.table.may_probe(one)
+            bench.task.manager.task_mutes.may_probe(one)
         bench.tell(Mutes(False, (), tuple(partitions[start : start + 10]), 1))
         most = max(most, len(found := bench.said(300.0)))
         said += found

@@ -27,7 +27,7 @@ def run_pass(gate: Breaker, now_ms: float) -> Container[TopicPartition]:
     """What a pass of the sender does with it; return what is muted then."""
     if gate.is_busy or now_ms >= gate.due_ms:
         gate.run(now_ms)
-    return gate.mutes
+    return gate.view
 
 
 class IdleBreaker(PartitionCircuitBreaker):
@@ -128,7 +128,7 @@ class Bench:
             breaker.configure({name.replace("_", "."): text for name, text in configs.items()})
         self.cluster = Cluster(t=[1, 2, 3, 1])
         self.manager, self.brokers = self.cluster.manager(), self.cluster.brokers
-        self.table = self.manager.table
+        self.task_mutes = self.manager.task_mutes
         self.gate = Breaker(breaker, self.manager)
         self.now = 0.0
 
@@ -173,7 +173,7 @@ class Bench:
 
     def answer_probes(self, *nodes: int) -> None:
         """These brokers respond to requests without rows, the others do not."""
-        for node in self.table.brokers_to_probe():
+        for node in self.task_mutes.brokers_to_probe():
             self.gate.on_probe(node, self.now)
             if node in nodes:
                 self.gate.on_probe_done(node, None, self.now)

@@ -89,18 +89,18 @@ class Task:
 
     def run_pass(self) -> None:
         mutes = run_pass(self.gate, self.job.now)
-        for node in self.gate.table.brokers_to_probe():
+        for node in self.gate.task_mutes.brokers_to_probe():
             self.probed.append((self.job.now, node))
             self.gate.on_probe(node, self.job.now)
             if node in self.answering:
                 self.gate.on_probe_done(node, None, self.job.now)
         for partition in sorted(self.waiting):
-            if partition in mutes and self.gate.table.may_probe(partition):
+            if partition in mutes and self.gate.task_mutes.may_probe(partition):
                 self.send(partition)
                 self.waiting.discard(partition)
 
     def muted(self) -> set[Target]:
-        return set(self.manager.table.mutes)
+        return set(self.manager.task_mutes.mutes)
 
 
 class Job:

@@ -87,7 +87,7 @@ def test_what_is_no_target_is_refused_and_reaches_neither_log_nor_coordinator(
 ) -> None:
     """Catches: a sender that dies of a target it cannot encode, a coordinator that hangs up for it."""
     gate, exchange = one_batch(own("on_complete", lambda manager: manager.mute(target)))
-    assert not gate.manager.table.mutes
+    assert not gate.manager.task_mutes.mutes
     assert not any("muted" in record.message for record in caplog.records)
     (failure,) = [record for record in caplog.records if record.exc_info]
     assert failure.exc_info is not None
@@ -102,8 +102,8 @@ def test_numbers_of_numpy_are_ids_and_a_reason_may_be_anything() -> None:
         manager.mute(np.int64(1), ValueError("it smells"))  # type: ignore[arg-type]  # that is the point
 
     gate, exchange = one_batch(own("on_complete", mute))
-    assert P0 in gate.mutes
-    assert list(gate.manager.table.mutes) == [1]
+    assert P0 in gate.view
+    assert list(gate.manager.task_mutes.mutes) == [1]
     assert "it smells" in (gate.explain(P0) or "")
     assert reported(exchange) == {1: "it smells"}
 
@@ -119,8 +119,8 @@ def test_brokers_and_partitions_that_nobody_knows_rest_without_harm(caplog: pyte
         "circuit breaker: muted broker 999: who?",
         "circuit breaker: muted absent-7: where?",
     ]
-    assert P0 not in gate.mutes
-    assert gate.manager.table.muted_count == 0
+    assert P0 not in gate.view
+    assert gate.manager.task_mutes.muted_count == 0
     assert len(reported(exchange)) == 2
     for now in range(0, 60_000, 500):
         run_pass(gate, float(now))
@@ -139,11 +139,11 @@ def test_another_thread_may_mute_and_the_sender_takes_it_up() -> None:
         thread.join()
 
     elsewhere(gate.manager.mute, 1, "a monitor says so")
-    assert not gate.manager.table.mutes, "not under the sender's hands"
+    assert not gate.manager.task_mutes.mutes, "not under the sender's hands"
     assert P0 in run_pass(gate, 5.0)
     assert "a monitor says so" in (gate.explain(P0) or "")
     elsewhere(gate.manager.unmute, 1)
-    assert P0 in gate.mutes
+    assert P0 in gate.view
     assert P0 not in run_pass(gate, 6.0)
 
     def many() -> None:
@@ -157,10 +157,10 @@ def test_another_thread_may_mute_and_the_sender_takes_it_up() -> None:
     while thread.is_alive():
         now += 1
         run_pass(gate, now)
-        gate.manager.table.waited_for()
+        gate.manager.task_mutes.waited_for()
     thread.join()
     run_pass(gate, now)
-    assert len(gate.manager.table.mutes) == 20
+    assert len(gate.manager.task_mutes.mutes) == 20
 
 
 def test_congestion_ends_with_the_class_that_reported_it() -> None:

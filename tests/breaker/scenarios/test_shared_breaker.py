@@ -27,8 +27,8 @@ def test_a_mute_by_one_task_holds_for_all_and_its_response_unmutes_for_all(
     job.run(100)
     assert job.mutes() == [{1}] * 8
     assert all("no response to 1 request(s)" in (t.gate.explain(P0) or "") for t in job.tasks)
-    assert [task.manager.table.own_trips for task in job.tasks] == [1] + [0] * 7
-    assert [task.manager.table.muted_count for task in job.tasks] == [1] * 8
+    assert [task.manager.task_mutes.own_trips for task in job.tasks] == [1] + [0] * 7
+    assert [task.manager.task_mutes.muted_count for task in job.tasks] == [1] * 8
     job.run(3_000)
     job.tasks[0].answer(P0)
     job.run(3_000)
@@ -130,11 +130,11 @@ def test_a_partitions_trial_goes_to_the_task_that_has_rows() -> None:
     job.run(1_500)
     assert job.tasks[29].muted() == {P0}
     busy, muted = job.tasks[20], job.now
-    while P0 in busy.gate.mutes:
-        busy.gate.table.note_free_rows(["t"])
+    while P0 in busy.gate.view:
+        busy.gate.task_mutes.note_free_rows(["t"])
         job.step()
         assert job.now < muted + 2 * INTERVAL + 600
-    assert all(P0 in task.gate.mutes for task in job.tasks if task is not busy)
+    assert all(P0 in task.gate.view for task in job.tasks if task is not busy)
     busy.batch(P0)
     job.run(1_500)
     assert job.tasks[29].muted() == set()
@@ -371,14 +371,14 @@ def test_one_tasks_bad_network_does_not_make_all_mute_and_unmute() -> None:
         job.step()
         lonely.batch(P1)
         for task in others:
-            if P0 not in task.gate.mutes:
+            if P0 not in task.gate.view:
                 task.batch(P0)
         if number >= 300:
             for task in job.tasks:
                 rested[task.number] += bool(task.muted())
     assert rested[1] == rested[2] == 0
     assert rested[0] > 1_600
-    assert lonely.manager.table.own_trips <= 3
+    assert lonely.manager.task_mutes.own_trips <= 3
 
 
 def test_a_permit_does_not_outlive_its_connection() -> None:
@@ -388,9 +388,9 @@ def test_a_permit_does_not_outlive_its_connection() -> None:
     tell(task, added={P0: "x"})
     deliver(task.exchange, Probe((P0,), False), job.now)
     task.run_pass()
-    assert task.gate.table.may_probe(P0)
+    assert task.gate.task_mutes.may_probe(P0)
     task.exchange.on_lost(job.now)
     task.exchange.on_connected(job.now)
     tell(task, whole=True, added={P0: "x"})
     task.run_pass()
-    assert not task.gate.table.may_probe(P0), "perhaps it is another task's by now"
+    assert not task.gate.task_mutes.may_probe(P0), "perhaps it is another task's by now"
