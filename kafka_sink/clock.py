@@ -109,7 +109,7 @@ FETCH_SILENCE_MS = 1000.0
 # A task does not ask brokers while the coordinator may be about to bring the topic. The time begins again
 # when a second task is asked. Shorter than COORDINATOR_SILENCE_MS: no task waits for a coordinator that has
 # stopped responding.
-HINT_WAIT_MS = 1100.0
+COORDINATOR_WAIT_MS = 1100.0
 # A task takes a coordinator that does not answer a sign of life for gone. A driver that stalls for seconds
 # must not lose all its tasks at once.
 COORDINATOR_SILENCE_MS = 6000.0

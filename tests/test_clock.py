@@ -25,9 +25,9 @@ def test_delays_double_up_to_the_maximum_with_a_fifth_of_jitter(
 
 def test_times_that_depend_on_one_another_are_in_order() -> None:
     # A task waits for the second task that is asked to fetch, but not for the third.
-    assert clock.FETCH_SILENCE_MS < clock.HINT_WAIT_MS < 2 * clock.FETCH_SILENCE_MS
+    assert clock.FETCH_SILENCE_MS < clock.COORDINATOR_WAIT_MS < 2 * clock.FETCH_SILENCE_MS
     # It gives up waiting before it takes the coordinator for gone.
-    assert clock.HINT_WAIT_MS < clock.COORDINATOR_SILENCE_MS
+    assert clock.COORDINATOR_WAIT_MS < clock.COORDINATOR_SILENCE_MS
     # Gathering is shorter than the interval of reports.
     options = parse({"kafka.bootstrap.servers": "broker:9092"}).options
     assert options.coordinator_report_interval_ms > clock.GATHER_MUTES_MS

@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING
 
-from kafka_sink.clock import HINT_WAIT_MS, RANDOM, Clock, ExponentialBackoff
+from kafka_sink.clock import COORDINATOR_WAIT_MS, RANDOM, Clock, ExponentialBackoff
 from kafka_sink.cluster.broker import Broker
 from kafka_sink.cluster.refresh import NON_URGENT_SHARE, DeadlineHeap, RefreshSchedule
 from kafka_sink.cluster.topic_state import (
@@ -103,8 +103,9 @@ class ClusterMetadata:
         # certificate. The coordinator sends none.
         tls = None if network is None else SecuritySettings.from_options(options).tls
         self.confirmed_nodes_only = tls is not None and tls.trust is None
-        # Where others' snapshots come from. It is called under the lock, so it must not wait for a thread.
-        self.hints: MetadataChannel | None = None
+        # Brings what other tasks know; None without one. It is called under the lock, so it must not wait for
+        # a thread.
+        self.coordinator: MetadataChannel | None = None
         # Filled by the sender's thread.
         self.brokers: dict[int, Broker] = {}
         self._max_age_ms = options.metadata_max_age_ms
@@ -180,13 +181,13 @@ class ClusterMetadata:
         A response that another thread merged after ``now_ms`` was read has age 0.
         """
         with self._lock:
-            hints = [
+            topics = tuple(
                 TopicSnapshot(found.metadata, max(0.0, now_ms - found.observed_ms))
                 for found in map(self._topics.get, self._topics if names is None else names)
                 if found is not None and found.metadata is not None
-            ]
+            )
             nodes = tuple(self._nodes.values())
-            return MetadataSnapshot(tuple(hints), nodes, self.age_ms(now_ms), self.cluster_id)
+            return MetadataSnapshot(topics, nodes, self.age_ms(now_ms), self.cluster_id)
 
     def _wake_sender(self) -> None:
         """A request may be due."""
@@ -215,8 +216,8 @@ class ClusterMetadata:
         """
         wanted = tuple(topics)
         deadline = self._clock_ms() + timeout_ms
-        if self.hints is not None:
-            self.hints.note_use(wanted)
+        if self.coordinator is not None:
+            self.coordinator.note_use(wanted)
         asked = False
         stale: set[str] = set()
         while True:
@@ -250,22 +251,22 @@ class ClusterMetadata:
                 if self.version == version:
                     self._updated.wait(min(left, _CHECK_MS) / 1000)
         if stale:
-            # Once more: the source may have fetched the topic before its partitions were added.
+            # Once more: the coordinator may have the topic as it was before its partitions were added.
             self._report_stale(stale)
         return {name: metadata for name, metadata in found.items() if metadata is not None}
 
     def _ask_others_locked(self, topics: list[str], timeout_ms: float, now_ms: float) -> None:
         # Under the lock, so that the response cannot come before the deferral begins.
-        if self.hints is not None and self.hints.ask(topics):
-            # Leaves brokers time to respond in case the source does not.
+        if self.coordinator is not None and self.coordinator.ask(topics):
+            # Leaves brokers time to respond in case the coordinator does not.
             self._deferred_until_max_ms = now_ms + timeout_ms / 2
-            self.defer(now_ms + HINT_WAIT_MS)
+            self.defer(now_ms + COORDINATOR_WAIT_MS)
 
     def _report_stale(self, topics: Iterable[str]) -> None:
-        hints = self.hints
-        if hints is not None:
+        coordinator = self.coordinator
+        if coordinator is not None:
             for name in topics:
-                hints.report_stale(name)
+                coordinator.report_stale(name)
 
     def _lack_error_locked(
         self, missing: list[str], short: list[str], partitions: Mapping[str, int], timeout_ms: float
@@ -391,8 +392,8 @@ class ClusterMetadata:
                 return False
             found.name_leader(partition.partition, leader, epoch)
             self.version += 1
-        if self.hints is not None:
-            self.hints.report_stale(partition.topic)
+        if self.coordinator is not None:
+            self.coordinator.report_stale(partition.topic)
         return True
 
     def import_topic(self, topic: TopicMetadata, age_ms: float, now_ms: float) -> bool:
@@ -474,7 +475,7 @@ class ClusterMetadata:
         self._deferred_until_ms = min(until_ms, self._deferred_until_max_ms)
 
     def release(self, now_ms: float) -> None:
-        """No hints will come: ask brokers."""
+        """No snapshot will come: ask brokers."""
         self.defer(now_ms)
         self._wake_sender()
 
@@ -604,8 +605,8 @@ class ClusterMetadata:
             self._merge_locked(update, requested, now_ms)
             self._fetching = ()
             self._updated.notify_all()
-        if fetched and self.hints is not None:
-            self.hints.fetched(fetched, update)
+        if fetched and self.coordinator is not None:
+            self.coordinator.fetched(fetched, update)
         if switched:
             _log.warning("brokers of cluster %s respond, instead of %s", update.cluster_id, known)
         return switched
@@ -632,8 +633,8 @@ class ClusterMetadata:
                 found = self._topics.get(name)
                 if found is not None:
                     self._reschedule(name, found)
-        if fetched and self.hints is not None:
-            self.hints.fetched(fetched, None)
+        if fetched and self.coordinator is not None:
+            self.coordinator.fetched(fetched, None)
 
     def broker(self, node_id: int) -> Broker:
         """What is known of a broker; made at first use, by the sender's thread."""

@@ -1,4 +1,4 @@
-"""Metadata hints (KIP-526): tasks share what they know of topics, and one of them asks brokers for all.
+"""Shared metadata (KIP-526): tasks share what they know of topics, and one of them asks brokers for all.
 
 The coordinator has no connection to a broker. It runs the same ClusterMetadata as a task over what tasks say:
 where that would send a request, one task is asked to fetch the topics, the one that was asked longest ago;
@@ -24,7 +24,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from kafka_sink.clock import FETCH_SILENCE_MS, HINT_WAIT_MS, RANDOM, Clock
+from kafka_sink.clock import COORDINATOR_WAIT_MS, FETCH_SILENCE_MS, RANDOM, Clock
 from kafka_sink.cluster.metadata import ClusterMetadata
 from kafka_sink.cluster.refresh import NON_URGENT_SHARE
 from kafka_sink.cluster.topic_state import MetadataSnapshot, TopicSnapshot
@@ -522,7 +522,7 @@ class MetadataChannel(Channel):
     """Asks the coordinator for metadata, passes on what a ClusterMetadata learns, and fetches for others.
 
     It accepts requests before the first connection, for which a task's first topics wait up to
-    ``HINT_WAIT_MS``, and none after ``on_lost`` until there is a connection again.
+    ``COORDINATOR_WAIT_MS``, and none after ``on_lost`` until there is a connection again.
     """
 
     scope = ServiceScope.GROUP
@@ -639,7 +639,7 @@ class MetadataChannel(Channel):
                 self._needed.clear()
             is_waiting = bool(self._needed)
         if is_waiting and message.pending:
-            self._view.defer(now_ms + HINT_WAIT_MS)
+            self._view.defer(now_ms + COORDINATOR_WAIT_MS)
         elif was_waiting and not is_waiting:
             self._view.release(now_ms)
 

@@ -13,7 +13,7 @@ from kafka_sink.breaker.breaker import Breaker, CircuitBreakManager
 from kafka_sink.breaker.interface import load_breaker
 from kafka_sink.clock import (
     BROKER,
-    HINT_WAIT_MS,
+    COORDINATOR_WAIT_MS,
     METADATA,
     RANDOM,
     ExponentialBackoff,
@@ -200,17 +200,17 @@ class Producer:
     def begin(
         self,
         coordinator: CoordinatorAddress | None = None,
-        hints: MetadataSnapshot | None = None,
+        snapshot: MetadataSnapshot | None = None,
         task: TaskIdentity = NO_TASK,
         tasks_at_once: int = 1,
     ) -> None:
         """A new task: its counts start at zero.
 
-        ``hints`` is the metadata that the driver sent along, with its age. ``tasks_at_once`` is the number of
-        tasks that may run at the same time: they share the job's rate limit where there is no coordinator.
+        ``snapshot`` is the metadata that the driver sent along, with its age. ``tasks_at_once`` is how many
+        tasks may run at the same time: they share the job's rate limit where there is no coordinator.
         """
-        if hints is not None:
-            self.cluster.import_snapshot(hints, monotonic_ms())
+        if snapshot is not None:
+            self.cluster.import_snapshot(snapshot, monotonic_ms())
         self._use_coordinator(coordinator)
         if self._rate_limit is not None:
             # The tasks of a query share it over their micro-batches.
@@ -247,7 +247,7 @@ class Producer:
         if self._coordinator is not None and self._coordinator.address != address:
             self._coordinator.close()
             self._coordinator = self._reports = self._rates = None
-            self.cluster.hints = None
+            self.cluster.coordinator = None
             self.cluster.share_refreshes(False)
             self.breaker.share(None)
         if address is None:
@@ -286,7 +286,7 @@ class Producer:
             lambda: Hello(address.group, self.cluster.cluster_id or "", settings),
             monotonic_ms,
         )
-        self.cluster.hints = metadata
+        self.cluster.coordinator = metadata
         coordinator.start()
         return coordinator
 
@@ -375,7 +375,7 @@ class Producer:
             task.latest_metadata_wait_ms = monotonic_ms() - started_ms
             task.metadata_wait_ms += task.latest_metadata_wait_ms
         if not breaker.is_current.is_set():
-            breaker.await_mutes(task.started_ms + HINT_WAIT_MS - monotonic_ms(), self.check)
+            breaker.await_mutes(task.started_ms + COORDINATOR_WAIT_MS - monotonic_ms(), self.check)
         muted = breaker.view
         if muted and self._partitioner.chooses(rows.key, rows.partition)[0]:
             breaker.task_mutes.note_free_rows(rows.topics)

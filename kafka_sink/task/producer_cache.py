@@ -78,7 +78,7 @@ def task_producer(
     options: SinkOptions,
     plan: ColumnPlan,
     coordinator: CoordinatorAddress | None = None,
-    hints: MetadataSnapshot | None = None,
+    snapshot: MetadataSnapshot | None = None,
     *,
     task: TaskIdentity = NO_TASK,
     tasks_at_once: int = 1,
@@ -87,14 +87,15 @@ def task_producer(
     """A producer for one task, whose columns ``plan`` describes. An exception inside the context discards it
     with all that is half sent.
 
-    ``coordinator`` is where the task shares metadata and mutes. For ``hints``, ``task`` and ``tasks_at_once``
-    see ``Producer.begin``. ``again`` says that an earlier attempt of the task failed: the task then gets a
-    new producer, because an idle one may hold the same wrong metadata (of a cluster that was replaced, say).
+    ``coordinator`` is where the task shares metadata and mutes. For ``snapshot``, ``task`` and
+    ``tasks_at_once`` see ``Producer.begin``. ``again`` says that an earlier attempt of the task failed: the
+    task then gets a new producer, because an idle one may hold the same wrong metadata (of a cluster that was
+    replaced, say).
     """
     # One producer serves all topics. Options that only planning reads must not lead to another producer.
     producer = PRODUCERS.take(options.for_tasks(), new=again)
     try:
-        producer.begin(coordinator, hints, task, tasks_at_once)
+        producer.begin(coordinator, snapshot, task, tasks_at_once)
         producer.plan = plan
         yield producer
     except BaseException:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kafka_sink.clock import FETCH_SILENCE_MS, HINT_WAIT_MS
+from kafka_sink.clock import COORDINATOR_WAIT_MS, FETCH_SILENCE_MS
 from kafka_sink.cluster.metadata import ClusterMetadata
 from kafka_sink.cluster.topic_state import MetadataSnapshot, TopicSnapshot
 from kafka_sink.coordinator.metadata import (
@@ -768,11 +768,11 @@ def test_requests_are_held_as_long_as_metadata_may_come() -> None:
     task.channel.ask(["a", "b"])
     task.send()
     deliver(task.channel, Topics(pending=True), 100.0)
-    assert task.view.held_until_ms == 100 + HINT_WAIT_MS
+    assert task.view.held_until_ms == 100 + COORDINATOR_WAIT_MS
     (part,) = parts_of(MetadataSnapshot((TopicSnapshot(metadata("a"), 0.0),), NODES))
     deliver(task.channel, Topics(part), 200.0)
     assert task.view.taken
-    assert task.view.held_until_ms == 100 + HINT_WAIT_MS, "one of them is still to come"
+    assert task.view.held_until_ms == 100 + COORDINATOR_WAIT_MS, "one of them is still to come"
     (part,) = parts_of(MetadataSnapshot((TopicSnapshot(metadata("b"), 0.0),), NODES))
     deliver(task.channel, Topics(part), 300.0)
     assert task.view.held_until_ms == 300
@@ -804,7 +804,7 @@ def test_who_has_lost_the_coordinator_asks_nobody_until_it_is_back() -> None:
 def test_a_task_fetches_for_others_and_says_what_brokers_said() -> None:
     task = Task()
     view = task.view
-    view.hints = task.channel
+    view.coordinator = task.channel
     deliver(task.channel, Fetch(7, ("a", "b")), 0.0)
     assert view.next_request_delay_ms(0.0) == 0.0
     assert view.next_request(0.0) == ("a", "b")
@@ -830,7 +830,7 @@ def test_what_slow_brokers_say_answers_the_fetch_that_was_asked_for_meanwhile() 
     so it never learned of the topics and asked again and again."""
     task = Task()
     view = task.view
-    view.hints = task.channel
+    view.coordinator = task.channel
     deliver(task.channel, Fetch(7, ("a", "b")), 0.0)
     assert view.next_request(0.0) == ("a", "b")
     deliver(task.channel, Fetch(8, ("b",)), 3_200.0)
@@ -846,11 +846,11 @@ def test_hints_that_are_awaited_leave_half_of_max_block_for_brokers() -> None:
 
     now_ms, asked_ms = 0.0, math.inf
     view = ClusterMetadata(OPTIONS, lambda: now_ms, random=lambda: 0.5)
-    view.hints = MetadataChannel(view, lambda: now_ms, 300_000)
+    view.coordinator = MetadataChannel(view, lambda: now_ms, 300_000)
 
     def hold_again() -> None:
         nonlocal asked_ms, now_ms
-        view.defer(now_ms + HINT_WAIT_MS)
+        view.defer(now_ms + COORDINATOR_WAIT_MS)
         if view.next_request(now_ms):
             asked_ms = min(asked_ms, now_ms)
         now_ms += 50
@@ -910,7 +910,7 @@ class Job:
         self.responses: deque[tuple[float, ClusterMetadata, tuple[str, ...]]] = deque()
         for number in range(tasks):
             view = ClusterMetadata(OPTIONS, lambda: self.now_ms, random=lambda: 0.5)
-            channel = view.hints = MetadataChannel(view, lambda: self.now_ms, 300_000)
+            channel = view.coordinator = MetadataChannel(view, lambda: self.now_ms, 300_000)
             self.views.append(view)
             self.channels.append(channel)
             self.service.on_joined(number, 0.0)
@@ -923,7 +923,7 @@ class Job:
             view.note_use(topics, self.now_ms)
             lacking = [one for one in topics if view.topic(one) is None]
             if lacking and channel.ask(lacking):
-                view.defer(self.now_ms + HINT_WAIT_MS)
+                view.defer(self.now_ms + COORDINATOR_WAIT_MS)
 
     def step(self, ms: float) -> None:
         for number, channel in enumerate(self.channels):

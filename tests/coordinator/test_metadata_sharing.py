@@ -46,8 +46,8 @@ def _alone(environ: Environ, tmp_path: Path) -> Iterator[None]:
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tasks wait for the coordinator however busy this machine is."""
     for module, name in (
-        (cluster_metadata, "HINT_WAIT_MS"),
-        (coordinator_metadata, "HINT_WAIT_MS"),
+        (cluster_metadata, "COORDINATOR_WAIT_MS"),
+        (coordinator_metadata, "COORDINATOR_WAIT_MS"),
         (coordinator_metadata, "FETCH_SILENCE_MS"),
     ):
         monkeypatch.setattr(module, name, 60_000.0)

@@ -243,7 +243,7 @@ def hinted(partitions: int, now: int, **options: str) -> Iterator[tuple[Producer
         for number in range(partitions):
             old.stop(number)
         hints = MetadataSnapshot((known,), nodes, 0.0, "old")
-        with task_producer(parse(raw).options, PLAN, hints=hints) as producer:
+        with task_producer(parse(raw).options, PLAN, snapshot=hints) as producer:
             yield producer, old, new
 
 
