@@ -70,7 +70,7 @@ NO_EVIDENCE = Evidence()
 
 @dataclass(frozen=True, slots=True)
 class MuteChange:
-    """A target was muted or unmuted. ``own``: this task decided it and reports it to the coordinator."""
+    """A target was muted or unmuted. ``own``: this task decided that and reports it to the coordinator."""
 
     target: Target
     muted: bool
@@ -83,8 +83,8 @@ class MuteChange:
 class Mute:
     """``probe_ends_ms``: when the probe in flight counts as lost.
 
-    A task keeps more than the coordinator: ``own`` is why its own breaker class muted the target, None where
-    another task did; a permit lasts until ``permit_ends_ms`` and may be for new rows; ``probe`` is the
+    A task keeps more than the coordinator: ``own_evidence`` is why its own breaker class muted the target, None
+    where another task's did; a permit lasts until ``permit_ends_ms`` and may be for new rows; ``probe`` is the
     partition whose batch was the last probe; ``probe_failed``, whether the coordinator is to hear that one
     failed; ``waited_for_ms``, when a batch was last seen to wait for it.
     """
@@ -95,7 +95,7 @@ class Mute:
     retry_at_ms: float
     probe_ends_ms: float = math.inf
     last_error: str = ""
-    own: Evidence | None = None
+    own_evidence: Evidence | None = None
     is_shared: bool = False
     permit_ends_ms: float = -math.inf
     permits_new_rows: bool = False
@@ -121,11 +121,11 @@ class Mute:
         self.retry_at_ms, self.probe_ends_ms = retry_at_ms, math.inf
 
     def ongoing(self, now_ms: float) -> MuteChange:
-        """As it is reported to a coordinator that does not know it yet: a broker's with its silence until
-        now."""
+        """The mute as it is reported to a coordinator that does not know it yet: a broker's with its silence
+        until now."""
         # The outcomes to come speak for partitions that other tasks found failing.
-        evidence = self.own or Evidence(counted=isinstance(self.target, TopicPartition))
-        if isinstance(self.target, int) and (self.own is None or evidence.silence_ms):
+        evidence = self.own_evidence or Evidence(counted=isinstance(self.target, TopicPartition))
+        if isinstance(self.target, int) and (self.own_evidence is None or evidence.silence_ms):
             evidence = Evidence(silence_ms=evidence.silence_ms + max(1.0, now_ms - self.since_ms))
         return MuteChange(self.target, True, self.reason, True, evidence)
 

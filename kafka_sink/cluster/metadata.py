@@ -86,7 +86,8 @@ class ClusterMetadata:
     ) -> None:
         self._clock_ms = clock_ms
         self._network = network
-        # Guards all below. Methods that take it call one another; those that end in "_locked" need it.
+        # Guards all below. Methods that take it call one another; those that end in "_locked" must be called
+        # with it.
         self._lock = threading.RLock()
         self._updated = threading.Condition(self._lock)
         self.version = 0
@@ -315,12 +316,12 @@ class ClusterMetadata:
                     or (found.final and found.error_ms + self._max_age_ms <= now_ms)
                 ):
                     self.forget(name)
-                    self._admit(name, now_ms)
+                    self._admit_locked(name, now_ms)
                     continue
                 found.used_ms = now_ms
                 if not found.in_use:
                     found.in_use = True
-                    self._reschedule(name, found)
+                    self._reschedule_locked(name, found)
 
     def forget(self, name: str) -> None:
         """Nothing waits for this topic any more; its next use requests it again."""
@@ -347,14 +348,14 @@ class ClusterMetadata:
         found = self._topics.get(topic)
         if found is None or found.used_ms + self._idle_ms <= now_ms:
             self.forget(topic)
-            self._admit(topic, now_ms)
+            self._admit_locked(topic, now_ms)
             return
         found.used_ms = now_ms
         found.in_use = True
         if found.metadata is None:
             if found.final and not found.retry:
                 found.retry = True
-                self._reschedule(topic, found)
+                self._reschedule_locked(topic, found)
             return
         in_flight = self._in_flight is not None and topic in self._in_flight
         if in_flight:
@@ -365,7 +366,7 @@ class ClusterMetadata:
             found.stale = True
             found.stale_ms = now_ms
             if not in_flight:
-                self._reschedule(topic, found)
+                self._reschedule_locked(topic, found)
 
     def leader_hint(
         self,
@@ -387,7 +388,7 @@ class ClusterMetadata:
             other_topic = topic_id is not None and found.metadata.topic_id not in (None, topic_id)
             if other_topic or epoch <= known.leader_epoch:
                 return False
-            self._know_nodes({**self._nodes, **{node.id: node for node in nodes if node.id == leader}})
+            self._know_nodes_locked({**self._nodes, **{node.id: node for node in nodes if node.id == leader}})
             if leader not in self._nodes:
                 return False
             found.name_leader(partition.partition, leader, epoch)
@@ -423,7 +424,7 @@ class ClusterMetadata:
                 found.unhelpful = 0 if changed else found.unhelpful + 1
                 attempts = max(found.unhelpful, 1)
                 found.not_before_ms = max(found.not_before_ms, observed_ms + self._backoff.delay_ms(attempts))
-            self._reschedule(topic.name, found)
+            self._reschedule_locked(topic.name, found)
             self.version += changed
             return changed
 
@@ -431,13 +432,13 @@ class ClusterMetadata:
         """Whether this is surely not the cluster that is known: one id or the other may be unknown."""
         return None not in (cluster_id, self.cluster_id) and cluster_id != self.cluster_id
 
-    def _start_over(self) -> None:
+    def _start_over_locked(self) -> None:
         """Another cluster responds now: forget everything and request the topics in use again."""
         used = [(name, found.used_ms) for name, found in self._topics.items() if found.in_use]
         for name in list(self._topics):
             self.forget(name)
         for name, used_ms in used:
-            self._admit(name, used_ms)
+            self._admit_locked(name, used_ms)
         self.forget_nodes()
 
     def import_snapshot(self, snapshot: MetadataSnapshot, now_ms: float) -> int:
@@ -456,11 +457,11 @@ class ClusterMetadata:
             observed_ms = now_ms - max(snapshot.nodes_age_ms, 0.0)
             if nodes and observed_ms > self._nodes_ms:
                 self._nodes_ms = observed_ms
-                self._know_nodes(nodes)
+                self._know_nodes_locked(nodes)
             else:
                 # Leaders in the snapshot must be reachable. For brokers known to both, this cache's address
                 # counts.
-                self._know_nodes({**nodes, **self._nodes})
+                self._know_nodes_locked({**nodes, **self._nodes})
             self.cluster_id = self.cluster_id or snapshot.cluster_id
             news = sum(self.import_topic(one.metadata, one.age_ms, now_ms) for one in snapshot.topics)
             self.imports += news > 0
@@ -501,9 +502,9 @@ class ClusterMetadata:
         """Forget the brokers (re-bootstrap): no partition has a leader until the next response."""
         with self._lock:
             self._nodes_ms = -math.inf
-            self._know_nodes({})
+            self._know_nodes_locked({})
 
-    def _know_nodes(self, nodes: dict[int, Node]) -> None:
+    def _know_nodes_locked(self, nodes: dict[int, Node]) -> None:
         # Leader hints and snapshots add brokers, which only the next Metadata response takes away.
         if nodes != self._nodes and len(nodes) <= MAX_BROKERS:
             self._nodes = nodes
@@ -520,7 +521,7 @@ class ClusterMetadata:
         must be ended by on_response or on_failure.
         """
         with self._lock:
-            self._forget_idle(now_ms)
+            self._forget_idle_locked(now_ms)
             if self._in_flight is not None:
                 return None
             chosen: tuple[str, ...] = ()
@@ -547,7 +548,7 @@ class ClusterMetadata:
         Forgets idle topics first; one whose time has passed would make this return 0 for ever.
         """
         with self._lock:
-            self._forget_idle(now_ms)
+            self._forget_idle_locked(now_ms)
             if self._in_flight is not None:
                 return math.inf
             if self._for_others:
@@ -556,7 +557,7 @@ class ClusterMetadata:
             self.next_due_ms = due
             return max(0.0, due - now_ms, self._not_before_ms - now_ms, self._deferred_until_ms - now_ms)
 
-    def _forget_idle(self, now_ms: float) -> None:
+    def _forget_idle_locked(self, now_ms: float) -> None:
         for name, _ in self._idle.pop_until(now_ms):
             idle_ms = self._topics[name].used_ms + self._idle_ms
             if idle_ms <= now_ms:
@@ -564,12 +565,12 @@ class ClusterMetadata:
             else:
                 self._idle.put(name, idle_ms)
 
-    def _admit(self, name: str, now_ms: float) -> None:
+    def _admit_locked(self, name: str, now_ms: float) -> None:
         found = self._topics[name] = TopicState(now_ms)
         self._idle.put(name, now_ms + self._idle_ms)
-        self._reschedule(name, found)
+        self._reschedule_locked(name, found)
 
-    def _reschedule(self, name: str, found: TopicState) -> None:
+    def _reschedule_locked(self, name: str, found: TopicState) -> None:
         self._schedule.reschedule(name, found)
         self.next_due_ms = -math.inf
 
@@ -593,7 +594,7 @@ class ClusterMetadata:
                         f"sent to cluster {self.cluster_id}: nothing more is sent. Run the write again for "
                         "the new cluster"
                     )
-                self._start_over()
+                self._start_over_locked()
             self._in_flight = None
             self._failures = 0
             self.response_ms = now_ms
@@ -601,7 +602,7 @@ class ClusterMetadata:
             self.cluster_id = update.cluster_id or self.cluster_id
             if update.nodes:
                 self._nodes_ms = now_ms
-                self._know_nodes({node.id: node for node in update.nodes})
+                self._know_nodes_locked({node.id: node for node in update.nodes})
             self._merge_locked(update, requested, now_ms)
             self._fetching = ()
             self._updated.notify_all()
@@ -619,7 +620,7 @@ class ClusterMetadata:
             found = self._topics.get(name)
             if found is not None:
                 self.version += found.settle(topics.get(name), update.errors.get(name), response)
-                self._reschedule(name, found)
+                self._reschedule_locked(name, found)
 
     def on_failure(self, now_ms: float) -> None:
         """No response came: the same topics are requested again after the backoff."""
@@ -632,7 +633,7 @@ class ClusterMetadata:
             for name in asked:
                 found = self._topics.get(name)
                 if found is not None:
-                    self._reschedule(name, found)
+                    self._reschedule_locked(name, found)
         if fetched and self.coordinator is not None:
             self.coordinator.fetched(fetched, None)
 

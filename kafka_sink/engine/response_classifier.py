@@ -82,8 +82,8 @@ _RETRY = Verdict(Action.RETRY)
 # Another partition is just being added to the transaction, which takes milliseconds.
 _RETRY_SOON = Verdict(Action.RETRY, longest_wait_ms=_JOINING_WAIT_MS)
 # The leader has the batch or may have it, but could not confirm it as acks asks.
-_RETRY_PINNED = Verdict(Action.RETRY, possibly_written=True)
-_RETRY_REFRESHED_PINNED = Verdict(Action.RETRY, refresh=True, possibly_written=True)
+_RETRY_POSSIBLY_WRITTEN = Verdict(Action.RETRY, possibly_written=True)
+_RETRY_REFRESHED_POSSIBLY_WRITTEN = Verdict(Action.RETRY, refresh=True, possibly_written=True)
 
 
 def _retry_refreshed(attempt: AttemptFacts, cause: Exception) -> Verdict:
@@ -160,12 +160,12 @@ RULES: Mapping[int, Verdict | Rule] = {
     kafka_errors.CORRUPT_MESSAGE: _RETRY,
     kafka_errors.THROTTLING_QUOTA_EXCEEDED: _RETRY,
     kafka_errors.CONCURRENT_TRANSACTIONS: _RETRY_SOON,
-    kafka_errors.REQUEST_TIMED_OUT: _RETRY_PINNED,
-    kafka_errors.NOT_ENOUGH_REPLICAS_AFTER_APPEND: _RETRY_PINNED,
+    kafka_errors.REQUEST_TIMED_OUT: _RETRY_POSSIBLY_WRITTEN,
+    kafka_errors.NOT_ENOUGH_REPLICAS_AFTER_APPEND: _RETRY_POSSIBLY_WRITTEN,
     # Any failure of an append raises it, also one after bytes have reached the log.
-    kafka_errors.UNKNOWN_SERVER_ERROR: _RETRY_PINNED,
-    kafka_errors.KAFKA_STORAGE_ERROR: _RETRY_REFRESHED_PINNED,
-    kafka_errors.NETWORK_EXCEPTION: _RETRY_REFRESHED_PINNED,
+    kafka_errors.UNKNOWN_SERVER_ERROR: _RETRY_POSSIBLY_WRITTEN,
+    kafka_errors.KAFKA_STORAGE_ERROR: _RETRY_REFRESHED_POSSIBLY_WRITTEN,
+    kafka_errors.NETWORK_EXCEPTION: _RETRY_REFRESHED_POSSIBLY_WRITTEN,
     kafka_errors.MESSAGE_TOO_LARGE: _too_large,
     kafka_errors.RECORD_LIST_TOO_LARGE: _too_large,
     kafka_errors.OUT_OF_ORDER_SEQUENCE_NUMBER: _out_of_order,

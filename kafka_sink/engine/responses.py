@@ -77,7 +77,7 @@ class ResponseHandler:
         self._unauthorized_topics: dict[str, tuple[float, float]] = {}
         # Rejected batches that wait in their queues until there is room for their dead letters. They must not
         # be sent.
-        self.waiting: dict[ProducerBatch, tuple[Sequence[int], Exception]] = {}
+        self.awaiting_dead_letters: dict[ProducerBatch, tuple[Sequence[int], Exception]] = {}
         # Responses after which a broker has all batches of its request, and takes the next at once.
         self.acknowledgements = 0
 
@@ -202,7 +202,7 @@ class ResponseHandler:
             self._accumulator.fail(batch, cause, taken=True)
         elif verdict.action is Action.SPLIT:
             split(self._accumulator, batch)
-        elif self._may_pass(batch, cause, now_ms):
+        elif self._may_still_be_authorized(batch, cause, now_ms):
             self._retry(batch, cause, verdict, now_ms)
         elif (
             self.dead_letters is not None
@@ -255,7 +255,7 @@ class ResponseHandler:
         self._accumulator.deliveries.count(retries=1)
         self._accumulator.reenqueue(batch, now_ms + wait_ms)
 
-    def _may_pass(self, batch: ProducerBatch, cause: Exception, now_ms: float) -> bool:
+    def _may_still_be_authorized(self, batch: ProducerBatch, cause: Exception, now_ms: float) -> bool:
         """With errors.tolerance=all: whether a topic that is not authorized is to be tried again.
 
         Brokers say so while they load their ACLs. Spark runs a task again that fails, but not one that skips.
@@ -347,15 +347,15 @@ class ResponseHandler:
             f"{cause}; its dead letters waited for those of others in errors.deadletterqueue.topic.name = "
             f"{dead_letters.topic!r}"
         )
-        self.waiting[batch] = positions, cause
+        self.awaiting_dead_letters[batch] = positions, cause
         self._accumulator.reenqueue(batch, 0.0)
 
-    def skip_waiting(self) -> None:
+    def resume_skipping(self) -> None:
         """Make dead letters of the batches that wait, while there is room for them."""
         dead_letters = self.dead_letters
-        while self.waiting and dead_letters is not None and dead_letters.has_room:
-            batch = next(iter(self.waiting))
-            positions, cause = self.waiting.pop(batch)
+        while self.awaiting_dead_letters and dead_letters is not None and dead_letters.has_room:
+            batch = next(iter(self.awaiting_dead_letters))
+            positions, cause = self.awaiting_dead_letters.pop(batch)
             # It may have failed meanwhile.
             if self._accumulator.take(batch):
                 self._skip_records(batch, positions, cause)

@@ -145,8 +145,8 @@ class Sender(threading.Thread):
         if now_ms >= responses.expires_ms:
             responses.expire(now_ms)
         delay = min(self.max_poll_ms, responses.expires_ms - now_ms)
-        if responses.waiting:
-            responses.skip_waiting()
+        if responses.awaiting_dead_letters:
+            responses.resume_skipping()
         identity = self._identity
         if identity is not None and identity.unsettled:
             responses.mend_sequences(identity)
@@ -379,7 +379,7 @@ class Sender(threading.Thread):
         if self._aborting or connection is None:
             return False
         may_send: Callable[[ProducerBatch], bool] = partial(self._may_send, now_ms=now_ms)
-        if identity is not None and not self._responses.waiting:
+        if identity is not None and not self._responses.awaiting_dead_letters:
             may_send = partial(identity.may_send, now_ms=now_ms)
         if broker.slow_starts:
             may_send = broker.limited(may_send, now_ms)
@@ -409,7 +409,7 @@ class Sender(threading.Thread):
 
     def _may_send(self, batch: ProducerBatch, now_ms: float) -> bool:
         """Whether no dead letters go before the batch, and its partition's order permits it."""
-        if batch in self._responses.waiting:
+        if batch in self._responses.awaiting_dead_letters:
             return False
         return self._identity is None or self._identity.may_send(batch, now_ms)
 

@@ -54,7 +54,7 @@ def test_a_batch_that_waited_for_room_goes_on_though_the_task_rejects_rows_at_th
     class Looks(DeadLetters):
         @property
         def has_room(self) -> bool:
-            """At the response there was none, and the task's thread is as fast as skip_waiting."""
+            """At the response there was none, and the task's thread is as fast as resume_skipping."""
             return looks.pop(0)
 
     dead_letters = Looks("dead-letters", 100, 1_000)
@@ -64,6 +64,10 @@ def test_a_batch_that_waited_for_room_goes_on_though_the_task_rejects_rows_at_th
     model.send()
     model.arrive(0, INVALID_RECORD, append=False)
     model.respond(0)
-    assert (len(model.responses.waiting), dead_letters.rows) == (1, 0)
-    model.responses.skip_waiting()
-    assert (model.responses.waiting, dead_letters.rows, model.accumulator.incomplete) == ({}, 1, 0)
+    assert (len(model.responses.awaiting_dead_letters), dead_letters.rows) == (1, 0)
+    model.responses.resume_skipping()
+    assert (model.responses.awaiting_dead_letters, dead_letters.rows, model.accumulator.incomplete) == (
+        {},
+        1,
+        0,
+    )
