@@ -116,7 +116,7 @@ def finished(
     """Waits for it, and for the call."""
     done = threading.Event()
     lookup = start_lookup(host, 9092, canonical, done.set, resolve)
-    assert lookup.done() or done.wait(20)
+    assert done.wait(20)
     assert lookup.done()
     return lookup
 

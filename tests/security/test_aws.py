@@ -114,6 +114,15 @@ def test_a_search_that_breaks_off_ends_its_login() -> None:
         login.steps(HOST)
 
 
+def test_each_login_has_the_credentials_of_its_moment() -> None:
+    session = mock.Mock()
+    moments = (Credentials(name, SECRET_KEY) for name in ("FIRST", "SECOND"))
+    session.get_credentials.return_value.get_frozen_credentials = lambda: next(moments)
+    login = IamLogin(IamSettings(), lambda _: session)
+    for name in ("FIRST/", "SECOND/"):
+        assert sent(login)["x-amz-credential"].startswith(name)
+
+
 def test_a_profile_is_read(environ: Environ, tmp_path: Path) -> None:
     environ(AWS_ACCESS_KEY_ID=None, AWS_SECRET_ACCESS_KEY=None)
     (tmp_path / "credentials").write_text(

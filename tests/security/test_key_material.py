@@ -46,9 +46,17 @@ def problem(store: Store, *, trust: bool = False) -> str:
     read: Callable[[Store], object] = read_trust if trust else read_key
     with pytest.raises(ConfigurationError) as caught:
         read(store)
-    assert PASSWORD.reveal() not in str(caught.value)
     assert caught.value.__cause__ is None
+    for password in (PASSWORD, store.password or PASSWORD, store.key_password or PASSWORD):
+        assert password.reveal() not in str(caught.value)
+        assert not [one for one in our_locals(caught.value) if password.reveal() in one]
     return str(caught.value)
+
+
+def our_locals(error: BaseException) -> list[str]:
+    """Of the frames that an error has passed, without those of tests: error trackers collect them."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return [repr(one.f_locals) for one in frames if "kafka_sink/security" in one.f_code.co_filename]
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl writes the keys")
@@ -62,8 +70,11 @@ def test_encrypted_pkcs8_of_every_common_kind_is_read(tmp_path: Path, encryption
     path = tmp_path / "both.pem"
     path.write_bytes((tmp_path / "out.pem").read_bytes() + CLIENT.chain_pem)
     assert read_key(location(path, key_password=PASSWORD)).key.reveal().encode() == CLIENT.key_pem()
-    assert "wrong kafka.ssl.key.password" in problem(location(path, key_password=Secret("no")))
+    assert "wrong kafka.ssl.key.password" in problem(location(path, key_password=Secret("not this")))
     assert "set kafka.ssl.key.password" in problem(location(path))
+    # A password for a key without one does no harm.
+    CLIENT.pem_file(path)
+    assert read_key(location(path, key_password=PASSWORD)).chain == CLIENT.chain_pem
 
 
 def test_a_key_and_chain_given_inline_with_spaces_for_line_ends() -> None:
@@ -88,7 +99,7 @@ def test_pkcs12_is_read_whatever_java_calls_it(tmp_path: Path) -> None:
             assert read_key(location(key, kind, password=PASSWORD, text=text)).chain == CLIENT.chain_pem
             found = read_trust(location(trust, kind, password=PASSWORD, text=text))
             assert found == [AUTHORITY.certificate.public_bytes(Encoding.DER)]
-        wrong = location(trust, kind, password=Secret("no"))
+        wrong = location(trust, kind, password=Secret("not this"))
         assert "wrong kafka.ssl.truststore.password" in problem(wrong, trust=True)
         assert "needs kafka.ssl.keystore.password" in problem(location(key, kind))
 
@@ -159,13 +170,11 @@ def test_no_frame_of_an_error_shows_a_private_key(case: str) -> None:
         text=text,
         chain=None if chain is None else Store("chain", "PEM", text=Secret(chain)),
     )
-    with pytest.raises(ConfigurationError) as caught:
+    with pytest.raises(ConfigurationError, match="is not base64" if case == "not base64" else None) as caught:
         read_key(store)
     error: BaseException | None = caught.value
     while error is not None:
-        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-        # This test's own frame has the key.
-        shown = [repr(one.f_locals) for one in frames if "kafka_sink/security" in one.f_code.co_filename]
+        shown = our_locals(error)
         assert shown
         assert not [one for one in shown if middle[:16] in one]
         error = error.__context__

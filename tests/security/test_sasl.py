@@ -173,6 +173,14 @@ def test_passwords_are_prepared() -> None:
         assert "p" not in repr(exchange).replace("SaslExchange", "")
 
 
+def test_a_token_is_prepared_with_what_to_check_where_it_is_refused() -> None:
+    tokens = TokenSettings(provider="tests.support.security.providers.fixed")
+    _, exchange = prepared(SaslSettings("OAUTHBEARER", tokens=tokens)).result()
+    assert exchange is not None
+    assert "fixed-token" in exchange.first().decode()
+    assert "audience" in exchange.remedy
+
+
 def test_what_this_host_lacks_is_said_with_its_name(modules: Modules) -> None:
     text = refused(tls=TlsSettings(Store("kafka.ssl.truststore.location", "PEM", "/nowhere/ca.pem")))
     assert "/nowhere/ca.pem cannot be read" in text

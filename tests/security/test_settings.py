@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 import traceback
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ from kafka_sink.options.table import SPECS
 from kafka_sink.secret import HIDDEN, Secret
 from kafka_sink.security.settings import (
     IamSettings,
+    KerberosSettings,
     SaslSettings,
     SecuritySettings,
     Store,
@@ -28,6 +30,7 @@ from tests.support.security.secured_broker import plain_jaas
 SECRET = "hunter2"
 SCRAM = plain_jaas(password=SECRET, module="scram.ScramLoginModule")
 OAUTH = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required"
+KERBEROS = "com.sun.security.auth.module.Krb5LoginModule required"
 IAM = "software.amazon.msk.auth.iam.IAMLoginModule required"
 TOKENS = {"sasl.mechanism": "OAUTHBEARER", "sasl.oauthbearer.token.endpoint.url": "https://issuer/token"}
 PLAIN = {"sasl.mechanism": "PLAIN"}
@@ -35,6 +38,8 @@ PASSWORD = {**PLAIN, "sasl.username": "u", "sasl.password": SECRET}
 SCRAM_256 = {"sasl.mechanism": "SCRAM-SHA-256", "sasl.jaas.config": SCRAM}
 URL_WITH_LOGIN = {"sasl.oauthbearer.token.endpoint.url": f"https://u:{SECRET}@h/"}
 EXTENSION = {"sasl.jaas.config": f"{OAUTH} clientId='c' clientSecret='{SECRET}' extension_auth='x';"}
+NO_KEYTAB = {"sasl.jaas.config": f"{KERBEROS} useKeyTab=true serviceName=kafka;"}
+ROLE_BY_KEY = {"sasl.jaas.config": f"{IAM} awsRoleSecretAccessKey={SECRET};"}
 CERTIFICATE_AS_PATH = {
     "sasl.jaas.config": f"{OAUTH} clientId=a clientSecret=b ssl.truststore.type=PEM "
     f'ssl.truststore.location="-----BEGIN PRIVATE KEY-----{SECRET}";'
@@ -90,6 +95,24 @@ def test_names_of_librdkafka_mean_the_same() -> None:
     assert found == SecuritySettings("SASL_SSL", tls, SaslSettings("PLAIN", "u", Secret(SECRET)))
 
 
+def test_stores_are_opened_with_their_own_passwords() -> None:
+    names = ("ssl.truststore", "ssl.keystore")
+    given = {f"{name}.location": f"/{name}" for name in names}
+    given |= {f"{name}.password": f"of {name}" for name in names}
+    trust, key = (
+        Store(f"kafka.{name}.location", "JKS", f"/{name}", password=Secret(f"of {name}")) for name in names
+    )
+    key = dataclasses.replace(key, key_password=Secret(SECRET))
+    found = settings("SSL", {**given, "ssl.key.password": SECRET})
+    assert found == SecuritySettings("SSL", TlsSettings(trust, key))
+
+
+def test_kerberos_by_jaas() -> None:
+    for more, keytab in (("", ""), (" useKeyTab=true", "/k"), (" useKeyTab=false", "")):
+        jaas = f'{KERBEROS} keyTab="/k" principal="p" serviceName="kafka"{more};'
+        assert sasl({"sasl.jaas.config": jaas}).kerberos == KerberosSettings("kafka", "p", keytab)
+
+
 def test_tokens_and_iam_by_options_and_by_jaas() -> None:
     jaas = f"{OAUTH} clientId='me' clientSecret='{SECRET}' scope='s' extension_logicalCluster='lkc-1';"
     found = tokens({**TOKENS, "sasl.jaas.config": jaas})
@@ -103,8 +126,9 @@ def test_tokens_and_iam_by_options_and_by_jaas() -> None:
     handler = {"sasl.client.callback.handler.class": "software.amazon.msk.auth.iam.IAMClientCallbackHandler"}
     mechanism = {"sasl.mechanism": "AWS_MSK_IAM"}
     assert sasl({**mechanism, "sasl.jaas.config": f"{IAM};", **handler}) == sasl(mechanism)
-    role = f'{IAM} awsRoleArn="arn:aws:iam::1:role/r" awsStsRegion="eu-west-1" awsProfileName="p";'
-    iam = IamSettings("p", "arn:aws:iam::1:role/r", sts_region="eu-west-1")
+    role = f'{IAM} awsRoleArn="arn:aws:iam::1:role/r" awsStsRegion="eu-west-1" awsProfileName="p"'
+    role += ' awsRoleSessionName="s" awsRoleExternalId="e";'
+    iam = IamSettings("p", "arn:aws:iam::1:role/r", "s", "e", "eu-west-1")
     assert sasl({**mechanism, "sasl.jaas.config": role}).iam == iam
 
 
@@ -126,8 +150,10 @@ def test_tokens_and_iam_by_options_and_by_jaas() -> None:
         ("SSL", {"ssl.ca.location": "/x", "ssl.truststore.location": "/y"}, "set only one"),
         ("SSL", {"ssl.keystore.key": SECRET}, "without its certificate"),
         ("SSL", {"ssl.keystore.certificate.chain": "x"}, "without its private key"),
+        ("SSL", {"ssl.keystore.location": "/k", "ssl.certificate.location": "/c"}, "which holds both"),
         ("SSL", {"ssl.engine.factory.class": "x.Y"}, "names a Java class"),
         ("SASL_SSL", {}, "needs kafka.sasl.kerberos.service.name"),
+        ("SASL_SSL", NO_KEYTAB, "useKeyTab=true without keyTab"),
         ("SASL_SSL", {"sasl.mechanism": "DIGEST-MD5"}, "is not one of GSSAPI"),
         ("SASL_SSL", PLAIN, "needs a username and a password"),
         ("SASL_SSL", {**PLAIN, "sasl.username": "u"}, "needs a username and a password"),
@@ -143,6 +169,7 @@ def test_tokens_and_iam_by_options_and_by_jaas() -> None:
         ("SASL_SSL", {**TOKENS, "sasl.login.callback.handler.class": "my.Handler"}, "names a Java class"),
         ("SASL_SSL", TOKENS | EXTENSION, "no SASL extension"),
         ("SASL_SSL", TOKENS | CERTIFICATE_AS_PATH, "ssl.truststore.location holds a certificate"),
+        ("SASL_SSL", {"sasl.mechanism": "AWS_MSK_IAM"} | ROLE_BY_KEY, "SecretAccessKey is not supported"),
         ("SASL_PLAINTEXT", {"sasl.mechanism": "AWS_MSK_IAM"}, "needs kafka.security.protocol=SASL_SSL"),
     ],
 )

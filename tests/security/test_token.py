@@ -262,6 +262,10 @@ def test_each_response_of_the_endpoint(endpoint: TokenServer) -> None:
             asking(endpoint.url).fetch()
         assert SECRET not in str(caught.value)
         assert len(endpoint.requests) == number, "a redirection was followed"
+    # A JWT's own end counts.
+    issued = TokenIssuer().token(exp=123)
+    endpoint.responds(200, json.dumps({"access_token": issued, "expires_in": 9}).encode())
+    assert asking(endpoint.url).fetch().expires_at_s == 123.0
     # An absurd lifetime is none.
     for lifetime in ("NaN", "Infinity", "1" + "0" * 400, "-1" + "0" * 400):
         text = f'{{"access_token": "opaque", "expires_in": {lifetime}}}'
