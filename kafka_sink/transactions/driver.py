@@ -1,6 +1,6 @@
-"""The driver's side: who owns a prefix, what was decided, and the one decision a batch.
+"""The driver's side: who owns a prefix, what was decided, and the one decision for each batch.
 
-All of it hangs on the driver's own transactional id. Planning takes it over, which fences every earlier
+All of it depends on the driver's own transactional id. Planning takes it over, which fences every earlier
 driver; the decision is a transaction under it, begun with the epoch that planning got. So a decision is
 written by the driver that planned the batch, without another driver in between, or not at all.
 """
@@ -45,11 +45,11 @@ from kafka_sink.transactions.proof import BeganMs
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """What planning found and took. ``driver_epoch``: with it the decision is written.
+    """What planning found, and the epoch it got, with which the decision is written.
 
-    ``unknown``: tasks of ``decision`` of whose transactions brokers have forgotten what became.
-    ``completed`` and ``aborted``: when the transactions began that an earlier driver had left open and this
-    one ended so.
+    ``unknown``: tasks of ``decision`` for which brokers have forgotten how their transactions ended.
+    ``completed`` and ``aborted``: when the transactions began that an earlier driver had left open and that
+    this one committed or aborted.
     """
 
     driver_epoch: ProducerEpoch
@@ -78,35 +78,36 @@ def _settle(scope: Scope, driver_epoch: ProducerEpoch, now_ms: float) -> Steps[O
     """Complete what was decided and abort everything else, as the owner of the prefix."""
     key, marker_key = scope.decision_key(0), scope.marker_key(0)
     read: tuple[Operation, ...] = FetchOffsets((key.group, marker_key.group)), FetchStableOffsets((key,))
-    # All at once, for every micro-batch waits for it; where nothing is left open, this is all.
+    # All in one step, as every micro-batch waits for it; where nothing is left open, this is all.
     names, *offsets = yield (ListOpen(scope.prefix), *read)
-    left: Mapping[str, Described] = {}
+    left_open: Mapping[str, Described] = {}
     if names:
-        # Of these, what a former coordinator does not know to be decided would be aborted.
-        driver_epoch, left = yield from proof.inspect(scope, driver_epoch, names, key, marker_key)
+        # By way of current coordinators. A former one may not know of a decision, and its parts would then be
+        # aborted as undecided: so the offsets are read again.
+        driver_epoch, left_open = yield from proof.inspect(scope, driver_epoch, names, key, marker_key)
         offsets = list((yield read))
-    # Brokers of Kafka 3 tell offsets some time after their transaction is over.
+    # Brokers of Kafka 3 show offsets only some time after their transaction is over.
     while offsets[0].get(key, "") != offsets[1].get(key, ""):
         offsets = list((yield read))
     seen: Mapping[OffsetKey, str] = offsets[0]
     decision = yield from _decision_in(scope, seen, waits=True)
     decided = () if decision is None else decision.parts
-    undone: tuple[Part, ...] = ()
+    unseen: tuple[Part, ...] = ()
     if decision is not None:
         absent = yield from proof.not_visible(scope, decision, seen)
-        undone = tuple(part for part in absent if part.outcome is not Outcome.LOST)
-    ids = tuple(part.id_in(scope) for part in undone)
+        unseen = tuple(part for part in absent if part.outcome is not Outcome.LOST)
+    ids = tuple(part.id_in(scope) for part in unseen)
     found: Mapping[str, Described] = {}
     failed: tuple[Part, ...] = ()
-    if undone:
-        found, *results = yield (Describe(ids), *proof.ends_of(scope, undone))
-        failed = proof.failed_of(undone, results)
-    aborted = yield from proof.abort_others(left, scope, decided)
+    if unseen:
+        found, *results = yield (Describe(ids), *proof.ends_of(scope, unseen))
+        failed = proof.failed_of(unseen, results)
+    aborted = yield from proof.abort_others(left_open, scope, decided)
     if decision is None:
         return Ownership(driver_epoch, aborted=aborted)
     judgement = yield from proof.judge(scope, driver_epoch, decision, failed, now_ms)
     driver_epoch, decision = yield from _remember(scope, judgement, decision, failed, now_ms)
-    completed = [part for part in undone if part not in judgement.lost]
+    completed = [part for part in unseen if part not in judgement.lost]
     return Ownership(
         driver_epoch,
         decision,
@@ -121,9 +122,9 @@ def _remember(
 ) -> Steps[tuple[ProducerEpoch, Decision]]:
     """Record what is known of the decision's parts, while it is: what proves it expires.
 
-    A decision that is old is recorded anew, even where all is visible: the tasks of this run take the ids
-    over, which then tell nothing of it, and progress markers may have expired when the next run asks. This
-    keeps what was written from expiring, too.
+    An old decision is recorded anew, even where all of it is visible: the tasks of this run take over the
+    ids, which then say nothing of it any more, and progress markers may have expired when the next run asks.
+    Recording it also keeps what was written from expiring.
     """
     is_old = abs(now_ms - decision.began_ms) >= proof.MARKERS_LAST_MS
     if not failed and not is_old:
@@ -136,9 +137,9 @@ def _remember(
     known = replace(decisions.recorded(decision, outcomes), began_ms=began_ms)
     if judgement.unknown and known.parts == decision.parts:
         return judgement.driver_epoch, decision
-    driver_epoch = yield from carry_out(scope, judgement.driver_epoch, known)
+    driver_epoch = yield from record_and_commit(scope, judgement.driver_epoch, known)
     # The commit of this run's batch builds on what it reads.
-    yield from _all_told(scope, len(decisions.encode(known, scope.partitions)))
+    yield from _await_all_chunks(scope, len(decisions.encode(known, scope.partitions)))
     return driver_epoch, known
 
 
@@ -213,12 +214,12 @@ def _began_ms(scope: Scope, parts: Iterable[Part], found: Mapping[str, Described
 
 
 def read_decision(scope: Scope) -> Steps[Decision | None]:
-    """The latest decision that is told by now. Raises ProtocolError for one that cannot be read."""
+    """The latest decision that brokers show by now. Raises ProtocolError for one that cannot be read."""
     return (yield from _decision_in(scope, (yield from fetch_offsets(scope.decision_key(0).group))))
 
 
-def _all_told(scope: Scope, chunks: int) -> Steps[None]:
-    """Wait for every chunk of a decision that is over, as groups tell theirs one after the other."""
+def _await_all_chunks(scope: Scope, chunks: int) -> Steps[None]:
+    """Wait until every chunk of a committed decision can be read: groups show theirs one after the other."""
     keys = [scope.decision_key(chunk) for chunk in range(chunks)]
     while None in (yield from fetch_stable_offsets(*keys)).values():
         pass
@@ -237,7 +238,7 @@ def _decision_in(
     groups = written.decision_groups(head.chunks)
     if len(groups) > 1:
         if waits:
-            yield from _all_told(written, head.chunks)
+            yield from _await_all_chunks(written, head.chunks)
         texts = list((yield from fetch_offsets(*groups)).values())
     return decisions.decode(texts)
 
@@ -260,10 +261,10 @@ def resolve(scope: Scope, driver_epoch: ProducerEpoch, decision: Decision, *, re
         for part in decision.parts
         if rewrite or part.outcome is not Outcome.COMMITTED
     }
-    yield from carry_out(scope, driver_epoch, decisions.recorded(decision, outcomes))
+    yield from record_and_commit(scope, driver_epoch, decisions.recorded(decision, outcomes))
 
 
-def carry_out(scope: Scope, driver_epoch: ProducerEpoch, decision: Decision) -> Steps[ProducerEpoch]:
+def record_and_commit(scope: Scope, driver_epoch: ProducerEpoch, decision: Decision) -> Steps[ProducerEpoch]:
     """Record and commit a decision; returns the new driver epoch. Raises TransactionError."""
     yield from record(scope, driver_epoch, decision)
     (ended,) = yield (EndTransaction(scope.driver_id, driver_epoch, commit=True),)
@@ -291,8 +292,8 @@ def decide(
     earliest = min((one for one in (*began, decision.began_ms) if one >= 0), default=-1)
     decision = replace(decision, began_ms=earliest)
     try:
-        driver_epoch = yield from carry_out(scope, driver_epoch, decision)
-        aborted = yield from _carried_out(scope, driver_epoch, decision, parts)
+        driver_epoch = yield from record_and_commit(scope, driver_epoch, decision)
+        aborted = yield from _commit_parts(scope, driver_epoch, decision, parts)
     except TransactionError:
         raise
     except DeliveryError as error:
@@ -300,10 +301,10 @@ def decide(
     return began, aborted
 
 
-def _carried_out(
+def _commit_parts(
     scope: Scope, driver_epoch: ProducerEpoch, decision: Decision, parts: tuple[Part, ...]
 ) -> Steps[BeganMs]:
-    """Commit what was decided just now; returns when what was aborted beside it began."""
+    """Commit the parts of a new decision; returns when the transactions began that were aborted beside it."""
     # The list first: a broker handles requests of one connection in order, and commits wait for its log.
     names, *results = yield (ListOpen(scope.prefix), *proof.ends_of(scope, parts))
     failed = proof.failed_of(parts, results)
@@ -311,9 +312,9 @@ def _carried_out(
     # committed: leave those out.
     ours = {part.id_in(scope) for part in parts if part not in failed}
     others = [name for name in names if name not in ours]
-    driver_epoch, left = yield from proof.inspect(scope, driver_epoch, others)
-    aborted = yield from proof.abort_others(left, scope, parts)
-    # It was decided just now.
+    driver_epoch, left_open = yield from proof.inspect(scope, driver_epoch, others)
+    aborted = yield from proof.abort_others(left_open, scope, parts)
+    # No progress marker can have expired, as it was decided just now.
     judgement = yield from proof.judge(scope, driver_epoch, decision, failed, decision.began_ms)
     outcomes = dict.fromkeys((part.task for part in judgement.lost), Outcome.LOST)
     if decisions.recorded(decision, outcomes).is_lost:
