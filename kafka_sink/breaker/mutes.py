@@ -83,10 +83,10 @@ class MuteChange:
 class Mute:
     """``probe_ends_ms``: when the probe in flight counts as lost.
 
-    A task keeps more than the coordinator: ``own_evidence`` is why its own breaker class muted the target, None
-    where another task's did; a permit lasts until ``permit_ends_ms`` and may be for new rows; ``probe`` is the
-    partition whose batch was the last probe; ``probe_failed``, whether the coordinator is to hear that one
-    failed; ``waited_for_ms``, when a batch was last seen to wait for it.
+    A task keeps more than the coordinator: ``own_evidence`` is why its own breaker class muted the target,
+    None where another task's did; a permit lasts until ``permit_ends_ms`` and may be for new rows; ``probe``
+    is the partition whose batch was the last probe; ``probe_failed``, whether the coordinator is to hear that
+    one failed; ``waited_for_ms``, when a batch was last seen to wait for it.
     """
 
     target: Target

@@ -89,10 +89,12 @@ class Partition:
 
     def __init__(self, partition: TopicPartition, limits: TopicLimits) -> None:
         self.id = partition
-        # Of its topic.
+        # Its topic's.
         self.limits = limits
-        # Oldest first; the last may be open. The backoff of the first ends at ``retry_at_ms``.
+        # Queued, oldest first; the last may be open. The backoff of the first ends at ``retry_at_ms``.
         self.batches: deque[ProducerBatch] = deque()
+        # Batches that the sender has taken out of the queue, until their attempt ends, also while it seals or
+        # splits them. ``is_in_flight`` is about those with a sequence only.
         self.in_flight = 0
         self.retry_at_ms = 0.0
         # As of this version of the metadata.
@@ -100,10 +102,11 @@ class Partition:
         self.metadata_version: int | None = None
         # Whether a broker has taken a batch of this producer.
         self.has_taken = False
-        # Batches taken, and failures, in the window that ends then and in the one before it.
+        # Batches that brokers took, and failures, in the window that ends at ``_window_ends_ms`` and in the
+        # one before it.
         self._taken = self._taken_before = self._failed = self._failed_before = 0
         self._window_ends_ms = 0.0
-        # Failures since the last success. When the last of each counted.
+        # Failures since the last success; when a success and a failure last counted.
         self._streak = 0
         self._taken_ms = self._failed_ms = -math.inf
         # The number of the last transaction that it was added to, under protocol 1.
@@ -252,7 +255,7 @@ class Partition:
 
     @property
     def is_in_flight(self) -> bool:
-        """Whether a request has a batch without an acknowledgement."""
+        """Whether the sender has taken a batch that has a sequence and no acknowledgement."""
         return any(batch.request_references for batch in self.unacknowledged)
 
     @property

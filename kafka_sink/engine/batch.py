@@ -85,11 +85,12 @@ class ProducerBatch:
     ratio: float
     base_timestamp: int
     created_ms: float
-    # Whether all rows may as well go to another partition of the topic.
+    # Whether all rows may as well go to another partition of the topic: no column or key binds them to this
+    # one.
     free: bool = False
     # Whether the records are dead letters, which are no rows of the task's.
     dead_letters: bool = False
-    # See above. Guarded by the accumulator's lock.
+    # Whether the task's thread has it, see above. Guarded by the accumulator's lock.
     held: bool = False
     state: BatchState = field(init=False, default=BatchState.OPEN)
     # The name of ``home``.
@@ -102,6 +103,7 @@ class ProducerBatch:
     attempts: int = field(init=False, default=0)
     # Failed attempts that count against ``retries``: not those that only an earlier batch made fail.
     retries_spent: int = field(init=False, default=0)
+    # 1 while the sender has taken it out of its queue, as a request may refer to its memory; else 0.
     request_references: int = field(init=False, default=0)
     last_error: Exception | None = field(init=False, default=None)
     # The producer's id and epoch and the base sequence.
