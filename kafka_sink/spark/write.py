@@ -58,7 +58,7 @@ _QUERY_ID = "sql.streaming.queryId"
 _DESCRIPTION = "spark.job.description"
 # Spark calls ``abort`` within moments of a commit that failed.
 _COMMIT_FAILED_S = 60.0
-# Neither Spark nor Python tells ``abort`` which of them it was.
+# What ``abort`` says where it knows no cause: Spark passes it none, and tells it of no cancelled job.
 _NO_CAUSE = f"No task reported an error of the sink. {SPARK_FAILED}, or the job was stopped"
 
 
@@ -87,19 +87,21 @@ class PlannedWrite:
     plan: ColumnPlan
     coordinator: PlannedCoordinator = field(default_factory=PlannedCoordinator)
     planned_at_s: float = field(default_factory=time.time)
-    # The same in tasks and commit. For a stream, Spark plans again to commit.
+    # The same in tasks and commit, also for a stream, which Spark plans again to commit.
     name: str = field(default_factory=lambda: secrets.token_hex(8))
     transactions: PlannedTransactions | None = None
     # How many tasks run at once, where that matters.
     tasks_at_once: int = 1
-    # The checkpoint of a stream, "" for a batch write: what a failure is about.
+    # What the log says a failure is about: the checkpoint of a stream, "" for a batch write.
     subject: str = ""
-    # Of foreach_batch, which commits itself: for its reports.
+    # The micro-batch's number within foreach_batch, whose reports name it: Spark passes none to its commit.
     micro_batch: int | None = None
     # Where rows are encoded, ``plan`` is that of the encoded batches.
     encoding: RowEncoding | None = None
     # Of ``df.writeStream``: Spark tells its tasks the micro-batch, and commits it.
     is_streaming: bool = False
+
+    # -- in tasks ----------------------------------------------------------------------------------------
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> TaskCommitted:
         """Send all rows, and return once all are acknowledged. Raises KafkaSinkError."""
@@ -127,9 +129,9 @@ class PlannedWrite:
         return replace(written, query=micro_batch_of(context)[0], write=name, task=context.taskAttemptId())
 
     def _report_failure(self, error: Exception) -> None:
-        """Tell the coordinator, which tells the driver, to whose ``abort`` Spark gives no cause.
+        """Tell the coordinator, which tells the driver, whose ``abort`` gets no cause from Spark.
 
-        Of the attempts with one number one reports on each host: thousands of tasks may fail at once.
+        One attempt with each number reports on each host: thousands of tasks may fail at once.
         """
         context, address = TaskContext.get(), self._coordinator()
         if context is None or address is None:
@@ -265,39 +267,6 @@ class PlannedWrite:
             context.stageId(),
         )
 
-    def _end_attempts(self, batch_id: int | None) -> str:
-        """End attempts that still run: superseded speculative copies, and tasks of a cancelled job.
-
-        Returns why the write failed, as far as a task has reported that.
-        """
-        address = self.coordinator.driver_address
-        if address is None:
-            return ""
-        from kafka_sink.coordinator.writes import end_attempts
-
-        # A restarted query writes the micro-batch again, under the same name.
-        return end_attempts(address, self._name_of(batch_id), again=batch_id is not None)
-
-    def _ended(
-        self,
-        outcome: str,
-        messages: Sequence[WriterCommitMessage | None],
-        batch_id: int | None,
-        in_transactions: Mapping[str, EndedTransactions],
-        note: str,
-    ) -> EndedWrite:
-        tasks = [one for one in messages if isinstance(one, TaskCommitted)]
-        query = next((one.query for one in tasks if one.query), "")
-        # Where no task has finished, the name is known by the checkpoint, and the query is not.
-        write = next((one.write for one in tasks if one.write), self._name_of(batch_id))
-        results = [one.result for one in tasks]
-        last = max((one.task for one in tasks), default=-1)
-        batch = self.micro_batch if batch_id is None else batch_id
-        schemas = () if self.encoding is None else tuple(map(str, self.encoding.parts))
-        return EndedWrite(
-            write, outcome, query, batch, len(messages), results, in_transactions, note, last, schemas
-        )
-
     def _snapshot(self) -> MetadataSnapshot | None:
         """The metadata snapshot of planning, aged by the wall clocks of both hosts.
 
@@ -312,6 +281,8 @@ class PlannedWrite:
         """Whether this is a retry of the task."""
         context = TaskContext.get()
         return context is not None and context.attemptNumber() > 0
+
+    # -- on the driver -----------------------------------------------------------------------------------
 
     def commit(
         self, messages: Sequence[WriterCommitMessage | None], batch_id: int | None = None
@@ -381,6 +352,39 @@ class PlannedWrite:
             log_failure(self.subject, f"{write_report.aborted(ended)}: {cause}")
         elif note or self.options.log_summary_format != "json":
             driver_log.warn(f"{write_report.aborted(ended)}. {_NO_CAUSE}")
+
+    def _end_attempts(self, batch_id: int | None) -> str:
+        """End attempts that still run: superseded speculative copies, and tasks of a cancelled job.
+
+        Returns why the write failed, as far as a task has reported that.
+        """
+        address = self.coordinator.driver_address
+        if address is None:
+            return ""
+        from kafka_sink.coordinator.writes import end_attempts
+
+        # A restarted query writes the micro-batch again, under the same name.
+        return end_attempts(address, self._name_of(batch_id), again=batch_id is not None)
+
+    def _ended(
+        self,
+        outcome: str,
+        messages: Sequence[WriterCommitMessage | None],
+        batch_id: int | None,
+        in_transactions: Mapping[str, EndedTransactions],
+        note: str,
+    ) -> EndedWrite:
+        tasks = [one for one in messages if isinstance(one, TaskCommitted)]
+        query = next((one.query for one in tasks if one.query), "")
+        # Where no task has finished, the name is known by the checkpoint, and the query is not.
+        write = next((one.write for one in tasks if one.write), self._name_of(batch_id))
+        results = [one.result for one in tasks]
+        last = max((one.task for one in tasks), default=-1)
+        batch = self.micro_batch if batch_id is None else batch_id
+        schemas = () if self.encoding is None else tuple(map(str, self.encoding.parts))
+        return EndedWrite(
+            write, outcome, query, batch, len(messages), results, in_transactions, note, last, schemas
+        )
 
     def _waits_shown(self, step: str, batch_id: int | None) -> DriverWaiting:
         batch = self.micro_batch if batch_id is None else batch_id
