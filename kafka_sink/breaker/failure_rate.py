@@ -232,7 +232,7 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
         if broker.is_silent and not is_muted:
             # Requests sent before now are late already and say nothing new.
             broker.is_silent = False
-            broker.extended_ms = now_ms
+            broker.silence_from_ms = now_ms
         age_ms = _age_ms(broker, now_ms)
         if age_ms <= self._limit_ms(context, broker):
             broker.suspect_since_ms = None
@@ -319,4 +319,4 @@ def _age_ms(broker: Broker, now_ms: float) -> float:
     since_ms = broker.oldest_request_ms
     if since_ms is None:
         since_ms = broker.unreachable_since_ms
-    return 0.0 if since_ms is None else max(0.0, now_ms - max(since_ms, broker.extended_ms))
+    return 0.0 if since_ms is None else max(0.0, now_ms - max(since_ms, broker.silence_from_ms))

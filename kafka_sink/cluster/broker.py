@@ -65,7 +65,7 @@ class Broker:
     """``node_id`` is below zero for a bootstrap address, which gets no Produce requests."""
 
     __slots__ = (
-        *("_network", "awaits_probe", "connection", "counts", "first_ms", "extended_ms", "id"),
+        *("_network", "awaits_probe", "connection", "counts", "first_ms", "silence_from_ms", "id"),
         *("is_failing", "is_silent", "is_to_be_asked", "last_response_ms", "latencies"),
         *("node", "probed_ms", "request_sent_ms", "responses", "rotation", "rows"),
         *("sent", "setup_ms", "slow_starts", "suspect_since_ms", "unreachable_since_ms", "usual_ms"),
@@ -104,20 +104,20 @@ class Broker:
         self.setup_ms: float | None = None
         # When it last responded to a request without rows, or to the first request of a connection.
         self.probed_ms: float | None = None
-        # Of requests that have ended, over the producer's life.
+        # Rows of requests that have ended, over the producer's life.
         self.rows = 0
         # The mean latency and the first one; None before the first response. ``responses`` counts the first
         # few, which say little.
         self.usual_ms: float | None = None
         self.first_ms: float | None = None
         self.responses = 0
-        # What the breaker has found: since when a silence is suspicious, and whether it is certain; when its
-        # mute for silence ended.
+        # What the breaker has found: since when a silence is suspicious, and whether it is certain.
         self.suspect_since_ms: float | None = None
         self.is_silent = False
         # Whether a request without rows is wanted of it, and whether one is under way.
         self.is_to_be_asked = self.awaits_probe = False
-        self.extended_ms = -math.inf
+        # When a mute for silence last ended: from then on at the earliest a silence counts.
+        self.silence_from_ms = -math.inf
 
     # -- its connection -----------------------------------------------------------------------------
 

@@ -59,7 +59,7 @@ from kafka_sink.options import SinkOptions, topic_problem
 from kafka_sink.printable import is_host
 
 MAX_TOPICS = 5000
-# Of a topic that a task knows nothing of.
+# What a task asks for that knows nothing of a topic.
 ANY_AGE_MS = 1e12
 # About so many bytes of topics and of brokers are in a message: fewer than MAX_TOPICS and MAX_BROKERS, whose
 # shortest names fill it. One topic may take more.
@@ -102,9 +102,9 @@ _NO_TOPICS = SnapshotPart()
 
 
 class TopicsWanted(Message, frozen=True):
-    """From a task: it writes to these topics, and needs them as brokers described them less than so long ago.
-    None: what it has will do. ANY_AGE_MS: it lacks their metadata. Otherwise a broker denied what it has,
-    which is asked for: one task's word is not passed on."""
+    """From a task: the topics that it writes to, each with the age below which it needs metadata. None: what
+    it has will do. ANY_AGE_MS: it has none. Otherwise a broker has contradicted what it has, and brokers are
+    asked again: one task's word is not passed on."""
 
     topics: Annotated[dict[Topic, Ms | None], Meta(max_length=MAX_TOPICS)]
 
@@ -534,9 +534,10 @@ class MetadataChannel(Channel):
         self._use_interval_ms = use_interval_ms(idle_ms)
         self._lock = threading.Lock()  # guards all below
         self._reachable = True
-        # Topics used since they were last told of; with a time, what is known is denied since then.
+        # Topics used since the coordinator was last told of them; with a time, a broker contradicted at that
+        # time what is known of them.
         self._to_tell: dict[str, float | None] = {}
-        # When the last of them were told of, and when to tell of more.
+        # When it was last told of topics, and when to tell it of more.
         self._told_ms = -math.inf
         self._due_ms = math.inf
         # What the task waits for.

@@ -46,28 +46,30 @@ from kafka_sink.options.table import GROUP_OPTIONS, SHARED_OPTIONS
 
 _log = logging.getLogger(__name__)
 _MAX_TIMER_MS = 60_000.0
-# A service gets its time so late only after a stall. It waits until messages that came meanwhile have been
-# read: they may say what it waits for.
+# A service's timer is late by the first only after a stall. Then it waits for the second, so that messages
+# which came meanwhile are read before: they may say what it waits for.
 _STALL_S, _READ_FIRST_S = 0.2, 0.25
-# A bug in one must not occupy the others.
+# How long a service's timer rests after an exception: a bug in one must not occupy the loop.
 _AFTER_BUG_S = 1.0
+# A loop that is later than this counts as stalled.
 _LATE_MS = 1000.0
-# Without a free file descriptor.
+# When to accept again after having had no free file descriptor.
 _ACCEPT_AGAIN_S = 1.0
-# In one iteration: connections to accept, and bytes to write, also to one peer.
+# In one iteration of the loop: connections to accept, and bytes to write, to all peers and to one.
 _ACCEPT_AT_ONCE = 128
 _WRITE_AT_ONCE = 8 * 1024 * 1024
 _PEER_AT_ONCE = 256 * 1024
-# In a peer's turn, so that what it says together is mostly handled together.
+# In a peer's turn: enough that what it sends together is mostly handled together.
 _TURN_MESSAGES, _TURN_MS = 10, 5.0
-# A message counts as one for so many bytes, once decompressed.
+# A longer message, once decompressed, counts as several.
 _BYTES_OF_ONE = 16 * 1024
-# One that is held back is looked at so often at most.
+# How often at most a peer that sends too fast is looked at.
 _LEAST_WAIT_MS = 100.0
 # How long an instance is kept after its last peer. Clusters are named by tasks, perhaps ever new ones.
 _IDLE_MS: Mapping[ServiceScope, float] = {ServiceScope.GROUP: 600_000.0, ServiceScope.CLUSTER: 5_000.0}
 _DEFAULT_BOUNDS = ServerBounds()
-# Of the application, whatever the group, so that a service that needs none may be asked by planning.
+# What an instance serves: its service's class, and unless that is the whole application's, the group and
+# settings. Planning, which belongs to no group, may ask the application's.
 _Key = tuple[object, ...]
 # What a hello says of options.
 _Settings = tuple[tuple[str, str], ...]
@@ -163,12 +165,12 @@ class CoordinatorServer:
         self._connections = Connections(bounds, self._on_removed)
         self._count = 0
         self._instances: dict[_Key, _Instance] = {}
-        # Those that have sent something. Apart from them those that begin, as that costs a signature, and
-        # thousands may connect at once.
+        # Peers that have sent something. Those whose connection begins have turns of their own: each costs a
+        # signature, and thousands may connect at once.
         self._readable = _Turns(self._read, clock_ms, bounds.iteration_ms, bounds.messages_at_once)
         self._newcomers = _Turns(self._read, clock_ms, bounds.greeting_ms)
         self._writable = _Turns(self._flush, clock_ms, bounds.iteration_ms, _WRITE_AT_ONCE)
-        # In all; and how often the loop was so late that tasks may have waited for more than a second.
+        # Messages handled, and how often the loop was so late that tasks may have waited for over a second.
         self._messages = self._stalls = 0
 
     @property
@@ -307,7 +309,7 @@ class CoordinatorServer:
         assert data is not None
         if peer.is_authenticated:
             data = decompressed(data)
-            # Those that it has not sent for a while it may send at once.
+            # After a pause it may send up to ``burst`` messages at once.
             each_ms = 1000 / self._bounds.messages_per_s
             saved_ms = now_ms - each_ms * (self._bounds.burst - 1)
             peer.due_ms = max(peer.due_ms, saved_ms) + each_ms * max(1.0, len(data) / _BYTES_OF_ONE)
@@ -348,7 +350,7 @@ class CoordinatorServer:
         for kind in self._services:
             if kind.scope is ServiceScope.APPLICATION:
                 continue
-            # Tasks that differ in other settings share a service, which has those of the first.
+            # Tasks that differ in other settings share an instance, which has those of the first task.
             key: _Key = (kind, hello.group, tuple(one for one in settings if one[0] in SHARED_OPTIONS))
             if kind.scope is ServiceScope.CLUSTER:
                 key += (hello.cluster_id,)
@@ -381,7 +383,9 @@ class CoordinatorServer:
         self._arm(instance)
 
     def _make_capacity(self) -> None:
-        unused = [one for key, one in self._instances.items() if not one.peers and len(key) > 1]
+        of_application = ServiceScope.APPLICATION
+        found = self._instances.values()
+        unused = [one for one in found if not one.peers and one.service.scope is not of_application]
         if not unused:
             raise ProtocolError("more groups of tasks than the coordinator serves")
         self._close_instance(min(unused, key=lambda one: one.unused_ms))

@@ -26,10 +26,10 @@ HOLD_MS = 5.0
 class RecordAccumulator:
     """Batches by partition, for a task's thread and a sender. Thread-safe.
 
-    ``lock`` guards all below, and of batches whether they are held, and their states but for two: SEALED and
-    IN_FLIGHT are set without it, by the one thread that has the batch. The task takes it to plan and end an
-    append pass. Every method takes it, but for those that say that it is held, and those whose names end in
-    `_locked`.
+    ``lock`` guards everything below, and of each batch its state and whether it is held. Two states are set
+    without it, SEALED and IN_FLIGHT, by the one thread that has the batch then. The task takes it to plan and
+    end an append pass. Every method takes it, but for those that say that it is held, and those whose names
+    end in `_locked`.
     """
 
     def __init__(
@@ -61,12 +61,12 @@ class RecordAccumulator:
         self.live: set[ProducerBatch] = set()
         # Batches without a final state: queued, open or in flight.
         self.incomplete = 0
-        # The task, which sets it, has no more rows for now: every batch may be sent at once.
+        # Set by the task, which has no more rows for now: every batch may be sent at once.
         self.flushing = False
-        # The sender has passed over a held batch, so the task must wake it afterwards.
+        # The sender has passed over a held batch, so the task must wake it when it lets the batch go.
         self.held_batch_skipped = False
-        # Of batches too large for their brokers that the task has not learnt from yet: their topic's limits,
-        # and what they shrank to.
+        # Batches that were too large for their brokers, which the task's thread has not learnt from yet: the
+        # limits of each one's topic, and its compression ratio.
         self.too_large_batches: list[tuple[TopicLimits, float]] = []
 
     # -- the task's thread --------------------------------------------------------------------------

@@ -176,7 +176,7 @@ RULES: Mapping[int, Verdict | Rule] = {
     kafka_errors.INVALID_TOPIC_EXCEPTION: _fail_topic,
 }
 # Kafka raises these before it appends anything (ReplicaManager.getPartitionOrException, ProducerAppendInfo):
-# an offset beside them says nothing. kfake, a broker that others wrote, sends 0.
+# an offset beside them says nothing. kfake, franz-go's imitation of a broker, sends 0.
 _NOTHING_APPENDED = frozenset({kafka_errors.UNKNOWN_TOPIC_ID, kafka_errors.OUT_OF_ORDER_SEQUENCE_NUMBER})
 _ENDED = (
     "in a transaction: another attempt or run took it over, or it was open for longer than "

@@ -70,8 +70,8 @@ class ResponseHandler:
         self.dead_letters: DeadLetters | None = None
         # Partitions with queued rows that are missing from their topic.
         self.missing: set[Partition] = set()
-        # No batch expires before then. With thousands of partitions, a check of every batch would be most of
-        # a pass's cost.
+        # No batch expires before then. With thousands of partitions, checking every batch would be most of
+        # the cost of a pass.
         self.expires_ms = 0.0
         # Since when, and when last, topics were not authorized; with errors.tolerance=all.
         self._unauthorized_topics: dict[str, tuple[float, float]] = {}
@@ -99,7 +99,7 @@ class ResponseHandler:
             self._succeed(unconfirmed, broker, now_ms, confirmed=False)
             self.acknowledgements += 1
             return
-        # By topic and number: equal to a TopicPartition, and made in a tenth of the time.
+        # Its keys are plain tuples: they equal a TopicPartition, and are made in a tenth of the time.
         pending: dict[tuple[str, int], ProducerBatch] = {batch.partition: batch for batch in sent.batches}
         succeeded: list[WrittenBatch] = []
         unknown: list[TopicPartition] = []

@@ -67,7 +67,7 @@ def decode_api_versions(
     version: int, payload: bytes, asked: int = 0, on_trailing: OnTrailing = refuse
 ) -> ApiVersionsResponse:
     """``payload`` with its header. Behind an error nothing is read: brokers that are too old for the version
-    write the rest in version 0's form, and brokers that others wrote in any."""
+    write the rest in version 0's form, and other implementations in any."""
     # Its header has no tagged fields, so that clients of any version can read it.
     return read_response(
         API_VERSIONS, version, payload, _api_versions, asked, on_trailing, tagged_header=False

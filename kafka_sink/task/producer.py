@@ -67,7 +67,7 @@ _WATCH_MS = 1000.0
 _MAX_DEAD_LETTER_BYTES = 1_000_000
 _DEAD_LETTER_MEMORY_BYTES = 8 << 20
 
-# Of a producer that serves no Spark task.
+# The identity of a producer's work outside of Spark.
 NO_TASK = TaskIdentity("", 0, -1)
 POOLS = WorkerPools(monotonic_ms)
 # Those of this process that are not closed, by their id().
@@ -175,7 +175,7 @@ class Producer:
         self._shared_breaker: BreakerChannel | None = None
         self._reports: ReportChannel | None = None
         self._writes = WriteChannel(self.abort)
-        # Of the rows that ``send`` is given without another.
+        # The columns of rows that ``send`` gets without a plan of their own.
         self.plan: ColumnPlan | None = None
         self._task = self._new_task(NO_TASK)
         self.sender.start()
@@ -190,10 +190,11 @@ class Producer:
             dead_letters = DeadLetters(topic, max_rows, max_bytes, str(task.partition))
             writer = DeadLetterWriter(dead_letters, self._order, self._append_dead_letters)
 
-            def check() -> None:
+            def check_and_write() -> None:
                 self.check()
                 writer.write()
 
+            check = check_and_write
         self.sender.begin(dead_letters)
         return ProducerTask(self._parts, dead_letters, check, self._rate_limit, monotonic_ms)
 
@@ -319,7 +320,8 @@ class Producer:
             else:
                 task.rows += rows.num_rows
                 ordered = self._rejection.order(plan, rows, self._order, task.dead_letters)
-            # Of the rows that are left. What invalid ones waited before is their own, as in Kafka's producer.
+            # Of the rows that are left. The waits of rejected ones before do not count for these, as in
+            # Kafka's producer.
             waited_ms = task.latest_metadata_wait_ms
             task.check()
             if ordered is not None:

@@ -44,7 +44,7 @@ _PENDING_PATIENCE_MS = 500.0
 # DescribeTransactions' names for states in which a transaction's markers are being written begin so.
 _PREPARED = "Prepare"
 
-# Brokers that others wrote may leave out what was asked for: that is no answer.
+# Implementations other than Apache Kafka's may leave out what was asked for: that is no answer.
 _INCOMPLETE = "the response lacks what was asked for"
 _REFUSALS = frozenset(
     {
@@ -77,6 +77,7 @@ _ADVICE = {
     ),
 }
 
+# What FindCoordinator is asked for: the coordinator of a group or of a transactional id.
 GROUP_KEY, TRANSACTION_KEY = True, False
 _COORDINATOR_MOVED = frozenset({kafka_errors.COORDINATOR_NOT_AVAILABLE, kafka_errors.NOT_COORDINATOR})
 # To be sent to any broker.
@@ -105,12 +106,12 @@ class TransactionClient(BlockingCalls):
         self._network.on_disconnected = self._on_disconnected
         backoff_ms = min(options.retry_backoff_ms, 20)
         self._backoff = ExponentialBackoff(backoff_ms, options.retry_backoff_max_ms, RANDOM.random)
-        # By kind of key and name, as far as brokers have said.
+        # Kafka's coordinators: a broker by kind of key and name, as far as brokers have said.
         self.coordinators: dict[tuple[bool, str], int] = {}
         self.nodes: dict[int, Node] = {}
-        # Each with the time of the response.
+        # By topic, how many partitions it has, and when a broker said so.
         self._partitions: dict[str, tuple[int, float]] = {}
-        # By kind of key, those that were asked for coordinators last.
+        # By kind of key, the last request for coordinators.
         self._look_ups: dict[bool, Call] = {}
         # Brokers that may name themselves coordinators by mistake: asked for coordinators only where no other
         # broker can be.
@@ -193,7 +194,7 @@ class TransactionClient(BlockingCalls):
         raise DeliveryError(f"{what}: {why}")
 
     def _allow(self, timeout_ms: float, bound: str) -> None:
-        """All that is asked until the next one has so long. ``bound``: the option that says so, or ""."""
+        """What is asked from now on has ``timeout_ms``. ``bound``: the option that sets it, or ""."""
         self._deadline_ms = self._clock_ms() + timeout_ms
         self._allowed = f"{timeout_ms / 1000:g} s" + (f", the time allowed by {bound}" if bound else "")
 
@@ -228,7 +229,7 @@ class TransactionClient(BlockingCalls):
         if newest < _FIRST_TXN_OFFSET_COMMIT:
             lacks = f"TxnOffsetCommit ends with version {newest}, not {_FIRST_TXN_OFFSET_COMMIT}"
         elif connection.newest_version(apis.LIST_TRANSACTIONS) < 0:
-            # Brokers that others wrote may have the one without the other.
+            # Implementations other than Apache Kafka's may have the one without the other.
             lacks = "ListTransactions is missing"
         else:
             self._speak(PROTOCOL_1)
@@ -424,7 +425,7 @@ class TransactionClient(BlockingCalls):
                 # Somebody else is taking the id over at this moment.
                 return self._again(call, kafka_errors.error_of(code).name)
             if code in _REFUSALS and answer.result is not None:
-                return True  # see _end
+                return True  # the result of `_end` stays, which see
             return self._done(
                 call, answer, code, ops.ProducerEpoch(response.producer_id, response.producer_epoch)
             )
