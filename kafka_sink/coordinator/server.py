@@ -285,7 +285,6 @@ class CoordinatorServer:
         handled, until_ms = 0, now_ms + _TURN_MS
         while peer.frames.end and handled < _TURN_MESSAGES and self._clock_ms() < until_ms:
             if peer.due_ms > now_ms:
-                self._connections.note(peer, Dropped.HELD_BACK)
                 break
             self._handle(peer, now_ms)
             handled += 1
@@ -296,6 +295,7 @@ class CoordinatorServer:
         if peer.frames.end:
             self._loop.remove_reader(peer.fd)
             if peer.due_ms > now_ms:
+                self._connections.note(peer, Dropped.HELD_BACK)
                 peer.waits_since_ms = now_ms
                 self._loop.call_later(
                     max(peer.due_ms - now_ms, _LEAST_WAIT_MS) / 1000, self._await_turn, peer
@@ -308,6 +308,7 @@ class CoordinatorServer:
         data = peer.frames.next_message()
         assert data is not None
         if peer.is_authenticated:
+            peer.begun_ms = math.inf
             data = decompressed(data)
             # After a pause it may send up to ``burst`` messages at once.
             each_ms = 1000 / self._bounds.messages_per_s

@@ -348,15 +348,17 @@ def test_a_message_to_many_is_in_memory_once_and_reaches_all() -> None:
     ids=["many", "long", "long, short on the wire"],
 )
 def test_a_peer_that_sends_too_much_is_read_from_later_and_loses_nothing(
-    texts: list[str], least_s: float
+    texts: list[str], least_s: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A long message counts as several: catches messages of 1.4 KB that took 50 ms each to decode."""
-    with serving(ServerBounds(messages_per_s=50.0, burst=50.0)) as found, task(found) as one:
+    bounds = ServerBounds(messages_per_s=50.0, burst=50.0, sweep_ms=50)
+    with serving(bounds) as found, task(found) as one:
         started, sent = time.monotonic(), [Said(number, text) for number, text in enumerate(texts)]
         for message in sent:
             one.send(message)
         assert heard(one, len(sent)) == sent
         assert time.monotonic() - started > least_s
+        until(lambda: "sent more messages than allowed" in caplog.text)
 
 
 @pytest.mark.parametrize(("count", "each_ms"), [(5_000, 0.0), (50, 30.0)])
@@ -449,6 +451,21 @@ def test_a_peer_that_drips_is_given_up_though_it_has_turns() -> None:
             return found.connections() == 0
 
         until(drip, poll_s=0.05)
+
+
+def test_each_message_has_its_own_time() -> None:
+    """Catches: who sent the end of each message with the beginning of the next was given up."""
+    now_ms, message = 0.0, framed(Alive())
+    bounds = replace(SHORT, burst=1e9)
+    with serving(bounds, clock=lambda: now_ms) as found, Raw(found) as peer, Raw(found):
+        peer.shake_hands(opening() + message[:2])
+        until(lambda: found.connections() == 2)
+        while found.connections() == 2:  # until the silent one is given up
+            now_ms += 10.0
+            peer.socket.sendall(message[2:] + message[:2])
+            assert peer.socket.recv(100)
+        peer.socket.sendall(message[2:])
+        assert peer.socket.recv(100)
 
 
 # -- groups -----------------------------------------------------------------------------------------------
