@@ -453,6 +453,33 @@ def test_a_peer_that_drips_is_given_up_though_it_has_turns() -> None:
         until(drip, poll_s=0.05)
 
 
+def test_the_time_in_which_a_peer_waits_for_its_turn_does_not_count() -> None:
+    """Catches: it was given up right after its turn."""
+    now_ms = until_ms = 0.0
+
+    def clock() -> float:
+        """While it runs, no iteration has time for a turn."""
+        nonlocal now_ms
+        now_ms = min(now_ms + 50.0, until_ms)
+        return now_ms
+
+    bounds = ServerBounds(frame_ms=2_000, silence_ms=10_000, sweep_ms=50)
+    with (
+        serving(bounds, clock=clock) as found,
+        tasks(found, 2, None) as (idle, other),
+        Raw(found) as peer,
+    ):
+        until(lambda: found.connections() == 3)
+        with found.busy():
+            peer.plain.sendall(b"\x16")
+            until_ms = 9_000.0
+        until(lambda: now_ms == until_ms)
+        assert asked(other, Alive()) == Alive()
+        until_ms = 10_500.0
+        assert is_closed(idle), "its time is over"
+        assert found.connections() == 2
+
+
 def test_each_message_has_its_own_time() -> None:
     """Catches: who sent the end of each message with the beginning of the next was given up."""
     now_ms, message = 0.0, framed(Alive())
