@@ -9,6 +9,7 @@ import math
 import os
 import socket
 import ssl
+import struct
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -478,6 +479,17 @@ def test_the_time_in_which_a_peer_waits_for_its_turn_does_not_count() -> None:
         until_ms = 10_500.0
         assert is_closed(idle), "its time is over"
         assert found.connections() == 2
+
+
+def test_who_leaves_while_it_waits_for_its_turn_harms_nobody() -> None:
+    """Catches: its turn read from the descriptor, which was another connection's by then."""
+    with serving(replace(PATIENT, messages_at_once=1)) as found:
+        for _ in range(300):
+            with task(found) as one:
+                one.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                one.socket.sendall(framed(Said(1)) * 100)
+        assert works(found)
+        until(lambda: found.connections() == 0)
 
 
 def test_each_message_has_its_own_time() -> None:
