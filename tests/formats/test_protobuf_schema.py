@@ -38,7 +38,22 @@ def test_what_is_no_schema_is_refused_and_what_does_not_end_is_read_once() -> No
     file = descriptor_pb2.FileDescriptorProto(name="row.proto")
     file.message_type.add(name="Row").field.add(name="without a type", number=1)
     typeless = base64.b64encode(file.SerializeToString()).decode()
+    file.message_type[0].field[0].type, file.syntax = 9, "proto3"
+    cut = base64.b64encode(file.SerializeToString()[:-1]).decode()
     endless = ['"' + '\\"' * 100_000, "/*" * 100_000, "'" * 99_999]
-    for text in ["", "message {", "CgVvcmRl", "no schema at all", typeless, 'edition = "2023";', *endless]:
+    for text in [
+        "",
+        "message {",
+        "CgVvcmRl",
+        "no schema at all",
+        typeless,
+        cut,
+        'edition = "2023";',
+        *endless,
+    ]:
         with pytest.raises(SchemaError):
             protobuf_schema.read(text).message("")
+    # Fields of 8 and 4 bytes that nobody knows.
+    unknown = b"\x79" + bytes(8) + b"\x7d" + bytes(4)
+    known = protobuf_schema.read(base64.b64encode(file.SerializeToString() + unknown).decode())
+    assert known.message("").full_name == "Row"
