@@ -96,6 +96,7 @@ def _find_or_start(
         return None
     driver = driver_process.find_driver_process()
     if driver is None:
+        warn_of_no_coordinator("no coordinator was started, because /proc does not show the driver's process")
         return None
     conf = conf_of(driver, environ)
     if not is_enabled(options, environ, conf):

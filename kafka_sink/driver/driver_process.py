@@ -5,12 +5,10 @@ from __future__ import annotations
 import atexit
 import os
 import subprocess
-import sys
 from dataclasses import dataclass
 
 from kafka_sink import spark_application
 
-_PS_TIMEOUT_S = 5.0
 # A planning worker's parent is Spark's Python daemon, or the JVM itself where the daemon is switched off.
 _MAX_ANCESTORS = 4
 
@@ -29,7 +27,11 @@ class DriverProcess:
 
     def arguments(self) -> list[str]:
         """The command line; empty where it cannot be read."""
-        return _proc_arguments(self.pid) if sys.platform == "linux" else _ps("args=", self.pid).split()
+        try:
+            with open(f"/proc/{self.pid}/cmdline", encoding="utf-8", errors="replace") as file:
+                return file.read().split("\0")
+        except OSError:
+            return []
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ def leave_running(process: subprocess.Popen[bytes]) -> None:
 
 
 def find_driver_process() -> DriverProcess | None:
-    """The driver's JVM. None if there is no such process.
+    """The driver's JVM. None if there is no such process, or no /proc that shows it, as on macOS.
 
     It is the nearest ancestor that does not run Python, unless this process has started it.
     """
@@ -72,10 +74,6 @@ def find_driver_process() -> DriverProcess | None:
 
 
 def _look(pid: int) -> _Found | None:
-    return _from_proc(pid) if sys.platform == "linux" else _from_ps(pid)
-
-
-def _from_proc(pid: int) -> _Found | None:
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             stat = file.read()
@@ -85,33 +83,3 @@ def _from_proc(pid: int) -> _Found | None:
     head, _, tail = stat.rpartition(")")
     fields = tail.split()
     return _Found(int(fields[1]), fields[19], fields[0] in "ZX", head.partition("(")[2])
-
-
-def _proc_arguments(pid: int) -> list[str]:
-    try:
-        with open(f"/proc/{pid}/cmdline", encoding="utf-8", errors="replace") as file:
-            return file.read().split("\0")
-    except OSError:
-        return []
-
-
-def _from_ps(pid: int) -> _Found | None:
-    fields = _ps("ppid=,stat=,lstart=,comm=", pid).split()
-    if len(fields) < 8:
-        return None
-    # lstart is five words: Sat Nov 21 07:14:03 2026
-    return _Found(int(fields[0]), " ".join(fields[2:7]), "Z" in fields[1], os.path.basename(fields[7]))
-
-
-def _ps(columns: str, pid: int) -> str:
-    try:
-        done = subprocess.run(
-            ["ps", "-ww", "-o", columns, "-p", str(pid)],
-            capture_output=True,
-            text=True,
-            timeout=_PS_TIMEOUT_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout

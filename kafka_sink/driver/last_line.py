@@ -41,7 +41,7 @@ def leave(subject: str, line: str, environ: Mapping[str, str] = os.environ) -> N
 
     ``subject``: the checkpoint of a stream, "" for batch writes. Raises nothing.
     """
-    if sys.platform != "linux" or not spark_application.folder():
+    if not spark_application.folder():
         return
     _end(_waiting())
     driver = driver_process.find_driver_process()

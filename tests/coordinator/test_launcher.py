@@ -257,9 +257,13 @@ def test_another_folder_is_another_application(application: Application, tmp_pat
     assert len(application.processes) == 2
 
 
-def test_without_a_driver_or_a_folder_there_is_none(application: Application) -> None:
+def test_without_a_driver_or_a_folder_there_is_none(
+    application: Application, caplog: pytest.LogCaptureFixture
+) -> None:
     application.found = None
-    assert planned() == PlannedCoordinator()
+    assert [planned(), planned()] == [PlannedCoordinator()] * 2
+    assert len(caplog.messages) == 1
+    assert "because /proc does not show the driver's process" in caplog.text
     assert planned(environ={"SPARK_LOCAL_DIRS": None}) == PlannedCoordinator()
     assert not application.processes
 
