@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 import threading
+from collections import deque
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from operator import attrgetter
 
@@ -282,6 +283,11 @@ class RecordAccumulator:
                 lengths.append((len(target.batches), index))
         heapq.heapify(lengths)
         moved = moving if lengths else []
+        if moved:
+            gone = set(moved)
+            source.batches = deque(batch for batch in source.batches if batch not in gone)
+            if not source.batches:
+                del self.waiting[source]
         for batch in moved:
             queued, index = lengths[0]
             heapq.heapreplace(lengths, (queued + 1, index))
@@ -289,7 +295,6 @@ class RecordAccumulator:
             for one in (batch, open_batch_of(target)):
                 if one is not None and one.state is BatchState.OPEN:
                     one.move_to(BatchState.CLOSED)
-            self._remove_locked(batch)
             batch.move_to_partition(target)
             target.batches.append(batch)
             self.waiting[target] = None

@@ -320,10 +320,11 @@ class Sender(threading.Thread):
     def _targets(self, topic: str, muted: Container[TopicPartition]) -> list[TopicPartition]:
         """Partitions that take rows now; those of connected brokers where there are any."""
         known = self._cluster.topic(topic)
-        connected = [broker.id for broker in self._cluster.brokers.values() if broker.is_connected]
+        connected = {broker.id for broker in self._cluster.brokers.values() if broker.is_connected}
         choices = Choices(()) if known is None else choices_of(known, (), muted, connected)
-        # Where all partitions are muted, none counts as muted.
-        return [TopicPartition(topic, number) for number in choices.available if choices.muted]
+        found = [TopicPartition(topic, number) for number in choices.available]
+        # Where all partitions are muted, all are available.
+        return [partition for partition in found if partition not in muted]
 
     def _note_waits(
         self, ready: Mapping[Broker, Sequence[Partition]], blocked: Collection[Broker], now_ms: float

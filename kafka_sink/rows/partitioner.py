@@ -48,7 +48,8 @@ def choices_of(
     resting: tuple[int, ...] = ()
     if muted:
         resting = tuple(n for n in range(len(leaders)) if TopicPartition(topic.name, n) in muted)
-        others = [number for number in available if number not in resting]
+        avoided = frozenset(resting)
+        others = [number for number in available if number not in avoided]
         if others:
             available = others
         else:

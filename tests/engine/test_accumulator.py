@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -371,6 +372,17 @@ def test_they_go_behind_what_is_queued_where_least_is() -> None:
     assert queued(bench, P[1]) == [*waiting, moving[3]]
     assert waiting[-1].state is BatchState.CLOSED, "rows after it would be before what moved"
     assert bench.accumulator.partition(P[0]) not in bench.accumulator.waiting
+
+
+def test_a_move_costs_no_more_where_many_batches_stay() -> None:
+    """A look at all that stay for each that moves would take a third of a second, under the lock."""
+    bench = Bench()
+    staying = [bench.closed(P[0]) for _ in range(4000)]
+    moving = [free(bench.closed(P[0])) for _ in range(4000)]
+    started = time.process_time()
+    assert move(bench, P[0], P[1]) == moving
+    assert time.process_time() - started < 0.1
+    assert queued(bench, P[0]) == staying
 
 
 def test_a_held_batch_neither_moves_nor_is_closed() -> None:

@@ -26,7 +26,7 @@ from tests.support.breaker_cluster import IdleBreaker
 from tests.support.brokers import Brokers
 from tests.support.fake_broker import FakeCluster
 from tests.support.queues import partition_of
-from tests.support.scripted_cluster import mutes, rows, task, written
+from tests.support.scripted_cluster import keyless, mutes, rows, task, written
 from tests.support.sequences import batch
 from tests.support.waiting import throughout, until
 
@@ -253,6 +253,34 @@ def test_a_gone_brokers_muted_partitions_are_looked_up_though_others_wait_for_it
         producer.send(rows(3, 1, partition=1))
         until(lambda: written(cluster, 1)[-1] == 3, "the new leader has the rows", within_s=10)
         producer.close(abort=True)
+
+
+def test_rows_leave_a_muted_partition_that_its_topic_has_no_more() -> None:
+    """Catches: rows that stayed there where no partition that is left is muted."""
+    options: dict[str, object] = {
+        "producer_circuit_breaker_class": f"{IdleBreaker.__module__}.{IdleBreaker.__name__}",
+        "linger_ms": 60_000,
+        "max_block_ms": 2000,
+    }
+    left, gone = TopicPartition("t", 0), TopicPartition("t", 1)
+    with FakeCluster({"t": 2}) as cluster, task(cluster, **options) as producer:
+        manager = producer.breaker.manager
+        manager.mute(left)
+        producer.network.wakeup()
+        until(lambda: left in mutes(producer), "the mute")
+        producer.send(keyless(0))
+        assert list(producer.accumulator.partitions) == [gone]
+        manager.unmute(left)
+        manager.mute(gone)
+        producer.network.wakeup()
+        until(lambda: gone in mutes(producer) and left not in mutes(producer), "the other's mute")
+        cluster.delete_topic("t")
+        cluster.create_topic("t", 1)
+        producer.cluster.mark_stale("t", monotonic_ms())
+        producer.network.wakeup()
+        until(lambda: producer.cluster.leader(gone) is None, "the topic that is left")
+        assert producer.finish().records == 1
+        assert written(cluster, 0) == [0]
 
 
 @pytest.mark.parametrize(

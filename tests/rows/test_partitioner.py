@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections import Counter
 from collections.abc import Iterable
 from itertools import groupby
@@ -18,7 +19,7 @@ from kafka_sink.model import PartitionMetadata, TopicMetadata, TopicPartition
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
 from kafka_sink.rows.murmur2 import partitions_for
-from kafka_sink.rows.partitioner import BatchCapacity, Partitioner, QueueLoads
+from kafka_sink.rows.partitioner import BatchCapacity, Partitioner, QueueLoads, choices_of
 
 SIZES = np.full(1000, 100, dtype=np.int64)
 
@@ -209,6 +210,16 @@ def test_thousands_of_topics_hash_their_keys_at_once() -> None:
     assert {TopicPartition(name, home) for name, home in zip(names * 2, homes, strict=True)} == {
         *ordered.partitions
     }
+
+
+def test_many_muted_partitions_cost_no_look_at_each_other() -> None:
+    """A look at all that are muted for each partition would take seconds."""
+    muted = frozenset(TopicPartition("t", number) for number in range(15_000))
+    wide = topic(30_000)
+    started = time.process_time()
+    found = choices_of(wide, (), muted, ())
+    assert time.process_time() - started < 0.5
+    assert (len(found.available), len(found.muted)) == (15_000, 15_000)
 
 
 def test_rows_stay_in_the_rack_while_it_has_a_leader_that_takes_them() -> None:
