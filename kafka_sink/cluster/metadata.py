@@ -313,7 +313,7 @@ class ClusterMetadata:
                 if (
                     found is None
                     or found.used_ms + self._idle_ms <= now_ms
-                    or (found.final and found.error_ms + self._max_age_ms <= now_ms)
+                    or (found.error and found.final and found.error_ms + self._max_age_ms <= now_ms)
                 ):
                     self.forget(name)
                     self._admit_locked(name, now_ms)
