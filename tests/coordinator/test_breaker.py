@@ -275,6 +275,18 @@ def test_rows_come_back_in_each_step_from_twice_as_many_tasks() -> None:
         assert sum(delay <= 100.0 * step for delay in delays) == pytest.approx(2**step / 4, abs=1)
 
 
+def test_what_the_coordinator_said_last_counts() -> None:
+    bench = Bench()
+    bench.job.random = Chance(1.0)
+    bench.mute(P0, P1)
+    bench.tell(Mutes(False, (), (P0,), 1_000))
+    bench.mute(P0)
+    bench.said(INTERVAL)
+    assert bench.task.muted() == {P0, P1}, "muted again before rows came back here"
+    bench.tell(Mutes(True, reasoned([(P0, "x")]), (), 1))
+    assert bench.task.muted() == {P0}, "of a new coordinator"
+
+
 def test_only_the_mutes_of_the_cluster_that_a_task_writes_to_are_current() -> None:
     """A task must not give rows to partitions before it knows what is muted in their cluster."""
     job = Job(1)
