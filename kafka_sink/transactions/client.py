@@ -206,6 +206,7 @@ class TransactionClient(BlockingCalls):
 
     def execute(self, operations: tuple[ops.Operation, ...]) -> tuple[Any, ...]:
         """One step's operations: their results, in order."""
+        self.calls = []  # those of a step that failed
         if not self.nodes:
             self._describe_cluster()
         self._forget_coordinators(operations)

@@ -373,3 +373,21 @@ def test_a_broker_that_does_not_name_the_coordinator_is_not_asked_as_fast_as_it_
     with pytest.raises(DeliveryError, match="the coordinator of 'g' is not known: the response lacks"):
         Nameless().client().run(fetch_offsets("g"), 10_000)
     assert len(asked) < 50
+
+
+@pytest.mark.parametrize("code", [kafka_errors.COORDINATOR_LOAD_IN_PROGRESS, kafka_errors.INVALID_REQUEST])
+def test_what_a_failed_step_asked_for_is_not_asked_again(code: int) -> None:
+    """A task whose progress marker fails aborts over the same client."""
+    refused = TopicPartition("t", 0)
+    sent: list[int] = []
+
+    def answer(_node: int, api: int) -> Any:
+        sent.append(api)
+        return EndTxnResponse(0, 5, 2) if api == apis.END_TXN else PartitionErrors({refused: code})
+
+    client, producer = connected(Network(answer)), ProducerEpoch(5, 1)
+    with pytest.raises(DeliveryError, match="TxnOffsetCommit"):
+        client.run(step(RecordOffsets("id", producer, "g", ((refused, "marker"),))), 500)
+    sent.clear()
+    assert client.run(step(EndTransaction("id", producer, commit=False)), 500) == (ProducerEpoch(5, 2),)
+    assert sent == [apis.END_TXN]
