@@ -8,6 +8,7 @@ response was lost; each of these operations may be repeated.
 from __future__ import annotations
 
 import json
+import os
 import posixpath
 import re
 from collections.abc import Generator, Mapping
@@ -297,10 +298,11 @@ class Location(NamedTuple):
         return self.scheme in ("", "file") and self.authority in ("", "localhost")
 
 
-def query_id(text: str) -> str | None:
+def query_id(text: str, *, is_required: bool = True) -> str | None:
     """The id of the query whose checkpoint this is, if it is on this host; None for others.
 
-    Raises ConfigurationError where nothing says for certain which file system the location is on.
+    Raises ConfigurationError where the id cannot be read from a folder that is here, and, if it is required,
+    where nothing says for certain which file system the location is on.
     """
     location = Location.of(text)
     if location.is_local:
@@ -308,10 +310,13 @@ def query_id(text: str) -> str | None:
             with open(posixpath.join(location.path, _METADATA), encoding="utf-8") as file:
                 return str(json.load(file)["id"])
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ConfigurationError(
-                _unknown(text, f"its file '{_METADATA}' cannot be read here: {error}")
-            ) from None
-    if not location.scheme or (location.scheme == "hdfs" and not location.authority):
+            why = f"its file '{_METADATA}' cannot be read here: {error}"
+            if is_required:
+                raise ConfigurationError(_unknown(text, why)) from None
+            # Where the place stood for the query, a run that can read the file would write its batch again.
+            if os.path.isdir(location.path) and not isinstance(error, FileNotFoundError):
+                raise ConfigurationError(f"Option 'checkpointLocation' = {text}: {why}") from None
+    elif is_required and (not location.scheme or (location.scheme == "hdfs" and not location.authority)):
         raise ConfigurationError(_unknown(text, "it leaves its file system to a default"))
     return None
 

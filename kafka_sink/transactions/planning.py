@@ -241,12 +241,7 @@ def _scope_name(options: SinkOptions, raw: Mapping[str, str], *, is_streaming: b
             "delivery.guarantee=exactly-once needs transactional.id.prefix, or the option "
             "checkpointLocation, which it is derived from"
         )
-    try:
-        query = query_id(checkpoint)
-    except ConfigurationError:
-        if not prefix:
-            raise
-        query = None
+    query = query_id(checkpoint, is_required=not prefix)
     names = ("query", query) if query is not None else Location.of(checkpoint)
     return f"{prefix or _DERIVED}-{_digits(*names)}"
 

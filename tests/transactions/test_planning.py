@@ -165,6 +165,17 @@ def test_two_queries_under_one_prefix_have_names_of_their_own(tmp_path: Path) ->
     assert named(checkpoint_of(tmp_path / "first", "third")) != before
 
 
+def test_a_checkpoint_that_is_here_and_cannot_be_read_is_refused_with_a_prefix_too(tmp_path: Path) -> None:
+    """Catches: it had another name than in the run before, so a batch was written twice."""
+    checkpoint = checkpoint_of(tmp_path / "orders", "query-1")
+    (checkpoint / "metadata").write_text("{")
+    with pytest.raises(ConfigurationError, match=r"'metadata' cannot be read here"):
+        of_query(checkpoint, **MINE)
+    # The same path in Spark's default file system, of which this host may have one by chance.
+    (checkpoint / "metadata").unlink()
+    assert of_query(checkpoint, **MINE) == of_query(f"{checkpoint}/", **MINE)
+
+
 def test_a_batch_that_may_be_there_twice_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     doubted = by(lambda _: BatchOutcome(doubt="batch 0 may be there twice"))
     planning.commit(parse(BASE).options, PlannedTransactions(Scope("p", "t", 1)), [], doubted)
