@@ -467,10 +467,18 @@ class TransactionClient(BlockingCalls):
         name, producer, group = operation.transactional_id, operation.producer, operation.group
         offsets = {partition: (0, text) for partition, text in operation.entries}
 
+        def judged(call: Call, code: int) -> bool:
+            is_final = self._done(call, answer, code)
+            if is_final and code:
+                # What was refused is not sent again, whatever becomes of the fetch behind it.
+                for one in self.calls:
+                    one.behind = None if one.behind is record else one.behind
+            return is_final
+
         def take(call: Call, response: transaction_requests.PartitionErrors) -> bool:
             if not offsets.keys() <= response.errors.keys():
                 return self._again(call, _INCOMPLETE)
-            return self._done(call, answer, next(filter(None, response.errors.values()), kafka_errors.NONE))
+            return judged(call, next(filter(None, response.errors.values()), kafka_errors.NONE))
 
         record = Call(
             apis.TXN_OFFSET_COMMIT,
@@ -485,7 +493,7 @@ class TransactionClient(BlockingCalls):
             return [record]
 
         def take_added(call: Call, response: transaction_requests.AddOffsetsResponse) -> bool:
-            is_final = self._done(call, answer, response.error_code)
+            is_final = judged(call, response.error_code)
             if is_final and response.error_code:
                 self.calls.remove(record)
             return is_final

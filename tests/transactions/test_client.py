@@ -16,6 +16,7 @@ from kafka_sink.model import MetadataUpdate, PartitionMetadata, TopicMetadata, T
 from kafka_sink.network import apis
 from kafka_sink.network.requests import MetadataResponse
 from kafka_sink.network.transaction_requests import (
+    AddOffsetsResponse,
     CommittedOffset,
     CoordinatorsResponse,
     DescribeTransactionsResponse,
@@ -391,3 +392,29 @@ def test_what_a_failed_step_asked_for_is_not_asked_again(code: int) -> None:
     sent.clear()
     assert client.run(step(EndTransaction("id", producer, commit=False)), 500) == (ProducerEpoch(5, 2),)
     assert sent == [apis.END_TXN]
+
+
+@pytest.mark.parametrize("protocol", [1, 2])
+def test_a_refused_record_is_not_sent_again_with_the_fetch_behind_it(protocol: int) -> None:
+    """Catches: under protocol 1 offsets were sent for a transaction that the group had not been added to, and
+    their answer replaced the refusal."""
+    partition, fenced = TopicPartition("t", 0), kafka_errors.PRODUCER_FENCED
+    sent: list[int] = []
+
+    def answer(_node: int, api: int) -> Any:
+        sent.append(api)
+        if api == apis.OFFSET_FETCH:
+            is_first = sent.count(api) == 1
+            return OffsetFetchResponse({"g": (is_first * kafka_errors.COORDINATOR_LOAD_IN_PROGRESS, {})})
+        if api == apis.ADD_OFFSETS_TO_TXN:
+            return AddOffsetsResponse(fenced)
+        return PartitionErrors({partition: fenced})
+
+    network = Network(answer)
+    for connection in network.connections.values():
+        connection.protocol.features["transaction.version"] = protocol
+    record = RecordOffsets("id", ProducerEpoch(5, 1), "g", ((partition, "decision"),))
+    results = connected(network).run(step(record, FetchOffsets(("g",))), 5_000)
+    assert results == (Failed("PRODUCER_FENCED"), {})
+    refused = apis.ADD_OFFSETS_TO_TXN if protocol == 1 else apis.TXN_OFFSET_COMMIT
+    assert sent == [refused, apis.OFFSET_FETCH, apis.OFFSET_FETCH]
