@@ -58,7 +58,7 @@ def load(**options: str) -> PartitionCircuitBreaker | None:
 
 def test_the_default_class_and_none() -> None:
     assert isinstance(load(), FailureRateCircuitBreaker)
-    assert load(**{"class": "none"}) is None
+    assert load(**{"class": "none"}) is load(**{"class": "None"}) is None
 
 
 def test_an_own_class_gets_its_options_and_may_refuse_them() -> None:

@@ -54,6 +54,6 @@ def test_what_is_no_schema_is_refused_and_what_does_not_end_is_read_once() -> No
         with pytest.raises(SchemaError):
             protobuf_schema.read(text).message("")
     # Fields of 8 and 4 bytes that nobody knows.
-    unknown = b"\x79" + bytes(8) + b"\x7d" + bytes(4)
+    unknown = b"\x79" + b"\xff" * 8 + b"\x7d" + b"\xff" * 4
     known = protobuf_schema.read(base64.b64encode(file.SerializeToString() + unknown).decode())
     assert known.message("").full_name == "Row"

@@ -285,7 +285,7 @@ def test_an_attempt_that_hangs_does_not_hold_the_others_up() -> None:
         cluster.thaw(0)
 
 
-def test_metadata_goes_to_the_least_loaded_and_not_to_the_silent_or_muted() -> None:
+def test_metadata_goes_to_the_least_loaded_and_not_to_the_silent_throttling_or_muted() -> None:
     """Catches: a second that every third new producer loses on a broker that the job knows to be dead."""
     with FakeCluster({"t": 1}, brokers=2) as cluster, Driver(cluster.bootstrap_servers) as driver:
         driver.client.set_addresses(Node(i, "127.0.0.1", cluster.port(i)) for i in range(2))
@@ -294,6 +294,12 @@ def test_metadata_goes_to_the_least_loaded_and_not_to_the_silent_or_muted() -> N
             assert driver.to_ask() in ({0, 1} - avoided or {0, 1})
         for node in range(2):
             driver.connect(node)
+        cluster.script(PRODUCE, Reply(throttle_ms=900))
+        driver.send(produce_request(batch(1)), 0, name="p")
+        driver.event(Responded, "p")
+        assert driver.to_ask() == 1, "0 throttles"
+        driver.clock.now += 900
+        for node in range(2):
             cluster.freeze(node)
         driver.send(metadata_request("t"), 0)
         assert driver.to_ask() == 1
@@ -303,6 +309,14 @@ def test_metadata_goes_to_the_least_loaded_and_not_to_the_silent_or_muted() -> N
         assert driver.to_ask() == 1, "0 has been silent for two seconds"
         for node in range(2):
             cluster.thaw(node)
+
+
+def test_a_new_start_asks_no_broker_that_was_known(cluster: FakeCluster, driver: Driver) -> None:
+    driver.client.set_addresses([Node(0, "127.0.0.1", cluster.port(0))])
+    assert driver.to_ask() == 0
+    driver.client.rebootstrap()
+    driver.clock.now += 1000
+    assert driver.to_ask() == -1
 
 
 def test_a_broker_that_is_gone_is_kept_until_its_requests_are_done_and_one_that_moved_is_not(

@@ -169,6 +169,9 @@ def test_settings_of_topics_belong_to_topic_create() -> None:
     found = parse({**raw, "topic.create": "true"})
     assert found.warnings == ()
     assert found.options.topic_config == (("retention.ms", "1000"),)
+    names = ("topic.create", "topic.config.a", "topic.config.b")
+    forth, back = (parse({**raw, **dict.fromkeys(order, "true")}) for order in (names, names[::-1]))
+    assert forth == back
     assert found.options.redacted()["topic.config.retention.ms"] == "1000"
     assert found.options.for_tasks().topic_config == ()
 
