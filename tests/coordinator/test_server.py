@@ -479,6 +479,7 @@ def test_the_time_in_which_a_peer_waits_for_its_turn_does_not_count() -> None:
         assert asked(other, Alive()) == Alive()
         until_ms = 10_500.0
         assert is_closed(idle), "its time is over"
+        assert asked(other, Alive()) == Alive(), "it has been heard since"
         assert found.connections() == 2
 
 
