@@ -70,6 +70,7 @@ def test_what_is_too_old_while_held_fails_once_it_is_let_go() -> None:
     model.accumulator.fail = held_until_refused  # type: ignore[method-assign]  # the task, just then
     model.expire()
     assert not batch.terminal
+    assert model.responses.expires_ms == model.now + HOLD_MS
     model.accumulator.fail = fail  # type: ignore[method-assign]  # and its end
     model.now += HOLD_MS
     model.expire()

@@ -47,6 +47,23 @@ def test_rows_that_were_surely_not_written_are_skipped(error: int) -> None:
     assert model.dead_letters.rows == 1
 
 
+@pytest.mark.parametrize("error", REFUSALS)
+def test_a_refusal_of_rows_that_have_failed_changes_nothing(error: int) -> None:
+    """Catches: rows that counted as failed and as skipped, or a late split."""
+    model = Model(dead_letters=DeadLetters(None, 100, 1_000))
+    model.append([0], 5, lambda: None)
+    model.append([0], 5, lambda: None)
+    model.flush()
+    model.send()
+    model.arrive(0, error, append=False)
+    model.fail_all()
+    model.respond(0)
+    counts = model.deliveries.counts()
+    assert (counts.failed, counts.splits, counts.retries, model.accumulator.incomplete) == (2, 0, 0, 0)
+    assert model.dead_letters is not None
+    assert (model.dead_letters.rows, model.pool.metrics().used_bytes) == (0, 0)
+
+
 def test_a_batch_that_waited_for_room_goes_on_though_the_task_rejects_rows_at_that_moment() -> None:
     """Catches: it was put back a second time, which ended the sender."""
     looks = [False, True, False]
