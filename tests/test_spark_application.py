@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import stat
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,6 +33,17 @@ def test_workers_know_their_application_by_the_environment() -> None:
     assert spark_application.local_dirs(environ) == "/spark/blockmgr"
     with planning_for(of("/of/the/driver")):
         assert spark_application.local_dirs(environ) == "/of/the/driver"
+
+
+def test_a_note_is_for_this_user_alone_and_one_of_the_future_does_not_count(tmp_path: Path) -> None:
+    with planning_for(of(str(tmp_path))):
+        spark_application.note("a", "text")
+        assert spark_application.noted_within("a", 60) == "text"
+        (marker,) = tmp_path.iterdir()
+        assert stat.S_IMODE(marker.stat().st_mode) == 0o600
+        # The clock was set back.
+        os.utime(marker, (time.time() + 3600,) * 2)
+        assert not spark_application.happened_within("a", 60)
 
 
 @pytest.mark.parametrize("second", ["{}", "/proc/nor/this"])

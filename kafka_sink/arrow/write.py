@@ -196,5 +196,7 @@ class WriteTransaction:
 
         with DriverWaiting(self._options, "", ABORTING, "a write"):
             ended, note = planning.abort_or_explain(self._options, self._planned, self._clients)
-        driver_log.warn(f"kafka-chunked: the write failed; {note}")
+        # None were open where none had begun.
+        if not ended or any(one.count for one in ended.values()):
+            driver_log.warn(f"kafka-chunked: the write failed; {note}")
         return ended

@@ -359,15 +359,15 @@ def test_ctrl_c_at_any_call_ends_the_block(cluster: FakeCluster) -> None:
     assert len(ended) > 40
 
 
-def test_an_abort_that_waits_for_brokers_says_so() -> None:
+def test_an_abort_that_waits_for_brokers_or_fails_says_so(caplog: pytest.LogCaptureFixture) -> None:
     """Catches: a minute of silence while a frozen broker is to abort the transaction."""
     heard: list[object] = []
 
-    def run(*_: object, **__: object) -> tuple[int, ProducerEpoch]:
+    def run(*_: object, **__: object) -> tuple[int, ProducerEpoch] | None:
         heard.append(WAIT_LISTENER.get())
-        if len(heard) > 1:
+        if len(heard) == 2:
             raise DeliveryError("no broker")
-        return 0, ProducerEpoch(2, 0)
+        return (0, ProducerEpoch(2, 0)) if len(heard) == 1 else None
 
     client: Any = SimpleNamespace(run=run, protocol=2)
     batch = BatchIdentity.of_application("loads", "t", 1)
@@ -377,3 +377,6 @@ def test_an_abort_that_waits_for_brokers_says_so() -> None:
     assert write.begin((), lambda *_: None)
     assert write.abort(KeyError()) == {}
     assert len(set(heard)) == 2
+    assert "the write failed; its open transactions could not be aborted: no broker" in caplog.text
+    write.abort(KeyError())
+    assert len(caplog.messages) == 1, "there was nothing to abort"
