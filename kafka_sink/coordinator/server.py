@@ -137,12 +137,13 @@ class _Turns:
     def _take(self) -> None:
         self._is_due = False
         self._begin()
+        if self._waiting:
+            # First: an error must not leave the others waiting, and what is left is for ``at_once``.
+            self._later()
         while self._waiting and self._has_time():
             peer = self._waiting.popleft()
             if not peer.is_gone:
                 self._left -= self._serve(peer)
-        if self._waiting:
-            self._later()
 
 
 class CoordinatorServer:
@@ -379,9 +380,9 @@ class CoordinatorServer:
         instance.unused_ms = self._clock_ms()
         try:
             instance.service.on_gone(peer.number, instance.unused_ms)
+            self._arm(instance)
         except Exception:  # noqa: BLE001 - whoever removes the peer goes on
             _log.exception("a service failed")
-        self._arm(instance)
 
     def _make_capacity(self) -> None:
         of_application = ServiceScope.APPLICATION

@@ -49,7 +49,7 @@ def test_batches_are_counted_whatever_their_rows() -> None:
     bench = Bench(trigger_message_count="1000", trigger_failure_perc="50")
     for _ in range(4):
         assert not bench.batch(P0, rows=10_000)
-        assert not bench.batch(P0, BrokerRefusedError("TOPIC_AUTHORIZATION_FAILED", 29)), "it blames no broker"
+        assert not bench.batch(P0, BrokerRefusedError("TOPIC_AUTHORIZATION_FAILED", 29)), "no broker's fault"
     for _ in range(3):
         assert not bench.batch(P0, REPLICAS, rows=1), "fewer than half"
     assert bench.batch(P0, REPLICAS, rows=1)

@@ -296,6 +296,30 @@ def test_a_bug_in_a_service_ends_one_connection(caplog: pytest.LogCaptureFixture
     assert caplog.text.count("a service failed") == 2
 
 
+def test_a_service_that_cannot_tell_its_time_holds_up_no_other() -> None:
+    class Faulty(Service):
+        scope = ServiceScope.APPLICATION
+        fails = False
+
+        @receives(Shout)
+        def on_shout(self, peer: int, message: Shout, now_ms: float) -> None:
+            self.fails = True
+
+        def next_change_ms(self, now_ms: float) -> float:
+            return 1 / 0 if self.fails else math.inf
+
+    with serving(PATIENT, {Faulty: Faulty}) as found, tasks(found, 3, None) as (one, *others):
+        with found.busy():
+            one.send(Shout(1))
+            # More than a turn, so that they wait when it fails.
+            for other in others:
+                other.socket.sendall(framed(Alive()) * 11)
+        for other in others:
+            other.socket.settimeout(10)
+            assert heard(other, 11) == [Alive()] * 11
+        assert found.connections() == 2
+
+
 def test_a_peer_that_does_not_read_is_dropped_and_not_heard_after() -> None:
     bounds = replace(PATIENT, frame_ms=300, unread_bytes=400_000, burst=10_000)
     with serving(bounds) as found, task(found) as one:
