@@ -11,10 +11,10 @@ import pytest
 
 from kafka_sink import kafka_errors
 from kafka_sink.clock import WAIT_LISTENER
-from kafka_sink.errors import BrokerVersionError, DeliveryError
+from kafka_sink.errors import BrokerVersionError, ConfigurationError, DeliveryError
 from kafka_sink.model import MetadataUpdate, PartitionMetadata, TopicMetadata, TopicPartition
 from kafka_sink.network import apis
-from kafka_sink.network.requests import MetadataResponse
+from kafka_sink.network.requests import MetadataResponse, ProducerIdResponse
 from kafka_sink.network.transaction_requests import (
     AddOffsetsResponse,
     CommittedOffset,
@@ -418,3 +418,18 @@ def test_a_refused_record_is_not_sent_again_with_the_fetch_behind_it(protocol: i
     assert results == (Failed("PRODUCER_FENCED"), {})
     refused = apis.ADD_OFFSETS_TO_TXN if protocol == 1 else apis.TXN_OFFSET_COMMIT
     assert sent == [refused, apis.OFFSET_FETCH, apis.OFFSET_FETCH]
+
+
+def test_an_id_that_is_being_taken_over_is_asked_for_again_and_a_topic_that_is_missing_is_not() -> None:
+    codes = [kafka_errors.PRODUCER_FENCED, kafka_errors.NONE]
+    partition = TopicPartition("t", 0)
+
+    def answer(_node: int, api: int) -> Any:
+        if api == apis.INIT_PRODUCER_ID:
+            return ProducerIdResponse(codes.pop(0), 5, 2)
+        return PartitionErrors({partition: kafka_errors.UNKNOWN_TOPIC_OR_PARTITION})
+
+    client = connected(Network(answer))
+    assert client.run(init_producer("id"), 500) == ProducerEpoch(5, 2)
+    with pytest.raises(ConfigurationError, match=r"transaction\.progress\.topic"):
+        client.run(step(RecordOffsets("id", ProducerEpoch(5, 2), "g", ((partition, "marker"),))), 500)
