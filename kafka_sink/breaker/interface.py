@@ -55,7 +55,7 @@ class ProducerStatusContext:
 
     @cached_property
     def in_flight_batches(self) -> Mapping[TopicPartition, int]:
-        return Counter(batch.partition for one in self.brokers.values() for batch in one.batches())
+        return Counter(batch.partition for one in self.brokers.values() for batch in one.batches_in_flight())
 
 
 class PartitionCircuitBreaker(ABC):

@@ -334,7 +334,9 @@ class TaskMutes:
         if not found:
             return found
         # The response to a batch that is under way is as good as a probe's.
-        return found - {batch.partition for one in self._brokers.values() for batch in one.batches()}
+        return found - {
+            batch.partition for one in self._brokers.values() for batch in one.batches_in_flight()
+        }
 
     def _takes_new_rows(self, mute: Mute) -> bool:
         target, now_ms = mute.target, self.now_ms

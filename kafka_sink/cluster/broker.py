@@ -217,8 +217,7 @@ class Broker:
         sent_ms, connection = self.sent[0].request.sent_ms, self.connection
         return sent_ms if connection is None else max(sent_ms, connection.throttled_until_ms)
 
-    def batches(self) -> Iterator[ProducerBatch]:
-        """Those in flight."""
+    def batches_in_flight(self) -> Iterator[ProducerBatch]:
         for sent in self.sent:
             yield from sent.batches
 
@@ -230,7 +229,7 @@ class Broker:
         """``may_send`` with this broker's limits, for filling one request."""
         starts = self.slow_starts.items()
         left = {topic: 0 if start.pause_ms(now_ms) else start.limit for topic, start in starts}
-        for batch in self.batches():
+        for batch in self.batches_in_flight():
             if batch.partition.topic in left and not batch.home.has_taken:
                 left[batch.partition.topic] -= 1
 

@@ -25,7 +25,7 @@ def test_requests_end_in_the_order_in_which_they_were_sent() -> None:
     brokers = Brokers(1)
     broker = brokers[1]
     first, second = brokers.send(1, [P0], 5.0), brokers.send(1, [P0], 6.0)
-    assert (broker.oldest_request_ms, len(list(broker.batches()))) == (5.0, 2)
+    assert (broker.oldest_request_ms, len(list(broker.batches_in_flight()))) == (5.0, 2)
     assert broker.responded(9.0, 500.0) == (first, True)
     assert (broker.request_sent_ms, broker.oldest_request_ms) == (5.0, 6.0)
     assert broker.failed() is second
