@@ -275,6 +275,7 @@ def test_expired_batches_and_the_time_until_the_next() -> None:
     assert bench.accumulator.expired(10_000) == ([old, held], 400)
     # What moved behind younger ones expires at its own age.
     bench = Bench()
+    assert bench.accumulator.expired(0) == ([], 10_000), "a batch may be opened just now"
     bench.closed(P[1], created=5_000)
     old = free(bench.closed(P[0], created=0))
     move(bench, P[0], P[1])
@@ -319,12 +320,14 @@ def test_unacknowledged_rows_are_those_that_were_sent() -> None:
     bench.closed(P[1])
     bench.batch(P[2])
     (one,) = bench.drain(0, may_send=lambda batch: batch.partition == P[0])
-    bench.drain(1)
+    (other,) = bench.drain(1)
     assert bench.accumulator.unacknowledged_records() == 4
     bench.accumulator.reenqueue(one, 0)
     assert bench.accumulator.unacknowledged_records() == 4
     bench.accumulator.fail(one, LOST)
     assert bench.accumulator.unacknowledged_records() == 2
+    bench.accumulator.fail(other, LOST)
+    assert bench.accumulator.unacknowledged_records() == 0, "its request is in flight still"
 
 
 def free(batch: ProducerBatch) -> ProducerBatch:
