@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from kafka_sink.arrow.columns import ArrowColumns
+from kafka_sink.arrow.columns import ArrowColumns, converter
 from kafka_sink.errors import SchemaError
 from kafka_sink.rows.columns import RowBatch, extract
 
@@ -102,6 +102,17 @@ def headers_of(column: pa.Array) -> list[Any]:
 
 def _text(key: str | bytes) -> str:
     return key.decode() if isinstance(key, bytes) else key
+
+
+def test_columns_of_nulls_and_instants_before_1970() -> None:
+    """Catches: a null column of Polars that is refused, and nanoseconds that round towards 1970."""
+    for name in ("headers", "partition", "timestamp"):
+        convert = converter(name, pa.null())
+        assert convert is not None
+        assert convert(pa.nulls(2)).to_pylist() == [None, None], name
+    convert = converter("timestamp", pa.timestamp("ns", "UTC"))
+    assert convert is not None
+    assert convert(pa.array([-1, 1999], pa.timestamp("ns", "UTC"))).cast(pa.int64()).to_pylist() == [-1, 1]
 
 
 def header_type(key: pa.DataType, value: pa.DataType) -> pa.DataType:
