@@ -79,7 +79,7 @@ class Partition:
     """
 
     __slots__ = (
-        *("_failed", "_failed_before", "_failed_ms", "_numbers", "_started", "_streak"),
+        *("_assigned", "_assigned_as", "_failed", "_failed_before", "_failed_ms", "_streak"),
         *("_taken", "_taken_before", "_taken_ms", "_window_ends_ms"),
         *("batches", "counts", "established_until_ms", "gap", "has_taken"),
         *("id", "in_flight", "last_offset", "leader", "limits", "metadata_version", "missing_since_ms"),
@@ -133,10 +133,10 @@ class Partition:
         self.gap: int | None = None
         # Batches with a sequence and without an acknowledgement, in sequence order.
         self.unacknowledged: deque[ProducerBatch] = deque()
-        # How many batches got a sequence, and for each unacknowledged one how many had when it did. Pieces
-        # have the number of the batch that they were part of.
-        self._started = 0
-        self._numbers: dict[ProducerBatch, int] = {}
+        # How many batches have got a sequence, and the place of each unacknowledged one among them. Pieces
+        # have the place of the batch that they were part of.
+        self._assigned = 0
+        self._assigned_as: dict[ProducerBatch, int] = {}
 
     def insert(self, batch: ProducerBatch) -> None:
         """Put a batch back in append order: retries of several in-flight batches may return in any order."""
@@ -203,8 +203,8 @@ class Partition:
             return first is batch
         if now_ms >= self.established_until_ms or len(self.unacknowledged) >= MAX_IN_FLIGHT:
             return False
-        # How many come after the first unacknowledged one, acknowledged ones included.
-        return self._started - self._numbers[first] < MAX_IN_FLIGHT - 1
+        # How many got a sequence after the first unacknowledged one, those acknowledged since included.
+        return self._assigned - self._assigned_as[first] < MAX_IN_FLIGHT - 1
 
     def assign(self, batch: ProducerBatch, producer: tuple[int, int]) -> None:
         """Give a batch its sequence under this id and epoch."""
@@ -215,8 +215,8 @@ class Partition:
             self.established_until_ms = -math.inf
         batch.assign_sequence(ProducerSequence(*self.producer, self.next_sequence))
         self.unacknowledged.append(batch)
-        self._started += 1
-        self._numbers[batch] = self._started
+        self._assigned += 1
+        self._assigned_as[batch] = self._assigned
         self.next_sequence = (self.next_sequence + batch.record_count) % _SEQUENCE_RANGE
 
     def acknowledged(self, batch: ProducerBatch, last_offset: int, sent_ms: float, now_ms: float) -> None:
@@ -233,7 +233,7 @@ class Partition:
         self.last_offset = max(self.last_offset, last_offset)
         if self.unacknowledged and self.unacknowledged[0] is batch:
             self.unacknowledged.popleft()
-            del self._numbers[batch]
+            del self._assigned_as[batch]
             return
         if batch not in self.unacknowledged:
             return
@@ -243,7 +243,7 @@ class Partition:
             # A broker accepts sequences in order, so it has these too. Their own responses are late or lost.
             earlier.possibly_written = True
         self.unacknowledged.remove(batch)
-        del self._numbers[batch]
+        del self._assigned_as[batch]
 
     def attempt_failed(self) -> None:
         """Until the next acknowledgement the partition's batches are sent one by one."""
@@ -278,7 +278,7 @@ class Partition:
         for batch in self.unacknowledged:
             batch.withdraw_sequence()
         self.unacknowledged.clear()
-        self._numbers.clear()
+        self._assigned_as.clear()
         self.producer = (NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
         self.restarts += 1
         self.established_until_ms = -math.inf
@@ -289,12 +289,12 @@ class Partition:
         """The pieces of a batch that was surely not written take over its sequences."""
         place = self.unacknowledged.index(batch)
         del self.unacknowledged[place]
-        number = self._numbers.pop(batch)
+        number = self._assigned_as.pop(batch)
         at = batch.sequence.base_sequence
         for offset, piece in enumerate(pieces):
             piece.assign_sequence(batch.sequence._replace(base_sequence=at))
             self.unacknowledged.insert(place + offset, piece)
-            self._numbers[piece] = number
+            self._assigned_as[piece] = number
             at = (at + piece.record_count) % _SEQUENCE_RANGE
 
     def shrunk(self, batch: ProducerBatch, pieces: list[ProducerBatch]) -> None:
