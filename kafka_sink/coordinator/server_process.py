@@ -101,7 +101,7 @@ def bounds_of_process(limits: Any = resource) -> ServerBounds:
         try:
             limits.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
         except (OSError, ValueError):
-            files = soft  # the system's own limit is lower: kern.maxfilesperproc of macOS
+            files = soft  # the system's own limit is lower
     if files >= wanted:
         return bounds
     left = max(2, files - _OTHER_FILES, files // 2)

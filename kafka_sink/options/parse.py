@@ -47,8 +47,13 @@ KAFKA_NAMES = [
 def texts(options: Mapping[str, Any]) -> dict[str, str]:
     """Options as a program gives them, as the texts that ``parse`` takes. As in Spark, None is no option.
 
-    Raises ConfigurationError for other values than texts, numbers, True and False.
+    Raises ConfigurationError for other values than texts, numbers, True and False, and for no mapping.
     """
+    if not isinstance(options, Mapping):
+        raise ConfigurationError(
+            "options must be a mapping of names to values, such as {'kafka.bootstrap.servers': '...'}, not "
+            + type(options).__name__
+        )
     given: dict[str, str] = {}
     for name, value in options.items():
         if not isinstance(name, str) or not isinstance(value, str | bool | int | float | None):

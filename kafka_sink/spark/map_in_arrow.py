@@ -129,8 +129,15 @@ class _MapTask:
 
 
 def _require_driver(df: DataFrame) -> None:
-    """Raise ConfigurationError for a DataFrame of Spark Connect: its client is not in the application."""
-    if not type(df).__module__.startswith("pyspark.sql.connect"):
+    """Raise ConfigurationError for what is no DataFrame of Spark, and for one of Spark Connect: its client is
+    not in the application."""
+    package = type(df).__module__
+    if not package.startswith("pyspark."):
+        raise ConfigurationError(
+            f"kafka_sink.write takes a DataFrame of Spark, not {package}.{type(df).__name__}; "
+            "kafka_sink.write_arrow takes Arrow data, and frames of Polars and pandas"
+        )
+    if not package.startswith("pyspark.sql.connect"):
         return
     raise ConfigurationError(
         "kafka_sink.write and foreach_batch plan and commit in the driver's own Python, and a client of "

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 
 import kafka_sink
@@ -172,6 +173,11 @@ def test_what_cannot_hold_is_refused_with_the_reason(spark: SparkSession, option
         kafka_sink.foreach_batch(options())(frame, 1)
     with pytest.raises(ConfigurationError, match=r"Did you mean 'kafka\.linger\.ms'"):
         kafka_sink.foreach_batch(options(**{"kafka.lingerms": 1}))
+
+
+def test_what_is_no_dataframe_of_spark_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"not pyarrow\.lib\.Table; kafka_sink\.write_arrow takes"):
+        kafka_sink.write(pa.table({"value": ["a"]}), {})  # type: ignore[arg-type]
 
 
 def test_options_may_be_python_values() -> None:
