@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from functools import partial
 from typing import Any
 
@@ -42,6 +43,13 @@ def awaited(broker: Node | None, api: int) -> str:
     return f"{who} to {_PURPOSES.get(api, f'answer {apis.APIS[api].name}')}"
 
 
+class KeyType(Enum):
+    """What FindCoordinator is asked for: the coordinator of a transactional id or of a group."""
+
+    TRANSACTION = "transactional id"
+    GROUP = "group"
+
+
 @dataclass(slots=True, eq=False)
 class Call:
     """One request. ``key`` names its coordinator; ``node``: where it goes, None while that is not known.
@@ -53,7 +61,7 @@ class Call:
     api: int
     encode: Callable[[int], bytes]
     take: Callable[[Call, Any], bool]
-    key: tuple[bool, str] | None = None
+    key: tuple[KeyType, str] | None = None
     node: int | None = None
     # As in Request.
     asked: int = 0

@@ -18,7 +18,7 @@ from kafka_sink.clock import RANDOM, TOPIC_PROPAGATION_MS, ExponentialBackoff, m
 from kafka_sink.errors import BrokerVersionError, ConfigurationError, DeliveryError, is_final
 from kafka_sink.model import Node, TopicPartition
 from kafka_sink.network import admin_requests, apis, requests, transaction_requests
-from kafka_sink.network.blocking import BlockingCalls, Call, awaited
+from kafka_sink.network.blocking import BlockingCalls, Call, KeyType, awaited
 from kafka_sink.network.broker_connection import BrokerConnection
 from kafka_sink.network.client import NetworkClient
 from kafka_sink.options import SinkOptions
@@ -77,8 +77,6 @@ _ADVICE = {
     ),
 }
 
-# What FindCoordinator is asked for: the coordinator of a group or of a transactional id.
-GROUP_KEY, TRANSACTION_KEY = True, False
 _COORDINATOR_MOVED = frozenset({kafka_errors.COORDINATOR_NOT_AVAILABLE, kafka_errors.NOT_COORDINATOR})
 # To be sent to any broker.
 _LOOK_UPS = frozenset({apis.METADATA, apis.FIND_COORDINATOR})
@@ -107,12 +105,12 @@ class TransactionClient(BlockingCalls):
         backoff_ms = min(options.retry_backoff_ms, 20)
         self._backoff = ExponentialBackoff(backoff_ms, options.retry_backoff_max_ms, RANDOM.random)
         # Kafka's coordinators: a broker by kind of key and name, as far as brokers have said.
-        self.coordinators: dict[tuple[bool, str], int] = {}
+        self.coordinators: dict[tuple[KeyType, str], int] = {}
         self.nodes: dict[int, Node] = {}
         # By topic, how many partitions it has, and when a broker said so.
         self._partitions: dict[str, tuple[int, float]] = {}
         # By kind of key, the last request for coordinators.
-        self._look_ups: dict[bool, Call] = {}
+        self._look_ups: dict[KeyType, Call] = {}
         # Brokers that may name themselves coordinators by mistake: asked for coordinators only where no other
         # broker can be.
         self._distrusted: set[int] = set()
@@ -253,7 +251,7 @@ class TransactionClient(BlockingCalls):
                     names += operation.transactional_ids
                 case ops.EndTransaction(afresh=True):
                     names.append(operation.transactional_id)
-        former = {self.coordinators.pop((TRANSACTION_KEY, name), -1) for name in names} - {-1}
+        former = {self.coordinators.pop((KeyType.TRANSACTION, name), -1) for name in names} - {-1}
         if former:
             self._distrusted = former
 
@@ -361,13 +359,13 @@ class TransactionClient(BlockingCalls):
     def _look_up(self) -> None:
         """Ask for coordinators that are not known: one request for each kind of key."""
         keys = dict.fromkeys(call.key for call in self.calls if call.key)
-        for kind in (TRANSACTION_KEY, GROUP_KEY):
+        for kind in KeyType:
             names = [name for of, name in keys if of is kind and (of, name) not in self.coordinators]
             if names and self._look_ups.get(kind) not in self.calls:
                 self._look_ups[kind] = self._finding_coordinators(kind, names)
                 self.calls.append(self._look_ups[kind])
 
-    def _finding_coordinators(self, kind: bool, names: list[str]) -> Call:
+    def _finding_coordinators(self, kind: KeyType, names: list[str]) -> Call:
         def take(call: Call, response: transaction_requests.CoordinatorsResponse) -> bool:
             new: dict[int, Node] = {}
             problem = ""
@@ -391,7 +389,7 @@ class TransactionClient(BlockingCalls):
         return Call(
             apis.FIND_COORDINATOR,
             lambda version: transaction_requests.encode_find_coordinator(
-                version, names, of_groups=kind is GROUP_KEY
+                version, names, of_groups=kind is KeyType.GROUP
             ),
             take,
             asked=len(names),
@@ -435,7 +433,7 @@ class TransactionClient(BlockingCalls):
             apis.INIT_PRODUCER_ID,
             lambda version: requests.encode_init_producer_id(version, *(of or (-1, -1)), name, timeout),
             take,
-            (TRANSACTION_KEY, name),
+            (KeyType.TRANSACTION, name),
         )
 
     def _end(self, answer: _StepAnswer, operation: ops.EndTransaction) -> Call:
@@ -459,7 +457,7 @@ class TransactionClient(BlockingCalls):
             apis.END_TXN,
             lambda version: transaction_requests.encode_end_txn(version, name, *producer, commit=commit),
             take,
-            (TRANSACTION_KEY, name),
+            (KeyType.TRANSACTION, name),
         )
 
     def _record(self, answer: _StepAnswer, operation: ops.RecordOffsets) -> list[Call]:
@@ -486,7 +484,7 @@ class TransactionClient(BlockingCalls):
                 version, name, *producer, group, offsets
             ),
             take,
-            (GROUP_KEY, group),
+            (KeyType.GROUP, group),
             asked=2 * len(offsets),
         )
         if self.protocol == PROTOCOL_2:
@@ -502,7 +500,7 @@ class TransactionClient(BlockingCalls):
             apis.ADD_OFFSETS_TO_TXN,
             lambda version: transaction_requests.encode_add_offsets(version, name, *producer, group),
             take_added,
-            (TRANSACTION_KEY, name),
+            (KeyType.TRANSACTION, name),
         )
         return [record.after, record]
 
@@ -549,7 +547,7 @@ class TransactionClient(BlockingCalls):
                 version, group, partitions, stable=stable
             ),
             take,
-            (GROUP_KEY, group),
+            (KeyType.GROUP, group),
             asked=2 * (2 * known if partitions is None else len(partitions)),
         )
 
@@ -575,7 +573,7 @@ class TransactionClient(BlockingCalls):
             apis.DESCRIBE_TRANSACTIONS,
             lambda version: transaction_requests.encode_describe_transactions(version, (name,)),
             take,
-            (TRANSACTION_KEY, name),
+            (KeyType.TRANSACTION, name),
         )
 
     def _list(self, answer: _StepAnswer, operation: ops.ListOpen | ops.ListIds) -> list[Call]:

@@ -23,6 +23,7 @@ from confluent_kafka import IsolationLevel, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from kafka_sink.errors import KafkaSinkError
+from kafka_sink.network.blocking import KeyType
 from kafka_sink.options import SinkOptions
 from kafka_sink.transactions import driver, planning
 from kafka_sink.transactions.client import TransactionClient
@@ -378,7 +379,7 @@ def coordinator_of(options: SinkOptions, prefix: str) -> int | None:
     name = Scope(prefix, "", 1).driver_id
     with closing(TransactionClient(options)) as client, suppress(KafkaSinkError):
         client.run(describe(name), 5000.0)
-        return client.coordinators.get((False, name))
+        return client.coordinators.get((KeyType.TRANSACTION, name))
     return None
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from kafka_sink.clock import monotonic_ms, wall_ms
 from kafka_sink.model import Node
+from kafka_sink.network.blocking import KeyType
 from kafka_sink.network.client import NetworkClient
 from kafka_sink.options import parse
 from kafka_sink.transactions import batch, driver
@@ -23,7 +24,6 @@ from tests.support.transaction_steps import through
 from tests.support.waiting import until
 
 _PATIENCE_S = 90.0
-_OF_IDS = False
 
 
 @pytest.fixture
@@ -54,9 +54,9 @@ def job_on(
 
 
 def coordinator_of(run: Job, name: str) -> int:
-    run.client.coordinators.pop((_OF_IDS, name), None)
+    run.client.coordinators.pop((KeyType.TRANSACTION, name), None)
     run.run(describe(name))
-    return run.client.coordinators[_OF_IDS, name]
+    return run.client.coordinators[KeyType.TRANSACTION, name]
 
 
 def prefix_with_a_task_alone(run: Job) -> tuple[str, int]:
@@ -89,7 +89,7 @@ class Thawing:
             client = self.run.client
             client.nodes[self.node.id] = self.node
             self.network.set_addresses(client.nodes.values())
-            client.coordinators[_OF_IDS, name] = self.node.id
+            client.coordinators[KeyType.TRANSACTION, name] = self.node.id
             self.cluster.thaw(self.node.id)
         answers = yield wanted
         if ends:
