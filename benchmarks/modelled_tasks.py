@@ -40,7 +40,7 @@ from kafka_sink.coordinator.breaker import (
     Watch,
 )
 from kafka_sink.coordinator.live.messages import BrokerReport, ReportEvery, TaskIdentity, TaskReport
-from kafka_sink.coordinator.metadata import Fetch, TopicsKnown, TopicsWanted, parts_of
+from kafka_sink.coordinator.metadata import Fetch, TopicsFetched, TopicsWanted, parts_of
 from kafka_sink.coordinator.rendezvous import RunningCoordinator
 from kafka_sink.coordinator.schema import MAX_MESSAGE_BYTES, Alive, Hello, Message, decode
 from kafka_sink.coordinator.transport import VERSION, FrameReader, framed, framed_bytes
@@ -346,7 +346,7 @@ class Crowd:
         topic = TopicMetadata(TOPIC, None, Partitions(TOPIC, leaders, [0] * count))
         nodes = tuple(Node(number, f"kafka-{number}", 9092, None) for number in range(BROKERS))
         snapshot = MetadataSnapshot((TopicSnapshot(topic, 0.0),), nodes, 0.0, CLUSTER_ID)
-        self._say(task, framed(TopicsKnown(message.number, next(parts_of(snapshot)))))
+        self._say(task, framed(TopicsFetched(message.number, next(parts_of(snapshot)))))
 
     # -- signs of life -------------------------------------------------------------------------------
 

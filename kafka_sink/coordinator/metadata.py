@@ -116,7 +116,7 @@ class Fetch(Message, frozen=True):
     topics: _Names
 
 
-class TopicsKnown(Message, frozen=True):
+class TopicsFetched(Message, frozen=True):
     """From a task: brokers' response to a Fetch, or of a long one the first part. ``errors``: by topic,
     Kafka's codes. ``failed``: there was no response."""
 
@@ -405,8 +405,8 @@ class MetadataService(Service):
             if not fetch.asked:
                 self._ask_another(fetch, now_ms)
 
-    @receives(TopicsKnown)
-    def on_topics_known(self, peer: int, message: TopicsKnown, now_ms: float) -> None:
+    @receives(TopicsFetched)
+    def on_topics_fetched(self, peer: int, message: TopicsFetched, now_ms: float) -> None:
         fetch = self._fetch
         if fetch is None or peer not in fetch.asked or message.number != fetch.message.number:
             return
@@ -544,7 +544,7 @@ class MetadataChannel(Channel):
         self._needed: set[str] = set()
         # What others need, and brokers' response that goes to the coordinator.
         self._fetch: Fetch | None = None
-        self._fetched: TopicsKnown | None = None
+        self._fetched: TopicsFetched | None = None
 
     @property
     def is_waiting(self) -> bool:  # type: ignore[override]
@@ -677,12 +677,12 @@ def _may_exist(topic: str) -> bool:
     return topic_problem(topic) is None
 
 
-def _response(fetch: Fetch, update: MetadataUpdate | None) -> TopicsKnown:
+def _response(fetch: Fetch, update: MetadataUpdate | None) -> TopicsFetched:
     """What brokers said of these topics. The coordinator asks again for those that are left out of a part."""
     if update is None:
-        return TopicsKnown(fetch.number, failed=True)
+        return TopicsFetched(fetch.number, failed=True)
     asked = frozenset(fetch.topics)
     topics = tuple(TopicSnapshot(one, 0.0) for one in update.topics if one.name in asked)
     part = next(parts_of(MetadataSnapshot(topics, update.nodes, 0.0, update.cluster_id)))
     errors = {name: code for name, code in update.errors.items() if name in asked}
-    return TopicsKnown(fetch.number, part, errors)
+    return TopicsFetched(fetch.number, part, errors)

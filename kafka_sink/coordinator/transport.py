@@ -34,7 +34,7 @@ from kafka_sink.coordinator.address import CoordinatorAddress
 from kafka_sink.coordinator.schema import MAX_MESSAGE_BYTES, Message, decode, encode
 from kafka_sink.errors import ProtocolError
 
-VERSION = 6
+VERSION = 7
 TOKEN_BYTES = 32
 _PROOF_BYTES = 1 + TOKEN_BYTES
 _LENGTH = struct.Struct(">I")

@@ -85,7 +85,7 @@ def run_and_kill(at: int) -> list[str]:
 
 def test_a_coordinator_killed_at_any_message_costs_no_row() -> None:
     whole = run_and_kill(0)
-    assert {"Hello", "TopicsWanted", "TopicsKnown", "RowsWanted", "Writing", "TaskReport"} <= set(whole)
+    assert {"Hello", "TopicsWanted", "TopicsFetched", "RowsWanted", "Writing", "TaskReport"} <= set(whole)
     for at in range(1, len(whole) + 1):
         run_and_kill(at)
 

@@ -23,7 +23,7 @@ from kafka_sink.coordinator.metadata import (
     SnapshotPart,
     TopicHint,
     Topics,
-    TopicsKnown,
+    TopicsFetched,
     TopicsWanted,
     coordinator_idle_ms,
     parts_of,
@@ -74,10 +74,10 @@ def options(**given: object) -> Any:
 
 def known(
     number: int, *topics: TopicMetadata, cluster_id: str | None = None, errors: Mapping[str, int] = {}
-) -> TopicsKnown:
+) -> TopicsFetched:
     """What a task says that brokers have said, or the first part of it."""
     found = MetadataSnapshot(tuple(TopicSnapshot(one, 0.0) for one in topics), NODES, 0.0, cluster_id)
-    return TopicsKnown(number, next(parts_of(found)), dict(errors))
+    return TopicsFetched(number, next(parts_of(found)), dict(errors))
 
 
 class Coordinator:
@@ -149,7 +149,7 @@ class Coordinator:
     def fail(self) -> Pushed:
         self.pushed()
         peer, fetch = self.asked.pop()
-        return self.receive(peer, TopicsKnown(fetch.number, failed=True))
+        return self.receive(peer, TopicsFetched(fetch.number, failed=True))
 
     def fetching(self) -> tuple[str, ...]:
         """What is being fetched for the tasks."""
@@ -455,7 +455,7 @@ def test_hints_that_make_no_sense_are_refused(hint: TopicHint | NodeHint) -> Non
     coordinator.want(1, "a")
     peer, fetch = coordinator.asked[-1]
     with pytest.raises(ProtocolError):
-        coordinator.receive(peer, TopicsKnown(fetch.number, part))
+        coordinator.receive(peer, TopicsFetched(fetch.number, part))
     assert coordinator.view.topic("a") is None
     with pytest.raises(ProtocolError):
         deliver(Task().channel, decode(encode(Topics(part))), 0.0)
@@ -812,7 +812,7 @@ def test_a_task_fetches_for_others_and_says_what_brokers_said() -> None:
     view.on_response(MetadataUpdate(NODES, (metadata("a"),), {"b": UNKNOWN}, "c"), ("a", "b"), 1.0)
     assert task.channel.next_message_delay_ms(0.0) == 0.0, "between tasks, too"
     said = task.send()
-    assert isinstance(said, TopicsKnown)
+    assert isinstance(said, TopicsFetched)
     assert (said.number, said.errors) == (7, {"b": UNKNOWN})
     assert snapshot_of(said.part).topics == (TopicSnapshot(metadata("a"), 0.0),)
     assert snapshot_of(said.part).nodes == NODES
@@ -822,7 +822,7 @@ def test_a_task_fetches_for_others_and_says_what_brokers_said() -> None:
         deliver(task.channel, Fetch(number, (f"t{number}",)), 1.0)
     assert view.next_request(1.0) == ("t8",), "however often it is asked"
     view.on_failure(2.0)
-    assert task.send() == TopicsKnown(8, failed=True)
+    assert task.send() == TopicsFetched(8, failed=True)
 
 
 def test_what_slow_brokers_say_answers_the_fetch_that_was_asked_for_meanwhile() -> None:
@@ -836,7 +836,7 @@ def test_what_slow_brokers_say_answers_the_fetch_that_was_asked_for_meanwhile() 
     deliver(task.channel, Fetch(8, ("b",)), 3_200.0)
     view.on_response(MetadataUpdate(NODES, (metadata("b"),), {}, "c"), ("a", "b"), 3_500.0)
     said = task.send()
-    assert isinstance(said, TopicsKnown)
+    assert isinstance(said, TopicsFetched)
     assert (said.number, [one.name for one in said.part.topics]) == (8, ["b"])
     assert view.next_request(3_500.0) is None
 
