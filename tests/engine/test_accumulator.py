@@ -34,8 +34,8 @@ def anything(_: ProducerBatch) -> bool:
 class Bench:
     """An accumulator with its pool; partition i leads on broker i % 2."""
 
-    def __init__(self, **changes: object) -> None:
-        self.pool = BufferPool(1 << 20, 128, clock_ms=lambda: 0.0)
+    def __init__(self, pool_bytes: int = 1 << 20, **changes: object) -> None:
+        self.pool = BufferPool(pool_bytes, 128, clock_ms=lambda: 0.0)
         options = settings(**{"linger_ms": 20, "compression_type": CompressionType.NONE, **changes})
         self.brokers = Brokers()
         self.accumulator = RecordAccumulator(options, forced.allocator(self.pool, 1_000, 128))
@@ -379,7 +379,7 @@ def test_they_go_behind_what_is_queued_where_least_is() -> None:
 
 def test_a_move_costs_no_more_where_many_batches_stay() -> None:
     """A look at all that stay for each that moves would take a third of a second, under the lock."""
-    bench = Bench()
+    bench = Bench(pool_bytes=16 << 20)
     staying = [bench.closed(P[0]) for _ in range(4000)]
     moving = [free(bench.closed(P[0])) for _ in range(4000)]
     started = time.process_time()
