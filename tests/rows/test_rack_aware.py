@@ -22,6 +22,8 @@ def test_bytes_stay_in_the_rack_of_a_real_cluster(cluster3: LocalBroker) -> None
             "kafka.client.rack": "rack-1",
             "kafka.partitioner.rack.aware": str(aware).lower(),
             "coordinator.enabled": "false",
+            # A broker that another test has slowed down would get less.
+            "kafka.partitioner.adaptive.partitioning.enable": "false",
         }
         producer = Producer(parse(raw).options)
         try:
@@ -34,4 +36,4 @@ def test_bytes_stay_in_the_rack_of_a_real_cluster(cluster3: LocalBroker) -> None
             producer.close()
         assert counts.records == 30 * VALUES.num_rows
         share = counts.other_rack_bytes / counts.sent_bytes
-        assert share == 0 if aware else share > 0.3
+        assert share == 0 if aware else share > 0.3, (aware, share, counts)
