@@ -54,7 +54,7 @@ def leave_running(process: subprocess.Popen[bytes]) -> None:
 
 
 def find_driver_process() -> DriverProcess | None:
-    """The driver's JVM. None if there is no such process, or no /proc that shows it, as on macOS.
+    """The driver's JVM. None if there is no such process, or no /proc that shows it.
 
     It is the nearest ancestor that does not run Python, unless this process has started it.
     """

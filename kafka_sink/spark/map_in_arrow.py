@@ -131,20 +131,21 @@ class _MapTask:
 def _require_driver(df: DataFrame) -> None:
     """Raise ConfigurationError for what is no DataFrame of Spark, and for one of Spark Connect: its client is
     not in the application."""
-    package = type(df).__module__
-    if not package.startswith("pyspark."):
+    from pyspark.sql import DataFrame
+
+    kind = type(df)
+    if kind.__module__.startswith("pyspark.sql.connect"):
         raise ConfigurationError(
-            f"kafka_sink.write takes a DataFrame of Spark, not {package}.{type(df).__name__}; "
+            "kafka_sink.write and foreach_batch plan and commit in the driver's own Python, and a client of "
+            "Spark Connect is not that. With PySpark 4.0 or later on the server use "
+            "df.write.format('kafka-chunked').mode('append') or df.writeStream.format('kafka-chunked'); with "
+            "3.5, submit the program to the cluster"
+        )
+    if not isinstance(df, DataFrame):
+        raise ConfigurationError(
+            f"kafka_sink.write takes a DataFrame of Spark, not {kind.__module__}.{kind.__name__}; "
             "kafka_sink.write_arrow takes Arrow data, and frames of Polars and pandas"
         )
-    if not package.startswith("pyspark.sql.connect"):
-        return
-    raise ConfigurationError(
-        "kafka_sink.write and foreach_batch plan and commit in the driver's own Python, and a client of "
-        "Spark Connect is not that. With PySpark 4.0 or later on the server use "
-        "df.write.format('kafka-chunked').mode('append') or df.writeStream.format('kafka-chunked'); with "
-        "3.5, submit the program to the cluster"
-    )
 
 
 def _require_pandas() -> None:

@@ -207,7 +207,6 @@ def test_nothing_shows_a_secret(application: Application) -> None:
         assert (b64encode(address.token) in path.read_bytes()) == (path.name == "found")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads another process's memory from /proc")
 def test_the_process_never_has_a_credential_of_kafka(application: Application) -> None:
     planned(**LOGIN)
     pid = application.processes[0].pid
@@ -378,7 +377,6 @@ def test_it_can_be_switched_off(by: str, application: Application) -> None:
     assert not (application.folder / FOLDER).exists()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="finds listening sockets in /proc")
 @pytest.mark.parametrize(
     ("conf", "environ", "expected"),
     [

@@ -10,7 +10,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,8 +19,6 @@ from kafka_sink import spark_application
 from kafka_sink.driver import last_line
 from kafka_sink.spark_application import SparkApplication, planning_for
 from tests.support.waiting import until
-
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the driver's stderr is found in /proc")
 
 
 class Driver:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -222,8 +221,11 @@ def test_rows_are_accounted_for_before_their_batch_counts_as_complete() -> None:
     bench.closed(P[0])
     taken = bench.flying()
     seen: list[int] = []
+
+    def noted(*_: object, **__: object) -> None:
+        seen.append(bench.accumulator.incomplete)
+
     for count in ("acknowledged", "failed"):
-        noted: Any = lambda *_, **__: seen.append(bench.accumulator.incomplete)  # noqa: E731
         setattr(bench.accumulator.deliveries, count, noted)
     bench.accumulator.complete([(taken, 0, -1)])
     (taken,) = bench.drain(0)

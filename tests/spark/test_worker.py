@@ -144,7 +144,6 @@ _TASK = """
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="limits of address space, as Spark sets them")
 def test_a_task_that_may_not_load_arrow_names_the_setting(project_environment: dict[str, str]) -> None:
     """Catches: "libarrow.so.2300: failed to map segment from shared object", and nothing else."""
     done = run([sys.executable, "-c", textwrap.dedent(_TASK)], project_environment, code=1)

@@ -6,8 +6,6 @@ import os
 import subprocess
 import sys
 
-import pytest
-
 from tests.support.processor_time import of_running_descendants
 
 BUSY = """
@@ -20,7 +18,6 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_process_that_runs_counts_and_so_do_its_children() -> None:
     before = of_running_descendants(os.getpid())
     command = [sys.executable, "-c", BUSY]
