@@ -31,9 +31,6 @@ IN_LANES = -n $(LANES) --dist loadgroup --no-loadscope-reorder --durations 20 --
 # Of make check-pythons: the oldest and the newest that the project runs on.
 PYTHONS ?= 3.10 3.13
 
-# Steps of tools/house.json that are done: make check holds the code to their budgets.
-STEPS_DONE = 0 1 3 4 5 6 7 8
-
 .PHONY: help venv java classes chromium screenshots demo test full chaos exactly-once fuzz smoke faults matrix engines endurance check check-types check-pythons pins format audit bench plots docs site broker clean
 
 help:  ## list the targets
@@ -70,12 +67,11 @@ endurance: export KAFKA_CHUNKED_TEST_EFFORT := 25
 endurance: $(STAMP) java  ## 2,000 cycles of producers with faults, 1,000 micro-batches: that nothing is left of them
 	@$(BIN)/python -m pytest -s tests/endurance $(ARGS)
 
-check: check-types  ## ruff, mypy strict, import layers, names in docs, budgets, the documentation's site
-	$(BIN)/python -m pytest -q -p no:cacheprovider tests/project/test_names_in_docs.py
+check: check-types  ## ruff, mypy strict, import layers, names in docs, limits on tests, the documentation's site
+	$(BIN)/python -m pytest -q -p no:cacheprovider tests/project/test_names_in_docs.py tests/project/test_limits.py
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
-	$(BIN)/python tools/count_house.py --quiet --step $(STEPS_DONE)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 check-types: $(STAMP)  ## of make check what depends on the Python: mypy strict
