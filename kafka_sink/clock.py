@@ -1,6 +1,6 @@
-"""Clocks, chance, growing waits, what a task waits for, and the times whose order matters.
+"""Clocks, random numbers, backoff, what a task waits for, and the durations whose order matters.
 
-Code that decides by time takes a ``Clock``: tests can set it.
+Code that decides by time is given a ``Clock``, so that tests can set the time.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import Final
 # Milliseconds since any fixed moment, never going back.
 Clock = Callable[[], float]
 
-# Of the system, which has no state. Python's own generator is the user's, who may have seeded it, and one of
-# ours would give all forks the same numbers.
+# The operating system's random source. It has no state, so forked processes cannot share it. Python's default
+# generator belongs to the user, who may have seeded it.
 RANDOM: Final = random.SystemRandom()
 
 
 def monotonic_ms() -> float:
-    """For waits, deadlines and ages within one process."""
+    """The time for waits, deadlines and ages within one process."""
     return time.monotonic() * 1000
 
 
 def wall_ms() -> float:
-    """Milliseconds since 1970, to compare with other processes' or Kafka's times. May be set back."""
+    """Milliseconds since 1970, to compare with other processes' or Kafka's times. They may jump back."""
     return time.time() * 1000
 
 
@@ -34,12 +34,12 @@ def wall_ms() -> float:
 
 
 _JITTER = 0.2
-# A base of 1 ms is 12 days by then; more doublings would only make numbers too large for a float.
+# With a base of 1 ms the wait has reached 12 days by then. More doublings would overflow a float.
 _MAX_DOUBLINGS = 30
 
 
 class ExponentialBackoff:
-    """``base_ms`` doubled after each attempt up to ``max_ms``, with 20 % of jitter either way (KIP-580).
+    """A wait of ``base_ms`` that doubles after each attempt up to ``max_ms``, with 20 % of jitter (KIP-580).
 
     A ``max_ms`` below ``base_ms`` counts as ``base_ms``. ``random`` returns values in [0, 1).
     """
@@ -50,15 +50,15 @@ class ExponentialBackoff:
         self._random = random
 
     def delay_ms(self, attempts: int) -> float:
-        """The wait after ``attempts`` attempts; the first is about ``base_ms``."""
+        """Return how long to wait after this many attempts; the first wait is about ``base_ms``."""
         doublings = min(max(attempts - 1, 0), _MAX_DOUBLINGS)
         delay_ms = min(self._base_ms * (1 << doublings), self._max_ms)
         return delay_ms * (1 - _JITTER + 2 * _JITTER * self._random())
 
 
-# -- what a task waits for, and the driver while a write starts or ends -------------------------------------
+# -- what a task waits for, and what the driver does while a write starts or ends ---------------------------
 
-# What a task can wait for. WORKING: for nothing.
+# The states of a task. In WORKING it does not wait; each other state is named for what the task waits for.
 WORKING = "working"
 ROWS = "rows"
 MEMORY = "memory"
@@ -66,13 +66,16 @@ BROKER = "broker"
 METADATA = "metadata"
 LIMIT = "limit"
 STATES = (WORKING, ROWS, MEMORY, BROKER, METADATA, LIMIT)
-# What the driver does with a write.
+# The steps in which the driver of a write may wait for brokers.
 STARTING, COMMITTING, ABORTING = STEPS = ("starting", "committing", "aborting")
 
 
 class TaskActivity:
-    """``current``: one of STATES, and since when, in monotonic milliseconds. Replaced as one value, so a
-    reader needs no lock."""
+    """What a task waits for at the moment.
+
+    ``current`` is one of STATES and the time at which it began, in monotonic milliseconds. The task's thread
+    replaces it as one value, so that other threads may read it without a lock and never see half a change.
+    """
 
     __slots__ = ("_clock_ms", "current")
 
@@ -82,7 +85,7 @@ class TaskActivity:
 
     @contextmanager
     def waiting(self, state: str) -> Iterator[None]:
-        """Within the block the task waits for this, and after it for what it waited for before."""
+        """Within the block the task waits for ``state``; after it, the previous state applies again."""
         before = self.current
         self.current = (state, self._clock_ms())
         try:
@@ -93,53 +96,55 @@ class TaskActivity:
 
 # -- waits of the driver -------------------------------------------------------------------------------------
 
-# Called repeatedly while a thread waits for brokers. It gets a function that says what for (only a long wait
-# needs the text), since when, and until when, in monotonic milliseconds.
+# A function that is called repeatedly while a thread waits for brokers. Its arguments are a function that
+# returns what the wait is for (a text that only a long wait needs), the start of the wait and its deadline,
+# both in monotonic milliseconds.
 WaitListener = Callable[[Callable[[], str], float, float], None]
 
 WAIT_LISTENER: ContextVar[WaitListener] = ContextVar("wait_listener", default=lambda *_: None)
 
 
-# Times whose order matters across modules, in milliseconds. A test checks the order. A time that no other
-# module depends on stays where it is used.
-# -- metadata by way of the coordinator: each waits a little longer than the one it waits for ----------------
+# Durations in milliseconds whose order matters across modules. A test checks the order. A duration on which
+# no other module depends is defined where it is used.
+# -- metadata through the coordinator: each wait is a little longer than the wait it depends on -------------
 
-# The coordinator asks another task to fetch metadata when one has been silent for so long.
+# If a task that was asked to fetch metadata has been silent for this long, the coordinator asks another task.
 FETCH_SILENCE_MS = 1000.0
-# A task does not ask brokers while the coordinator may be about to bring the topic. The time begins again
-# when a second task is asked. Shorter than COORDINATOR_SILENCE_MS: no task waits for a coordinator that has
-# stopped responding.
+# While the coordinator may be about to deliver a topic's metadata, a task does not ask brokers for this long.
+# The wait starts again when a second task is asked to fetch it. It is shorter than COORDINATOR_SILENCE_MS, so
+# that no task waits for a coordinator that has stopped responding.
 COORDINATOR_WAIT_MS = 1100.0
-# A task takes a coordinator that does not answer a sign of life for gone. A driver that stalls for seconds
-# must not lose all its tasks at once.
+# A task regards a coordinator that has not answered a sign of life for this long as lost. It is this long
+# because a driver that stalls for seconds must not lose all its tasks at once.
 COORDINATOR_SILENCE_MS = 6000.0
 
-# After this time every broker knows a new topic, and one that is unknown is missing.
+# After this time every broker knows a new topic, so a topic that is still unknown does not exist.
 TOPIC_PROPAGATION_MS = 5000.0
-# A stream looks its topics up again after this time. A query restarted in the same application thus notices
-# if its topic is gone, and few micro-batches pay for the look-up.
+# A stream looks up its topics again after this time. A query that is restarted in the same application thus
+# notices that its topic was deleted, and few micro-batches pay for the lookup.
 TOPIC_RECHECK_S = 60.0
-# Bounds the connecting of a planning client. Its caller bounds requests.
+# How long a planning client may take to connect. Its caller sets the deadline of requests.
 CONNECT_BOUND_MS = 9_000.0
 
 # -- the circuit breaker ---------------------------------------------------------------------------------
 
-# A silent broker is muted only when it is still silent after responses in the socket have been read. Far
-# below any sensible slow.request.min.ms.
+# A silent broker is muted only if it is still silent this long after the responses in the socket were read.
+# This is far below any sensible slow.request.min.ms.
 CONFIRM_SILENCE_MS = 50.0
-# Outcomes count in the present window and in the one before it, and so for five to ten seconds.
+# Outcomes count in the window in which they happen and in the next one, and so for five to ten seconds.
 OUTCOME_WINDOW_MS = 5_000.0
-# The coordinator sends mutes that follow one another closely in one message. Below the default of
-# coordinator.report.interval.ms, so that gathering adds little to it.
+# The coordinator gathers mutes that follow each other within this time into one message. It is less than the
+# default of coordinator.report.interval.ms, so that gathering adds little to that delay.
 GATHER_MUTES_MS = 50.0
 # The sender looks at waiting batches at least this often.
 MAX_POLL_MS = 1000.0
-# Batches count as waiting for this long after the sender last saw them: longer than it takes to look again.
+# A batch counts as waiting for this long after the sender last saw it, which is longer than until its next
+# look.
 WAITED_FOR_MS = 1500.0
 
 
 # -- topics that are not authorized ------------------------------------------------------------------------
 
-# Brokers reject topics (TOPIC_AUTHORIZATION_FAILED) while they load their ACLs. No row is skipped for it
-# before it has lasted for this long.
+# Brokers reject topics (TOPIC_AUTHORIZATION_FAILED) while they load their ACLs. No row is skipped because of
+# this error before it has lasted for this long.
 UNAUTHORIZED_TOPIC_MS = 5000.0

@@ -1,7 +1,7 @@
-"""What a task counts, from its producer to the summary, the live view and /metrics.
+"""The counts of a task, which appear in the write's summary, the live view and /metrics.
 
-A count is named here once, with its unit and its texts. It takes the line that counts it, in
-``Deliveries`` under the same name or in ``ProducerTask.counts``, and its line in docs/metrics.md.
+Each count is declared here once, with its unit and its texts. A new count also needs the line that counts it,
+in ``Deliveries`` under the same name or in ``ProducerTask.counts``, and a line in docs/metrics.md.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ Number = int | float
 
 @dataclass(frozen=True, slots=True)
 class CountSpec:
-    """``metric``: the name in /metrics after the prefix, in the unit that the name says; "" for none.
+    """How a count is presented.
 
-    ``scale`` converts the count to that unit. ``doc`` describes the metric. ``json``: the key in the summary
-    as JSON. ``nouns``: one and many of them, in the summary as text, which leaves out a count of 0.
+    ``metric`` is its name in /metrics without the prefix, which includes the unit; "" if it is not a metric.
+    ``scale`` converts the count to that unit. ``doc`` describes the metric. ``json`` is its key in the
+    summary as JSON. ``nouns`` are singular and plural for the summary as text, which omits a count of 0.
     """
 
     metric: str = ""
@@ -33,21 +34,22 @@ class CountSpec:
 
 
 def _count(*texts: Any, **given: Any) -> Any:
-    """A field with a CountSpec of these arguments."""
+    """Return a dataclass field whose CountSpec has these arguments."""
     return field(default=0, metadata={"spec": CountSpec(*texts, **given)})
 
 
-# Milliseconds here, seconds in /metrics.
+# A time is counted in milliseconds here, and is in seconds in /metrics.
 _time = partial(_count, scale=0.001)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskCounts:
-    """Totals of one task, or sums of several. Rows, unless the name says bytes or ms.
+    """Totals of one task, or sums over tasks. They count rows, unless the name contains bytes or ms.
 
-    ``records`` are acknowledged, ``unconfirmed`` were sent with acks=0. ``skipped`` can never be written
-    (errors.tolerance=all); their dead letters are no rows, but count in batches and bytes. ``sent_bytes`` are
-    of record batches as sent (compressed, with headers, first attempts only), ``raw_bytes`` uncompressed.
+    ``records`` were acknowledged, ``unconfirmed`` were sent with acks=0. ``skipped`` can never be written
+    (errors.tolerance=all); their dead letters do not count as rows, but they count in ``batches`` and bytes.
+    ``sent_bytes`` is the size of record batches as sent (compressed, with headers, first attempts only),
+    ``raw_bytes`` their uncompressed size.
     """
 
     records: int = _count(json="rows")
@@ -96,7 +98,7 @@ class TaskCounts:
     transactions_begun: int = _count()
 
     def by_name(self) -> dict[str, Any]:
-        """The counts that are not zero: numbers by the names of their fields."""
+        """The counts that are not zero, by the names of their fields."""
         return {name: value for name, value in zip(NAMES, _VALUES(self), strict=True) if value}
 
 
@@ -109,12 +111,12 @@ def total(counts: Iterable[TaskCounts]) -> TaskCounts:
     return TaskCounts(**dict(zip(NAMES, map(sum, zip(*map(_VALUES, counts), strict=True)), strict=False)))
 
 
-# -- the same by topic and by broker, and what a task holds at a moment -------------------------------------
+# -- counts by topic and by broker, and what a task holds at one moment -------------------------------------
 
 
 class TopicMetrics(NamedTuple):
-    """A topic's acknowledged rows (with acks=0: sent rows), their bytes as sent and uncompressed, and their
-    batches."""
+    """A topic's acknowledged rows (with acks=0: sent rows), their size as sent and uncompressed, and the
+    number of their batches."""
 
     records: int = 0
     sent_bytes: int = 0
@@ -125,16 +127,17 @@ class TopicMetrics(NamedTuple):
         return TopicMetrics(*map(add, self, other))
 
 
-# The buckets of request latencies: upper bounds in milliseconds. One more bucket has no bound.
+# Upper bounds of the buckets of request latencies, in milliseconds. One more bucket has no bound.
 LATENCY_BOUNDS_MS = (5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1e3, 2.5e3, 5e3, 10e3, 30e3)
 
 
 class BrokerMetrics(NamedTuple):
-    """Produce requests of one task to one broker. Times are milliseconds.
+    """The Produce requests of one task to one broker. Times are in milliseconds.
 
-    ``address``: host and port. ``latency_buckets`` counts responses by LATENCY_BOUNDS_MS, not cumulated.
-    ``oldest_ms`` is the age of the oldest request without a response, 0 if there is none. Not reported by
-    broker: ``sent_bytes`` of record batches, each time they are sent, and when it last answered.
+    ``address`` is host and port. ``latency_buckets`` has the number of responses within each of
+    LATENCY_BOUNDS_MS, not cumulative. ``oldest_ms`` is the age of the oldest request without a response; 0 if
+    there is none. Two fields are not reported by broker: ``sent_bytes``, which counts record batches each
+    time they are sent, and ``answered_ms``, the time of the last response.
     """
 
     address: str = ""
@@ -152,7 +155,7 @@ class BrokerMetrics(NamedTuple):
 
 @dataclass(slots=True)
 class LatencyWindow:
-    """Times since the window began."""
+    """Count, sum and maximum of the latencies since the window began."""
 
     count: int = 0
     total: float = 0.0
@@ -164,7 +167,7 @@ class LatencyWindow:
         self.most = max(self.most, value)
 
 
-# Values of a task at this moment, summed over tasks in /metrics, with what it says of them there.
+# Values that a task has at this moment, with the descriptions of their sums over all tasks in /metrics.
 GAUGES: Mapping[str, str] = {
     "buffer_total_bytes": "buffer.memory of the running tasks",
     "buffer_used_bytes": "Memory that unacknowledged rows hold",
@@ -174,10 +177,10 @@ GAUGES: Mapping[str, str] = {
 }
 
 
-# -- rates over the last seconds, from totals that are sampled about once a second -------------------------
+# -- rates over the last seconds, computed from totals that are sampled about once a second -----------------
 
 
-# Tasks report once a second, but not together: shorter windows jump.
+# Tasks report once a second, but not at the same moment: over a shorter window the rate would jump.
 _SAMPLES = 6
 
 
@@ -190,14 +193,15 @@ class RateWindow:
         self._samples: deque[tuple[float, float]] = deque(maxlen=_SAMPLES)
 
     def add(self, now_ms: float, total: float) -> None:
-        """A sample. The first one is preceded by a zero a second earlier, so that a start shows at once."""
+        """Add a sample. The first one is preceded by a zero one second earlier, so that a start shows at
+        once."""
         if not self._samples:
             self._samples.append((now_ms - 1000.0, 0.0))
         self._samples.append((now_ms, total))
 
     @property
     def increase(self) -> float:
-        """How much the total has grown within the window. A total that was corrected downwards gives 0."""
+        """How much the total has grown within the window; 0 if the total was corrected downwards."""
         return max(0.0, self._samples[-1][1] - self._samples[0][1]) if self._samples else 0.0
 
     @property

@@ -1,12 +1,12 @@
 """Spark's Python daemon with the sink already imported: ``spark.python.daemon.module=kafka_sink.daemon``.
 
-Spark starts one daemon for each executor, and the daemon forks a worker for each task that runs at once.
-PySpark's own daemon imports little, so each worker imports PySpark, Arrow, numpy, pandas and this package for
-itself. PySpark's archives contain no bytecode, so each worker even compiles what it imports from them. This
-daemon imports everything once. Workers share it with the daemon, memory included.
+Spark starts one daemon for each executor, and the daemon forks a worker for each task that runs at the same
+time. PySpark's own daemon imports little, so each worker has to import PySpark, Arrow, numpy, pandas and this
+package. It even has to compile PySpark's modules if they come from an archive, because archives contain no
+bytecode. This daemon imports everything once, and the workers share its memory.
 
-A fork copies only the calling thread. If an import starts a thread, or if the check for threads is not
-possible, this module runs PySpark's daemon in its place.
+A fork copies only the calling thread. If an import has started a thread, or if the process cannot list its
+threads, this module therefore runs PySpark's daemon instead.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import sys
 import warnings
 
 _UNCHANGED = "pyspark.daemon"
-# In this order: what a task that writes needs. Missing ones are left out; pandas, for example, is optional.
+# The modules that a writing task needs, in the order of import. A missing module is skipped: pandas is
+# optional.
 MODULES = (
     "pyspark.worker",
     "pyspark.sql.worker.write_into_data_source",
@@ -28,8 +29,8 @@ MODULES = (
     "numpy",
     "pyarrow",
     "pyarrow.compute",
-    # pyarrow imports it for the first Python object that it converts, and PySpark returns the commit message
-    # so.
+    # pyarrow imports pandas when it first converts a Python object. PySpark returns the commit message that
+    # way.
     "pandas",
     "kafka_sink.spark.write",
     "kafka_sink.spark.executor_connection",
@@ -42,7 +43,7 @@ _JEMALLOC_SETTINGS, _NO_THREAD = "JE_ARROW_MALLOC_CONF", "background_thread:fals
 
 
 def preload() -> None:
-    """Import everything. Raises nothing: a worker meets the problem again, where Spark reports it."""
+    """Import all modules. Raises nothing: a worker has the same problem again, and Spark reports it there."""
     users = os.environ.get(_JEMALLOC_SETTINGS)
     os.environ[_JEMALLOC_SETTINGS] = _NO_THREAD if users is None else f"{users},{_NO_THREAD}"
     try:
@@ -58,15 +59,16 @@ def _import_all() -> None:
     for name in MODULES:
         try:
             with warnings.catch_warnings():
-                # Each worker would show them as well, or never: they are about versions of libraries.
+                # The warnings are about versions of libraries. Without the daemon, each worker would show
+                # them or none would.
                 warnings.simplefilter("ignore")
                 importlib.import_module(name)
-        except Exception:  # noqa: BLE001, S112 - whatever a library does when it is imported
+        except Exception:  # noqa: BLE001, S112 - a library may raise anything while it is imported
             continue
 
 
 def is_single_threaded() -> bool:
-    """Whether the process may be forked. False where the system does not tell (elsewhere than on Linux)."""
+    """Whether the process has one thread, so that it may fork. False if the system does not list threads."""
     try:
         return len(os.listdir(_THREADS)) == 1
     except OSError:
@@ -74,9 +76,9 @@ def is_single_threaded() -> bool:
 
 
 def _reseed(daemon: int) -> None:
-    """Seed numpy's global generator in a new worker: it would return the same numbers in all of them."""
+    """Seed numpy's global generator in a new worker. Otherwise all workers would draw the same numbers."""
     random = sys.modules.get("numpy.random")
-    # Not in processes that a worker forks.
+    # A process that a worker forks keeps the worker's generator, as it would without this daemon.
     if random is not None and os.getppid() == daemon:
         random.seed()
 
@@ -84,11 +86,11 @@ def _reseed(daemon: int) -> None:
 def _run_unchanged(reason: str) -> None:
     """Replace this process by PySpark's own daemon, with the same arguments, input and output."""
     print(f"kafka_sink.daemon: {reason}. {_UNCHANGED} runs in its place", file=sys.stderr, flush=True)
-    os.execv(sys.executable, [sys.executable, "-m", _UNCHANGED, *sys.argv[1:]])  # noqa: S606 - the same program
+    os.execv(sys.executable, [sys.executable, "-m", _UNCHANGED, *sys.argv[1:]])  # noqa: S606 - this interpreter
 
 
 def main() -> None:
-    """What Spark runs, with the name of the worker's module as argument."""
+    """The entry point. Spark passes the name of the worker's module as argument."""
     if not is_single_threaded():
         _run_unchanged("it is not known whether threads are running")
     preload()
@@ -98,7 +100,8 @@ def main() -> None:
 
     worker.forget_spark_archives()
     os.register_at_fork(after_in_child=functools.partial(_reseed, os.getpid()))
-    # Collections in the workers would also copy the pages of all objects that they look at.
+    # A garbage collection in a worker would otherwise touch all these objects, and so copy their memory
+    # pages.
     gc.collect()
     gc.freeze()
     importlib.import_module(_UNCHANGED).manager()

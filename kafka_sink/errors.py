@@ -1,4 +1,14 @@
-"""The errors of this package. Messages name the option or column, the problem and what to do."""
+"""The errors of this package. Each message names the option or column, what is wrong, and what to do.
+
+Catch ``KafkaSinkError`` for all of them. Without Spark they arrive as they are; in Spark, an error that a
+task raised arrives as text within Spark's own exception.
+
+Examples:
+    >>> try:
+    ...     kafka_sink.write_arrow(table, options)
+    ... except kafka_sink.errors.ConfigurationError as error:
+    ...     print(error)
+"""
 
 from __future__ import annotations
 
@@ -10,15 +20,15 @@ if TYPE_CHECKING:
 
 
 class KafkaSinkError(Exception):
-    """Base of all errors of this package."""
+    """The base class of all errors of this package."""
 
 
 class ConfigurationError(KafkaSinkError, ValueError):
-    """An option is missing, unknown, out of bounds or contradicts another. Raised at planning."""
+    """An option is missing, unknown or out of range, or contradicts another one. Raised at planning."""
 
 
 class MissingTopicError(ConfigurationError):
-    """A topic that an option names does not exist, and was not created."""
+    """A topic that an option names does not exist and was not created."""
 
 
 class SchemaError(KafkaSinkError, ValueError):
@@ -26,9 +36,10 @@ class SchemaError(KafkaSinkError, ValueError):
 
 
 class RegistryError(KafkaSinkError):
-    """The schema registry cannot be reached, or answered with an error. Never contains a secret.
+    """The schema registry cannot be reached, or it returned an error. The message contains no secret.
 
-    ``is_temporary``: it may respond later. ``is_missing``: it has no such subject, version or schema.
+    ``is_temporary``: the registry may succeed later. ``is_missing``: it does not have the subject, version or
+    schema.
     """
 
     def __init__(self, message: str, *, is_temporary: bool = False, is_missing: bool = False) -> None:
@@ -38,10 +49,10 @@ class RegistryError(KafkaSinkError):
 
 
 class InvalidRowError(KafkaSinkError, ValueError):
-    """A row's content cannot be sent: null topic, partition out of range, negative timestamp.
+    """A row cannot be sent because of its content: a null topic, an invalid partition or timestamp.
 
-    ``rows`` marks the invalid rows of the table, where it is known which they are. ``reason`` says what is
-    wrong with each of them.
+    ``rows`` marks the invalid rows of the table, or is None if it is not known which rows are invalid.
+    ``reason`` is what is wrong with each of them.
     """
 
     def __init__(self, message: str, rows: npt.NDArray[np.bool_] | None = None, reason: str = "") -> None:
@@ -51,7 +62,7 @@ class InvalidRowError(KafkaSinkError, ValueError):
 
 
 class TopicRefusedError(InvalidRowError):
-    """A topic can never be written: its name is invalid, or access is denied."""
+    """A topic can never be written, because its name is invalid or access is denied."""
 
     def __init__(self, message: str, topic: str) -> None:
         super().__init__(message)
@@ -59,7 +70,7 @@ class TopicRefusedError(InvalidRowError):
 
 
 class MissingPartitionError(InvalidRowError):
-    """Rows name a partition that the topic does not have."""
+    """Rows have a partition that their topic does not have."""
 
 
 class RecordTooLargeError(InvalidRowError):
@@ -71,7 +82,7 @@ class BufferExhaustedError(KafkaSinkError, TimeoutError):
 
 
 class TooManyDeadLettersError(KafkaSinkError):
-    """More rows can never be written than errors.max allows."""
+    """More rows than ``errors.max`` allows can never be written."""
 
 
 class MetadataTimeoutError(KafkaSinkError, TimeoutError):
@@ -79,31 +90,31 @@ class MetadataTimeoutError(KafkaSinkError, TimeoutError):
 
 
 class ClusterChangedError(KafkaSinkError):
-    """Brokers belong to another cluster than the one to which this producer has written."""
+    """The brokers belong to a different cluster from the one that this producer has written to."""
 
 
 class BrokersUnreachableError(KafkaSinkError, ConnectionError):
-    """No broker could be reached. The message lists each address, the step that failed and what to change."""
+    """No broker could be reached. The message has each address, the failed step and what to change."""
 
 
 class ProtocolError(KafkaSinkError):
-    """A broker sent an invalid response; the connection is closed."""
+    """A broker sent an invalid response. The connection is closed."""
 
 
 class BrokerVersionError(KafkaSinkError):
-    """The broker supports no version of an API that this sink can use."""
+    """The broker does not support any version of an API that this sink can use."""
 
 
 class AuthenticationError(KafkaSinkError):
-    """A broker rejected the credentials, or the TLS handshake failed. Never contains a secret."""
+    """A broker rejected the credentials, or the TLS handshake failed. The message contains no secret."""
 
 
 class DeliveryError(KafkaSinkError):
-    """Rows were not acknowledged. The message has the first cause, its topic-partition and the counts."""
+    """Rows were not acknowledged. The message has the first cause, its partition and the counts."""
 
 
 class BrokerRefusedError(DeliveryError):
-    """A broker rejected a batch; ``error_code`` is Kafka's."""
+    """A broker rejected a batch; ``error_code`` is Kafka's error code."""
 
     def __init__(self, message: str, error_code: int = -1) -> None:
         super().__init__(message)
@@ -111,17 +122,17 @@ class BrokerRefusedError(DeliveryError):
 
 
 class TransactionError(DeliveryError):
-    """The transactions of a batch could not be committed; ``read_committed`` consumers see none of its
+    """The transactions of a batch could not be committed. ``read_committed`` consumers see none of its
     rows."""
 
 
 class IncompleteBatchError(TransactionError):
-    """The commit of a batch was decided, but some of its transactions were aborted: some rows are missing."""
+    """The batch was to be committed, but some of its transactions were aborted: some rows are missing."""
 
 
 class ChangedBatchError(TransactionError):
-    """A batch or version that was written before is run again with other rows, or nobody knows whether it was
-    written. Nothing was written now."""
+    """A batch or version that was written before is run again with other rows, or it cannot be determined
+    whether it was written. This run wrote nothing."""
 
 
 class BufferOwnershipError(KafkaSinkError, RuntimeError):
@@ -142,9 +153,9 @@ class ProducerClosedError(KafkaSinkError, RuntimeError):
 
 
 def is_final(cause: Exception) -> bool:
-    """Of a connection's failure: whether every other connection would fail, too."""
+    """Whether a connection failed for a reason that would also fail every other connection."""
     return isinstance(cause, AuthenticationError | BrokerVersionError)
 
 
 class IllegalTransitionError(RuntimeError):
-    """A move that a state table does not have: a mistake in this package. Nothing was changed."""
+    """A state change that the state table does not allow: a bug in this package. Nothing was changed."""

@@ -1,7 +1,7 @@
-"""Kafka's error codes that responses to this client may have, and what each one means for it.
+"""Kafka's error codes that responses to this client may contain, and what each one means for it.
 
 Source: https://kafka.apache.org/protocol#protocol_error_codes. What happens to a batch after an error depends
-on more than the code and is decided in ``engine.response_classifier``.
+on more than the code; ``engine.response_classifier`` decides it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class KafkaError:
     """One error code.
 
     ``retriable``: the same request may succeed later (Java's RetriableException). ``final_for_topic``: after
-    this error in a Metadata response, asking again hardly helps the topic. ``blames_broker``: the circuit
+    this error in a Metadata response, asking again is unlikely to help. ``blames_broker``: the circuit
     breaker counts the attempt against the broker. Every other error is about the batch, the metadata or the
     client's rights.
     """
@@ -37,7 +37,7 @@ _MEANINGS: dict[int, dict[str, bool]] = {}
 
 
 def _error(code: int, **meaning: bool) -> int:
-    """A row of the table; the error has the constant's name."""
+    """Add a row to the table. The error's name is that of the constant to which the result is assigned."""
     _MEANINGS[code] = meaning
     return code
 
@@ -123,5 +123,5 @@ ERRORS: Mapping[int, KafkaError] = MappingProxyType(
 
 
 def error_of(code: int) -> KafkaError:
-    """The table's entry. An unlisted code is not retriable, not final, and says nothing of the broker."""
+    """The table's entry. An unlisted code is neither retriable nor final, and does not blame the broker."""
     return ERRORS.get(code) or KafkaError(code, f"error {code}")

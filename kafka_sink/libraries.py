@@ -1,6 +1,6 @@
-"""The libraries that this package needs, and what to say where one is missing.
+"""The libraries that this package needs, and the advice to give if one is missing.
 
-``--py-files`` ships this package without them, so executors may lack any of them.
+``--py-files`` ships this package without its libraries, so executors may lack any of them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-# Modules that every task imports, and the distribution that has each.
+# Modules that every task imports, and the distribution that contains each of them.
 OF_TASKS = {
     "pyarrow": "pyarrow",
     "numpy": "numpy",
@@ -26,18 +26,18 @@ OF_TASKS = {
     "cryptography": "cryptography",
     "msgspec": "msgspec",
 }
-# Modules that only some uses of the driver's side import.
+# Modules that only some features on the driver import.
 OF_DRIVER = {
     "prometheus_client": "prometheus-client",  # /metrics of the live view
 }
-# Modules that pip installs for an extra only. A cluster brings its PySpark itself.
+# Modules that pip installs only with an extra. A cluster has its own PySpark.
 OF_EXTRAS = {
     "pyspark": "pyspark",
 }
 
 
 def is_there(module: str) -> bool:
-    """Whether this Python can import it."""
+    """Whether this Python can import the module."""
     try:
         return find_spec(module) is not None
     except (ImportError, ValueError):
@@ -45,18 +45,18 @@ def is_there(module: str) -> bool:
 
 
 def explanation(error: BaseException, is_there: Callable[[str], bool] = is_there) -> str | None:
-    """What to do about an import that failed; None if it is not about a library that is missing."""
+    """What to do about a failed import; None if the error is not about a missing library."""
     if not isinstance(error, ModuleNotFoundError) or error.name is None:
         return None
     module = error.name.split(".")[0]
     distribution = (OF_TASKS | OF_DRIVER | OF_EXTRAS).get(module)
     if distribution is None:
         return None
-    # All that are missing, so that one pip line is enough.
+    # Lists all missing libraries, so that one pip command installs them.
     missing = [name for module, name in OF_TASKS.items() if not is_there(module)]
     what, names = "lacks libraries that kafka-chunked needs", " ".join(missing) or distribution
     if not missing and is_there(module):
-        # It is there, without the part that was imported.
+        # The library exists, but not the part of it that was imported.
         what, names = f"has a version of {distribution} that is too old", f"--upgrade {distribution}"
     return (
         f"{error}: {sys.executable} on host {socket.gethostname()} {what}. "
@@ -65,20 +65,23 @@ def explanation(error: BaseException, is_there: Callable[[str], bool] = is_there
     )
 
 
-# Which folders a Python process may import from: a module in one that others write to runs as this user.
+# A Python process must not import from a folder that another user may write to: that user's code would run as
+# this user.
 
 
 _PACKAGE_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def others_may_write(path: str) -> bool:
-    """Whether users of the host other than this one and root may put files into the folder, as into /tmp, or
-    change the file; or put another in its place. False for what is not there."""
+    """Whether another user of this host, except root, could change or replace the file, or fill the folder.
+
+    This is so for /tmp, for example. False if the path does not exist.
+    """
     path = os.path.realpath(path)
     if not os.path.exists(path):
         return False
     return _is_of_others(path) or any(
-        # In a folder such as /tmp nobody may move what is another's.
+        # In a folder with the sticky bit, such as /tmp, only a file's owner may move or replace it.
         _is_of_others(str(parent)) and not os.stat(parent).st_mode & stat.S_ISVTX
         for parent in Path(path).parents
     )
@@ -95,7 +98,7 @@ def _is_of_others(path: str) -> bool:
 
 
 def _is_own_group(group: int) -> bool:
-    """root's, or the one that many systems make for each user."""
+    """Whether the group is root's, or the private group that many systems create for each user."""
     if group == 0:
         return True
     try:
@@ -106,15 +109,19 @@ def _is_own_group(group: int) -> bool:
 
 
 def path_for_child(path: Sequence[str]) -> str:
-    """PYTHONPATH for a process in another folder that imports what this one can, by absolute paths.
+    """PYTHONPATH for a process in another folder, so that it imports what this process can import.
 
-    What others may write to is left out, except for what holds this package.
+    The paths are absolute. Folders that other users may write to are left out, except the folder of this
+    package.
     """
     folders = dict.fromkeys(map(os.path.abspath, path))
     return os.pathsep.join(one for one in folders if one == _PACKAGE_ROOT or not others_may_write(one))
 
 
 def module_command(module: str) -> list[str]:
-    """Runs a module of this package. Python 3.10 imports from its current folder then: let that be "/"."""
+    """The command that runs a module of this package.
+
+    Run it in "/": Python 3.10 has no ``-P`` and would import modules from the current folder.
+    """
     safe = ["-P"] if sys.version_info >= (3, 11) else []
     return [os.path.abspath(sys.executable), *safe, "-m", module]

@@ -1,4 +1,4 @@
-"""Immutable values that all layers share, without I/O."""
+"""Immutable values that all layers share. They do no I/O."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import NamedTuple, overload
 from kafka_sink.counts import TaskCounts
 
 NO_LEADER = -1
-# Clusters have hundreds.
+# A bound for what a response may list. Clusters have hundreds of brokers.
 MAX_BROKERS = 5_000
 UNKNOWN_EPOCH = -1
 NO_TIMESTAMP = -1
@@ -35,13 +35,13 @@ class CompressionType(IntEnum):
     LZ4 = 3
     ZSTD = 4
 
-    # Enum's own runs Python code for every look into a dictionary.
+    # Enum's own __hash__ is Python code, which each dictionary lookup would run.
     __hash__ = int.__hash__
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A broker's address. Bootstrap addresses have ids below zero, as in Kafka's own clients."""
+    """A broker's address. As in Kafka's own clients, bootstrap addresses have negative ids."""
 
     id: int
     host: str
@@ -53,7 +53,7 @@ class Node:
 
 
 class PartitionMetadata(NamedTuple):
-    """A partition's metadata; ``leader`` is NO_LEADER during an election."""
+    """A partition's metadata. ``leader`` is NO_LEADER during an election."""
 
     topic: str
     partition: int
@@ -62,9 +62,11 @@ class PartitionMetadata(NamedTuple):
 
 
 class Partitions(Sequence[PartitionMetadata]):
-    """The partitions 0, 1 ... of a topic, in 8 bytes each; a PartitionMetadata is made when it is asked for.
+    """The partitions of a topic, numbered from 0, in 8 bytes each.
 
-    ``leaders`` and ``epochs`` are arrays of int32, and must not be changed.
+    Reading an item creates a PartitionMetadata.
+
+    ``leaders`` and ``epochs`` are arrays of int32 that must not be changed.
     """
 
     __slots__ = ("epochs", "leaders", "topic")
@@ -75,7 +77,7 @@ class Partitions(Sequence[PartitionMetadata]):
         self.epochs = array("i", epochs)
 
     def with_leader(self, partition: int, leader: int, epoch: int) -> Partitions:
-        """The same but for one partition's leader."""
+        """A copy in which one partition has another leader."""
         changed = Partitions(self.topic, self.leaders, self.epochs)
         changed.leaders[partition], changed.epochs[partition] = leader, epoch
         return changed
@@ -127,7 +129,8 @@ class TopicMetadata:
 
 
 class RecordErrors(NamedTuple):
-    """which records of a batch the broker rejects, by their place in it, and why the first (KIP-467)."""
+    """The indices of the records in a batch that the broker rejected, and the reason for the first one
+    (KIP-467)."""
 
     places: Sequence[int] = ()
     reason: str | None = None
@@ -137,11 +140,11 @@ NO_RECORD_ERRORS = RecordErrors()
 
 
 class PartitionResult(NamedTuple):
-    """What a task wrote to one partition; offsets are -1 if the broker did not return them.
+    """What a task wrote to one partition.
 
-    A tuple: thousands of them travel in a commit message, and the driver unpickles those of all tasks.
-
-    ``offset_ranges`` are inclusive (first, last) pairs in ascending order; adjacent ranges are merged.
+    It is a tuple because a commit message contains thousands of them, and the driver unpickles those of all
+    tasks. ``offset_ranges`` are inclusive (first, last) pairs in ascending order; adjacent ranges are merged.
+    There is none for rows whose offsets the broker did not return.
     """
 
     topic: str
@@ -156,10 +159,11 @@ class PartitionResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EndedTransactions:
-    """How many transactions a write has committed, aborted or recovered, and for how long they had been open.
+    """How many transactions a write has committed, aborted or recovered, and how long they were open.
 
-    ``oldest_ms`` is the longest time of one: from the first row by the coordinating broker's clock to the end
-    by the driver's. Where no broker says when one began, it counts as 0 ms.
+    ``oldest_ms`` is the longest time that one of them was open: from its first row, by the coordinating
+    broker's clock, to its end, by the driver's clock. It is 0 if no broker reports when the transactions
+    began.
     """
 
     count: int = 0
@@ -168,12 +172,12 @@ class EndedTransactions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskResult(TaskCounts):
-    """Result of one Spark task, sent in its commit message: its counts, and what is not added up.
+    """The result of one Spark task, sent in its commit message: its counts, and values that are not added up.
 
-    ``partitions`` include unconfirmed rows and dead letters. ``flush_ms``: how long the task waited for its
-    last responses. ``metrics`` have Kafka's names (docs/metrics.md). ``skip_reasons``: skipped rows by the
-    name of the error. ``arrow_batch_bytes_max``: about the bytes of keys, values and headers in the largest
-    Arrow batch that Spark handed over.
+    ``partitions`` include unconfirmed rows and dead letters. ``flush_ms`` is how long the task waited for its
+    last responses. ``metrics`` have Kafka's names (docs/metrics.md). ``skip_reasons`` has the number of
+    skipped rows by the name of the error. ``arrow_batch_bytes_max`` is roughly the size of the keys, values
+    and headers in the largest Arrow batch that Spark handed over.
     """
 
     partitions: tuple[PartitionResult, ...] = ()
@@ -186,7 +190,8 @@ class TaskResult(TaskCounts):
 
 @dataclass(frozen=True, slots=True)
 class MetadataUpdate:
-    """One Metadata response; ``errors`` are the error codes of topics without metadata."""
+    """The content of one Metadata response. ``errors`` are the error codes of topics without metadata, by
+    topic."""
 
     nodes: tuple[Node, ...]
     topics: tuple[TopicMetadata, ...]

@@ -1,4 +1,4 @@
-"""Texts of others, such as brokers and rows, made safe for one line of a log or of an exception."""
+"""Makes texts from brokers, rows and libraries safe for one line of a log or of an exception."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kafka_sink.secret import repeats_secret
 
 MAX_CHARACTERS = 300
 _REPEATS = "[hidden: it repeats a secret]"
-# Names, IPv4 and IPv6 addresses: what a resolver may be asked for, and what may stand in a line of a log.
+# Names, IPv4 and IPv6 addresses that a resolver may be asked for and that a log line may contain.
 _HOST = re.compile(r"[\w.%:-]{1,255}")
 
 
@@ -19,22 +19,23 @@ def is_host(text: str) -> bool:
 
 
 def printable(text: str, limit: int = MAX_CHARACTERS) -> str:
-    """As ``one_line``, for texts of peers and libraries: nothing of one that repeats a secret."""
+    """Like ``one_line``, for texts of peers and libraries. A text that contains a secret is hidden
+    completely."""
     return _REPEATS if repeats_secret(text) else one_line(text, limit)
 
 
 def one_line(text: str, limit: int = MAX_CHARACTERS) -> str:
     """At most ``limit`` characters of the text, on one line.
 
-    What is not printable becomes a space: ends of lines, terminals' escape codes, marks that turn the
-    direction of writing. A text that is cut ends in "...".
+    Characters that are not printable become spaces: line ends, terminal escape codes, marks that change the
+    writing direction. A text that was cut ends in "...".
     """
     cut = text[: limit - 3] + "..." if len(text) > limit else text
     return cut if cut.isprintable() else "".join(char if char.isprintable() else " " for char in cut)
 
 
 def printable_list(texts: Iterable[str]) -> str:
-    """The texts with commas between them, as ``printable``; looks at no more of them than it shows."""
+    """The texts as ``printable`` returns them, separated by commas. Reads no more texts than it shows."""
     shown: list[str] = []
     length = 0
     for text in texts:

@@ -1,12 +1,13 @@
-"""The Spark application that this process plans writes for, and which settings hand it rows at less cost.
+"""The Spark application for which this process plans writes, and settings that make its rows cheaper to read.
 
-Workers import it before Arrow, which their memory may be too small for.
+Workers import this module before Arrow, because their memory limit may be too small for Arrow.
 
-Spark's planning workers know it by their environment and their ancestors. The driver's own Python does not:
-SPARK_LOCAL_DIRS may be the user's there, the same for many applications, and the JVM may be its child.
+Spark's planning workers find the application through their environment and their ancestors. The driver's own
+Python cannot: its SPARK_LOCAL_DIRS may be set by the user and shared by many applications, and the JVM may be
+its child.
 
-Markers are state that planning and tasks keep for the whole application: files, most of them empty, in a
-local folder of Spark that lives as long as the application. Without such a folder, nothing is kept.
+Markers are state that planning and tasks keep for the life of the application: files, most of them empty, in
+a local folder of Spark that is deleted with the application. Without such a folder, nothing is kept.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ from typing import TypeVar
 
 @dataclass(frozen=True, slots=True)
 class SparkApplication:
-    """``local_dirs``: Spark's folders of this application, separated by commas. ``driver_pid``: of the JVM
-    that this process started; None if it is an ancestor.
+    """What identifies an application on the driver's host.
 
-    ``conf``: all of Spark's settings, so it may hold secrets.
+    ``local_dirs`` are Spark's folders of this application, separated by commas. ``driver_pid`` is the JVM
+    that this process started; None if the JVM is an ancestor of this process. ``conf`` has all settings of
+    Spark, so it may contain secrets.
     """
 
     local_dirs: str
@@ -54,12 +56,13 @@ def planning_for(application: SparkApplication) -> Iterator[None]:
 
 
 def current() -> SparkApplication | None:
-    """None where the environment and the ancestors tell: in Spark's workers."""
+    """The application set by ``planning_for``. None in Spark's workers, which find it through their
+    environment and ancestors."""
     return _current.get()
 
 
 def local_dirs(environ: Mapping[str, str] = os.environ) -> str:
-    """Folders that live as long as the application, separated by commas. Empty if there are none."""
+    """The folders that are deleted with the application, separated by commas; empty if there are none."""
     application = _current.get()
     return environ.get("SPARK_LOCAL_DIRS", "") if application is None else application.local_dirs
 
@@ -69,10 +72,8 @@ _Result = TypeVar("_Result")
 
 
 def first_time(key: str) -> bool:
-    """Whether this is the first call with this key in the Spark application on this host.
-
-    True if nothing is kept.
-    """
+    """Whether this is the first call with this key in the Spark application on this host. True without
+    markers."""
 
     def make(path: str) -> bool:
         try:
@@ -85,7 +86,7 @@ def first_time(key: str) -> bool:
 
 
 def only_once(key: str) -> bool:
-    """As ``first_time``, but False if nothing is kept: for lines that must not come with each micro-batch."""
+    """Like ``first_time``, but False without markers: for log lines that no micro-batch may repeat."""
     return bool(folder()) and first_time(key)
 
 
@@ -95,9 +96,9 @@ def forget(key: str) -> None:
 
 
 def happened_within(key: str, seconds: float) -> bool:
-    """Whether ``note`` was called with this key in the application on this host, at most ``seconds`` ago.
+    """Whether ``note`` was called with this key in the application on this host at most ``seconds`` ago.
 
-    For infinite ``seconds``, the clock does not matter.
+    If ``seconds`` is infinite, the clock does not matter.
     """
     found = _in_a_folder(key, os.lstat)
     if found is None:
@@ -108,7 +109,7 @@ def happened_within(key: str, seconds: float) -> bool:
 
 
 def note(key: str, text: str = "") -> None:
-    """Record an event, with the present time and a text, in place of what was noted before."""
+    """Record an event with the current time and a text. It replaces an earlier event with the same key."""
 
     def write(path: str) -> None:
         draft = f"{path}-{os.getpid()}-{threading.get_ident()}"
@@ -120,7 +121,7 @@ def note(key: str, text: str = "") -> None:
 
 
 def noted_within(key: str, seconds: float) -> str | None:
-    """The text of what ``happened_within`` these seconds."""
+    """The text of the event if it was recorded at most ``seconds`` ago, or None."""
     if not happened_within(key, seconds):
         return None
 
@@ -132,7 +133,7 @@ def noted_within(key: str, seconds: float) -> str | None:
 
 
 def _in_a_folder(key: str, use: Callable[[str], _Result]) -> _Result | None:
-    """``use`` of the marker's path in the first folder where it can be; None where it cannot."""
+    """Call ``use`` with the marker's path in the first folder that allows it; None if no folder does."""
     for path in _paths(key):
         try:
             return use(path)
@@ -142,15 +143,15 @@ def _in_a_folder(key: str, use: Callable[[str], _Result]) -> _Result | None:
 
 
 def folder() -> str:
-    """A folder that is unique to the application. Empty if no markers are kept."""
+    """A folder that belongs to the application alone; empty if no markers are kept."""
     return local_dirs().split(",")[0]
 
 
 def _paths(key: str) -> list[str]:
     """The possible paths of a marker, best first.
 
-    The system's folder for temporary files comes last, for the case that Spark's folders are not writable
-    (full or read-only disk). Its file name contains a hash of the application.
+    The system's temporary folder is the last choice, for a Spark folder that is not writable (full or
+    read-only disk). The file's name there contains a hash of the application's folder.
     """
     folders = list(filter(None, local_dirs().split(",")))
     if not folders:
@@ -163,13 +164,13 @@ def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-# -- settings with which rows reach Python at less cost: for ``kafka_sink.tune`` and the doctor --------
+# -- settings that make it cheaper to hand rows to Python, for ``kafka_sink.tune`` and the doctor -------
 
 LARGE_ROW_BYTES = 512
 _ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
-# Spark's default, with which small rows are as fast as they get.
+# Spark's default, which is already the best for small rows.
 _MOST_ROWS = 10_000
-# Spark 4.1 and later add up the bytes of each row, unless there is no limit.
+# Spark 4.1 and later add up the bytes of each row, unless this setting is _NO_LIMIT.
 _BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 _NO_LIMIT = str(2**31 - 1)
 _CODEC = "spark.sql.execution.arrow.compression.codec"
@@ -179,24 +180,25 @@ _GOOD_ARROW_BATCH = 4_000_000
 def rows_of_good_batch(row_bytes: float) -> int:
     """How many rows of this size an Arrow batch should have."""
     fitting = max(1, int(_GOOD_ARROW_BATCH / row_bytes))
-    # The first digit alone: 83 becomes 80.
+    # Keep the first digit only: 83 becomes 80.
     magnitude = int("1".ljust(len(str(fitting)), "0"))
     return fitting // magnitude * magnitude
 
 
 def arrow_batch_settings(row_bytes: int) -> dict[str, str]:
-    """Of a session, by name, for rows of about so many bytes. Raises ValueError for less than one."""
+    """The session settings, by name, for rows of about this many bytes. Raises ValueError below 1."""
     if row_bytes < 1:
         raise ValueError(f"row_bytes is {row_bytes}; give the bytes that a row has on average")
     wanted = {_ROWS: str(min(_MOST_ROWS, rows_of_good_batch(row_bytes)))}
     if row_bytes < LARGE_ROW_BYTES:
-        # Of larger rows the sum costs little, and the limit holds where some are much larger.
+        # For larger rows the sum costs little, and the limit matters because some rows may be much larger
+        # still.
         wanted[_BYTES] = _NO_LIMIT
     return wanted
 
 
 def arrow_batch_advice(conf: Callable[[str], str | None]) -> Iterator[str]:
-    """What to change in a session. ``conf``: the value of a setting, None where nobody set it."""
+    """What to change in a session. ``conf`` returns the value of a setting, or None if it was not set."""
     if conf(_ROWS) is None and conf(_BYTES) is None:
         yield (
             "Spark hands rows to Python in pieces of its default size: kafka_sink.tune(spark, row_bytes=...) "
