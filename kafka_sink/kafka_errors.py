@@ -1,7 +1,8 @@
 """Kafka's error codes that responses to this client may contain, and what each one means for it.
 
-Source: https://kafka.apache.org/protocol#protocol_error_codes. What happens to a batch after an error depends
-on more than the code; ``engine.response_classifier`` decides it.
+Source: https://kafka.apache.org/protocol#protocol_error_codes. All retriable codes are listed, since brokers
+other than Apache Kafka send some of them where Kafka never does. What happens to a batch after an error
+depends on more than the code; ``engine.response_classifier`` decides it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from types import MappingProxyType
 class KafkaError:
     """One error code.
 
-    ``retriable``: the same request may succeed later (Java's RetriableException). ``final_for_topic``: after
+    ``retriable``: the same request may succeed later (Java's RetriableException). ``is_of_metadata``: it may
+    have failed because metadata is out of date (Java's InvalidMetadataException). ``final_for_topic``: after
     this error in a Metadata response, asking again is unlikely to help. ``blames_broker``: the circuit
     breaker counts the attempt against the broker. Every other error is about the batch, the metadata or the
     client's rights.
@@ -24,6 +26,7 @@ class KafkaError:
     code: int
     name: str
     retriable: bool = False
+    is_of_metadata: bool = False
     final_for_topic: bool = False
     blames_broker: bool = False
 
@@ -45,15 +48,16 @@ def _error(code: int, **meaning: bool) -> int:
 UNKNOWN_SERVER_ERROR = _error(-1, blames_broker=True)
 NONE = _error(0)
 CORRUPT_MESSAGE = _error(2, retriable=True)
-UNKNOWN_TOPIC_OR_PARTITION = _error(3, retriable=True)
-LEADER_NOT_AVAILABLE = _error(5, retriable=True)
-NOT_LEADER_OR_FOLLOWER = _error(6, retriable=True)
+UNKNOWN_TOPIC_OR_PARTITION = _error(3, retriable=True, is_of_metadata=True)
+LEADER_NOT_AVAILABLE = _error(5, retriable=True, is_of_metadata=True)
+NOT_LEADER_OR_FOLLOWER = _error(6, retriable=True, is_of_metadata=True)
 REQUEST_TIMED_OUT = _error(7, retriable=True, blames_broker=True)
-BROKER_NOT_AVAILABLE = _error(8)
-REPLICA_NOT_AVAILABLE = _error(9, retriable=True)
+# Java's client does not retry it, as Kafka's brokers no longer send it. Redpanda's do, in Produce responses.
+BROKER_NOT_AVAILABLE = _error(8, retriable=True, is_of_metadata=True)
+REPLICA_NOT_AVAILABLE = _error(9, retriable=True, is_of_metadata=True)
 MESSAGE_TOO_LARGE = _error(10)
 OFFSET_METADATA_TOO_LARGE = _error(12)
-NETWORK_EXCEPTION = _error(13, retriable=True, blames_broker=True)
+NETWORK_EXCEPTION = _error(13, retriable=True, is_of_metadata=True, blames_broker=True)
 COORDINATOR_LOAD_IN_PROGRESS = _error(14, retriable=True)
 COORDINATOR_NOT_AVAILABLE = _error(15, retriable=True)
 NOT_COORDINATOR = _error(16, retriable=True)
@@ -93,25 +97,36 @@ TRANSACTION_COORDINATOR_FENCED = _error(52)
 TRANSACTIONAL_ID_AUTHORIZATION_FAILED = _error(53)
 SECURITY_DISABLED = _error(54)
 OPERATION_NOT_ATTEMPTED = _error(55)
-KAFKA_STORAGE_ERROR = _error(56, retriable=True, blames_broker=True)
+KAFKA_STORAGE_ERROR = _error(56, retriable=True, is_of_metadata=True, blames_broker=True)
 SASL_AUTHENTICATION_FAILED = _error(58)
 UNKNOWN_PRODUCER_ID = _error(59)
 GROUP_ID_NOT_FOUND = _error(69)
-LISTENER_NOT_FOUND = _error(72, retriable=True)
-FENCED_LEADER_EPOCH = _error(74, retriable=True)
+FETCH_SESSION_ID_NOT_FOUND = _error(70, retriable=True)
+INVALID_FETCH_SESSION_EPOCH = _error(71, retriable=True)
+LISTENER_NOT_FOUND = _error(72, retriable=True, is_of_metadata=True)
+FENCED_LEADER_EPOCH = _error(74, retriable=True, is_of_metadata=True)
 UNKNOWN_LEADER_EPOCH = _error(75, retriable=True)
 UNSUPPORTED_COMPRESSION_TYPE = _error(76)
+OFFSET_NOT_AVAILABLE = _error(78, retriable=True)
+PREFERRED_LEADER_NOT_AVAILABLE = _error(80, retriable=True, is_of_metadata=True)
 FENCED_INSTANCE_ID = _error(82)
+ELIGIBLE_LEADERS_NOT_AVAILABLE = _error(83, retriable=True, is_of_metadata=True)
+ELECTION_NOT_NEEDED = _error(84, retriable=True, is_of_metadata=True)
 INVALID_RECORD = _error(87)
 UNSTABLE_OFFSET_COMMIT = _error(88, retriable=True)
 THROTTLING_QUOTA_EXCEEDED = _error(89, retriable=True, blames_broker=True)
 PRODUCER_FENCED = _error(90)
-UNKNOWN_TOPIC_ID = _error(100, retriable=True)
+UNKNOWN_TOPIC_ID = _error(100, retriable=True, is_of_metadata=True)
+INCONSISTENT_TOPIC_ID = _error(103, retriable=True, is_of_metadata=True)
 TRANSACTIONAL_ID_NOT_FOUND = _error(105)
+FETCH_SESSION_TOPIC_ID_ERROR = _error(106, retriable=True)
 UNKNOWN_SUBSCRIPTION_ID = _error(117)
 TELEMETRY_TOO_LARGE = _error(118)
 TRANSACTION_ABORTABLE = _error(120)
+SHARE_SESSION_NOT_FOUND = _error(122, retriable=True)
+INVALID_SHARE_SESSION_EPOCH = _error(123, retriable=True)
 REBOOTSTRAP_REQUIRED = _error(129)
+SHARE_SESSION_LIMIT_REACHED = _error(133, retriable=True)
 
 ERRORS: Mapping[int, KafkaError] = MappingProxyType(
     {

@@ -15,7 +15,6 @@ from kafka_sink.errors import ConfigurationError, MetadataTimeoutError, MissingT
 from kafka_sink.kafka_errors import (
     CLUSTER_AUTHORIZATION_FAILED,
     LEADER_NOT_AVAILABLE,
-    NOT_CONTROLLER,
     REQUEST_TIMED_OUT,
     TOPIC_ALREADY_EXISTS,
     TOPIC_AUTHORIZATION_FAILED,
@@ -153,7 +152,7 @@ class TopicPreparation:
                 if not code:
                     driver_log.report(f"kafka-chunked: created topic '{topic}'")
                 return
-            if response is not None and not error_of(code).retriable and code != NOT_CONTROLLER:
+            if response is not None and not error_of(code).retriable:
                 remedy = (
                     "Grant this login CREATE on the topic or the cluster, or create it beforehand"
                     if code in (TOPIC_AUTHORIZATION_FAILED, CLUSTER_AUTHORIZATION_FAILED)

@@ -160,12 +160,8 @@ RULES: Mapping[int, Verdict | Rule] = {
     kafka_errors.CORRUPT_MESSAGE: _RETRY,
     kafka_errors.THROTTLING_QUOTA_EXCEEDED: _RETRY,
     kafka_errors.CONCURRENT_TRANSACTIONS: _RETRY_SOON,
-    kafka_errors.REQUEST_TIMED_OUT: _RETRY_POSSIBLY_WRITTEN,
-    kafka_errors.NOT_ENOUGH_REPLICAS_AFTER_APPEND: _RETRY_POSSIBLY_WRITTEN,
     # Any failure of an append raises it, also one after bytes have reached the log.
     kafka_errors.UNKNOWN_SERVER_ERROR: _RETRY_POSSIBLY_WRITTEN,
-    kafka_errors.KAFKA_STORAGE_ERROR: _RETRY_REFRESHED_POSSIBLY_WRITTEN,
-    kafka_errors.NETWORK_EXCEPTION: _RETRY_REFRESHED_POSSIBLY_WRITTEN,
     kafka_errors.MESSAGE_TOO_LARGE: _too_large,
     kafka_errors.RECORD_LIST_TOO_LARGE: _too_large,
     kafka_errors.OUT_OF_ORDER_SEQUENCE_NUMBER: _out_of_order,
@@ -200,13 +196,13 @@ ADVICE = {
 
 
 def classify_response(attempt: AttemptFacts) -> Verdict:
-    """Decide by error code. A code without a rule fails the batch, and the error names the code."""
+    """Decide by the error code's rule, or as ``_rule_of`` if it has none."""
     appended = attempt.base_offset >= 0 and attempt.error_code not in _NOTHING_APPENDED
     if appended and not attempt.possibly_written:
         # A leader that is deposed while it waits for replicas responds like a broker that never led the
         # partition, but with the batch's offset (Kafka's DelayedProduce).
         attempt = replace(attempt, possibly_written=True)
-    rule = RULES.get(attempt.error_code, _FAIL)
+    rule = RULES.get(attempt.error_code) or _rule_of(kafka_errors.error_of(attempt.error_code))
     if rule is _SUCCEED:
         outcome = _SUCCEED
     else:
@@ -215,6 +211,14 @@ def classify_response(attempt: AttemptFacts) -> Verdict:
     if attempt.possibly_written and not outcome.possibly_written:
         return replace(outcome, possibly_written=True)
     return outcome
+
+
+def _rule_of(error: kafka_errors.KafkaError) -> Verdict:
+    """The verdict after an error without a rule of its own. After a retriable error, the batch may have been
+    written: nothing proves that it was not. Any other error fails the batch, and the message has the code."""
+    if not error.retriable:
+        return _FAIL
+    return _RETRY_REFRESHED_POSSIBLY_WRITTEN if error.is_of_metadata else _RETRY_POSSIBLY_WRITTEN
 
 
 def classify_failure(cause: Exception, *, possibly_sent: bool) -> Verdict:

@@ -21,16 +21,6 @@ from kafka_sink.network.broker_connection import BrokerConnection
 from kafka_sink.network.broker_protocol import Request
 from kafka_sink.network.client import NetworkClient
 
-_MAY_PASS = frozenset(
-    {
-        kafka_errors.CONCURRENT_TRANSACTIONS,
-        kafka_errors.COORDINATOR_LOAD_IN_PROGRESS,
-        kafka_errors.COORDINATOR_NOT_AVAILABLE,
-        kafka_errors.NOT_COORDINATOR,
-        kafka_errors.UNKNOWN_TOPIC_OR_PARTITION,
-        kafka_errors.REQUEST_TIMED_OUT,
-    }
-)
 _MOVED = frozenset({kafka_errors.COORDINATOR_NOT_AVAILABLE, kafka_errors.NOT_COORDINATOR})
 # Of partitions beside one that failed, whose error says why.
 _NOT_ATTEMPTED = kafka_errors.OPERATION_NOT_ATTEMPTED
@@ -171,13 +161,14 @@ class TransactionPartitions:
         self._judge(errors[answered[0]], f"AddPartitionsToTxn of {answered[0]}", now_ms)
 
     def _judge(self, code: int, what: str, now_ms: float) -> None:
-        error = f"{what} failed: {kafka_errors.error_of(code).label}"
-        if code in _MAY_PASS or code == _NOT_ATTEMPTED:
-            self._identity.last_error = error
+        error = kafka_errors.error_of(code)
+        text = f"{what} failed: {error.label}"
+        if error.retriable or code == _NOT_ATTEMPTED:
+            self._identity.last_error = text
             self._retry(now_ms, elsewhere=code in _MOVED)
             return
         advice = ADVICE.get(code)
-        self._fail(DeliveryError(f"{error}; {advice}" if advice else error))
+        self._fail(DeliveryError(f"{text}; {advice}" if advice else text))
 
     def _retry(self, now_ms: float, *, elsewhere: bool = True) -> None:
         self._waits_for = None

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from kafka_sink.engine.response_classifier import (
-    RULES,
     Action,
     AttemptFacts,
     Verdict,
@@ -16,6 +15,7 @@ from kafka_sink.engine.response_classifier import (
     expiry,
 )
 from kafka_sink.errors import AuthenticationError, RecordTooLargeError
+from kafka_sink.kafka_errors import ERRORS
 from kafka_sink.model import RecordErrors, TopicPartition
 
 PARTITION = TopicPartition("t", 3)
@@ -35,6 +35,8 @@ def action(code: int, **facts: Any) -> Action:
     [
         pytest.param((3, 5, 6, 74, 100), True, False, id="stale metadata"),
         pytest.param((13, 56), True, True, id="a leader that broke down and may have the batch"),
+        pytest.param((8, 9, 72, 80, 83, 84, 103), True, True, id="other stale metadata"),
+        pytest.param((14, 15, 16, 41, 75, 78, 88), False, True, id="other retriable codes"),
         pytest.param((19, 2, 89), False, False, id="what passes"),
         pytest.param((7, 20, -1), False, True, id="an unknown outcome"),
     ],
@@ -70,7 +72,7 @@ def test_an_offset_beside_an_error_fixes_the_sequence_but_where_nothing_was_appe
 def test_what_may_have_been_written_stays_so_and_is_neither_split_nor_renumbered(
     count: int, is_next: bool
 ) -> None:
-    for code in RULES:
+    for code in ERRORS:
         pinned: list[dict[str, Any]] = [{"possibly_written": True}]
         if code not in (45, 100):
             pinned.append({"base_offset": 3})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kafka_sink.kafka_errors import ERRORS
+from kafka_sink.kafka_errors import ERRORS, error_of
 from kafka_sink.options import parse, unsupported
 from kafka_sink.options.table import SPECS, OptionSpec
 from kafka_sink.options.values import KAFKA_PREFIX
@@ -25,6 +25,8 @@ _NOT_IN_THE_JAR = {
         *("ssl.certificate.location", "ssl.certificate.pem", "ssl.key.location", "ssl.key.pem"),
     ],
 }
+# Redpanda sends it in Produce responses, while a broker shuts down or a shard does not respond.
+RETRIABLE_HERE_ONLY = {"BROKER_NOT_AVAILABLE"}
 NOT_IN_THE_JAR = {name for names in _NOT_IN_THE_JAR.values() for name in names}
 # Metrics that Kafka's producer does not have.
 OUR_METRICS = {
@@ -77,10 +79,16 @@ def test_metrics_are_kafkas_or_ours(names: KafkaNames) -> None:
     assert found - names.metrics == OUR_METRICS
 
 
-def test_error_codes_have_kafkas_names(names: KafkaNames) -> None:
-    assert {code: names.errors.get(code) for code in ERRORS} == {
-        code: error.name for code, error in ERRORS.items()
+def test_error_codes_and_their_exceptions_are_javas(names: KafkaNames) -> None:
+    """All of Java's codes: one that the table lacks counts as not retriable."""
+    assert [error.name for error in ERRORS.values()] == [names.errors[code][0] for code in ERRORS]
+    ours = {code: error_of(code) for code in names.errors}
+    differing = {
+        error.name
+        for code, error in ours.items()
+        if (error.retriable, error.is_of_metadata) != names.errors[code][1:]
     }
+    assert differing == RETRIABLE_HERE_ONLY
 
 
 def test_a_jar_that_brings_an_option_of_ours_breaks_no_check(names: KafkaNames) -> None:

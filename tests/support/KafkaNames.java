@@ -1,4 +1,5 @@
-// Prints the names that Kafka's producer has: "option <name>\t<default>", "metric <name>", "error <code> <name>".
+// Prints the names that Kafka's producer has: "option <name>\t<default>", "metric <name>",
+// "error <code> <name> <whether it is retriable> <whether it makes metadata invalid>".
 // Run as a source file with Kafka's jars on the class path.
 
 import java.util.Map;
@@ -7,6 +8,8 @@ import org.apache.kafka.clients.producer.KafkaProducer;
 import org.apache.kafka.clients.producer.ProducerConfig;
 import org.apache.kafka.common.MetricName;
 import org.apache.kafka.common.config.ConfigDef;
+import org.apache.kafka.common.errors.InvalidMetadataException;
+import org.apache.kafka.common.errors.RetriableException;
 import org.apache.kafka.common.protocol.Errors;
 import org.apache.kafka.common.serialization.ByteArraySerializer;
 
@@ -31,7 +34,10 @@ public class KafkaNames {
         }
         metrics.forEach(name -> System.out.println("metric " + name));
         for (Errors error : Errors.values()) {
-            System.out.println("error " + error.code() + " " + error.name());
+            boolean retriable = error.exception() instanceof RetriableException;
+            boolean refreshes = error.exception() instanceof InvalidMetadataException;
+            System.out.println(
+                    "error " + error.code() + " " + error.name() + " " + retriable + " " + refreshes);
         }
     }
 }

@@ -11,11 +11,12 @@ from local_kafka import LocalBroker
 
 @dataclass(frozen=True)
 class KafkaNames:
-    """``options`` by name, with the default as Kafka writes it ("" for none); ``errors`` by code."""
+    """``options`` by name, with the default as Kafka writes it ("" for none). ``errors`` by code: the name,
+    and whether Java's exception is a RetriableException and an InvalidMetadataException."""
 
     options: dict[str, str]
     metrics: frozenset[str]
-    errors: dict[int, str]
+    errors: dict[int, tuple[str, bool, bool]]
 
 
 def read_names(broker: LocalBroker) -> KafkaNames:
@@ -25,7 +26,7 @@ def read_names(broker: LocalBroker) -> KafkaNames:
     assert done.returncode == 0, done.stderr[-3000:]
     options: dict[str, str] = {}
     metrics: set[str] = set()
-    errors: dict[int, str] = {}
+    errors: dict[int, tuple[str, bool, bool]] = {}
     for line in done.stdout.splitlines():
         kind, _, rest = line.partition(" ")
         if kind == "option":
@@ -34,6 +35,6 @@ def read_names(broker: LocalBroker) -> KafkaNames:
         elif kind == "metric":
             metrics.add(rest)
         elif kind == "error":
-            code, _, name = rest.partition(" ")
-            errors[int(code)] = name
+            code, name, retriable, refreshes = rest.split()
+            errors[int(code)] = name, retriable == "true", refreshes == "true"
     return KafkaNames(options, frozenset(metrics), errors)
