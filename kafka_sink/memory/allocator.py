@@ -1,4 +1,5 @@
-"""Access to a pool by one of both strategies of buffer.memory.allocation.strategy; the pools of a process."""
+"""How a producer gets memory from a pool, for each buffer.memory.allocation.strategy; and a process's
+pools."""
 
 from __future__ import annotations
 
@@ -13,12 +14,12 @@ from kafka_sink.memory.buffer import ChunkedBuffer
 from kafka_sink.memory.pool import BufferPool, PoolClient
 
 MAX_CHUNK = 16384
-# A chunk always holds the 61-byte batch header.
+# A chunk is never smaller than the 61-byte batch header.
 MIN_CHUNK = 128
-# With many batches open, chunks are smaller by these divisors, but never below 1 KiB.
+# If many batches are open, chunks are smaller by one of these divisors, but never smaller than 1 KiB.
 _FINER = (4, 16)
 _MIN_FINER = 1024
-# The share of the pool, as a divisor, that one chunk for each open batch may take.
+# The share of the pool, as a divisor, that would be taken if each open batch had one chunk.
 _SHARE_OF_CHUNKS = 4
 
 
@@ -29,25 +30,26 @@ def chunk_size(batch_size: int) -> int:
 class BufferAllocator:
     """One producer's access to the pool.
 
-    `incremental` takes only the chunks that a batch lacks, all of one request in a single pool call. If so
-    many batches are open that a chunk for each would take a quarter of the pool, further batches get chunks a
-    quarter as large, and still smaller ones if necessary. Otherwise 5,000 partitions with a few rows each
-    would use up 64 MiB while filling a few per cent of it, and would send batches of a few rows.
+    With `incremental`, a batch takes chunks as it grows, and all chunks of one request in a single pool call.
+    If a chunk for each open batch would take a quarter of the pool, new batches get chunks a quarter as
+    large, and still smaller ones if necessary. Otherwise 5,000 partitions with a few rows each would use up
+    64 MiB of which they fill a few per cent, and the producer would send batches of a few rows.
 
-    `full`, Kafka's own strategy, takes batch.size when a batch opens, or what its first record needs if that
-    is more, and nothing from the pool later. Rows that the codec has not compressed yet may need more: lz4
-    and snappy hold up to a block of them raw, gzip and zstd all of the batch's. What does not fit lies in
-    heap chunks, which the pool counts and limits to as much again as buffer.memory. Kafka's producer
-    compresses record by record instead, in a context for each open batch, whose memory it does not count.
+    With `full`, Kafka's own strategy, a batch takes batch.size when it opens (or the size of its first
+    record, if that is larger) and nothing from the pool later. Rows that are not compressed yet may need more
+    memory: lz4 and snappy hold up to a block of raw rows, gzip and zstd all rows of the batch. The surplus
+    lies in heap chunks, which the pool counts and limits to the size of buffer.memory. Kafka's producer
+    instead compresses record by record, with a compression context for each open batch, and does not count
+    the memory of these contexts.
 
-    ``projected`` is the number of bytes that a batch will hold in all, header included; ``first_record`` that
-    with its first record alone (default: the same).
+    ``projected`` is the number of bytes that a batch will contain, with its header. ``first_record`` is the
+    size of the batch with its first record only; by default it equals ``projected``.
     """
 
     def __init__(self, pool: BufferPool, batch_size: int | None = None, *, full: bool = False) -> None:
-        """``batch_size``: default the pool's poolable size; given if producers share a pool."""
+        """``batch_size`` defaults to the pool's poolable size. Pass it if producers share the pool."""
         self.pool = pool
-        # Whether a batch takes batch.size from the pool when it opens, and nothing later.
+        # True if a batch takes batch.size from the pool when it opens, and nothing later.
         self.full = full
         # batch.size = 0 is legal: every record then gets a buffer of its own size.
         self._batch_size = max(1, pool.poolable_size if batch_size is None else batch_size)
@@ -57,15 +59,16 @@ class BufferAllocator:
         self._arenas = [pool.arena(size) for size in ([self._batch_size] if full else sizes)]
         self._heap_arena = pool.heap_arena(chunk) if full else None
         self._share = pool.total_bytes // _SHARE_OF_CHUNKS
-        # What batches may need beyond the pool; `incremental` two of them, for growing and splitting one.
+        # What batches may need beyond the pool. With `incremental`, one batch may need room for growing and
+        # one for being split.
         self._heap_bytes = pool.total_bytes if full else 2 * self._batch_size
         self.begin()
 
     def _needs(
         self, projected: int, first_record: int | None, batches: int = 1
     ) -> tuple[ChunkArena, int, int]:
-        """What the last of so many new batches gets: an arena's chunks, how many, and what `full` would
-        hold for it."""
+        """What the last of this many new batches gets: an arena, the number of its chunks, and the bytes that
+        the `full` strategy would hold for the batch."""
         if self.full:
             pooled = projected if first_record is None else min(projected, first_record)
             arena = self._arenas[0] if pooled <= self._batch_size else ChunkArena(pooled, kept=False)
@@ -77,7 +80,8 @@ class BufferAllocator:
         return arena, -(-projected // arena.size) or 1, max(self._batch_size, projected)
 
     def try_open(self, projected: int, first_record: int | None = None) -> ChunkedBuffer | None:
-        """A new batch's memory, or None when the pool cannot give it now or others wait. Never blocks."""
+        """Memory for a new batch; None if the pool cannot provide it now or a request is waiting. Never
+        blocks."""
         if self._client.closed:
             return None
         arena, count, full_bytes = self._needs(projected, first_record)
@@ -96,7 +100,8 @@ class BufferAllocator:
         return buffer if grown else None
 
     def try_open_all(self, projected: Sequence[int]) -> Sequence[ChunkedBuffer]:
-        """As ``try_open`` for each, up to the first that the pool refuses."""
+        """Call ``try_open`` for each batch until the pool refuses one. Returns the buffers that were
+        opened."""
         batches, pool = len(projected), self.pool
         if batches > 1 and not self._client.closed:
             arena, _, full_bytes = self._needs(max(projected), None, batches)
@@ -125,17 +130,20 @@ class BufferAllocator:
         watch: Callable[[], None] | None = None,
         first_record: int | None = None,
     ) -> ChunkedBuffer:
-        """A new batch's memory; waits in line for it. ``watch`` is called at the start of the wait and from
-        time to time, and may raise to end it.
+        """Memory for a new batch. Waits in the pool's queue for it.
 
-        Raises BufferExhaustedError after the timeout, RecordTooLargeError at once for more than
-        buffer.memory, ProducerClosedError when closed; nothing stays reserved then."""
+        ``watch`` is called at the start of the wait and repeatedly during it. If it raises, the wait ends.
+
+        Raises BufferExhaustedError after the timeout, RecordTooLargeError at once if more than buffer.memory
+        is needed, and ProducerClosedError if the producer is closed. Nothing stays reserved after an
+        error."""
         arena, count, full_bytes = self._needs(projected, first_record)
         chunks = self.pool.take(arena, count, timeout_ms, self._client, full_bytes, watch)
         buffer = ChunkedBuffer(self.pool, arena, chunks, full_bytes, self._heap_arena)
         try:
             if not buffer.grow(projected):
-                # It has waited for memory; it gets no more than one grant beyond the heap's limit.
+                # The batch has already waited, so it takes the rest even beyond the heap's limit. The excess
+                # is bounded by what one request asks for.
                 buffer.grow_on_heap(projected)
         except BaseException:
             buffer.release()
@@ -143,45 +151,53 @@ class BufferAllocator:
         return buffer
 
     def begin(self) -> None:
-        """A task begins: the heap may hold what its batches need, and the pool's peaks are reset to the
-        present values. A new allocator has begun."""
+        """Start a task: let the heap hold what its batches need, and reset the pool's peaks to the current
+        values.
+
+        A new allocator is already started."""
         self.pool.admit_heap(self._client, self._heap_bytes)
         self.pool.restart_maxima()
 
     def rest(self) -> None:
-        """Between tasks: the heap's limit is what other producers need, and free memory goes back to the
+        """End a task: lower the heap's limit to what other producers need, and return free memory to the
         system."""
         self.pool.withdraw_heap(self._client)
         self.pool.trim_free()
 
     def close(self) -> None:
-        """End this producer's waits with an error. Memory in use may still grow and be returned."""
+        """End this producer's waits with an error. Memory that is in use may still grow, and can be
+        returned."""
         self.pool.close_client(self._client)
         self.pool.trim_free()
 
 
 class WorkerPools:
-    """The pools of a process by their size. Thread-safe; a pool lives as long as a producer uses it.
+    """The pools of a process, by size. Thread-safe. A pool lives as long as a producer uses it.
 
-    Producers with the same buffer.memory share a pool, whatever their batch.size or strategy. Those with
-    another buffer.memory have another: each holds what its own options allow. Spark runs one task at a time
-    in a worker, and a producer between tasks holds nothing, so a worker stays within the running task's.
+    Producers with the same buffer.memory share a pool, even if their batch.size or strategy differs.
+    Producers with another buffer.memory use another pool, so that each producer may hold what its own options
+    allow. Spark runs one task at a time in a worker, and a producer holds no memory between tasks, so a
+    worker's memory stays within buffer.memory of the running task.
     """
 
     def __init__(self, clock_ms: Clock) -> None:
         self._clock_ms = clock_ms
-        self._lock = threading.Lock()  # guards the one below
+        self._lock = threading.Lock()  # guards _pools: two producers must not make two pools of one size
         self._pools: WeakValueDictionary[int, BufferPool] = WeakValueDictionary()
-        # For the life of the process, as are the pools.
+        # The handler can never be unregistered, but the pools exist as long as the process anyway.
         os.register_at_fork(after_in_child=self._after_fork)
 
     def _after_fork(self) -> None:
-        """A fork copies chunks that the parent's producers hold; another thread may have held the lock."""
+        """Start without pools in a forked child, which only has copies of chunks that its parent uses.
+
+        The lock is also replaced: another thread of the parent may have held it during the fork.
+        """
         self._lock = threading.Lock()
         self._pools = WeakValueDictionary()
 
     def allocator(self, strategy: str, buffer_memory: int, batch_size: int) -> BufferAllocator:
-        """One producer's access to its memory; ``strategy`` is `full` or `incremental`, sizes are bytes."""
+        """Return a producer's access to its pool. ``strategy`` is `full` or `incremental`; sizes are in
+        bytes."""
         full = strategy == "full"
         poolable_size = batch_size if full else chunk_size(batch_size)
         with self._lock:

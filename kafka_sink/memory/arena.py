@@ -1,11 +1,11 @@
 """Chunks of one size, cut from anonymous mappings that the kernel backs only once they are written.
 
-Mappings instead of one bytearray per chunk, measured on Linux with 64 MiB in 16 KiB chunks (Python 3.11):
-after 63 of 64 chunks were freed, bytearrays still held all 64 MiB resident (the C heap was fragmented),
-mappings held 2 MiB after MADV_DONTNEED, in 4 ms for everything. Assigning a slice to a mapping costs 88 ns
-and 4 KiB of copying, to a memoryview 97 and to a bytearray 268; it also takes any contiguous buffer.
-Huge pages would halve the first touch (14 ms for 64 MiB instead of 29), change nothing once warm, and make
-2 MiB resident for the first byte: not worth it.
+Why mappings instead of one bytearray per chunk, measured on Linux with 64 MiB in 16 KiB chunks (Python 3.11):
+after 63 of 64 chunks were freed, the bytearrays still held all 64 MiB resident, because the C heap was
+fragmented. The mappings held 2 MiB after MADV_DONTNEED, which took 4 ms for all chunks. Assigning a slice of
+4 KiB costs 88 ns with a mapping, 97 ns with a memoryview and 268 ns with a bytearray, and a mapping accepts
+any contiguous buffer. Huge pages would halve the time of the first touch (14 ms instead of 29 ms for 64 MiB),
+but would not help afterwards, and would make 2 MiB resident for the first byte.
 """
 
 from __future__ import annotations
@@ -16,20 +16,22 @@ from operator import attrgetter
 
 from kafka_sink.errors import BufferOwnershipError
 
-# One mapping holds up to this many bytes or chunks; making it stays below 50 us under the pool's lock.
+# The size of one mapping. Creating it takes less than 50 us, during which the pool's lock is held.
 _SLAB_BYTES = 1 << 20
 _SLAB_CHUNKS = 64
-# After so many returns of several chunks, the free ones are sorted by place. Without this, a batch's 16
-# chunks lay in 15 places after a while, now in 6. Each place costs the sender a checksum and a buffer.
+# After this many returns of several chunks, the free chunks are sorted by place. Without sorting, a batch's
+# 16 chunks were spread over 15 separate places after a while; with it, over 6. Each place costs the sender a
+# checksum call and a buffer for sendmsg.
 _RETURNS_BEFORE_SORT = 16
-# A sort of 65,536 free chunks (1 GiB) takes 15 ms under the pool's lock. So there are more returns before it.
+# Sorting 65,536 free chunks (1 GiB) takes 15 ms under the pool's lock, so with more chunks it happens less
+# often.
 _FREE_CHUNKS_A_RETURN = 128
 
 
 class Chunk:
-    """``size`` bytes at ``start`` of ``slab``; ``view`` is the same memory, writable.
+    """``size`` bytes of the mapping ``slab``, from ``start``. ``view`` is the same memory, writable.
 
-    ``place`` orders an arena's chunks so that neighbours follow each other.
+    ``place`` orders an arena's chunks, so that chunks that are adjacent in memory have consecutive places.
     """
 
     __slots__ = ("place", "slab", "start", "view")
@@ -44,9 +46,9 @@ class Chunk:
 class ChunkArena:
     """All chunks of one size. Not thread-safe: the pool's lock guards it.
 
-    A chunk is lent, free (written before, kept for reuse) or bare (no memory behind it). ``kept`` False:
-    what comes back is unmapped instead, as Kafka does with buffers of an odd size. ``heap``: memory that
-    is counted outside the pool.
+    A chunk is lent, free (written before and kept for reuse) or bare (not backed by memory). If ``kept`` is
+    False, returned chunks are unmapped instead of kept, as Kafka does with buffers of an unusual size.
+    ``heap`` marks memory that does not count as the pool's.
     """
 
     __slots__ = ("_bare", "_carved", "_lent", "_pages", "_returns", "free", "heap", "kept", "size")
@@ -57,20 +59,23 @@ class ChunkArena:
         self.heap = heap
         self.free: list[Chunk] = []
         self._bare: list[Chunk] = []
-        # Chunks made so far, and returns of several since the last sort.
+        # The number of chunks created so far, and the number of returns of several chunks since the last
+        # sort.
         self._carved = self._returns = 0
         self._lent: set[Chunk] = set()
         self._pages = _SharedPages(size) if kept and size < mmap.PAGESIZE else None
 
     def take(self, count: int) -> list[Chunk]:
-        """``count`` chunks, free ones first. Of these the last one returned comes first, as it is still in a
-        cache, or after a sort the one that lies first.
+        """Lend ``count`` chunks, free ones first.
 
-        Raises MemoryError or OSError, changing nothing, when the system has no memory.
+        The chunk returned last is taken first, as it is still in the CPU's cache. After a sort, the chunk
+        with the lowest place is first.
+
+        Raises MemoryError or OSError, changing nothing, if the system has no memory.
         """
         free = self.free
         if count == 1 and free:
-            # By far the most frequent request; the general way costs three times as much.
+            # By far the most frequent request. The general code below takes three times as long.
             chunk = free.pop()
             self._lent.add(chunk)
             return [chunk]
@@ -81,7 +86,8 @@ class ChunkArena:
         else:
             while len(self._bare) < missing:
                 self._carve(missing)
-            # Bare chunks lie in ascending order from the end, so that neighbours stay neighbours.
+            # Bare chunks are stored in descending order and taken from the end, so that neighbours stay
+            # neighbours.
             bare = self._bare[: -missing - 1 : -1]
             del self._bare[-missing:]
             if self._pages is not None:
@@ -106,7 +112,8 @@ class ChunkArena:
             self._pages.fresh(carved)
 
     def give(self, chunks: list[Chunk]) -> None:
-        """Take lent chunks back. Raises BufferOwnershipError, changing nothing, if any is not lent."""
+        """Take lent chunks back. Raises BufferOwnershipError, changing nothing, if one of them is not
+        lent."""
         lent = self._lent
         if len(chunks) == 1 and chunks[0] in lent:
             lent.remove(chunks[0])
@@ -129,7 +136,7 @@ class ChunkArena:
                 self._returns = 0
                 self.free.sort(key=attrgetter("place"), reverse=True)
         elif lent:
-            # Their mapping stays while another of its chunks is in use.
+            # The mapping stays as long as another of its chunks is in use, so only its pages can be freed.
             _forget_pages(chunks, self.size)
 
     @property
@@ -137,10 +144,11 @@ class ChunkArena:
         return len(self._lent)
 
     def discard_free(self, wanted: int | None = None) -> int:
-        """Give the memory of ``wanted`` free chunks (all: None) back to the system; return how many.
+        """Return the memory of ``wanted`` free chunks to the system (None: of all), and return how many there
+        were.
 
-        Those that would be taken last go first. Only whole pages can go, so that chunks below a page's size
-        leave with the last of those that share their page.
+        The chunks that would be taken last go first. Only whole pages can be freed, so the memory of chunks
+        smaller than a page is freed with the last chunk on that page.
         """
         count = len(self.free) if wanted is None else min(wanted, len(self.free))
         if not count:
@@ -148,7 +156,7 @@ class ChunkArena:
         leaving = self.free[:count]
         del self.free[:count]
         if not self._lent and not self.free:
-            # Nobody holds a part of any mapping: unmap them all.
+            # No chunk of any mapping is in use: unmap all mappings.
             self._bare.clear()
             if self._pages is not None:
                 self._pages = _SharedPages(self.size)
@@ -162,19 +170,20 @@ class ChunkArena:
 
 
 class _SharedPages:
-    """How much of each page no chunk in use lies on, where chunks are smaller than pages.
+    """The unused part of each page, if chunks are smaller than pages.
 
-    Chunks become bare one by one and in any order: were the pages of each call's chunks looked at alone,
-    hardly any would ever go, and 64 MiB of 1 KiB chunks stayed resident beside 64 MiB of larger ones.
+    Chunks become bare one at a time and in any order. If each call only looked at the pages of its own
+    chunks, it would hardly ever find a whole page, and 64 MiB of 1 KiB chunks would stay resident next to 64
+    MiB of larger ones.
     """
 
     def __init__(self, size: int) -> None:
         self._size = size
-        # By mapping and page: bytes of bare chunks.
+        # The bytes of bare chunks, by mapping and page.
         self._bare: dict[tuple[int, int], int] = {}
 
     def _parts(self, chunk: Chunk) -> Iterator[tuple[int, int]]:
-        """Pages that a chunk lies on, and bytes of it there."""
+        """The pages that a chunk lies on, each with the number of the chunk's bytes on it."""
         at, end = chunk.start, chunk.start + self._size
         while at < end:
             page = at // mmap.PAGESIZE
@@ -183,7 +192,7 @@ class _SharedPages:
             at = stop
 
     def fresh(self, chunks: Sequence[Chunk]) -> None:
-        """Chunks of a new mapping, none of whose pages was touched yet."""
+        """Add the chunks of a new mapping. None of its pages was touched yet."""
         for chunk in chunks:
             for page, part in self._parts(chunk):
                 place = id(chunk.slab), page
@@ -195,7 +204,7 @@ class _SharedPages:
                 self._bare[id(chunk.slab), page] -= part
 
     def bare(self, chunks: Sequence[Chunk]) -> None:
-        """Chunks hold nothing any more: pages that are all bare now go back to the system."""
+        """Mark chunks as bare. Pages on which all chunks are bare are returned to the system."""
         for chunk in chunks:
             for page, part in self._parts(chunk):
                 bare = self._bare[id(chunk.slab), page] = self._bare[id(chunk.slab), page] + part
@@ -205,14 +214,15 @@ class _SharedPages:
 
 
 def _map(size: int) -> mmap.mmap:
-    # Private: a shared anonymous mapping is shared memory to the kernel, and to forked children.
+    # Private, because a shared anonymous mapping is shared memory for the kernel, and shared with forked
+    # children.
     if hasattr(mmap, "MAP_PRIVATE"):
         return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return mmap.mmap(-1, size)
 
 
 def _forget_pages(chunks: list[Chunk], size: int) -> None:
-    """Drop the pages behind chunks, runs of neighbours together."""
+    """Return the pages of these chunks to the system, with one call for each run of adjacent chunks."""
     slabs = {id(chunk.slab): chunk.slab for chunk in chunks}
     places = sorted((id(chunk.slab), chunk.start) for chunk in chunks)
     at = 0

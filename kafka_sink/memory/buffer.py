@@ -1,9 +1,11 @@
-"""The memory of one record batch: chunks that follow its data (KAFKA-20576), or parts of another batch's.
+"""The memory of one record batch: chunks that grow with its data (KAFKA-20576), or parts of another batch's
+memory.
 
-Adjacent chunks are written and viewed as one piece; the pool returns and hands out chunks in order and sorts
-the free ones now and then, so that many stay adjacent while few partitions are open. On one core
-(Python 3.11) a one-chunk batch costs 3.1 us from open to release, and each 4 KiB appended to a 1 MiB batch
-600 ns with its share of growth, or 840 if no chunks are adjacent (130 of each is the copy).
+Adjacent chunks are written and viewed as one piece. The pool hands out and returns chunks in order and sorts
+the free ones from time to time, so that many chunks stay adjacent while few partitions are open. On one core
+(Python 3.11), a batch of one chunk costs 3.1 us from open to release. Each 4 KiB appended to a batch of 1 MiB
+costs 600 ns with its share of growth, or 840 ns if no chunks are adjacent; the copy alone takes 130 ns of
+this.
 """
 
 from __future__ import annotations
@@ -15,18 +17,18 @@ from kafka_sink.errors import BufferOwnershipError
 from kafka_sink.memory.arena import Chunk, ChunkArena
 from kafka_sink.memory.pool import BufferPool, LentChunks
 
-# Contiguous bytes; numpy and pyarrow data come as memoryviews.
+# Contiguous bytes. Data of numpy and pyarrow comes as memoryviews.
 Data = bytes | bytearray | memoryview
 
 
 class ChunkedBuffer:
     """The memory of one record batch. Not thread-safe: it has one owner at a time.
 
-    ``capacity`` bytes may be written without growth, ``size`` bytes are written. ``overflowed``: whether
-    ``write_growing`` took heap memory that nobody had reserved.
+    ``capacity`` is how many bytes fit without growth; ``size`` is how many are written. ``overflowed`` is
+    True if ``write_growing`` took heap memory that was not reserved.
 
-    All chunks are of one size, but the first may be of another. They are the pool's, and once one came from
-    the heap, all further ones do.
+    All chunks have the same size, except that the first may have a different one. The chunks come from the
+    pool until the first one comes from the heap; after that, all come from the heap.
     """
 
     __slots__ = (
@@ -57,10 +59,11 @@ class ChunkedBuffer:
         full_bytes: int,
         heap_arena: ChunkArena | None = None,
     ) -> None:
-        """``chunks`` are the arena's, and so is what the buffer grows by. With ``heap_arena`` there is one
-        chunk, and the buffer grows by that arena's, within the heap's limit.
+        """``chunks`` belong to ``arena``, from which the buffer also grows.
 
-        ``full_bytes``: what the `full` strategy would hold for the same, for the pool's metrics.
+        With ``heap_arena``, there is one chunk, and the buffer grows by chunks of that arena within the
+        heap's limit. ``full_bytes`` is what the `full` strategy would hold for this batch; it is for the
+        pool's metrics.
         """
         self._pool = pool
         self._arena = arena
@@ -72,14 +75,15 @@ class ChunkedBuffer:
         self._released = False
         first = arena.size
         self._step = step = first if heap_arena is None else heap_arena.size
-        # By how much the first chunk is larger than the others: chunk n ends at _lead + (n + 1) * _step.
+        # How much larger the first chunk is than the others, so that chunk n ends at _lead + (n + 1) * _step.
         self._lead = first - step
         self.capacity = self._lead + len(chunks) * step
         self.size = 0
         self.overflowed = False
-        # Where the next byte goes: slab[_shift + size], while _from <= size < _limit <= capacity.
+        # The next byte is written to slab[_shift + size], which is valid while _from <= size < _limit <=
+        # capacity.
         self._from = 0
-        # _point_at(0), spelt out: every batch begins here, most with one chunk.
+        # The same as _point_at(0), written out: every batch starts here, and most have one chunk.
         chunk = chunks[0]
         self._slab: mmap.mmap | None = chunk.slab
         self._shift = chunk.start
@@ -89,21 +93,25 @@ class ChunkedBuffer:
 
     @property
     def heap_bytes(self) -> int:
-        """Bytes held from outside the pool."""
+        """The bytes that this batch holds outside the pool."""
         return (len(self._chunks) - self._pooled) * self._step
 
     @property
     def growable_bytes(self) -> int:
-        """The bytes by which ``grow`` could make it larger now. A hint: read without the pool's lock."""
+        """By how many bytes ``grow`` could extend the buffer now. A hint, because it is read without the
+        lock."""
         step = self._step
         if self._reserves_heap:
             return self._pool.heap_room // step * step
         return 0 if self._heap_arena is not None else self._pool.available_bytes // step * step
 
     def write_growing(self, data: Data) -> None:
-        """Append, growing as needed: as ``grow`` does, otherwise from the heap. The data cannot wait, so it
-        may exceed the heap's limit; then no new request is granted until enough heap memory has come back.
-        What is written stays where it is."""
+        """Append data, and grow if necessary: as ``grow`` does, or else from the heap.
+
+        The data is already encoded and cannot wait, so it may exceed the heap's limit. In that case the pool
+        grants no new request until enough heap memory has been returned. Written bytes stay at their place in
+        memory.
+        """
         size = self.size
         end = size + len(data)
         slab = self._slab
@@ -122,7 +130,8 @@ class ChunkedBuffer:
         length = len(view)
         size = self.size
         if not view.contiguous:
-            # A failure in the middle would leave the position of the next byte behind the wrong chunk.
+            # If the copy failed halfway, _slab and _shift would no longer match the position of the next
+            # byte.
             raise ValueError("data must be contiguous")
         slab = self._slab
         done = 0
@@ -137,7 +146,7 @@ class ChunkedBuffer:
         self.size = size
 
     def _point_at(self, position: int) -> mmap.mmap:
-        """The next byte goes to its place in a chunk, and on through chunks that are its neighbours."""
+        """Find the chunk for the next byte, and how far writing can go on in the chunks adjacent to it."""
         lead, step = self._lead, self._step
         index = max(0, (position - lead) // step)
         chunk = self._chunks[index]
@@ -149,7 +158,8 @@ class ChunkedBuffer:
         return chunk.slab
 
     def _reach(self, following: int) -> None:
-        """Move the limit on through the chunks from ``following`` on that continue the memory before it."""
+        """Extend the limit through the chunks, from index ``following`` on, that continue the memory before
+        it."""
         chunks = self._chunks
         slab = self._slab
         shift = self._shift
@@ -162,8 +172,10 @@ class ChunkedBuffer:
         self._limit = stop - shift
 
     def grow(self, projected: int) -> bool:
-        """Make room for ``projected`` bytes in all, by chunks that the pool, or the heap, has now. Return
-        False, changing nothing, where memory is short. Never blocks."""
+        """Make room for ``projected`` bytes in all, with chunks that the pool or the heap has now.
+
+        Returns False, changing nothing, if there is too little memory. Never blocks.
+        """
         missing = -(-(projected - self.capacity) // self._step)
         if missing <= 0:
             return True
@@ -186,7 +198,7 @@ class ChunkedBuffer:
         return True
 
     def grow_on_heap(self, projected: int) -> None:
-        """Add heap chunks for what cannot wait, or has waited, also beyond the heap's limit."""
+        """Add heap chunks, even beyond the heap's limit, for data that cannot wait or has already waited."""
         more = 0 if self._reserves_heap else max(0, projected - self._full_bytes)
         missing = -(-(projected - self.capacity) // self._step)
         chunks = self._pool.take_heap(self._heap_chunks(), missing, more)
@@ -206,7 +218,7 @@ class ChunkedBuffer:
             self._reach(before)
 
     def truncate(self, size: int) -> None:
-        """Drop the bytes past ``size`` but keep their memory."""
+        """Drop the bytes after ``size``, but keep their memory."""
         if not 0 <= size <= self.size:
             raise ValueError(f"cannot truncate {self.size} bytes to {size}")
         self.size = size
@@ -214,8 +226,10 @@ class ChunkedBuffer:
             self._point_at(size)
 
     def views(self, start: int = 0, end: int | None = None) -> list[memoryview]:
-        """The bytes written from ``start`` to ``end`` (default: all), in order and without a copy. No view is
-        empty. They are for reading, until the memory is released."""
+        """The written bytes from ``start`` to ``end`` (default: all), in order and without a copy.
+
+        No view is empty. The views are for reading, and only valid until the memory is released.
+        """
         if end is None:
             end = self.size
         if not 0 <= start <= end <= self.size:
@@ -228,12 +242,13 @@ class ChunkedBuffer:
         begin = lead + first * step if first else 0
         if first == last:
             return [chunks[first].view[start - begin : end - begin]]
-        # One view for each group of adjacent chunks: for 1 MiB in 64 of them this saves 44 us in the checksum
-        # and 9 us in sendmsg, which takes 1,024 buffers at most. If no two are adjacent, it costs 8 us.
+        # One view for each group of adjacent chunks. For 1 MiB in 64 adjacent chunks, this saves 44 us in the
+        # checksum and 9 us in sendmsg, which accepts at most 1,024 buffers. If no chunks are adjacent, it
+        # costs 8 us.
         found = []
         while at <= last:
             chunk = chunks[at]
-            # A first chunk of another size is of another mapping, so it has no neighbour.
+            # If the first chunk has a different size, it belongs to a different mapping and has no neighbour.
             stop = chunk.start + len(chunk.view)
             at += 1
             while at <= last and chunks[at].start == stop and chunks[at].slab is chunk.slab:
@@ -248,10 +263,10 @@ class ChunkedBuffer:
         return found
 
     def patch(self, data: Data, position: int = 0) -> None:
-        """Overwrite written bytes. Raises ValueError, changing nothing, past their end."""
+        """Overwrite written bytes. Raises ValueError, changing nothing, if the data goes beyond their end."""
         end = position + len(data)
         if 0 <= position < end <= min(self._arena.size, self.size):
-            # A header, at the start of the first chunk.
+            # The data is a header at the start of the first chunk.
             self._chunks[0].view[position:end] = data
             return
         source = memoryview(data).cast("B")
@@ -261,8 +276,9 @@ class ChunkedBuffer:
             done += len(target)
 
     def trim(self) -> None:
-        """Return memory that holds no data. Called when the batch takes no more rows."""
-        # A first chunk of another size stays, as all places count from its end.
+        """Return memory that contains no data. Called when the batch accepts no more rows."""
+        # If the first chunk has a different size, it is kept, because all positions are computed from its
+        # end.
         keep = 0
         if self.size or self._reserves_heap:
             keep = max(0, (self.size - 1 - self._lead) // self._step) + 1
@@ -283,14 +299,18 @@ class ChunkedBuffer:
             self._limit = self.capacity
 
     def release(self, returned: dict[BufferPool, list[LentChunks]] | None = None) -> None:
-        """Return all memory. A second call raises BufferOwnershipError and changes nothing; so does growing
-        afterwards. With ``returned`` its chunks go there, by pool, for ``BufferPool.give_all``."""
+        """Return all memory.
+
+        A second call, or growing afterwards, raises BufferOwnershipError and changes nothing. With
+        ``returned``, the chunks are added to that dictionary, by pool, and the caller returns them with
+        ``BufferPool.give_all``.
+        """
         if self._released:
             raise BufferOwnershipError("a batch's memory was released twice")
         if self._heap_arena is not None and len(self._chunks) > self._pooled:
             self._pool.give(self._heap_arena, self._chunks[self._pooled :])
             del self._chunks[self._pooled :]
-        # Also where nothing is left to return: this ends the batch in the pool's counts.
+        # Call the pool even if no chunk is left to return, because this ends the batch in the pool's counts.
         lent = self._arena, self._chunks, self._full_bytes
         self._released = True
         if returned is None:
@@ -303,7 +323,7 @@ class ChunkedBuffer:
 
 
 class ScratchBuffer:
-    """Memory of the process, outside of all pools: what a split makes, until its batch's memory is free."""
+    """Memory outside all pools, for the pieces of a split until the memory of the split batch is free."""
 
     heap_bytes = growable_bytes = 0
     overflowed = False
@@ -317,7 +337,7 @@ class ScratchBuffer:
         self.size = self.capacity = len(self.data)
 
     def grow(self, projected: int) -> bool:
-        """It grows as it is written."""
+        """Always True: the bytearray grows when it is written."""
         return True
 
     def truncate(self, size: int) -> None:
@@ -325,21 +345,21 @@ class ScratchBuffer:
         self.size = self.capacity = size
 
     def views(self, start: int = 0, end: int | None = None) -> list[memoryview]:
-        """While one is kept, nothing can be written."""
+        """The written bytes. As long as a view exists, nothing can be written."""
         return [memoryview(self.data)[start:end]] if start < len(self.data) else []
 
     def patch(self, data: Data, position: int = 0) -> None:
         self.data[position : position + len(data)] = data
 
     def trim(self) -> None:
-        """Nothing to return."""
+        """Does nothing: there is no memory to return."""
 
     def release(self, returned: dict[BufferPool, list[LentChunks]] | None = None) -> None:
         self.data = bytearray()
 
 
 class _SharedBuffer:
-    """A batch's buffer, which goes back to the pool with the last of its ``users``."""
+    """A batch's buffer with several users. The last of them returns it to the pool."""
 
     __slots__ = ("buffer", "users")
 
@@ -349,15 +369,16 @@ class _SharedBuffer:
 
 
 class SharedBufferPart:
-    """Parts of a shared buffer, as the whole memory of one sealed batch. Its size is fixed.
+    """Parts of a shared buffer that are the whole memory of one sealed batch. Its size is fixed.
 
-    Pieces of one batch, and pieces of those, share its buffer. As what is written there stays where it is, a
-    piece in flight does not mind that another is split.
+    The pieces of a split batch share its buffer, and so do the pieces of these pieces. Written bytes stay at
+    their place, so splitting one piece does not disturb another piece that is in flight.
     """
 
     __slots__ = ("_parts", "_released", "_shared", "capacity", "size")
 
-    # A piece is sealed. The memory that its pieces took beyond the batch's own counts in the pool's metrics.
+    # A piece is sealed. The pool's metrics include the heap memory that the pieces needed beyond the batch's
+    # own.
     heap_bytes = growable_bytes = 0
     overflowed = False
 
@@ -369,7 +390,7 @@ class SharedBufferPart:
         self.capacity = self.size = sum(end - start for start, end in parts)
 
     def _ranges(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """Where the bytes from ``start`` to ``end`` lie in the shared buffer, in order."""
+        """Where the bytes from ``start`` to ``end`` are in the shared buffer, in order."""
         if not 0 <= start <= end <= self.size:
             raise ValueError(f"no bytes {start} to {end} in {self.size} that are written")
         at = 0
@@ -391,7 +412,7 @@ class SharedBufferPart:
             done += stop - begin
 
     def write_growing(self, data: Data) -> None:
-        """A piece is written when it is made."""
+        """Refuse data: a piece is written completely when it is created."""
         if len(data):
             raise ValueError(f"{len(data)} bytes do not fit: {self.size} of {self.capacity} are written")
 
@@ -399,12 +420,12 @@ class SharedBufferPart:
         return projected <= self.capacity
 
     def truncate(self, size: int) -> None:
-        """A piece is as long as it was made."""
+        """Refuse to change the size: it is fixed when the piece is created."""
         if size != self.size:
             raise ValueError(f"cannot truncate {self.size} bytes to {size}")
 
     def trim(self) -> None:
-        """Nothing to return: the buffer goes back whole."""
+        """Does nothing: the shared buffer is returned as a whole."""
 
     def release(self, returned: dict[BufferPool, list[LentChunks]] | None = None) -> None:
         if self._released:
@@ -417,28 +438,29 @@ class SharedBufferPart:
         self.capacity = self.size = 0
 
 
-# What a batch may hold; all have ChunkedBuffer's methods.
+# The kinds of memory that a batch may have. All have the methods of ChunkedBuffer.
 Memory = ChunkedBuffer | SharedBufferPart | ScratchBuffer
 
 
 def share(buffer: Memory) -> SharedBufferPart:
-    """What a batch holds in place of ``buffer`` when its pieces are to share it."""
+    """The memory that a batch holds in place of ``buffer``, so that its pieces can share the buffer."""
     if isinstance(buffer, SharedBufferPart):
         return buffer
     return SharedBufferPart(_SharedBuffer(buffer), [(0, buffer.size)])
 
 
 def put_pieces(whole: SharedBufferPart, pieces: Sequence[bytes | bytearray]) -> list[SharedBufferPart]:
-    """Buffers that hold these bytes, in order, in the memory of ``whole``, whose own bytes are lost.
+    """Write the pieces, in order, into the memory of ``whole``, and return a buffer for each. ``whole`` loses
+    its own bytes.
 
-    What does not fit goes behind everything else in the shared buffer, which grows for it: from the pool
-    without blocking, otherwise from the heap, also beyond its limit. ``whole`` has to be released as before.
+    Data that does not fit is appended to the shared buffer, which grows for it: from the pool without
+    blocking, or else from the heap, even beyond the heap's limit. ``whole`` must still be released.
     """
     shared = whole._shared
     missing = sum(map(len, pieces)) - whole.size
     free = list(whole._parts)
     if missing > 0:
-        # First, as it may raise.
+        # Grow before anything is overwritten, because growing may raise.
         begin = shared.buffer.size
         shared.buffer.write_growing(bytes(missing))
         free.append((begin, begin + missing))

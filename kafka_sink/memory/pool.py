@@ -1,16 +1,17 @@
-"""``buffer.memory``: real, reused memory, first come first served (Kafka's BufferPool, KAFKA-20576).
+"""``buffer.memory``: memory that is reused, and granted in the order of requests (Kafka's BufferPool,
+KAFKA-20576).
 
-Chunks of a few sizes are kept for reuse. A buffer of any other size is counted too, but unmapped on its
-return. Allocation is lazy. At every moment outside the lock:
+Chunks of a few sizes are kept for reuse. A buffer of any other size is counted as well, but is unmapped when
+it is returned. Memory is allocated on demand. At every moment outside the lock:
 
     used + free = allocated <= total        used: lent out; free: kept for reuse
     used + reserved <= total                reserved: gathered for waiting requests, not lent yet
     a request waits  =>  used + reserved = total        so that no request overtakes it
 
-Heap memory is counted apart and never enters the pool: what a codec needs beside a buffer of `full`,
-compressed data larger than estimated, and what the pieces of a split batch need beyond the batch's own
-memory. The last two cannot wait, so they may exceed its limit. All requests then wait until the limit is kept
-again, even if the pool has free memory.
+Heap memory is counted separately and never enters the pool. It holds what a codec needs in addition to a
+buffer of `full`, compressed data that is larger than estimated, and what the pieces of a split batch need
+beyond the batch's own memory. The last two cannot wait, so they may exceed the heap's limit. Until the heap
+is within its limit again, all requests wait, even if the pool has free memory.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from kafka_sink.clock import Clock
 from kafka_sink.errors import BufferExhaustedError, ProducerClosedError, RecordTooLargeError
 from kafka_sink.memory.arena import Chunk, ChunkArena
 
-# metrics.num.samples and metrics.sample.window.ms at their defaults.
+# The defaults of metrics.num.samples and metrics.sample.window.ms.
 _SAMPLES = 2
 _WINDOW_MS = 30_000.0
 
@@ -33,7 +34,8 @@ _WINDOW_MS = 30_000.0
 class WindowedRate:
     """Kafka's Rate: the sum recorded in the last two windows of 30 s, per second.
 
-    As in Kafka, the divisor is never below one window, so that a first event does not look like a spike.
+    As in Kafka, the sum is divided by at least one window's length, so that the first event does not appear
+    as a spike.
     """
 
     __slots__ = ("_samples",)
@@ -51,7 +53,7 @@ class WindowedRate:
             del samples[:-_SAMPLES]
 
     def per_second(self, now_ms: float) -> float:
-        """The rate at ``now_ms``; changes nothing."""
+        """The rate at ``now_ms``. Does not change anything."""
         alive = [sample for sample in self._samples if now_ms - sample[0] < _SAMPLES * _WINDOW_MS]
         if not alive:
             return 0.0
@@ -61,11 +63,12 @@ class WindowedRate:
 
 @dataclass(frozen=True, slots=True)
 class PoolMetrics:
-    """A snapshot of a pool: bytes, nanoseconds and counts.
+    """A snapshot of a pool, in bytes, nanoseconds and counts.
 
-    ``used_bytes`` are lent out; ``reserved_bytes`` are promised to waiters; ``allocated_bytes`` are used plus
-    free memory that is kept for reuse; ``available`` is total minus used minus reserved. ``heap_*`` is
-    outside of all these. ``full_strategy_*`` is what `full` would hold for the same open batches.
+    ``used_bytes`` are lent out. ``reserved_bytes`` are gathered for waiting requests. ``allocated_bytes`` are
+    the used bytes and the free memory that is kept for reuse. ``available`` is the total without used and
+    reserved bytes. ``heap_*`` is not part of any of these. ``full_strategy_*`` is what `full` would hold for
+    the same open batches.
     """
 
     buffer_total_bytes: int
@@ -88,16 +91,20 @@ class PoolMetrics:
     max_full_strategy_bytes: int
 
 
-# Heap memory is limited to this share of buffer.memory, as a divisor, but to no less than the minimum below;
-# see also admit_heap.
+# The heap's limit is buffer.memory divided by this number, but at least the minimum below; see also
+# admit_heap.
 _HEAP_SHARE = 4
 _MIN_HEAP_BYTES = 1 << 20
-# How often a waiting request checks whether its task is still alive.
+# How often a waiting request checks that its task is still running.
 _WATCH_MS = 100.0
 
 
 class PoolClient:
-    """One producer of a pool. Closing it wakes its own waiters only. The pool's lock guards ``closed``."""
+    """A producer that uses a pool. Closing it ends the waits of this producer only.
+
+    The pool's lock guards ``closed``: otherwise a request could join the queue just after the close, and wait
+    until its timeout.
+    """
 
     __slots__ = ("closed",)
 
@@ -106,9 +113,11 @@ class PoolClient:
 
 
 class _Waiter:
-    """One waiting request, which has gathered ``gathered`` of ``need`` bytes and is granted when it has all.
+    """A waiting request. It has gathered ``gathered`` of ``need`` bytes and is granted when it has all of
+    them.
 
-    ``turn`` is locked until then, or until its client is closed. The pool's lock guards everything else.
+    ``turn`` is a lock that the pool releases at that moment, or when the client is closed; the waiting thread
+    blocks on it. The pool's lock guards all other fields.
     """
 
     __slots__ = ("client", "gathered", "need", "turn")
@@ -122,12 +131,13 @@ class _Waiter:
 
 
 class BufferPool:
-    """Thread-safe; shared by the producers of a worker process. Sizes are bytes.
+    """The pool that the producers of a worker process share. Thread-safe. Sizes are in bytes.
 
-    ``poolable_size`` is what its own producer takes; another producer gets chunks of its size by ``arena``.
-    A request is granted whole or not at all, and ``try_take`` never overtakes a waiter. ``full_bytes``
-    arguments say what the `full` strategy would hold for the same; only the metrics use them.
-    ``open_batches`` of all producers hold memory: without the lock a hint.
+    ``poolable_size`` is the size that the producer which created the pool takes; other producers get chunks
+    of their size through ``arena``. A request is granted completely or not at all, and ``try_take`` never
+    overtakes a waiting request. ``full_bytes`` arguments are what the `full` strategy would hold for the same
+    data; only the metrics use them. ``open_batches`` is the number of batches of all producers that hold
+    memory; without the lock it is a hint.
     """
 
     def __init__(
@@ -144,13 +154,16 @@ class BufferPool:
             heap_limit_bytes = max(total_bytes // _HEAP_SHARE, _MIN_HEAP_BYTES)
         self.heap_limit_bytes = self._least_heap_limit = heap_limit_bytes
         self._clock_ms = clock_ms
-        self._lock = threading.Lock()  # guards everything below, and all arenas
+        # Guards everything below, and all arenas. The task's thread takes memory and the sender's thread
+        # returns it; without the lock they could lend one chunk twice, or lose the wake-up of a waiting
+        # request.
+        self._lock = threading.Lock()
         self._arenas: dict[int, ChunkArena] = {}
         self._heap_arenas: dict[int, ChunkArena] = {}
         self._heap_needs: dict[PoolClient, int] = {}
         self._waiters: deque[_Waiter] = deque()
         self._used = 0
-        self._grantable = total_bytes  # less what waiters gathered
+        self._grantable = total_bytes  # without the bytes that waiting requests have gathered
         self._allocated = 0
         self._heap = 0
         self._full = 0
@@ -163,16 +176,20 @@ class BufferPool:
         self._exhausted_rate = WindowedRate()
 
     def admit_heap(self, client: PoolClient, need_bytes: int) -> None:
-        """Raise the heap's limit to what ``client`` may need, but never beyond ``total_bytes``, until
-        ``withdraw_heap`` or ``close_client``. A closed one needs nothing."""
+        """Raise the heap's limit to what ``client`` may need, but never above ``total_bytes``.
+
+        This lasts until ``withdraw_heap`` or ``close_client``. Does nothing for a closed client.
+        """
         with self._lock:
             if not client.closed:
                 self._heap_needs[client] = min(need_bytes, self.total_bytes)
                 self._limit_heap()
 
     def withdraw_heap(self, client: PoolClient) -> None:
-        """The heap's limit falls back to what the other clients need. All requests wait while the heap holds
-        more than that."""
+        """Lower the heap's limit to what the other clients need.
+
+        All requests wait while the heap holds more than that.
+        """
         with self._lock:
             self._withdraw_heap(client)
 
@@ -184,7 +201,7 @@ class BufferPool:
         self.heap_limit_bytes = max(self._least_heap_limit, *self._heap_needs.values(), 0)
 
     def arena(self, size: int) -> ChunkArena:
-        """The arena of a chunk size that is kept for reuse."""
+        """The arena for chunks of this size, which are kept for reuse."""
         with self._lock:
             found = self._arenas.get(size)
             if found is None:
@@ -192,7 +209,7 @@ class BufferPool:
             return found
 
     def heap_arena(self, size: int) -> ChunkArena:
-        """The arena of heap chunks of a size that are kept for reuse until ``trim_free``."""
+        """The arena for heap chunks of this size, which are kept for reuse until ``trim_free``."""
         with self._lock:
             found = self._heap_arenas.get(size)
             if found is None:
@@ -204,15 +221,17 @@ class BufferPool:
     def try_take(
         self, arena: ChunkArena, count: int, full_bytes: int = 0, *, new_batches: int = 0
     ) -> list[Chunk] | None:
-        """``count`` chunks, or None if the pool has too little now or a request waits. Never blocks.
+        """Take ``count`` chunks; None if the pool has too little memory now or a request is waiting. Never
+        blocks.
 
-        ``new_batches``: they are the first of so many batches. None is opened while the pool is overdrawn.
+        ``new_batches`` is how many new batches the chunks are for; 0 if they are for a batch that grows.
+        While the heap exceeds its limit, no batch is opened.
 
         Raises MemoryError or OSError, changing nothing, if the system has no memory; so do the other methods.
         """
         need = count * arena.size
         with self._lock:
-            # This covers waiting requests: while there are any, all memory is used or reserved.
+            # This also keeps it from overtaking: while a request waits, all memory is used or reserved.
             if self._used + need > self._grantable or (new_batches and self._heap > self.heap_limit_bytes):
                 return None
             return self._lend(arena, count, full_bytes, new_batches)
@@ -226,13 +245,14 @@ class BufferPool:
         full_bytes: int = 0,
         watch: Callable[[], None] | None = None,
     ) -> list[Chunk]:
-        """``count`` chunks for a new batch, waiting in line up to ``timeout_ms`` (what is left of
-        max.block.ms).
+        """Take ``count`` chunks for a new batch, waiting in the queue for at most ``timeout_ms``.
 
-        ``watch`` is called without the lock once the request is in line, and every 100 ms while it waits;
-        what it raises ends the wait. Raises RecordTooLargeError at once for more than the pool ever has,
-        BufferExhaustedError after the timeout, ProducerClosedError when the client is closed; nothing stays
-        reserved then, nor when a signal or a task kill interrupts the wait.
+        The timeout is what is left of max.block.ms. ``watch`` is called without the lock when the request is
+        in the queue, and every 100 ms while it waits; if it raises, the wait ends.
+
+        Raises RecordTooLargeError at once if the pool can never have that much, BufferExhaustedError after
+        the timeout, and ProducerClosedError if the client is closed. Nothing stays reserved after an error,
+        or after a signal or a task kill has interrupted the wait.
         """
         need = count * arena.size
         if need > self.total_bytes:
@@ -255,14 +275,16 @@ class BufferPool:
             with self._lock:
                 if client.closed:
                     raise ProducerClosedError("the producer was closed while a row waited for memory")
-                # The count decides, not acquire's result: memory may come just after the timeout.
+                # Decide by the count and not by acquire's result: the memory may have arrived just after the
+                # timeout.
                 if waiter.gathered < need:
                     raise self._exhaustion(waiter, started_ms, timeout_ms, ahead)
                 self._ungather(waiter)
                 chunks = self._lend(arena, count, full_bytes, 1)
             return chunks
         finally:
-            # Also on KeyboardInterrupt and a task kill: gathered memory goes to the next request.
+            # This also runs after KeyboardInterrupt and a task kill: the next request gets the gathered
+            # memory.
             with self._lock:
                 self._note_wait(started_ms)
                 if chunks is None:
@@ -270,15 +292,18 @@ class BufferPool:
                     self._serve()
 
     def try_take_heap(self, arena: ChunkArena, count: int) -> list[Chunk] | None:
-        """``count`` chunks beyond the pool, from a heap arena; None at the heap's limit."""
+        """Take ``count`` chunks from a heap arena, outside the pool; None if this would exceed the heap's
+        limit."""
         with self._lock:
             if self._heap + count * arena.size > self.heap_limit_bytes:
                 return None
             return self._lend_heap(arena, count, 0)
 
     def take_heap(self, arena: ChunkArena, count: int, full_bytes: int = 0) -> list[Chunk]:
-        """As ``try_take_heap`` for rows that are encoded, which cannot wait: also beyond the limit. New
-        requests then do."""
+        """Like ``try_take_heap``, but even beyond the limit, for encoded rows that cannot wait.
+
+        While the limit is exceeded, new requests wait.
+        """
         with self._lock:
             return self._lend_heap(arena, count, full_bytes)
 
@@ -312,7 +337,7 @@ class BufferPool:
         return chunks
 
     def _make_room(self, arena: ChunkArena, fresh_bytes: int) -> None:
-        """Drop free chunks of other sizes to stay within the total; ``arena`` will use all of its own."""
+        """Drop free chunks of other sizes, so that ``arena`` can allocate these bytes within the total."""
         excess = self._allocated + fresh_bytes - self.total_bytes
         for other in self._arenas.values():
             if excess > 0 and other is not arena:
@@ -330,7 +355,7 @@ class BufferPool:
             return ahead
 
     def _serve(self) -> None:
-        """Give available memory to the oldest request, and to the next once that one has all it needs."""
+        """Give available memory to the oldest request, and once that has all it needs, to the next one."""
         waiters = self._waiters
         while waiters and not self.overdrawn:
             waiter = waiters[0]
@@ -382,15 +407,15 @@ class BufferPool:
     # -- giving back ------------------------------------------------------------------------------
 
     def give(self, arena: ChunkArena, chunks: list[Chunk], full_bytes: int = 0) -> None:
-        """As ``give_all`` for chunks of a batch that goes on."""
+        """Return chunks of a batch that keeps others, or may grow again. See ``give_all``."""
         self.give_all([(arena, chunks, full_bytes)], ended=0)
 
     def give_all(self, lent: Sequence[LentChunks], *, ended: int | None = None) -> None:
-        """Return the last chunks of batches to where they came from, those of one arena in one step; the
-        request that waits longest gets them first.
+        """Return chunks of batches. The request that has waited longest gets them first.
 
-        ``ended``: how many batches hold no chunks now; default: each. Raises BufferOwnershipError, changing
-        nothing of an arena, for chunks that are not lent out.
+        Chunks of one arena are returned in one step. ``ended`` is how many batches hold no chunks after this;
+        by default each of them. Raises BufferOwnershipError, without changing that arena, if a chunk is not
+        lent out.
         """
         arenas: dict[ChunkArena, list[Chunk]] = {}
         full_bytes = 0
@@ -415,7 +440,7 @@ class BufferPool:
                 self._serve()
 
     def restart_maxima(self) -> None:
-        """Reset the peaks to the present values: a new task begins."""
+        """Reset the peaks to the current values, when a new task begins."""
         with self._lock:
             self._peak_used, self._peak_allocated = self._used, self._allocated
             self._peak_heap, self._peak_full = self._heap, self._full
@@ -429,9 +454,10 @@ class BufferPool:
                 arena.discard_free()
 
     def close_client(self, client: PoolClient) -> None:
-        """End a producer's waits with ProducerClosedError; the memory they gathered goes to the others.
+        """End a producer's waits with ProducerClosedError. Memory that they gathered goes to the other
+        producers.
 
-        For the heap's limit see ``withdraw_heap``.
+        The heap's limit is lowered as in ``withdraw_heap``.
         """
         with self._lock:
             client.closed = True
@@ -445,26 +471,26 @@ class BufferPool:
 
     @property
     def queued(self) -> int:
-        """The number of waiting requests of all producers. Read without the lock: a hint."""
+        """The number of waiting requests of all producers. Read without the lock, so it is a hint."""
         return len(self._waiters)
 
     @property
     def overdrawn(self) -> bool:
-        """Whether encoded rows took more heap memory than its limit. Without the lock a hint."""
+        """Whether encoded rows hold more heap memory than its limit. Without the lock it is a hint."""
         return self._heap > self.heap_limit_bytes
 
     @property
     def heap_room(self) -> int:
-        """The bytes up to the heap's limit. Read without the lock: a hint."""
+        """The bytes left up to the heap's limit. Read without the lock, so it is a hint."""
         return max(0, self.heap_limit_bytes - self._heap)
 
     @property
     def available_bytes(self) -> int:
-        """The bytes that a request could get now. Read without the lock: a hint."""
+        """The bytes that a request could get now. Read without the lock, so it is a hint."""
         return self._grantable - self._used
 
     def metrics(self, now_ms: float | None = None) -> PoolMetrics:
-        """A consistent snapshot; rates are those at ``now_ms``."""
+        """A consistent snapshot. The rates are those at ``now_ms``."""
         now_ms = self._clock_ms() if now_ms is None else now_ms
         with self._lock:
             return PoolMetrics(
@@ -489,7 +515,7 @@ class BufferPool:
             )
 
 
-# All that a batch holds of a pool: its arena, its chunks there, and what `full` would hold for them.
+# Chunks that a batch returns: their arena, the chunks, and what `full` would hold for them.
 LentChunks = tuple[ChunkArena, list[Chunk], int]
 
 
