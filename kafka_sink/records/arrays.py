@@ -1,7 +1,8 @@
-"""Arrow arrays as numpy arrays and back, through their buffers: the only reader of Arrow offsets.
+"""Converts Arrow arrays to numpy arrays and back through their buffers. No other module reads Arrow's
+offsets.
 
-``pa.array`` and ``Array.to_numpy`` import pandas where it is installed, to recognise its objects. That
-would cost every Python worker 160 ms of CPU and 40 MB for nothing.
+``pa.array`` and ``Array.to_numpy`` are avoided: if pandas is installed, they import it to recognise its
+objects, which would cost every Python worker 160 ms of CPU time and 40 MB for nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ UInt32s = npt.NDArray[np.uint32]
 UInt64s = npt.NDArray[np.uint64]
 Offsets = npt.NDArray[np.signedinteger[Any]]
 LengthArray = Int32s | Int64s
-# By id: to compare or hash a type, Arrow prints it first.
+# Types are identified by id, because Arrow builds a type's text before it compares or hashes the type.
 _BYTES = {kind.id for kind in (pa.binary(), pa.string(), pa.large_binary(), pa.large_string())}
 _BINARY = pa.binary().id
 _NULL = pa.null().id
@@ -30,9 +31,11 @@ _LARGE = {kind.id for kind in (pa.large_binary(), pa.large_string(), pa.large_li
 
 
 def null_mask(array: pa.Array) -> Bools:
-    """True where an entry is null; for types that keep a validity bitmap (all but null, union, run-end)."""
+    """True for each null entry. For types with a validity bitmap, that is all but null, union and run-end
+    types."""
     if array.type.id == _NULL:
-        # One out of a struct that ``take`` has made has a bitmap, which says otherwise.
+        # Arrow's null type has no bitmap, except if ``take`` made it as part of a struct: that bitmap is
+        # wrong.
         return np.ones(len(array), dtype=np.bool_)
     bitmap = array.buffers()[0]
     if bitmap is None:
@@ -45,7 +48,8 @@ def null_mask(array: pa.Array) -> Bools:
 
 
 def numbers(array: pa.Array, dtype: Any) -> npt.NDArray[Any]:
-    """A view of the values of a fixed-width array, ``dtype`` being their type; nulls have any value."""
+    """A view of the values of a fixed-width array, whose type is ``dtype``. Null entries have arbitrary
+    values."""
     if len(array) == 0:
         return np.zeros(0, dtype=dtype)
     wide = np.dtype(dtype)
@@ -53,14 +57,17 @@ def numbers(array: pa.Array, dtype: Any) -> npt.NDArray[Any]:
 
 
 def indices(rows: npt.NDArray[np.integer]) -> pa.Array:
-    """Row numbers below 2^31 as an Arrow array, for ``take``; no copy of 32-bit ones."""
+    """Row numbers below 2^31 as an Arrow array for ``take``. 32-bit numbers are not copied."""
     narrow = np.ascontiguousarray(rows, dtype=np.int32)
     return pa.Array.from_buffers(pa.int32(), len(narrow), [None, pa.py_buffer(narrow)])
 
 
 def offsets(array: pa.Array) -> Offsets:
-    """The ``len(array) + 1`` ascending offsets of a string, binary or list array, large or not, sliced or
-    not: entry i has the bytes (of a list: the elements) ``offsets[i]`` to ``offsets[i + 1]``. No copy."""
+    """The ``len(array) + 1`` ascending offsets of a string, binary or list array, without a copy.
+
+    Entry i has the bytes (or the elements of a list) from ``offsets[i]`` to ``offsets[i + 1]``. The array may
+    be a large type or a slice.
+    """
     wide: np.dtype[np.signedinteger[Any]] = np.dtype(np.int64 if array.type.id in _LARGE else np.int32)
     if len(array) == 0:
         return np.zeros(1, dtype=wide)
@@ -68,25 +75,25 @@ def offsets(array: pa.Array) -> Offsets:
 
 
 def has_byte_offsets(kind: pa.DataType) -> bool:
-    """Whether ``offsets`` of an array of this type count bytes."""
+    """Whether the ``offsets`` of an array of this type count bytes."""
     return kind.id in _BYTES
 
 
 def lengths(array: pa.Array) -> LengthArray:
-    """The length of each entry of an array that has ``offsets``: bytes, or elements of a list; 0 for null.
+    """The length of each entry of an array with ``offsets``, in bytes or in elements of a list; 0 for null.
 
-    Numbers are as wide as the offsets.
+    The numbers are as wide as the offsets.
     """
     ends = offsets(array)
     sizes: LengthArray = np.subtract(ends[1:], ends[:-1])
     if array.null_count:
-        # Arrow lets a null entry span bytes that mean nothing.
+        # In Arrow, a null entry may span bytes, which have no meaning.
         sizes[null_mask(array)] = 0
     return sizes
 
 
 def values_buffer(array: pa.Array) -> Bytes:
-    """The bytes that the ``offsets`` of a string or binary array point into. No copy."""
+    """The bytes to which the ``offsets`` of a string or binary array refer, without a copy."""
     data = array.buffers()[2]
     if data is None or data.size == 0:
         return np.zeros(0, dtype=np.uint8)
@@ -94,7 +101,7 @@ def values_buffer(array: pa.Array) -> Bytes:
 
 
 def binary_of(entries: Sequence[bytes | None]) -> pa.Array:
-    """A binary array of these entries: ``pa.array`` would import pandas."""
+    """A binary array with these entries. ``pa.array`` is not used, because it would import pandas."""
     sizes = np.array([0, *(len(entry or b"") for entry in entries)], dtype=np.int64)
     nulls = np.array([entry is None for entry in entries], dtype=np.bool_)
     data = pa.py_buffer(b"".join(entry or b"" for entry in entries))
@@ -108,9 +115,10 @@ def spans(
     ends: npt.NDArray[np.integer],
     nulls: Bools | None = None,
 ) -> pa.Array:
-    """A binary array with the bytes ``starts[i]`` to ``ends[i]`` of ``data``, which ascend without overlap.
+    """A binary array with the bytes from ``starts[i]`` to ``ends[i]`` of ``data``.
 
-    Raises OverflowError where the bytes from the first to the last are 2 GiB or more.
+    The spans are in ascending order and do not overlap. Raises OverflowError if 2 GiB or more lie between the
+    first and the last byte.
     """
     count = len(starts)
     if count == 0:
@@ -123,7 +131,7 @@ def spans(
     edges = np.empty(2 * count, dtype=np.int32)
     edges[0::2], edges[1::2] = starts - first, ends - first
     buffers = [None, pa.py_buffer(edges), pa.py_buffer(data[first : int(ends[-1])])]
-    # Every second entry is what lies between two spans.
+    # Of these entries, every second one lies between two spans, so it is left out.
     found = pa.Array.from_buffers(pa.binary(), 2 * count - 1, buffers).take(
         indices(np.arange(0, 2 * count, 2))
     )
@@ -131,7 +139,7 @@ def spans(
 
 
 def with_nulls(array: pa.Array, nulls: Bools) -> pa.Array:
-    """The same array, which begins with its buffers, null where ``nulls`` is true."""
+    """The array with nulls where ``nulls`` is true, over the same buffers. The array must not be a slice."""
     if not nulls.any():
         return array
     return pa.Array.from_buffers(array.type, len(array), [_validity(nulls), *array.buffers()[1:]])
@@ -142,14 +150,16 @@ def _validity(nulls: Bools) -> pa.Buffer | None:
 
 
 def is_utf8(array: pa.Array) -> bool:
-    """Whether all entries of a string or binary array are UTF-8. Spark's cast of binary to string keeps any
-    bytes."""
+    """Whether all entries of a string or binary array are valid UTF-8.
+
+    A string array may not be: Spark keeps any bytes when it casts binary to string.
+    """
     ends = offsets(array)
     if values_buffer(array)[int(ends[0]) : int(ends[-1])].max(initial=0) < _FIRST_NOT_ASCII:
-        # Nearly always, and a tenth of the work.
+        # This is nearly always so, and takes a tenth of the time of the check below.
         return True
     if array.type in (pa.binary(), pa.large_binary()):
-        # Arrow looks at the content of strings only.
+        # Arrow validates the content of string arrays only.
         array = array.view(pa.string() if array.type == pa.binary() else pa.large_string())
     try:
         array.validate(full=True)
@@ -159,9 +169,9 @@ def is_utf8(array: pa.Array) -> bool:
 
 
 def as_binary(array: pa.Array) -> pa.Array:
-    """A string or binary array as binary, with 32-bit offsets over the same bytes.
+    """A string or binary array as binary with 32-bit offsets, over the same bytes.
 
-    Raises OverflowError where the entries take 2 GiB or more.
+    Raises OverflowError if the entries take 2 GiB or more.
     """
     if array.type.id == _BINARY:
         return array
@@ -169,9 +179,9 @@ def as_binary(array: pa.Array) -> pa.Array:
 
 
 def narrow(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """A large_string or large_binary array as ``kind``, which has 32-bit offsets. Raises OverflowError.
+    """A large_string or large_binary array as ``kind``, a type with 32-bit offsets. Raises OverflowError.
 
-    Arrow's own cast keeps the absolute offsets, and so fails for a small slice that begins beyond 2^31.
+    Arrow's own cast keeps the absolute offsets, so it fails for a small slice that begins after 2^31 bytes.
     """
     ends = offsets(array)
     first, size = int(ends[0]), int(ends[-1] - ends[0])

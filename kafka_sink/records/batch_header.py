@@ -17,15 +17,15 @@ NO_PRODUCER_EPOCH = -1
 _HEAD = struct.Struct(">qiibI")
 # attributes, lastOffsetDelta, baseTimestamp, maxTimestamp, producerId, producerEpoch, baseSequence, count
 _CHECKED = struct.Struct(">hiqqqhii")
-# batchLength does not count baseOffset and itself.
+# batchLength counts the bytes after itself, so neither baseOffset nor its own four bytes.
 _LENGTH_OVERHEAD = 12
 TRANSACTIONAL = 0x10
-# Up to this many bytes a copy is faster than a numpy array over them.
+# Up to this many bytes, copying them is faster than making a numpy array over them.
 _COPIED_BYTES = 4096
 
 
 class ProducerSequence(NamedTuple):
-    """By these three fields of the header a broker recognises a batch that it has already (KIP-98)."""
+    """The three header fields by which a broker recognises a batch that it already has (KIP-98)."""
 
     producer_id: int
     producer_epoch: int
@@ -44,11 +44,11 @@ def write(
     max_timestamp: int,
     sequence: ProducerSequence = NO_SEQUENCE,
 ) -> None:
-    """Write the header of a batch into its first SIZE bytes, which lie in the first of its ``views``. After
-    them come its records, compressed or not: ``size`` bytes in all.
+    """Write the header of a batch into its first SIZE bytes, which lie in the first of its ``views``.
 
-    Timestamps are milliseconds since the epoch. The CRC32C covers everything from the attributes on,
-    so that the broker may set the leader epoch without computing it again.
+    The records, compressed or not, follow it. ``size`` is the size of the whole batch. Timestamps are
+    milliseconds since the epoch. The CRC32C covers everything from the attributes on, but not the leader
+    epoch, so that the broker can set that without computing the CRC again.
     """
     first = views[0]
     _CHECKED.pack_into(
@@ -61,7 +61,7 @@ def write(
         *sequence,
         record_count,
     )
-    # The C extension takes bytes and numpy arrays but no memoryviews.
+    # The C extension accepts bytes and numpy arrays, but no memoryviews.
     if size <= _COPIED_BYTES and len(views) == 1:
         crc = google_crc32c.value(bytes(first[_HEAD.size :]))
     else:

@@ -1,8 +1,9 @@
-"""The compression codecs. No codec keeps a context per partition.
+"""The compression codecs. None of them keeps a context for each partition.
 
-lz4 and snappy frames are made of independent blocks, so a batch compresses block by block while it
-fills. zstd and gzip batches are compressed once, at close. Blocks are cut at fixed raw offsets, so equal rows
-give equal bytes, but for LZ4 blocks whose search was made coarser by the blocks before them.
+lz4 and snappy frames consist of independent blocks, so a batch is compressed block by block while it fills.
+zstd and gzip batches are compressed as a whole when they are closed. Blocks end at fixed offsets of the raw
+records, so equal rows give equal bytes. The exception is LZ4, whose search may be coarser because of earlier
+blocks.
 """
 
 from __future__ import annotations
@@ -19,38 +20,39 @@ from kafka_sink.model import CompressionType
 GZIP_DEFAULT_LEVEL = -1
 LZ4_DEFAULT_LEVEL = 9
 ZSTD_DEFAULT_LEVEL = 3
-# The largest window, and gzip's framing (RFC 1952).
+# 15 bits for the largest window, plus 16 for gzip's framing (RFC 1952).
 _GZIP_WINDOW_BITS = 31
-# Compressed bytes that are given to a decompressor at once.
+# How many compressed bytes a decompressor is given at once.
 _SLICE = 4096
 
 
 class BlockCodec:
-    """A frame of independently compressed blocks: prologue, blocks, epilogue.
+    """A codec for frames of independently compressed blocks: prologue, blocks, epilogue.
 
-    No ABC: their isinstance takes a quarter of a microsecond, several times for each batch.
+    It is not an ABC, because isinstance takes 0.25 us for an ABC, and it is called several times for each
+    batch.
     """
 
     block_size: int
-    # Bytes of a block's framing, and by how much incompressible rows make its body larger.
+    # The bytes of a block's framing, plus the bytes by which compression may enlarge incompressible rows.
     block_overhead: int
     prologue: bytes
     epilogue: bytes
 
     def compress_block(self, raw: bytes | memoryview) -> tuple[bytes, bytes | memoryview]:
-        """Framing and body of one block of at most ``block_size`` raw bytes."""
+        """Return the framing and the body of one block of at most ``block_size`` raw bytes."""
         raise NotImplementedError
 
 
 class WholeCodec:
-    """Compresses a batch's records section in one go, from the raw bytes that wait for it."""
+    """A codec that compresses all records of a batch at once, when the batch is closed."""
 
     def __init__(self, compress: Callable[[bytes | bytearray], bytes]) -> None:
         self.compress = compress
 
 
 class Lz4Codec(BlockCodec):
-    """LZ4 frame with independent 64 KiB blocks; brokers reject linked ones."""
+    """The LZ4 frame format with independent blocks of 64 KiB. Brokers reject linked blocks."""
 
     block_size = 64 * 1024
     block_overhead = 4
@@ -58,10 +60,11 @@ class Lz4Codec(BlockCodec):
     prologue = bytes.fromhex("04224d18") + bytes([0x60, 0x40, 0x82])
     epilogue = b"\0\0\0\0"
     STORED = 0x80000000
-    # Rows with digests, random ids or base64 hold matches only where the text around them repeats. A coarser
-    # search finds these as well, in 0.4 to 0.6 of the time. In other rows it misses matches (a tenth of the
-    # size in prose and code). So one full block of 64 is compressed in both ways, unless it shrinks well.
-    # 3 takes longer for the same size; 5, 7 and 8 lose 3 % on short digests.
+    # In rows with digests, random ids or base64, matches are found only where the text around these repeats.
+    # A coarser search finds those matches as well, in 0.4 to 0.6 of the time. In other rows it misses matches
+    # and gives a tenth more bytes for prose and code. So one of 64 full blocks is compressed in both ways,
+    # unless the rows shrink well. As acceleration, 3 takes longer than 6 for the same size; 5, 7 and 8 lose 3
+    # % on short digests.
     _COARSE = 6
     _TRIAL_EVERY = 64
     _SHRINKS_WELL = 0.4
@@ -69,14 +72,14 @@ class Lz4Codec(BlockCodec):
 
     def __init__(self, level: int) -> None:
         self._level = level
-        # Of the fast compressor.
+        # The acceleration parameter of LZ4's fast compressor.
         self._acceleration = 1
-        # Of several threads' blocks now and then one may count twice.
+        # Threads count without a lock: if a count is lost, only the moment of the next trial changes.
         self._full_blocks = 0
 
     def compress_block(self, raw: bytes | memoryview) -> tuple[bytes, bytes | memoryview]:
         if self._level == LZ4_DEFAULT_LEVEL:
-            # Java's default level also means the fast compressor, not level 9 of the high one.
+            # In Java, the default level also selects the fast compressor, and not level 9 of the high one.
             packed = lz4.block.compress(raw, mode="fast", acceleration=self._acceleration, store_size=False)
             if len(raw) == self.block_size:
                 self._adapt(raw, len(packed))
@@ -89,7 +92,7 @@ class Lz4Codec(BlockCodec):
         return struct.pack("<I", len(packed)), packed
 
     def _adapt(self, raw: bytes | memoryview, size: int) -> None:
-        """Choose how the next blocks are searched, once in a while; this one took ``size`` bytes."""
+        """Choose the search for the next blocks, once in 64 full blocks. This block took ``size`` bytes."""
         self._full_blocks += 1
         if self._full_blocks % self._TRIAL_EVERY != 1:
             return
@@ -103,10 +106,10 @@ class Lz4Codec(BlockCodec):
 
 
 class SnappyCodec(BlockCodec):
-    """Snappy in xerial framing, the form that Kafka's clients read; 32 KiB blocks as in Java."""
+    """Snappy in xerial framing, which Kafka's clients read, with blocks of 32 KiB as in Java."""
 
     block_size = 32 * 1024
-    # Noise with short repetitions grew by 8 bytes at most when measured.
+    # 4 bytes of framing. In measurements, noise with short repetitions grew by at most 8 bytes.
     block_overhead = 4 + 12
     prologue = b"\x82SNAPPY\0" + struct.pack(">ii", 1, 1)
     epilogue = b""
@@ -120,12 +123,12 @@ class SnappyCodec(BlockCodec):
 
 
 def gzip_codec(level: int) -> WholeCodec:
-    """Gzip (RFC 1952) through zlib-ng, whose levels mean what zlib's mean at several times the speed."""
+    """Gzip (RFC 1952) with zlib-ng, whose levels correspond to zlib's but are several times as fast."""
     return WholeCodec(lambda raw: zlib_ng.compress(raw, level, _GZIP_WINDOW_BITS))
 
 
 def zstd_codec(level: int) -> WholeCodec:
-    """Zstandard, one frame; the context (about 1 MiB) is shared by all batches of the thread."""
+    """Zstandard, in one frame. All batches of a thread share its context, which takes about 1 MiB."""
     import threading
 
     import zstandard
@@ -142,7 +145,7 @@ def zstd_codec(level: int) -> WholeCodec:
 
 
 def codec_for(compression: CompressionType, level: int | None) -> BlockCodec | WholeCodec | None:
-    """The codec of an option's value; None if records stay uncompressed. ``level`` None is the default."""
+    """The codec for an option's value; None for no compression. ``level`` None selects the default level."""
     if compression is CompressionType.LZ4:
         return Lz4Codec(LZ4_DEFAULT_LEVEL if level is None else level)
     if compression is CompressionType.SNAPPY:
@@ -157,9 +160,9 @@ def codec_for(compression: CompressionType, level: int | None) -> BlockCodec | W
 def decompressed(
     body: Sequence[memoryview], compression: CompressionType, raw_size: int
 ) -> Iterator[bytes | memoryview]:
-    """The raw records of a batch body that this module compressed, a block or so at a time, in order.
+    """The raw records of a batch that this module compressed, in order, in pieces of about a block.
 
-    The batch knows their ``raw_size``. A piece may end in the middle of a record.
+    ``raw_size`` is the size of all raw records. A piece may end in the middle of a record.
     """
     if compression is CompressionType.LZ4:
         return _lz4_blocks(_Reader(body))
@@ -176,13 +179,13 @@ def decompressed(
 
 
 class _Reader:
-    """Reads bytes of views one after the other."""
+    """Reads a sequence of views as one sequence of bytes."""
 
     def __init__(self, views: Sequence[memoryview]) -> None:
         self._views = list(reversed(views))
 
     def take(self, size: int) -> bytes | memoryview:
-        """The next ``size`` bytes, which must be there."""
+        """Return the next ``size`` bytes, which must exist."""
         parts = []
         while size:
             view = self._views.pop()
@@ -195,7 +198,7 @@ class _Reader:
 
 
 def _slices(views: Sequence[memoryview]) -> Iterator[memoryview]:
-    """Short slices, as all that a decompressor makes of one is in memory at once."""
+    """Cut the views into short slices: the decompressed form of a slice is in memory as a whole."""
     for view in views:
         for at in range(0, len(view), _SLICE):
             yield view[at : at + _SLICE]

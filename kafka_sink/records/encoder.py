@@ -1,9 +1,9 @@
 """Encodes rows as V2 records, a whole table at once.
 
-A record is: length, attributes (0), timestamp delta, offset delta, key length, key, value length,
-value, header count and headers; every number a zigzag varint
-(https://kafka.apache.org/documentation/#record). The numbers of all rows are laid out as columns of
-bytes, then one C++ take interleaves them with keys and values: no Python per record.
+A record consists of length, attributes (0), timestamp delta, offset delta, key length, key, value length,
+value, header count and headers. Every number is a zigzag varint
+(https://kafka.apache.org/documentation/#record). The numbers of all rows are laid out as columns of bytes.
+Then one ``take`` in C++ interleaves them with keys and values, so no Python code runs per record.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from kafka_sink.records import varint
 from kafka_sink.records.arrays import Int32s, Int64s, as_binary, indices, null_mask, offsets, values_buffer
 from kafka_sink.records.record_columns import ColumnLengths, RecordColumns, binary
 
-# Bounds the memory of a response that refuses each record with a text of its own. It also keeps an offset
-# delta within three bytes, so that a record's upper bound stays tight.
+# A response may reject each record of a batch with its own text, and this bounds the memory of such a
+# response. It also keeps an offset delta within three bytes, so that the upper bound of a record's size stays
+# close.
 MAX_RECORDS_PER_BATCH = 1 << 17
 
 _MAX_JOIN = int(np.iinfo(np.int32).max)
@@ -33,16 +34,18 @@ _ONE_ZERO_BYTE = pa.Array.from_buffers(
 )
 
 
-# Rows of so many bytes on average stay where they are until they are compressed: two copies in Arrow, far
-# from the processor's caches, cost more than slices in Python: with rows of 100 kB a producer takes 0.83 to
-# 0.92 of the processor time.
+# If rows have this many bytes on average, their keys and values are not copied before they are compressed.
+# Arrow would copy them twice, outside the CPU's caches, which costs more than slicing in Python: with rows of
+# 100 kB, a producer takes 0.83 to 0.92 of the CPU time.
 _SLICED_ROW_BYTES = 8 * 1024
 
 
 class ScatteredBytes:
-    """Bytes in many places, read as if they lay in one. A slice copies only what lies in several places.
+    """Bytes that lie in many places, read as one sequence. A slice is copied only if it lies in several
+    places.
 
-    Numbers instead of a view a piece, which Python's garbage collector would look at.
+    The places are stored as numbers and not as one view per piece, because Python's garbage collector would
+    visit each view.
     """
 
     __slots__ = ("_begin", "_end", "_ends", "_places", "_sources")
@@ -55,8 +58,11 @@ class ScatteredBytes:
         begin: int,
         end: int,
     ) -> None:
-        """Bytes ``begin`` to ``end`` of all pieces. Piece i ends at ``ends[i]``. ``places`` are each
-        piece's source, and by how much its bytes lie further back there."""
+        """Bytes ``begin`` to ``end`` of all pieces together.
+
+        Piece i ends at ``ends[i]``. ``places`` contains two sequences: for each piece the index of its
+        source, and the distance from a position in all pieces to the position in the source.
+        """
         self._sources, self._places, self._ends = sources, places, ends
         self._begin, self._end = begin, end
 
@@ -64,7 +70,7 @@ class ScatteredBytes:
         return self._end - self._begin
 
     def part(self, start: int, stop: int) -> ScatteredBytes:
-        """Bytes ``start`` to ``stop``, not copied."""
+        """The bytes from ``start`` to ``stop``, without a copy."""
         return ScatteredBytes(
             self._sources, self._places, self._ends, self._begin + start, self._begin + stop
         )
@@ -88,10 +94,10 @@ Records = memoryview | ScatteredBytes
 
 
 def encode(rows: RecordColumns, timestamps: Int64s | int, runs: Sequence[RowRange]) -> list[Records]:
-    """Encode every row as one V2 record. Returns those of each run, back to back.
+    """Encode every row as one V2 record, and return the records of each run as one sequence of bytes.
 
-    ``timestamps`` are milliseconds since the epoch, one a row in writing order, or the same for all rows. The
-    runs cover the rows in order and without gaps; none is empty.
+    ``timestamps`` are milliseconds since the epoch: one for each row in writing order, or one for all rows.
+    The runs cover the rows in order and without gaps. No run is empty.
     """
     count = rows.payload.count
     if count == 0:
@@ -102,7 +108,8 @@ def encode(rows: RecordColumns, timestamps: Int64s | int, runs: Sequence[RowRang
     size = heads.ends[-1]
     if size > _MAX_JOIN:
         raise OverflowError(f"{count} rows encode to {size} bytes; a table stays below 2 GiB")
-    # Without headers a record's last byte, its header count of 0, is the first of the next record's prefix.
+    # Without headers, the last byte of a record is its header count 0, which is part of the next record's
+    # prefix.
     first = 1 if rows.headers is None else 0
     columns = _columns(rows, heads)
     if size >= _SLICED_ROW_BYTES * count and not rows.has_nulls:
@@ -112,7 +119,8 @@ def encode(rows: RecordColumns, timestamps: Int64s | int, runs: Sequence[RowRang
     return [joined[start:end] for start, end in pairwise([0, *heads.ends])]
 
 
-# The parts of records, in the order in which a record has them: arrays, and each row's place in them.
+# The parts of records, in the order that they have in a record. A part is a list of arrays, and each row's
+# index in them.
 _Columns = list[tuple[list[pa.Array], Int32s]]
 
 
@@ -129,10 +137,11 @@ def _columns(rows: RecordColumns, heads: Heads) -> _Columns:
 
 
 def _sliced(columns: _Columns) -> ScatteredBytes:
-    """The bytes of all records where they are, and a header count of 0 behind them; no entry is null."""
+    """All records without a copy of keys and values, followed by a header count of 0. No key or value may be
+    null."""
     count = len(columns[0][1])
     sources: list[memoryview] = []
-    # Of each record's parts: the source, and first and last byte there.
+    # For each part of each record: the index of its source, and its first and last byte there.
     table = np.empty((3, count, len(columns)), dtype=np.int64)
     for number, (arrays, places) in enumerate(columns):
         edges = [offsets(array) for array in arrays]
@@ -149,7 +158,7 @@ def _sliced(columns: _Columns) -> ScatteredBytes:
 
 
 def _interleave(rows: RecordColumns, columns: _Columns) -> pa.Buffer:
-    """The bytes of all records: one take over one array of all their parts.
+    """The bytes of all records, from one ``take`` over an array of all their parts.
 
     This orders the rows and joins their parts in one pass.
     """
@@ -170,27 +179,28 @@ def _interleave(rows: RecordColumns, columns: _Columns) -> pa.Buffer:
     return pc.take(pa.concat_arrays(sources), indices(index), boundscheck=False).buffers()[2]
 
 
-# The bytes of records around keys and values, for whole tables: lengths, attributes and deltas.
+# The bytes that surround keys and values in records: lengths, attributes and deltas, for whole tables.
 #
-# There are two ways. Where the rows form a few ranges in which a number takes as many bytes in every row,
-# each range is a matrix of bytes, its numbers come from tables, and it can hold the keys as well. Otherwise
-# columns of varints are laid out with a mask.
+# There are two ways to make them. If the rows form a few ranges within which each number takes the same
+# number of bytes in every row, each range is a matrix of bytes, its numbers come from tables, and it can also
+# contain the keys. Otherwise, columns of varints are laid out with a mask.
 
 
-# A range costs about as much as the mask does for this many rows.
+# A range costs about as much as the mask costs for this many rows.
 _MIN_RANGE_ROWS = 512
-# Longer keys stay where they are: copying them twice costs more than a part of their own.
+# Longer keys are not copied into the matrix: copying them twice costs more than a part of their own in the
+# ``take``.
 _MAX_INLINE_KEY = 64
-# The first numbers that take two, three and four bytes.
+# The smallest numbers whose varints take two, three and four bytes.
 _TWO_BYTES, _THREE_BYTES, _FOUR_BYTES = 1 << 6, 1 << 13, 1 << 20
 _ZERO = varint.same(0)
 
-# Bytes that all rows share, or each row's, with as many bytes an item.
+# Bytes that are the same for all rows, or an array with one item per row, all of the same number of bytes.
 Field = bytes | npt.NDArray[Any]
 
 
 class RowRange(NamedTuple):
-    """Rows ``start`` to ``stop`` go to one batch, the first with the offset delta ``base_offset``."""
+    """Rows ``start`` to ``stop`` go to one batch. The first of them gets the offset delta ``base_offset``."""
 
     start: int
     stop: int
@@ -200,12 +210,12 @@ class RowRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """What surrounds keys and values, in writing order.
+    """The bytes that surround keys and values, in writing order.
 
-    ``prefix`` has the bytes before each key, ``middle`` those between key and value. If ``middle`` is None,
-    there are no keys, or ``prefix`` contains them and all up to the value. Without headers, each prefix
-    begins with the last byte of the record before, a header count of 0. ``ends`` are the bytes of all records
-    up to each run's end.
+    ``prefix`` contains the bytes before each key, ``middle`` the bytes between key and value. ``middle`` is
+    None if there are no keys, or if ``prefix`` contains everything before the value, including the key.
+    Without headers, each prefix begins with the last byte of the previous record, its header count of 0.
+    ``ends`` has, for each run, the number of bytes of all records up to the end of the run.
     """
 
     prefix: pa.Array
@@ -213,13 +223,13 @@ class Heads:
     ends: list[int]
 
 
-# -- by ranges ------------------------------------------------------------------------------------------
+# -- a matrix for each range ----------------------------------------------------------------------------
 
 
 def _table(width: int, *, continued: bool = False) -> npt.NDArray[np.unsignedinteger[Any]]:
-    """The varints of 0, 1, 2 ... as little-endian numbers, valid for those that take ``width`` bytes.
+    """The varints of 0, 1, 2 ... as little-endian numbers. Those that take ``width`` bytes are valid.
 
-    ``continued``: the low two bytes of longer varints.
+    With ``continued``, they are the low two bytes of longer varints.
     """
     zigzag = np.arange(_TWO_BYTES if width == 1 else _THREE_BYTES) << 1
     if width == 1:
@@ -232,8 +242,8 @@ _TABLES = (_table(1), _table(2))
 _LOW_BYTES = _table(2, continued=True)
 
 
-# The fields of a row back to back: zeros for the columns, which differ from row to row, and the columns, each
-# with where it begins.
+# The fields of a row, one after the other: a template that has zeros for the fields that differ from row to
+# row, and these fields as columns, each with its position in the template.
 _Layout = tuple[bytes, list[tuple[int, npt.NDArray[Any]]]]
 
 
@@ -250,8 +260,10 @@ def _layout(fields: Sequence[Field]) -> _Layout:
 
 
 def by_ranges(rows: RecordColumns, timestamp: int, runs: Sequence[RowRange]) -> Heads | None:
-    """Heads of all rows, which the runs cover without gaps. None if the ranges are too many, or a number's
-    width changes within one."""
+    """The heads of all rows. The runs cover the rows without gaps.
+
+    Returns None if there are too many ranges, or if the width of a number changes within a range.
+    """
     if len(runs) * _MIN_RANGE_ROWS > rows.payload.count or rows.has_nulls:
         return None
     if max(run.base_offset + run.stop - run.start for run in runs) > _FOUR_BYTES:
@@ -278,14 +290,17 @@ def by_ranges(rows: RecordColumns, timestamp: int, runs: Sequence[RowRange]) -> 
 def _ranges(
     rows: RecordColumns, timestamp: int, runs: Sequence[RowRange]
 ) -> tuple[list[tuple[int, int, _Layout]], list[int]] | None:
-    """Each range's first row, the row after its last, and its fields up to the offset; the bytes of all
-    records up to each run's end. None if a record's length changes its width within a range."""
+    """For each range its first row, the row after its last, and its fields up to the offset delta.
+
+    The second result has, for each run, the number of bytes of all records up to its end. Returns None if the
+    width of the record length changes within a range.
+    """
     begin = b"\0" if rows.headers is None else b""
     found, ends, end = [], [], 0
     for run in runs:
         between = b"\0" + varint.scalar(timestamp - run.base_timestamp)
         for start, stop, low, high in _offset_ranges(run):
-            # What is in the record besides the payload: attributes, deltas and a header count of 0.
+            # The bytes of a record outside the payload: attributes, deltas and a header count of 0.
             extra = len(between) + low.itemsize + len(high) + len(begin)
             body = rows.payload.slice(start, stop)
             length = _field(body, extra)
@@ -300,9 +315,10 @@ def _ranges(
 
 
 def _offset_ranges(run: RowRange) -> Iterator[tuple[int, int, npt.NDArray[np.unsignedinteger[Any]], bytes]]:
-    """Parts of a run whose offset deltas differ only in the low one or two bytes.
+    """Split a run into ranges whose offset deltas differ only in the low one or two bytes.
 
-    Each with its first row, the row after its last, the low bytes of each row, and the high byte of all.
+    Each range has its first row, the row after its last, the low bytes of each row, and the high byte of all
+    rows.
     """
     at, shift = run.start, run.base_offset - run.start
     while at < run.stop:
@@ -319,7 +335,7 @@ def _offset_ranges(run: RowRange) -> Iterator[tuple[int, int, npt.NDArray[np.uns
 
 
 def _field(lengths: ColumnLengths, extra: int = 0) -> Field | None:
-    """Varints of the lengths plus ``extra``; None if they may take different or more than two bytes."""
+    """The lengths plus ``extra`` as varints. None if their widths may differ or exceed two bytes."""
     if lengths.each is None:
         return varint.scalar(lengths.largest + extra)
     widest = len(varint.scalar(lengths.largest + extra))
@@ -329,7 +345,7 @@ def _field(lengths: ColumnLengths, extra: int = 0) -> Field | None:
 
 
 def _inline_key(key: pa.Array, lengths: ColumnLengths, order: Int32s | None) -> Field | None:
-    """The keys in writing order, if all are equally long and short; no key is null."""
+    """The keys in writing order if all have the same short length, or None. No key is null."""
     size = lengths.largest
     if lengths.each is not None or not 0 < size <= _MAX_INLINE_KEY:
         return None
@@ -339,9 +355,11 @@ def _inline_key(key: pa.Array, lengths: ColumnLengths, order: Int32s | None) -> 
 
 
 def _filled(ranges: Sequence[tuple[int, int, _Layout]], shared: _Layout) -> pa.Array:
-    """One entry a row: the fields of its range, then those that all rows have, in the columns of ``shared``.
+    """One entry for each row: the fields of its range, followed by the fields of ``shared``, which all ranges
+    have.
 
-    The ranges cover the rows in order; the columns of a range's own layout have its rows only.
+    The ranges cover the rows in order. The columns of a range's own layout contain the rows of that range
+    only.
     """
     count = ranges[-1][1]
     shared_template, shared_columns = shared
@@ -363,7 +381,7 @@ def _filled(ranges: Sequence[tuple[int, int, _Layout]], shared: _Layout) -> pa.A
     return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(ends), pa.py_buffer(data)])
 
 
-# -- by mask --------------------------------------------------------------------------------------------
+# -- columns with a mask --------------------------------------------------------------------------------
 
 
 def _by_mask(rows: RecordColumns, timestamps: Int64s | int, runs: Sequence[RowRange]) -> Heads:
@@ -379,7 +397,7 @@ def _by_mask(rows: RecordColumns, timestamps: Int64s | int, runs: Sequence[RowRa
     length = varint.column(body)
     numbers = [length, _ZERO, deltas, offsets, key]
     if rows.headers is None:
-        # The header count of the record before.
+        # The header count of the previous record.
         numbers.insert(0, _ZERO)
     ends = np.cumsum(np.add.reduceat(body + length.widths, [run.start for run in runs], dtype=np.int64))
     if rows.key is None:
@@ -395,7 +413,7 @@ def _varints(columns: list[varint.Column], count: int) -> pa.Array:
 
 
 def _length_column(chunks: Sequence[pa.Array], lengths: ColumnLengths, order: Int32s | None) -> varint.Column:
-    """A length field, -1 for null. ``order`` is the position of each length's row in the chunks."""
+    """A length field, with -1 for null. ``order`` has the position in the chunks of each length's row."""
     if any(chunk.null_count for chunk in chunks):
         nulls = np.concatenate([null_mask(chunk) for chunk in chunks])
         return varint.column(np.where(nulls if order is None else nulls[order], -1, lengths.numbers()))

@@ -1,4 +1,4 @@
-"""How long the entries of a column are, with little work where all are equal."""
+"""The columns of rows that become records, and the lengths of their entries."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from kafka_sink.records import arrays, varint
 from kafka_sink.records.arrays import Bytes, Int32s, Int64s, as_binary, indices, lengths, null_mask
 
 Ints = Int32s | Int64s
-# Sums of three such numbers stay within 32 bits.
+# Up to this length, sums of three lengths fit in 32 bits.
 _MAX_NARROW = 1 << 29
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnLengths:
-    """Bytes of ``count`` entries, 0 for null.
+    """The lengths of ``count`` entries in bytes; 0 for null.
 
-    ``each`` is None if all entries have ``largest`` bytes. No entry is below ``smallest`` or above
-    ``largest``. Numbers are 32-bit where their range allows it, for half the memory traffic.
+    ``each`` is None if all entries have ``largest`` bytes. Every length is between ``smallest`` and
+    ``largest``. The numbers have 32 bits if their range allows it, which halves the memory traffic.
     """
 
     count: int
@@ -45,7 +45,7 @@ class ColumnLengths:
         return cls(len(numbers), smallest, largest, _as_narrow(numbers, largest))
 
     def take(self, order: npt.NDArray[np.integer]) -> ColumnLengths:
-        """Entries at these places, all or some of them."""
+        """The lengths at these positions, which may be all or some."""
         each = None if self.each is None else self.each.take(order)
         return ColumnLengths(len(order), self.smallest, self.largest, each)
 
@@ -57,7 +57,8 @@ class ColumnLengths:
         return np.full(self.count, self.largest, dtype=np.int64) if self.each is None else self.each
 
     def with_prefix(self) -> ColumnLengths:
-        """The lengths plus the bytes of each length as a varint. A null's, -1, takes one, as 0 does."""
+        """The lengths plus the sizes of their varints. A null's varint, -1, takes one byte, just as 0
+        does."""
         if self.each is None:
             return self.plus(len(varint.scalar(self.largest)))
         widths = varint.widths(self.each, self.smallest, self.largest)
@@ -67,7 +68,7 @@ class ColumnLengths:
         return ColumnLengths(self.count, low, high, _as_narrow(self.each, high) + widths)
 
     def plus(self, other: ColumnLengths | int) -> ColumnLengths:
-        """Entry by entry, the sum with another column's length or a constant."""
+        """Add another column's lengths entry by entry, or a constant."""
         if isinstance(other, int):
             other = ColumnLengths(self.count, other, other)
         low, high = self.smallest + other.smallest, self.largest + other.largest
@@ -90,24 +91,25 @@ def _as_narrow(numbers: Ints, largest: int) -> Ints:
     return numbers.astype(np.int64, copy=False)
 
 
-# -- the header section of records, for whole columns: count, then key and value of each header -------------
+# -- the headers of records, for whole columns: header count, then key and value of each header -------------
 
 
-# A scalar taken from an array: pa.scalar of a Python value would import pandas (see arrays).
+# A scalar taken from an array, because pa.scalar of a Python value would import pandas (see the arrays
+# module).
 _EMPTY = pa.Array.from_buffers(pa.binary(), 1, [None, pa.py_buffer(bytes(8)), pa.py_buffer(b"")])[0]
 
 
 def encode_headers(headers: pa.Array) -> pa.Array:
-    """The header section of every row: count, then key and value of each header.
+    """The encoded headers of every row: header count, then key and value of each header.
 
-    ``headers`` is list<struct<key: string, value: binary>> (list or large_list, sliced or not); a null
-    list is no header. Returns a binary array.
+    ``headers`` is list<struct<key: string, value: binary>>, as a list or large_list that may be a slice. A
+    null list means no headers. Returns a binary array.
 
     Raises ``ValueError`` for a null header key, which Kafka does not allow.
     """
     counts = lengths(headers)
     flat = headers.flatten()
-    # StructArray.flatten applies the parent's offset and nulls; field() does not.
+    # Unlike field(), StructArray.flatten applies the offset and the nulls of the struct array.
     keys, values = flat.flatten()
     if keys.null_count:
         raise ValueError("a header has a null key")
@@ -127,7 +129,7 @@ def encode_headers(headers: pa.Array) -> pa.Array:
 
 
 def _header_entries(keys: pa.Array, values: pa.Array) -> tuple[pa.Array, Int64s]:
-    """One binary per header: key length, key, value length, value."""
+    """One binary entry for each header: key length, key, value length, value."""
     key_lengths, value_lengths = lengths(keys), lengths(values)
     key = varint.column(key_lengths)
     shown = np.where(null_mask(values), -1, value_lengths) if values.null_count else value_lengths
@@ -149,7 +151,8 @@ def _join(parts: list[pa.Array]) -> pa.Array:
 
 
 def binary(data: Bytes, widths: npt.NDArray[np.integer] | int, count: int) -> pa.Array:
-    """``count`` entries that lie back to back in ``data``, with as many bytes as ``widths`` says."""
+    """A binary array of ``count`` entries that follow each other in ``data``. ``widths`` are their
+    lengths."""
     if isinstance(widths, int):
         offsets = np.arange(count + 1, dtype=np.int32) * np.int32(widths)
     else:
@@ -161,20 +164,21 @@ def binary(data: Bytes, widths: npt.NDArray[np.integer] | int, count: int) -> pa
 # -- the columns of rows that become records, and the order in which they are written -----------------------
 
 
-# Attributes (1) + offset delta (3).
+# The attributes take 1 byte, the offset delta at most 3.
 _FIXED_UPPER_BYTES = 1 + 3
 
 
 @dataclass(frozen=True, slots=True)
 class RecordColumns:
-    """The columns of rows, and the order in which they are written.
+    """The columns of rows, and the order in which the rows are written.
 
-    ``key``, ``headers`` (each row's encoded header section, count included) and the chunks of ``value`` hold
-    the rows as they came. ``key`` and ``headers`` are None if no row has one. ``order`` is the position in
-    the columns of each row that is written, in writing order; None: all rows are written as they came.
+    ``key``, ``headers`` (each row's encoded headers, with their count) and the chunks of ``value`` contain
+    the rows in their original order. ``key`` and ``headers`` are None if no row has one. ``order`` is, for
+    each row to be written, its position in these columns; None if all rows are written in their original
+    order.
 
-    The lengths are in writing order. ``payload`` are the bytes of key, value and headers with the varints of
-    both lengths, where no headers count as 0.
+    The lengths are in writing order. ``payload`` is the size of key, value and headers with the varints of
+    the key's and the value's length; without headers, their count is not included.
     """
 
     key: pa.Array | None
@@ -187,7 +191,7 @@ class RecordColumns:
 
     @classmethod
     def of(cls, key: pa.Array | None, value: Sequence[pa.Array], headers: pa.Array | None) -> RecordColumns:
-        """Rows as they came; ``headers`` as ``encode_headers`` takes them."""
+        """Rows in their original order. ``headers`` has the type that ``encode_headers`` accepts."""
         value_lengths = ColumnLengths.of(value)
         key_lengths = ColumnLengths(value_lengths.count, 0, 0) if key is None else ColumnLengths.of([key])
         payload = key_lengths.with_prefix().plus(value_lengths.with_prefix())
@@ -205,21 +209,21 @@ class RecordColumns:
 
     @property
     def body(self) -> ColumnLengths:
-        """Record bytes without the two deltas and the record's own length."""
-        # The attributes and, without headers, their count.
+        """The size of each record without its two deltas and its own length field."""
+        # This adds the attributes, and without headers also the header count.
         return self.payload.plus(2 if self.headers is None else 1)
 
     def upper_bounds(self, delta_bytes: int) -> ColumnLengths:
-        """Bytes that each record takes at most, whatever batch it goes to.
+        """An upper bound of the size of each record, in any batch.
 
-        ``delta_bytes`` is the widest timestamp delta possible among the rows at hand.
+        ``delta_bytes`` is the size of the widest timestamp delta that is possible between these rows.
         """
         fixed = delta_bytes + _FIXED_UPPER_BYTES + (1 if self.headers is None else 0)
-        # One number for all rows, because the bound need not be tight.
+        # One number for the length field of all rows, because the bound need not be exact.
         return self.payload.plus(fixed + len(varint.scalar(self.payload.largest + fixed)))
 
     def ordered(self, order: npt.NDArray[np.integer]) -> RecordColumns:
-        """Rows at these places in writing order, all or some of them; only the lengths move."""
+        """The rows at these positions of the writing order, all or some. Only lengths are copied."""
         return replace(
             self,
             key_lengths=self.key_lengths.take(order),
@@ -229,8 +233,10 @@ class RecordColumns:
         )
 
     def slice(self, start: int, stop: int) -> RecordColumns:
-        """Rows ``start`` to ``stop`` in writing order. A small part is gathered, so that encoding it does
-        not touch the rest."""
+        """Rows ``start`` to ``stop`` of the writing order.
+
+        The columns of a small part are copied, so that encoding it does not touch the other rows.
+        """
         count = stop - start
         if count == self.payload.count:
             return self

@@ -1,4 +1,4 @@
-"""Zigzag varints for whole columns (Protocol Buffers' encoding, as the V2 record format uses it)."""
+"""Zigzag varints for whole columns, in the encoding of Protocol Buffers that the V2 record format uses."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Widths = Bytes | int
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Zigzagged numbers with the bytes each takes as a varint (1 to 10); one int if all take as many.
+    """Zigzag-encoded numbers, and the size of each as a varint (1 to 10 bytes).
 
-    ``constant`` is the varint if all numbers are the same, as timestamps and key lengths often are. Then
-    ``numbers`` is empty.
+    ``widths`` is one int if all varints have the same size. If all numbers are the same, as timestamps and
+    key lengths often are, ``constant`` is their varint and ``numbers`` is empty.
     """
 
     numbers: Unsigned
@@ -34,13 +34,13 @@ class Column:
 
 
 def same(value: int) -> Column:
-    """A column of one number in every row."""
+    """A column that has the same number in every row."""
     encoded = scalar(value)
     return Column(_NO_NUMBERS, len(encoded), len(encoded), len(encoded), encoded)
 
 
 def column(values: Signed) -> Column:
-    """Prepare signed numbers; small magnitudes stay small: 0, -1, 1, -2 become 0, 1, 2, 3."""
+    """Zigzag-encode signed numbers: 0, -1, 1, -2 become 0, 1, 2, 3, so that small magnitudes stay small."""
     if len(values) == 0:
         return same(0)
     low, high = int(values.min()), int(values.max())
@@ -48,14 +48,14 @@ def column(values: Signed) -> Column:
         return same(low)
     numbers: Unsigned
     if low >= -_MAX_NARROW // 2 and high <= _MAX_NARROW // 2:
-        # Half the memory traffic, for nearly every column.
+        # 32 bits suffice for nearly every column, and halve the memory traffic.
         narrow = values.astype(np.int32, copy=False)
         numbers = ((narrow << 1) ^ (narrow >> 31)).view(np.uint32)
     else:
         wide = values.astype(np.int64, copy=False)
         numbers = ((wide << 1) ^ (wide >> 63)).view(np.uint64)
     extremes = (len(scalar(low)), len(scalar(high)))
-    # Widths grow with the magnitude, so the widest is at one end of the range.
+    # A varint grows with the magnitude, so the widest one belongs to the lowest or the highest number.
     widest = max(extremes)
     if widest == 1 or (low >= 0 and extremes[0] == widest) or (high < 0 and extremes[1] == widest):
         return Column(numbers, widest, widest, widest)
@@ -66,9 +66,9 @@ def column(values: Signed) -> Column:
 
 
 def widths(values: Signed, low: int | None = None, high: int | None = None) -> Widths:
-    """Bytes of each number as a zigzag varint; one int if all take as many.
+    """The size of each number as a zigzag varint; one int if all have the same size.
 
-    No number may be negative. ``low`` and ``high`` are bounds of the numbers, where the caller knows them.
+    No number may be negative. ``low`` and ``high`` are bounds of the numbers, if the caller knows them.
     """
     if len(values) == 0:
         return 1
@@ -83,7 +83,7 @@ def widths(values: Signed, low: int | None = None, high: int | None = None) -> W
 
 
 def count_widths(first: int, count: int) -> Widths:
-    """``widths`` of ``count`` numbers that ascend by one from ``first``, which is not negative."""
+    """The ``widths`` of the ``count`` numbers ``first``, ``first + 1`` ... ``first`` is not negative."""
     narrowest, widest = len(scalar(first)), len(scalar(first + max(count - 1, 0)))
     if narrowest == widest:
         return widest
@@ -95,12 +95,12 @@ def count_widths(first: int, count: int) -> Widths:
 
 @lru_cache(maxsize=4096)
 def scalar(value: int) -> bytes:
-    """One zigzag varint."""
+    """The zigzag varint of one number."""
     return uvarint((value << 1) ^ (value >> 63))
 
 
 def read(data: memoryview, at: int) -> tuple[int, int]:
-    """The zigzag varint at ``at``, and the position after it."""
+    """Read the zigzag varint at position ``at``; return it and the position after it."""
     value = shift = 0
     while True:
         byte = data[at]
@@ -112,7 +112,7 @@ def read(data: memoryview, at: int) -> tuple[int, int]:
 
 
 def read_column(data: Bytes, at: Int64s) -> tuple[Int64s, Int64s]:
-    """The zigzag varint at each of these positions, and the position after each."""
+    """Read the zigzag varint at each position; return the numbers, and the position after each."""
     numbers, ends = np.zeros(len(at), dtype=np.int64), at.copy()
     unread = np.arange(len(at))
     shift = 0
@@ -126,10 +126,11 @@ def read_column(data: Bytes, at: Int64s) -> tuple[Int64s, Int64s]:
 
 
 def lay_out(columns: list[Column], rows: int) -> Bytes:
-    """Every row's varints back to back, rows back to back.
+    """All varints of the rows, row after row.
 
-    The columns become a byte matrix in which a varint is as wide as its column's widest; the gaps of
-    shorter ones are dropped once at the end. Most columns have one width, so few need the mask.
+    The columns form a matrix of bytes in which each varint has the width of the widest one of its column. At
+    the end, one mask removes the unused bytes of shorter varints. Most columns have one width, so few tables
+    need the mask.
     """
     total = sum(item.widest for item in columns)
     matrix = np.empty((rows, total), dtype=np.uint8)
