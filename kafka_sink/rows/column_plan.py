@@ -1,8 +1,8 @@
-"""Which column of a DataFrame becomes which part of a Kafka record: decided at planning, by name and type.
+"""Decides at planning, by name and type, which column of a DataFrame becomes which part of a Kafka record.
 
 The columns, their types, the order of the checks and the texts of the errors are those of Spark's own Kafka
-sink (``KafkaWriter`` of spark-sql-kafka-0-10); ``timestamp`` is this sink's addition. Imports nothing heavy:
-it runs again on the driver for every micro-batch.
+sink (``KafkaWriter`` of spark-sql-kafka-0-10); ``timestamp`` is an addition of this sink. This module imports
+nothing that is slow to import, because the driver runs it for every micro-batch.
 """
 
 from __future__ import annotations
@@ -17,19 +17,21 @@ from kafka_sink.errors import SchemaError
 HEADERS_TYPE = "array<struct<key:string,value:binary>>"
 _TEXT_OR_BYTES = ("string", "binary")
 _OPTIONAL = ("key", "headers", "partition", "timestamp")
-# How Spark renames a column.
+# How to rename a column in Spark.
 _RENAME = ".withColumnRenamed('{old}', '{new}')"
-# Wide tables have thousands of columns, and Spark prints an error several times.
+# Errors list at most this many columns: wide tables have thousands of them, and Spark prints an error several
+# times.
 _MAX_NAMED = 10
-# Anywhere in a type, as of a field or an element; not a field's name.
+# Matches the type anywhere in a type text, such as that of a field or an element, but not the name of a
+# field.
 _MONTHS = re.compile(r"(?:^|[:<,])(interval (?:year|month)(?: to month)?)(?:$|[,>])")
 
 
 @dataclass(frozen=True)
 class ColumnPlan:
-    """The position of each part of a record in the Arrow batches, None for a part without a column.
+    """The position of each part of a record in the Arrow batches; None for a part without a column.
 
-    ``topic`` is the option's; with it, a column of topics is ignored.
+    ``topic`` is the option 'topic'. If it is set, a column of topics is ignored.
     """
 
     value: int
@@ -42,10 +44,10 @@ class ColumnPlan:
 
     @classmethod
     def of(cls, columns: Iterable[tuple[str, str]], topic: str | None = None) -> ColumnPlan:
-        """Plan for columns given as (name, Spark's simple type string), in the DataFrame's order.
+        """The plan for these columns: pairs of name and Spark's simple type string, in the DataFrame's order.
 
-        Names are case-sensitive and other columns are ignored, as in Spark's sink. Raises SchemaError with
-        its texts.
+        As in Spark's sink, names are case-sensitive and other columns are ignored. Raises SchemaError with
+        the texts of Spark's sink.
         """
         found = named_columns(columns)
         topic_column = None if topic is not None else _pick(found, "topic", ("string",))
@@ -69,27 +71,29 @@ class ColumnPlan:
             key,
             _pick(found, "headers", (HEADERS_TYPE,)),
             _pick(found, "partition", ("int",)),
-            # No timestamp_ntz: without a zone it names no instant, and Spark's own cast takes the session's.
+            # timestamp_ntz is not accepted: it has no time zone, and Spark's own cast would apply the
+            # session's.
             _pick(found, "timestamp", ("timestamp",)),
         )
 
     @property
     def used(self) -> tuple[int, ...]:
-        """Positions of all columns that the sink reads, ascending."""
+        """The positions of all columns that the sink reads, in ascending order."""
         return tuple(sorted(self._positions().values()))
 
     @property
     def parts(self) -> tuple[int | None, ...]:
-        """Positions by part of a record, always in the same order; None for a part without a column."""
+        """The position of each part of a record, in a fixed order of parts; None for a part without a
+        column."""
         return (self.topic_column, self.key, self.value, self.headers, self.partition, self.timestamp)
 
     @property
     def sized(self) -> tuple[int, ...]:
-        """Positions of the columns whose values have no fixed width and go into a record."""
+        """The positions of the columns of variable width that go into a record."""
         return tuple(index for index in (self.key, self.value, self.headers) if index is not None)
 
     def narrowed(self) -> ColumnPlan:
-        """The plan for batches that hold the ``used`` columns only, in their order."""
+        """The plan for batches that contain only the ``used`` columns, in the same order."""
         rank = {index: position for position, index in enumerate(self.used)}
         moved: dict[str, Any] = {name: rank[index] for name, index in self._positions().items()}
         return replace(self, **moved)
@@ -100,18 +104,19 @@ class ColumnPlan:
 
 
 def named_columns(columns: Iterable[tuple[str, str]]) -> dict[str, tuple[int, str]]:
-    """Position and type of each column by its name. Raises SchemaError for what Spark does not hand over."""
+    """The position and type of each column by name. Raises SchemaError for columns that Spark cannot hand
+    over."""
     found: dict[str, tuple[int, str]] = {}
     for index, (name, spark_type) in enumerate(columns):
         if name in found:
-            # Else Spark says so in the tasks, whatever the column: DUPLICATED_FIELD_NAME_IN_ARROW_STRUCT.
+            # Otherwise Spark reports it in the tasks, for any column: DUPLICATED_FIELD_NAME_IN_ARROW_STRUCT.
             raise SchemaError(
                 f"There are two columns '{name}', and Spark does not hand such rows to a Python sink: "
                 "rename or drop one."
             )
         months = _MONTHS.search(spark_type)
         if months:
-            # Else pyarrow's "KeyError: 21" in the tasks, whatever the column.
+            # Otherwise pyarrow raises "KeyError: 21" in the tasks, for any column.
             raise SchemaError(
                 f"Column '{name}' has the type {months[1]}, which pyarrow lacks, and Spark hands all "
                 "columns to a Python sink: drop it or cast it to string."
@@ -124,7 +129,7 @@ def _pick(found: dict[str, tuple[int, str]], name: str, types: tuple[str, ...]) 
     if name not in found:
         return None
     index, spark_type = found[name]
-    # Spark compares the names inside of structs without their case, and type names have none.
+    # Spark ignores the case of names within structs, and the case of type names has no meaning.
     if spark_type.lower() not in types:
         allowed = " or ".join(types)
         raise SchemaError(
@@ -135,14 +140,14 @@ def _pick(found: dict[str, tuple[int, str]], name: str, types: tuple[str, ...]) 
 
 
 def _conversion(name: str, spark_type: str, wanted: str) -> str:
-    """What to write in Spark to have the column in a type that the sink takes."""
+    """Spark code that converts the column to a type that the sink accepts."""
     if name == "headers" and spark_type.startswith("map<"):
         return (
             "make it of the map, as in .withColumn('headers', expr(\"transform(map_entries(headers), h -> "
             "named_struct('key', h.key, 'value', cast(h.value AS binary)))\"))"
         )
     if name == "timestamp" and spark_type in ("bigint", "int"):
-        # Spark's cast takes a number for seconds; Kafka counts milliseconds.
+        # Spark's cast takes a number as seconds, but Kafka's timestamps are milliseconds.
         return (
             "convert it, as in .withColumn('timestamp', timestamp_millis('timestamp')) of "
             "pyspark.sql.functions for milliseconds, timestamp_seconds for seconds"
@@ -153,13 +158,13 @@ def _conversion(name: str, spark_type: str, wanted: str) -> str:
 
 
 def some_of(names: Sequence[str]) -> str:
-    """For an error: the first of them, and how many more there are."""
+    """The first names for an error message, and how many more there are."""
     more = f" and {len(names) - _MAX_NAMED:,} more" if len(names) > _MAX_NAMED else ""
     return ", ".join(names[:_MAX_NAMED]) + more
 
 
 def found_instead(found: Iterable[str], name: str, rename: str = _RENAME) -> str:
-    """How to rename a column whose name differs only in its case, if there is one."""
+    """How to rename a column whose name differs only in case; empty if there is none."""
     near = next((one for one in found if one.lower() == name), None)
     if near is None:
         return ""
@@ -169,7 +174,7 @@ def found_instead(found: Iterable[str], name: str, rename: str = _RENAME) -> str
 def ignored_columns(
     names: Sequence[str], topic: str | None = None, parts: Sequence[str] = _OPTIONAL, rename: str = _RENAME
 ) -> list[str]:
-    """What to warn of: columns that look as if they were meant for the sink, and are ignored."""
+    """Warnings about columns that seem to be meant for the sink, but are ignored."""
     lines = [
         f"the column '{name}' is ignored, because names are case-sensitive: "
         f"{rename.format(old=name, new=name.lower())} if it is meant"

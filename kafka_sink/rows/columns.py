@@ -1,6 +1,6 @@
-"""An Arrow batch as the parts of Kafka records. Offsets and data are not copied.
+"""Converts an Arrow batch to the parts of Kafka records, without a copy of offsets and data.
 
-Only columns of a few bytes a row are copied: timestamps in milliseconds, partitions, topic numbers.
+Only columns of a few bytes per row are copied: timestamps in milliseconds, partitions and topic numbers.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from kafka_sink.rows.column_plan import ColumnPlan
 
 __all__ = ["NO_PARTITION", "ColumnPlan", "RowBatch", "extract"]
 
-# The row names no partition, so the partitioner chooses.
+# The partition of a row without a partition. The partitioner chooses one.
 NO_PARTITION = -1
 _MICROS_PER_MILLI = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class RowBatch:
-    """The rows of one Arrow batch, by part; every array has ``num_rows`` entries.
+    """The rows of one Arrow batch, as parts of records. Every array has ``num_rows`` entries.
 
-    ``key`` and ``value`` are binary or large_binary, ``headers`` a list or large_list of (key string, value
-    binary) structs without nulls but for lists and values. ``value`` comes as the chunks that Spark sent,
-    over its buffers; the others are in one piece. A part that no row has is None. ``timestamps_ms`` is None
-    if there is no column: all rows then get the present time. ``partition`` is -1 for a row that names no
-    partition. ``topics`` are the distinct topics; row i belongs to ``topics[topic_index[i]]``, or to the only
-    one if ``topic_index`` is None.
+    ``key`` and ``value`` are binary or large_binary. ``headers`` is a list or large_list of structs (key
+    string, value binary), in which only lists and values may be null. ``value`` consists of the chunks that
+    Spark sent, over the same buffers; the other parts are in one piece. A part that no row has is None.
+    ``timestamps_ms`` is None if there is no such column; all rows then get the current time. ``partition`` is
+    -1 for a row without a partition. ``topics`` are the distinct topics. Row i belongs to
+    ``topics[topic_index[i]]``, or to the only topic if ``topic_index`` is None.
     """
 
     num_rows: int
@@ -47,10 +47,11 @@ class RowBatch:
 
 
 def extract(plan: ColumnPlan, batch: pa.RecordBatch | pa.Table, now_ms: int) -> RowBatch:
-    """The parts of a table's rows; the table has at least one row.
+    """The parts of a table's rows. The table has at least one row.
 
-    ``now_ms`` is the wall clock in milliseconds since the epoch; rows with a null timestamp get it. Raises
-    InvalidRowError, naming the column, what is wrong and in how many rows, never their content.
+    ``now_ms`` is the wall clock in milliseconds since the epoch, which rows with a null timestamp get. Raises
+    InvalidRowError, whose message has the column, what is wrong and in how many rows, but never their
+    content.
     """
     table = batch if isinstance(batch, pa.Table) else pa.Table.from_batches([batch])
     topics, topic_index = ((plan.topic,), None) if plan.topic is not None else _topics(plan, table)
@@ -86,7 +87,8 @@ def _binary_column(column: pa.Array, name: str) -> pa.Array:
         raise SchemaError(f"column '{name}' arrived as Arrow type {column.type}, not as a string or binary")
     if column.type.id == wanted.id:
         return column
-    # Both share all buffers. A view takes a tenth of a cast's time; the null type has none.
+    # Both ways share all buffers. A view takes a tenth of a cast's time, but is not possible for the null
+    # type.
     return column.cast(wanted) if column.type == pa.null() else column.view(wanted)
 
 
@@ -101,7 +103,8 @@ def _as_type(column: pa.Array, arrow_type: pa.DataType) -> pa.Array:
 def _timestamps(column: pa.Array, now_ms: int) -> Int64s:
     if not pa.types.is_timestamp(column.type) or column.type.unit != "us":
         raise SchemaError(f"column 'timestamp' arrived as Arrow type {column.type}, not as microseconds")
-    # Floor, not truncation: an instant belongs to the millisecond that it lies in, before 1970 too.
+    # Round down, and not towards zero, so that instants before 1970 also get the millisecond in which they
+    # lie.
     millis: Int64s = numbers(_as_type(column, pa.int64()), np.int64) // _MICROS_PER_MILLI
     if column.null_count:
         millis[null_mask(column)] = now_ms
@@ -142,19 +145,20 @@ def _headers(column: pa.Array) -> pa.Array | None:
     entries = column.flatten()
     if entries.null_count:
         _require_header_keys(column, null_mask(entries), "a null header")
-    # flatten() of a struct array, unlike field(), is exact for sliced ones of every pyarrow.
+    # Unlike field(), flatten() of a struct array is correct for slices in every version of pyarrow.
     keys = entries.flatten()[0]
     if keys.null_count:
         _require_header_keys(column, null_mask(keys), "a header without a key")
     if not is_utf8(keys):
-        # Brokers take it, but clients fail to read the record: the protocol says that it is UTF-8.
+        # Brokers accept such a key, but the protocol requires UTF-8, and clients fail to read the record.
         invalid = [key.decode(errors="replace").encode() != key for key in as_binary(keys).to_pylist()]
         _require_header_keys(column, np.array(invalid), "a header whose key is no UTF-8")
     return column
 
 
 def _require_header_keys(column: pa.Array, entries: Bools, what: str) -> NoReturn:
-    """``entries`` marks the invalid headers of all rows, one after the other."""
+    """Raise an InvalidRowError. ``entries`` marks the invalid headers among the headers of all rows in
+    sequence."""
     wrong = np.zeros(len(column), dtype=np.bool_)
     ends = np.cumsum(lengths(column))
     wrong[np.searchsorted(ends, np.flatnonzero(entries), side="right")] = True
@@ -179,7 +183,7 @@ def _topics(plan: ColumnPlan, table: pa.Table) -> tuple[tuple[str, ...], Int32s 
             "column 'topic' is null",
         )
     encoded = _binary_column(column, "topic").dictionary_encode()
-    # Spark's strings may be no UTF-8. Such a name has a character then that no topic may have.
+    # A string from Spark may not be valid UTF-8. The replacement character makes such a topic's name invalid.
     topics = tuple(name.decode(errors="replace") for name in encoded.dictionary.to_pylist())
     index: Int32s = numbers(encoded.indices, np.int32)
     problems = {number: text for number, topic in enumerate(topics) if (text := topic_problem(topic))}

@@ -1,9 +1,10 @@
-"""Java's murmur2 over a column of keys, so that a key gets the same partition from every Kafka client.
+"""Java's murmur2 for a column of keys, so that a key gets the same partition as from every other Kafka
+client.
 
-The algorithm is chosen for speed: a gather of single unaligned words costs numpy 4.5 ns a key, and a gather
-of 16 bytes costs the same. So keys advance in rounds of 16 bytes: one gather, then four words. Masks settle
-lengths that differ; nothing is sorted. Short keys of one length need no gather. Rows go in blocks whose
-scratch memory stays in the L2 cache.
+The algorithm is chosen for speed. In numpy, gathering single unaligned words costs 4.5 ns per key, and
+gathering 16 bytes costs the same. So all keys advance in rounds of 16 bytes: one gather, then four words.
+Masks handle different lengths, so that nothing has to be sorted. Short keys of one length need no gather.
+Rows are processed in blocks whose working memory stays in the L2 cache.
 """
 
 from __future__ import annotations
@@ -33,21 +34,23 @@ _M = np.uint32(_FACTOR)
 _24, _15, _13 = np.uint32(24), np.uint32(15), np.uint32(13)
 _ROUND = 16
 _BLOCK = 16384
-# The bytes of a word that count when 0 to 3 are left.
+# Masks for the last word of a key, of which 0 to 3 bytes count.
 _TAILS = np.array([0, 0xFF, 0xFFFF, 0xFFFFFF], dtype=np.uint32)
-# Measured: the least cost of a round over columns, and the cost of a key in plain Python, and of a word.
+# Measured costs in us: the least for a round over columns; a key in plain Python; a word of that key.
 _ROUND_US, _KEY_US, _WORD_US = 25.0, 3.0, 0.1
-# Keys of one length up to this many bytes are hashed as a matrix of words.
+# Keys that all have the same length, up to this many bytes, are hashed as a matrix of words.
 _MAX_ALIKE = 64
-# A column this small is not worth numpy's cost per call.
+# For so small a column, plain Python is faster, because each call of numpy has a fixed cost.
 _FEW_KEYS, _FEW_BYTES = 12, 400
 
 
 def murmur2(keys: pa.Array) -> UInt32s:
-    """The hash of every key of a (large_)binary or (large_)string array, sliced or not; nulls hash as empty.
+    """The hash of every key of a (large_)binary or (large_)string array, which may be a slice. Null hashes as
+    empty.
 
-    Equal to org.apache.kafka.common.utils.Utils.murmur2, taken as unsigned. Work and memory are bounded by
-    the keys' bytes, however their lengths differ: the few that are much longer are finished one by one.
+    The hashes equal org.apache.kafka.common.utils.Utils.murmur2, taken as unsigned. Time and memory are
+    bounded by the total size of the keys, even if a few keys are much longer than the others: those are
+    hashed one by one.
     """
     count = len(keys)
     if count == 0:
@@ -74,7 +77,7 @@ def murmur2(keys: pa.Array) -> UInt32s:
 def partitions_for(keys: pa.Array, partition_count: int | Int32s) -> Int32s:
     """Kafka's default partition of each key: toPositive(murmur2(key)) % partitions.
 
-    ``partition_count`` is one for all keys, or each key's.
+    ``partition_count`` is one number for all keys, or an array with one number per key.
     """
     hashes = murmur2(keys)
     if not isinstance(partition_count, int):
@@ -94,9 +97,11 @@ def _as_bytes(keys: pa.Array) -> list[bytes | None]:
 
 
 def _hash_alike(data: Bytes, size: int, hashes: UInt32s) -> None:
-    """Hashes of keys that all have ``size`` bytes and lie back to back. Half the cost of the general way."""
+    """Hash keys that all have ``size`` bytes and follow each other. It costs half as much as the general
+    way."""
     whole, rest = divmod(size, 4)
-    # Each key with zeros up to a whole word, because the tail is a word of which those bytes do not count.
+    # Each key is padded with zeros to whole words: the tail is hashed as a word in which those bytes do not
+    # count.
     padded = np.zeros((len(hashes), whole + (rest > 0)), dtype="<u4")
     np.ndarray((len(hashes),), f"V{size}", padded.data, 0, (padded.strides[0],))[:] = data.view(f"V{size}")
     hashes[:] = _SEED ^ size
@@ -119,9 +124,9 @@ def _finish(hashes: UInt32s) -> None:
 
 
 def _hash_block(ends: Offsets, data: Bytes, nulls: Bools | None, hashes: UInt32s) -> None:
-    """Hashes of neighbouring keys into ``hashes``."""
+    """Write the hashes of consecutive keys into ``hashes``."""
     first, last = int(ends[0]), int(ends[-1])
-    # A copy, because a key's last round reads 16 bytes whatever is left of it.
+    # A copy with room at its end, because the last round of a key always reads 16 bytes.
     raw = np.empty(last - first + _ROUND, dtype=np.uint8)
     raw[: last - first] = data[first:last]
     rounds: npt.NDArray[np.void] = np.ndarray((last - first + 1,), "V16", raw.data, strides=(1,))
@@ -140,7 +145,8 @@ def _hash_block(ends: Offsets, data: Bytes, nulls: Bools | None, hashes: UInt32s
 def _round(
     hashes: UInt32s, gathered: npt.NDArray[np.void], left: Int32s, shortest: int, longest: int
 ) -> None:
-    """Up to 16 bytes of every key, in place; a key with fewer than 16 left takes its tail as well."""
+    """Hash up to 16 bytes of every key, in place. A key with fewer than 16 bytes left also gets its tail
+    hashed."""
     words = gathered.view("<u4").reshape(-1, 4)
     for column in range(min(longest >> 2, 4)):
         word = words[:, column] * _M
@@ -158,13 +164,14 @@ def _round(
 
 
 def _tails(hashes: UInt32s, words: UInt32s, left: Int32s, longest: int) -> None:
-    """The last 1 to 3 bytes of the keys that end in this round and whose length is no multiple of 4."""
+    """Hash the last 1 to 3 bytes of keys that end in this round and whose length is not a multiple of 4."""
     tail = left & 3
     if longest >= _ROUND:
         tail &= (left - _ROUND) >> 31
     place = np.arange(0, 4 * len(left), 4, dtype=np.int64)
     place += left >> 2
-    # Clipped where longer keys point past their four words; those have no tail here.
+    # Longer keys would point after their four words. Their index is clipped, and they have no tail in this
+    # round.
     word = words.reshape(-1).take(place, mode="clip")
     word &= _TAILS.take(tail, mode="clip")
     word ^= hashes
@@ -173,9 +180,11 @@ def _tails(hashes: UInt32s, words: UInt32s, left: Int32s, longest: int) -> None:
 
 
 def _replace(hashes: UInt32s, others: UInt32s, sign: Int32s) -> None:
-    """Take the others where ``sign`` is negative. Both arguments are used up.
+    """Replace each hash by the one in ``others`` if ``sign`` is negative there. Both arguments are
+    overwritten.
 
-    Masks of bits: numpy's boolean masks cost 2 to 5 ns a key where lengths are mixed, these 0.6.
+    Bit masks are used, because numpy's boolean masks cost 2 to 5 ns per key if lengths differ, and these 0.6
+    ns.
     """
     sign >>= 31
     others ^= hashes
@@ -186,7 +195,7 @@ def _replace(hashes: UInt32s, others: UInt32s, sign: Int32s) -> None:
 def _later_rounds(
     hashes: UInt32s, raw: Bytes, rounds: npt.NDArray[np.void], at: Int64s, left: Int32s
 ) -> None:
-    """All rounds after the first, over the keys that have bytes left."""
+    """Run all rounds after the first, over the keys that have bytes left."""
     rows: npt.NDArray[np.signedinteger[Any]] = np.arange(len(left))
     part = hashes
     while True:
@@ -209,7 +218,8 @@ def _later_rounds(
 
 
 def _continue_one(value: int, data: Bytes) -> int:
-    """The rest of one long key: multiplications in bulk, the chain of hashes in plain integers."""
+    """Hash the rest of one long key. numpy multiplies all words at once, and Python's integers chain the
+    hashes."""
     words = len(data) >> 2
     mixed = data[: 4 * words].view("<u4") * _M
     mixed ^= mixed >> _24
@@ -221,7 +231,7 @@ def _continue_one(value: int, data: Bytes) -> int:
 
 
 def _hash_one(key: bytes) -> int:
-    """One short key in plain integers."""
+    """Hash one short key with Python's integers."""
     whole = len(key) & ~3
     value = _SEED ^ len(key)
     for start in range(0, whole, 4):

@@ -1,4 +1,4 @@
-"""Orders rows by partition, and finds those that are too large."""
+"""Orders rows by partition, and reports rows that are too large."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kafka_sink.records.ordered_rows import OrderedRows
 from kafka_sink.records.record_columns import RecordColumns
 from kafka_sink.rows.columns import RowBatch
 
-# numpy sorts 16-bit integers by radix, six times as fast as wider ones.
+# numpy uses a radix sort for 16-bit integers, which is six times as fast as its sort of wider integers.
 _RADIX_LIMIT = 1 << 15
 
 
@@ -26,10 +26,11 @@ def by_partition(
     now_ms: int,
     free: bool,
 ) -> OrderedRows:
-    """The rows ordered by partition; rows of one partition keep their order.
+    """Order rows by partition. The rows of one partition keep their order.
 
-    ``slots`` has a number per row, its partition and the ``bases`` of its topic; ``resting`` are slots of
-    muted partitions. ``now_ms`` is the timestamp of rows without one. ``free``: see ``OrderedRows``.
+    ``slots`` has a number for each row: its partition plus the entry of ``bases`` for its topic. ``resting``
+    are the slots of muted partitions. ``now_ms`` is the timestamp of rows without one. For ``free`` see
+    ``OrderedRows``.
     """
     timestamps = now_ms if rows.timestamps_ms is None else rows.timestamps_ms
     if slots.min() != slots.max():
@@ -49,8 +50,10 @@ def by_partition(
 
 
 def record_too_large(rows: RowBatch, ordered: OrderedRows, limit: int, option: str) -> RecordTooLargeError:
-    """The error of rows of which some make a record that may exceed ``limit`` bytes with a batch's header,
-    as the option with this name says."""
+    """The error for rows of which some may exceed ``limit`` bytes as a record in a batch of their own.
+
+    ``option`` is the name of the option that sets the limit.
+    """
     columns = RecordColumns.of(rows.key, rows.value, rows.headers)
     bounds = columns.upper_bounds(ordered.delta_bytes).numbers()
     largest = int(bounds.argmax())
@@ -69,7 +72,8 @@ def record_too_large(rows: RowBatch, ordered: OrderedRows, limit: int, option: s
 
 
 def partitions_needed(rows: RowBatch) -> dict[str, int]:
-    """How many partitions topics must have for the partitions that rows name; only topics of such rows."""
+    """How many partitions each topic must have for the partitions in its rows. Topics without such rows are
+    left out."""
     if rows.partition is None:
         return {}
     highest = np.full(len(rows.topics), -1, dtype=np.int64)
@@ -81,7 +85,7 @@ def partitions_needed(rows: RowBatch) -> dict[str, int]:
 
 
 def _muted_last(slots: Int32s, resting: list[int], bases: Int32s) -> Int32s:
-    """Numbers to order by that put muted partitions last, since their rows may have to wait."""
+    """Numbers to sort by, in which muted partitions are last, because their rows may have to wait."""
     if not resting:
         return slots
     places = np.concatenate([np.delete(np.arange(bases[-1]), resting), resting])
@@ -92,6 +96,7 @@ def _muted_last(slots: Int32s, resting: list[int], bases: Int32s) -> Int32s:
 
 
 def stable_order(numbers: Int32s, limit: int) -> Int64s:
-    """Places of numbers below ``limit`` in ascending order; equal ones keep theirs."""
+    """The positions of the numbers in ascending order. Equal numbers keep their order. All are below
+    ``limit``."""
     narrow = numbers.astype(np.int16) if limit <= _RADIX_LIMIT else numbers
     return np.argsort(narrow, kind="stable")

@@ -1,4 +1,4 @@
-"""Which partition a row goes to: the column, the key's hash, or the sticky one (KIP-480, KIP-794)."""
+"""Chooses each row's partition: from its column, by its key's hash, or the sticky one (KIP-480, KIP-794)."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from kafka_sink.rows.columns import NO_PARTITION, RowBatch
 from kafka_sink.rows.murmur2 import partitions_for
 from kafka_sink.rows.ordering import by_partition, stable_order
 
-# Bytes of a timestamp delta of up to an hour and a half.
+# The size of a timestamp delta of up to an hour and a half.
 _DELTA_BYTES = 3
 
 
 class Choices(NamedTuple):
-    """Partitions of a topic that new rows may go to.
+    """The partitions of a topic to which new rows may go.
 
-    ``available`` ones have a leader and take new rows; if there are none, all partitions do. ``muted`` ones
-    get no new rows; they are listed only if others are available.
+    ``available`` partitions have a leader and accept new rows; if it is empty, all partitions do. ``muted``
+    partitions get no new rows. It is empty if nothing else is available, because they are then used.
     """
 
     available: tuple[int, ...]
@@ -41,8 +41,11 @@ def choices_of(
     muted: Container[TopicPartition],
     near: Container[int],
 ) -> Choices:
-    """Without partitions that are muted, or led by an unavailable broker; of the others those that ``near``
-    brokers lead, if there are any."""
+    """The available partitions, without those that are muted or led by an unavailable broker.
+
+    If ``near`` brokers lead some of them, only those are returned. If every partition is muted, mutes are
+    ignored.
+    """
     leaders = topic.partitions.leaders
     available = [number for number, leader in enumerate(leaders) if leader >= 0 and leader not in unavailable]
     resting: tuple[int, ...] = ()
@@ -58,42 +61,42 @@ def choices_of(
 
 
 class BatchCapacity(NamedTuple):
-    """How many uncompressed bytes of records fit, by the estimated compression ratio.
+    """How many uncompressed bytes of records fit, according to the estimated compression ratio.
 
-    ``open`` is for the partition's open batch, None if it has no open batch. ``new`` is for a new batch.
+    ``open`` is how many fit the partition's open batch; None if no batch is open. ``new`` is for a new batch.
     """
 
     open: float | None
     new: float
 
 
-# Queued batches by partition of a topic, from the accumulator.
+# Returns the number of queued batches of each partition of a topic. The accumulator provides it.
 QueueLoads = Callable[[str, int], Sequence[int]]
 
 
-# How many bytes of rows of a given average size a partition's batches still take.
+# Returns how many bytes of rows of a given average size fit the batches of a partition.
 CapacityOf = Callable[[TopicPartition, float], BatchCapacity]
-# A sticky partition changes at the end of a batch, after this many batches' worth of rows at least (estimates
-# are not exact to the row) and at most.
+# The sticky partition changes at the end of a batch. Before that it gets at least (because estimates are not
+# exact to the row) and at most this many batches' worth of rows.
 _MIN_BATCHES = 0.9
 _MAX_BATCHES = 2.0
 
 
 @dataclass(slots=True)
 class _StickyPartition:
-    """A topic's current partition. ``batches_given``: batches' worth of rows that it got so far."""
+    """A topic's current partition. ``batches_given`` is how many batches' worth of rows it has got."""
 
     partition: int
     batches_given: float = 0.0
 
 
 class Partitioner:
-    """Keeps each topic's sticky partition between tables. Used by one task thread.
+    """Assigns partitions to rows, and keeps each topic's sticky partition between tables. For one task's
+    thread.
 
-    A partition gets a batch's worth of rows, by the estimate of what they compress to, and then up to that
-    batch's end, but never more than two batches' worth (Kafka's BuiltInPartitioner). ``capacity`` says
-    how much a batch still takes.
-    ``spread_keys`` is partitioner.spread.keys.when.muted.
+    A partition gets rows for one batch, according to the estimated compression, and then up to the end of
+    that batch, but never more than for two batches (as in Kafka's BuiltInPartitioner). ``capacity`` returns
+    how many rows still fit a batch. ``spread_keys`` is the option partitioner.spread.keys.when.muted.
     """
 
     def __init__(
@@ -115,8 +118,12 @@ class Partitioner:
         self._sticky: dict[str, _StickyPartition] = {}
 
     def chooses(self, key: pa.Array | None, explicit: Int32s | None) -> tuple[bool, bool]:
-        """Whether ``assign`` is free to choose the partition of any of these rows; and whether nothing else
-        decides where they go, so that all of them may move."""
+        """Whether ``assign`` may choose the partition of some of these rows, and whether it may choose that
+        of all.
+
+        In the second case nothing else decides where the rows go, so that all of them may move to other
+        partitions.
+        """
         fewest = most = True
         if explicit is not None:
             chosen = explicit < 0
@@ -134,11 +141,11 @@ class Partitioner:
         muted: Container[TopicPartition] = (),
         near: Container[int] = (),
     ) -> OrderedRows:
-        """Assign partitions and order the rows by them; rows of one partition keep their order.
+        """Assign partitions and order the rows by partition. The rows of one partition keep their order.
 
         ``now_ms`` is the wall clock, the timestamp of rows without one. Rows without keys avoid partitions
-        that are ``muted`` or led by an ``unavailable`` broker, if others are left, and of those prefer the
-        ones led by ``near`` brokers. Raises InvalidRowError for a partition that does not exist.
+        that are ``muted`` or led by an ``unavailable`` broker, if there are other partitions, and prefer
+        partitions led by ``near`` brokers. Raises InvalidRowError for a partition that does not exist.
         """
         columns = RecordColumns.of(rows.key, rows.value, rows.headers)
         counts = np.array([len(topics[name].partitions.leaders) for name in rows.topics], dtype=np.int32)
@@ -151,11 +158,13 @@ class Partitioner:
                 slots += bases[rows.topic_index]
         chooses, free = self.chooses(rows.key, rows.partition)
         found: list[Choices] = []
-        # Those of thousands of topics cost more than their rows, which need them only for muted partitions.
+        # With thousands of topics, the choices cost more than the rows. If all rows have keys, only mutes
+        # need them.
         if slots is None or muted:
             found = [choices_of(topics[name], unavailable, muted, near) for name in rows.topics]
         if slots is None:
-            # An upper bound, so that a batch takes what its partition is given. Only a free choice needs it.
+            # Sizes are upper bounds, so that the rows given to a partition fit its batch. Only a choice needs
+            # them.
             sizes = (columns.upper_bounds(_DELTA_BYTES) if chooses else columns.value_lengths).numbers()
             of = [topics[name] for name in rows.topics]
             if rows.topic_index is None:
@@ -174,9 +183,10 @@ class Partitioner:
         *,
         muted: bool,
     ) -> Int32s | None:
-        """Partitions of rows of several topics, chosen by key alone; None if something else plays a part.
+        """The partitions of rows of several topics if only their keys decide; None otherwise.
 
-        Row i belongs to topic ``topic_index[i]``, which has so many partitions. ``muted``: whether any is.
+        Row i belongs to topic ``topic_index[i]``, and ``partition_counts`` has the number of partitions of
+        each topic. ``muted`` is whether any partition is muted.
         """
         if key is None or self._ignore_keys or key.null_count or explicit is not None:
             return None
@@ -195,7 +205,7 @@ class Partitioner:
         choices: list[Choices],
         bases: Int32s,
     ) -> Int32s:
-        """One number per row, which identifies its topic and partition."""
+        """A number for each row that identifies its topic and partition."""
         order = stable_order(topic_index, len(topics))
         key = None if rows.key is None else rows.key.take(indices(order))
         ends = np.cumsum(np.bincount(topic_index, minlength=len(topics)))
@@ -225,9 +235,12 @@ class Partitioner:
         available: tuple[int, ...],
         muted: tuple[int, ...] = (),
     ) -> Int32s:
-        """Partitions of rows of one topic. ``sizes`` are their records' bytes, ``explicit`` the partition
-        column (-1 where null). ``available`` and ``muted`` are as in ``Choices``. Raises InvalidRowError for
-        a partition that the topic does not have."""
+        """The partitions of rows of one topic.
+
+        ``sizes`` are the sizes of the rows' records. ``explicit`` is the partition column, with -1 for null.
+        ``available`` and ``muted`` are those of ``Choices``. Raises InvalidRowError for a partition that the
+        topic does not have.
+        """
         count = len(topic.partitions.leaders)
         if explicit is not None:
             wrong = int(np.count_nonzero(explicit >= count))
@@ -256,8 +269,10 @@ class Partitioner:
         return result
 
     def _assign_sticky(self, sizes: Ints, topic: str, count: int, available: tuple[int, ...]) -> Int32s:
-        """Partitions of rows without a key. Each step gives one partition rows up to a batch's end, then
-        switches to the next."""
+        """The partitions of rows without a key.
+
+        Each step gives one partition rows up to the end of a batch, and then chooses the next partition.
+        """
         result = np.empty(len(sizes), dtype=np.int32)
         cumulated = np.cumsum(sizes, dtype=np.int64)
         row_bytes = float(cumulated[-1]) / len(sizes)
@@ -270,7 +285,7 @@ class Partitioner:
         while at < len(sizes):
             capacity = self._capacity(TopicPartition(topic, state.partition), row_bytes)
             if state.partition in ended:
-                # The rows before them in this table fill the batch that is open.
+                # Earlier rows of this table already fill the partition's open batch.
                 capacity = BatchCapacity(None, capacity.new)
             limit = before + _bytes_before_switch(state.batches_given, capacity)
             end = int(np.searchsorted(cumulated, limit, side="right"))
@@ -287,7 +302,8 @@ class Partitioner:
         return result
 
     def _choose(self, choices: tuple[int, ...], topic: str, count: int, current: int | None) -> int:
-        """The next partition: likelier the shorter its queue (KIP-794), or all alike if that is off."""
+        """Choose the next partition: more likely a short queue (KIP-794), or all equally if that is switched
+        off."""
         if len(choices) == 1:
             return choices[0]
         if not self._adaptive:
@@ -302,7 +318,8 @@ class Partitioner:
 def _bytes_before_switch(batches_given: float, capacity: BatchCapacity) -> float:
     """How many more bytes the sticky partition gets before it changes; 0 if it changes now.
 
-    They end where a batch ends: the open one or, if that would be less than ``_MIN_BATCHES``, the next.
+    They end where a batch ends: at the end of the open batch or, if that gave it less than ``_MIN_BATCHES``,
+    of the next one.
     """
     if capacity.open is None and batches_given >= _MIN_BATCHES:
         return 0.0
@@ -313,7 +330,8 @@ def _bytes_before_switch(batches_given: float, capacity: BatchCapacity) -> float
 
 
 def _spread(result: Int32s, keyed: pa.Array, available: tuple[int, ...], muted: tuple[int, ...]) -> None:
-    """Rows of a muted partition go to others, equal keys together (KIP-693's trade: their order)."""
+    """Send rows of muted partitions to other partitions; equal keys stay together, but lose their order
+    (KIP-693)."""
     affected = np.flatnonzero(np.isin(result, muted))
     if len(affected) and available:
         others = np.array(available, dtype=np.int32)

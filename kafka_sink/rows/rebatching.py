@@ -1,8 +1,8 @@
-"""Spark's Arrow batches as tables of about 2 MiB: large batches are sliced (into 8 MiB where rows are large),
-small ones put together while linger allows.
+"""Turns Spark's Arrow batches into tables of about 2 MiB. Large batches are sliced, and small batches are
+gathered for at most the linger time. If rows are large, slices have 8 MiB.
 
-The rows of a table are ordered by partition, encoded and appended at once. Larger tables would multiply
-memory, smaller ones the work per partition. Row order is kept.
+The rows of a table are ordered by partition, encoded and appended together. Larger tables would need several
+times the memory, and smaller tables would multiply the work per partition. The order of the rows is kept.
 """
 
 from __future__ import annotations
@@ -16,27 +16,30 @@ import pyarrow as pa
 from kafka_sink.records.arrays import Int64s, has_byte_offsets, offsets
 from kafka_sink.spark_application import LARGE_ROW_BYTES
 
-# Measured with 130-byte rows, 4 partitions: 462 ns a row at 2.5 MiB, 501 at 4 MiB, 479 at 1.3; larger ones
-# fall out of caches (the processor's and malloc's), smaller ones leave fewer rows a partition.
+# Measured with 130-byte rows and 4 partitions: 462 ns per row with tables of 2.5 MiB, 501 ns with 4 MiB and
+# 479 ns with 1.3 MiB. Larger tables do not fit the CPU's caches and malloc's, and smaller ones have fewer
+# rows per partition.
 TARGET_TABLE_BYTES = 2 * 1024 * 1024
-# If a table has many runs, one per partition, more rows share the work per run. If rows are large, more rows
-# share the work per table: with lz4, rows of 949 bytes take 5.5 us of processor time in 2 MB, 4.7 in 8 MB.
+# If a table has many runs, which are the rows of one partition, more rows share the work per run. If rows are
+# large, more rows share the work per table: with lz4, rows of 949 bytes take 5.5 us of CPU time in 2 MB and
+# 4.7 us in 8 MB.
 WIDE_TARGET_TABLE_BYTES = 4 * TARGET_TABLE_BYTES
 _MANY_RUNS = 128
-# Bytes of a row besides key, value and headers; limits the rows of a table in which those are empty.
+# Added to each row's key, value and headers. It limits the number of rows in a table if those are empty.
 ROW_BYTES = 16
-# Bytes of a gathered batch besides its rows: Arrow's and Python's objects around it.
+# Added for each gathered batch: the memory of Arrow's and Python's objects around its rows.
 GATHERED_BATCH_BYTES = 4096
-# A batch with which the gathered rows would exceed this many target sizes starts the next table.
+# If the gathered rows would exceed this many target sizes together with a batch, the batch starts the next
+# table.
 _LARGEST = 1.5
 
 
 class Rebatcher:
-    """Collects batches of one schema and returns them as tables. The time comes in as ``now_ms``.
+    """Gathers batches of one schema and returns them as tables. The current time is passed as ``now_ms``.
 
     ``columns`` are the positions of the columns whose bytes count (key, value, headers). Rows are gathered
-    for ``linger_ms`` at most, if ``take`` is called when ``deadline_ms`` says so. A table's chunks are the
-    batches or slices of them: no data is copied.
+    for at most ``linger_ms``, if the caller calls ``take`` at ``deadline_ms``. The chunks of a table are the
+    batches or slices of them, so no data is copied.
     """
 
     def __init__(
@@ -54,13 +57,13 @@ class Rebatcher:
         self._gathered: list[pa.RecordBatch] = []
         self._gathered_bytes = 0
         self._deadline_ms = math.inf
-        # Of the largest batch so far.
+        # The size of the largest batch so far.
         self.batch_bytes_max = 0
 
     def adapt(self, runs: int) -> None:
-        """Size the next tables by the number of partitions that a table went to.
+        """Choose the size of the next tables by ``runs``, the number of partitions of the last table.
 
-        Measured at 1,000 partitions with 110-byte rows: 990 ns of processor time a row instead of 1,260.
+        Measured with 1,000 partitions and 110-byte rows: 990 ns of CPU time per row instead of 1,260 ns.
         """
         self._target_bytes = WIDE_TARGET_TABLE_BYTES if runs >= _MANY_RUNS else TARGET_TABLE_BYTES
 
@@ -70,11 +73,11 @@ class Rebatcher:
 
     @property
     def gathered_rows(self) -> int:
-        """How many rows are gathered. Any thread may ask."""
+        """How many rows are gathered. Any thread may read this."""
         return sum(batch.num_rows for batch in self._gathered)
 
     def deadline_ms(self) -> float:
-        """When the gathered rows must go; infinite if no rows are gathered."""
+        """When the gathered rows must be sent; infinity if there are none."""
         return self._deadline_ms
 
     def offer(self, batch: pa.RecordBatch, now_ms: float) -> list[pa.Table]:
@@ -94,11 +97,11 @@ class Rebatcher:
         return ready
 
     def take(self, now_ms: float) -> list[pa.Table]:
-        """The gathered rows if their time has come, else nothing."""
+        """The gathered rows if their deadline has passed; otherwise nothing."""
         return self.finish() if now_ms >= self._deadline_ms else []
 
     def finish(self) -> list[pa.Table]:
-        """The gathered rows, whether or not their time has come: one table, or an empty list."""
+        """The gathered rows as one table, even before their deadline. The list is empty if there are none."""
         gathered = self._gathered
         if not gathered:
             return []
@@ -106,19 +109,20 @@ class Rebatcher:
         return [pa.Table.from_batches(gathered)]
 
     def _cut(self, batch: pa.RecordBatch, size: int) -> list[pa.Table]:
-        """Slices of nearly equal size, so that no small remainder is left."""
+        """Cut a batch into slices of nearly equal size, so that no small slice is left at the end."""
         is_large = size >= self._large_row_bytes * batch.num_rows
         count = round(size / (WIDE_TARGET_TABLE_BYTES if is_large else self._target_bytes))
         if count < 2 or batch.num_rows < 2:
             return [pa.Table.from_batches([batch])]
         before = self._bytes_before(batch)
         targets = np.arange(1, count, dtype=np.float64) * (float(before[-1]) / count)
-        # Several targets may fall on a row larger than the target size.
+        # Several edges may lie within one row that is larger than the target size.
         edges = np.unique(np.concatenate(([0], np.searchsorted(before, targets), [batch.num_rows]))).tolist()
         return [pa.Table.from_batches([batch.slice(start, stop - start)]) for start, stop in pairwise(edges)]
 
     def _bytes(self, batch: pa.RecordBatch) -> int:
-        """Bytes of the rows, from buffer ends alone: the cost does not grow with the rows."""
+        """The size of the rows, computed from the ends of buffers only, so the cost does not grow with the
+        rows."""
         size: int = batch.num_rows * ROW_BYTES
         for index in self._columns:
             column = batch.column(index)
@@ -130,7 +134,7 @@ class Rebatcher:
         return size
 
     def _bytes_before(self, batch: pa.RecordBatch) -> Int64s:
-        """Bytes before each row, and of all rows at the end: ``num_rows + 1`` ascending numbers."""
+        """The bytes before each row, and of all rows at the end: ``num_rows + 1`` ascending numbers."""
         before = np.arange(batch.num_rows + 1, dtype=np.int64) * ROW_BYTES
         for index in self._columns:
             column = batch.column(index)
