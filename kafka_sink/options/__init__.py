@@ -1,4 +1,4 @@
-"""Options of the sink: declared in one table and checked before any work starts."""
+"""The options of the sink. They are declared in one table and checked before any work starts."""
 
 from __future__ import annotations
 

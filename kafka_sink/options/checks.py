@@ -1,6 +1,7 @@
-"""Rules about several options at once. Contradictions are errors; what Kafka's producer adjusts, this does.
+"""Rules that involve several options. Contradictions are errors. Values that Kafka's producer adjusts are
+adjusted.
 
-Source of the rules: ``ProducerConfig`` and ``CommonClientConfigs`` of kafka-clients 4.3.
+The rules come from ``ProducerConfig`` and ``CommonClientConfigs`` of kafka-clients 4.3.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from kafka_sink.errors import ConfigurationError
 from kafka_sink.options.table import BY_NAME, FORMATS, SECURITY, SPECS
 from kafka_sink.options.values import INT_MAX
 
-# A broker remembers the last five batches of a producer per partition. With more in flight it could not
-# recognise a duplicate.
+# A broker remembers the last five batches of a producer and partition. With more batches in flight, it could
+# not recognise every duplicate.
 IDEMPOTENT_IN_FLIGHT = 5
 MAX_CHUNK = 16_384
 
@@ -32,7 +33,7 @@ def settle(given: Mapping[str, Any]) -> tuple[Values, list[str]]:
 
 
 def _needs(values: Values, given: Mapping[str, Any]) -> None:
-    """An option has no effect without another one's value: ``OptionSpec.needs``."""
+    """Refuse an option that has no effect without a certain value of another one (``OptionSpec.needs``)."""
     for spec in SPECS:
         if spec.needs and spec.attribute in given:
             name, _, wanted = spec.needs.partition("=")
@@ -74,7 +75,7 @@ def _idempotence(values: Values, given: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _exactly_once(values: Values, _: Mapping[str, Any]) -> None:
-    """Run after the rule about idempotence, which may have disabled it."""
+    """Check what exactly-once requires. Runs after the rule about idempotence, which may have disabled it."""
     if values["delivery_guarantee"] != "exactly-once":
         return
     if values["acks"] != -1:
@@ -140,13 +141,13 @@ def _request_size(values: Values, _: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _reconnect_backoff(values: Values, given: Mapping[str, Any]) -> None:
-    """As in Java, the wait is constant where only the first one is set."""
+    """As in Java, the wait between attempts is constant if only the first wait is set."""
     if "reconnect_backoff_ms" in given and "reconnect_backoff_max_ms" not in given:
         values["reconnect_backoff_max_ms"] = values["reconnect_backoff_ms"]
 
 
 def _capped(values: Values, _: Mapping[str, Any]) -> Iterator[str]:
-    """Reduce times to their maximum, which another option sets."""
+    """Reduce a wait or timeout to the maximum that another option sets."""
     for name in ("retry.backoff", "reconnect.backoff", "socket.connection.setup.timeout"):
         attribute, limit = (f"{name}{end}".replace(".", "_") for end in (".ms", ".max.ms"))
         value, maximum = values[attribute], values[limit]
@@ -167,15 +168,15 @@ def _topic_creation(values: Values, given: Mapping[str, Any]) -> None:
                 "topic.create=true needs the option 'topic', or topic.create.names: topics in a column "
                 "'topic' are not known in advance"
             )
-        # Brokers may create those that are not named.
+        # Brokers may still create topics that this option does not list.
         return
-    # Otherwise a topic that is deleted during the job would come back with the broker's defaults.
+    # Otherwise brokers would recreate a topic that is deleted during the job, with their own defaults.
     if "allow_auto_create_topics" not in given:
         values["allow_auto_create_topics"] = False
 
 
 def _unused_security(values: Values, given: Mapping[str, Any]) -> None:
-    """Security options that the protocol does not use are errors. Java ignores them silently."""
+    """Refuse security options that the protocol does not use. Java ignores them silently."""
     protocol = values["security_protocol"]
     changed = [spec for spec in SPECS if spec.group == SECURITY and given.get(spec.attribute, spec.default)
                != spec.default]  # fmt: skip
@@ -239,7 +240,7 @@ def _formats(values: Values, given: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _schema_source(values: Values, part: str) -> None:
-    """Where the schema comes from must be one place."""
+    """Refuse more than one source for the same schema, and a missing one for Protobuf."""
     sources = [
         f"{part}.{name.replace('_', '.')}"
         for name in _SOURCES
@@ -291,7 +292,7 @@ def _schema_login(values: Values) -> Iterator[str]:
 
 
 _EVENT_HUBS = ".servicebus.windows.net"
-# Azure's limits: requests of 1,046,528 bytes, connections and metadata unused for 240 s.
+# Azure closes connections that are idle for 240 s, and accepts requests of at most 1,046,528 bytes.
 _EVENT_HUBS_MAX: Mapping[str, int] = {
     "max_request_size": 1_000_000,
     "batch_size": 1_000_000,
@@ -301,7 +302,7 @@ _EVENT_HUBS_MAX: Mapping[str, int] = {
 
 
 def _event_hubs(values: Values, given: Mapping[str, Any]) -> Iterator[str]:
-    """Azure's limits are below the defaults: options that were not set are lowered."""
+    """Lower options that were not set to Azure's limits, which are below the defaults."""
     if not any(host.lower().endswith(_EVENT_HUBS) for host, _ in values["bootstrap_servers"]):
         return
     adapted = []
@@ -318,7 +319,7 @@ def _event_hubs(values: Values, given: Mapping[str, Any]) -> Iterator[str]:
         yield f"lowered for Azure Event Hubs: {', '.join(adapted)}"
 
 
-# They change values, yield warnings or raise.
+# Each rule changes values, yields warnings or raises.
 _RULES: tuple[Callable[[Values, Mapping[str, Any]], Iterable[str] | None], ...] = (
     _event_hubs,
     _unused_security,

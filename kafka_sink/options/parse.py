@@ -1,4 +1,4 @@
-"""Turns the options of a Spark job into SinkOptions. All checks happen here, before any work starts."""
+"""Turns the options of a Spark job into SinkOptions. All options are checked here, before any work starts."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from kafka_sink.options.values import (
 from kafka_sink.printable import printable
 from kafka_sink.secret import HIDDEN, Secret
 
-# How similar a misspelt option is, as difflib measures it. No option of Spark or Kafka comes so close to
-# one of this sink.
+# How similar a name must be (difflib's ratio) to be taken for a misspelt option. No option of Spark or Kafka
+# is this similar to an option of this sink.
 _MISSPELT = 0.8
 _BREAKER_OFF = "none"
 _SINK_NAMES = [name for name in BY_NAME if not name.startswith(KAFKA_PREFIX)]
@@ -45,9 +45,11 @@ KAFKA_NAMES = [
 
 
 def texts(options: Mapping[str, Any]) -> dict[str, str]:
-    """Options as a program gives them, as the texts that ``parse`` takes. As in Spark, None is no option.
+    """Convert the options that a program passes to the texts that ``parse`` expects. As in Spark, None is
+    ignored.
 
-    Raises ConfigurationError for other values than texts, numbers, True and False, and for no mapping.
+    Raises ConfigurationError if ``options`` is not a mapping, or if a value is not a text, number, True or
+    False.
     """
     if not isinstance(options, Mapping):
         raise ConfigurationError(
@@ -57,7 +59,7 @@ def texts(options: Mapping[str, Any]) -> dict[str, str]:
     given: dict[str, str] = {}
     for name, value in options.items():
         if not isinstance(name, str) or not isinstance(value, str | bool | int | float | None):
-            # The value may be a secret of the wrong type.
+            # The message omits the value, because it may be a secret of the wrong type.
             raise ConfigurationError(
                 f"Option '{name}' must be a text, a number, True or False, not {type(value).__name__}"
             )
@@ -69,11 +71,11 @@ def texts(options: Mapping[str, Any]) -> dict[str, str]:
 def parse(raw: Mapping[str, str]) -> ParsedOptions:
     """Check and convert the options of one job.
 
-    ``raw`` maps names as users write them (in any case, since Spark lower-cases them) to text. Raises
-    ConfigurationError, which names the option, the problem and, for an unknown option, the most similar known
-    one. Values of secret, unsupported or unknown options never appear in an error or a warning.
+    ``raw`` maps names to texts. Names may have any case, because Spark converts them to lower case. Raises
+    ConfigurationError, whose message has the option, the problem and, for an unknown option, the most similar
+    known option. Errors and warnings never contain values of secret, unsupported or unknown options.
     """
-    # Secret hides the values from here on: error trackers collect the local variables of every frame.
+    # From here on, Secret hides the values: error trackers collect the local variables of every frame.
     given, doubled = _lowered(raw)
     del raw
     if doubled:
@@ -112,7 +114,7 @@ def parse(raw: Mapping[str, str]) -> ParsedOptions:
 
 
 def _lowered(raw: Mapping[str, str]) -> tuple[dict[str, Secret], str]:
-    """Stripped values by lower-case name, and the name of an option with two values, if there is one."""
+    """The stripped values by lower-case name, and the name of an option that has two values, or ""."""
     given: dict[str, Secret] = {}
     doubled = ""
     for key, text in raw.items():
@@ -123,7 +125,7 @@ def _lowered(raw: Mapping[str, str]) -> tuple[dict[str, Secret], str]:
 
 
 def _note(settings: dict[str, tuple[str, Secret]], spec: OptionSpec, name: str, text: Secret) -> None:
-    """Remember one implemented option. Two names of one option must have the same value."""
+    """Record a supported option. If it is given under two names, both must have the same value."""
     earlier = settings.get(spec.attribute)
     if earlier and earlier[1] != text:
         raise ConfigurationError(f"Options '{earlier[0]}' and '{name}' are the same option: give only one")
@@ -144,15 +146,18 @@ def _convert(spec: OptionSpec, name: str, text: Secret) -> Any:
         return spec.kind.parse(text.reveal())
     except ValueError as error:
         problem = str(error)
-    # An @ in an address list means a password. This raises outside the except block, because a traceback with
-    # the cause would show the value.
+    # An @ in a list of addresses means that it contains a password. The error is raised outside the except
+    # block, because a traceback that includes the cause would show the value.
     shown = HIDDEN if spec.secret or "@" in text.reveal() else f"'{printable(text.reveal())}'"
     raise ConfigurationError(f"Option '{name}' {problem}, got {shown}")
 
 
 def _is_without_effect(kafka_name: str, text: Secret) -> bool:
-    """Whether an option of Kafka is set, but changes nothing here. Raises ConfigurationError for one that is
-    unknown, or set to something that this sink does not support."""
+    """Whether the option is one of Kafka's and is set, but changes nothing here.
+
+    Raises ConfigurationError if the option is unknown, or is set to something that this sink does not
+    support.
+    """
     if kafka_name in unsupported.WITHOUT_EFFECT or kafka_name.startswith("metrics.context."):
         default, _ = unsupported.WITHOUT_EFFECT.get(kafka_name, ("", ""))
         return not unsupported.same_setting(text.reveal(), default)
@@ -171,8 +176,10 @@ def _is_without_effect(kafka_name: str, text: Secret) -> bool:
 
 
 def _require_no_mistake(name: str) -> None:
-    """Raise for what is meant for this sink but would have no effect: the job would run at least once,
-    without a limit, or otherwise than its author thinks."""
+    """Refuse an option that was meant for this sink but would have no effect.
+
+    The job would otherwise run without the setting, for example at least once or without a rate limit.
+    """
     guards = name in KAFKA_NAMES and name.startswith(("ssl.", "sasl.", "transactional."))
     if guards or KAFKA_PREFIX + name in BY_NAME:
         raise ConfigurationError(
@@ -202,7 +209,7 @@ def _check_topic_config(options: SinkOptions) -> None:
 
 
 def _check_schemes(addresses: str, options: SinkOptions) -> None:
-    """Raise if an address names another protocol. Java ignores it there and would send rows unencrypted."""
+    """Refuse an address with another protocol in front. Java ignores it, and would send rows unencrypted."""
     if others := schemes(addresses) - {options.security_protocol}:
         raise ConfigurationError(
             f"Option 'kafka.bootstrap.servers' names the protocol {sorted(others)[0]} in front of an "
@@ -240,7 +247,8 @@ def _breaker_settings(given: Mapping[str, Secret]) -> BreakerSettings:
 
 @dataclass(frozen=True)
 class FailureRateSettings:
-    """Options of the default class. If ``slow_request_min_ms`` is 0, slow brokers are not muted."""
+    """The options of the default breaker class. If ``slow_request_min_ms`` is 0, slow brokers are not
+    muted."""
 
     trigger_message_count: int
     trigger_failure_perc: int
@@ -250,7 +258,7 @@ class FailureRateSettings:
 
 
 def failure_rate_settings(given: Mapping[str, str]) -> FailureRateSettings:
-    """Settings from the options under the prefix. Raises ConfigurationError, also for unknown names."""
+    """The settings of the default class. Raises ConfigurationError for invalid values and unknown names."""
     for name in given:
         if name not in BREAKER_BY_NAME:
             nearest = get_close_matches(name, BREAKER_BY_NAME, n=1, cutoff=0.6)

@@ -1,6 +1,6 @@
-"""Every option of the sink in one declared table: name, type, bounds, default, what it does.
+"""The table of all options of the sink: name, type, bounds, default, and what the option does.
 
-The fields of SinkOptions are the table: the parser, the documentation and the redaction all read it.
+The fields of SinkOptions are this table. The parser, the documentation and the hiding of secrets all read it.
 """
 
 from __future__ import annotations
@@ -45,11 +45,12 @@ _SAME = object()
 
 @dataclass(frozen=True)
 class OptionSpec:
-    """One row of the table. ``name`` is as users write it, ``kafka.`` included where it has it, and
-    ``attribute`` the field of SinkOptions. Without a default it is required.
+    """One row of the table.
 
-    ``needs``: another option and its value, as users write them, without which this one has no effect.
-    ``planning_only``: no task reads it.
+    ``name`` is the name that users write, with ``kafka.`` if it has that prefix, and ``attribute`` is the
+    field of SinkOptions. An option without a default is required. ``needs`` is another option and its value,
+    as users write them, without which this option has no effect. ``planning_only`` is True if no task reads
+    the option.
     """
 
     name: str
@@ -74,7 +75,7 @@ class OptionSpec:
 
     @property
     def differs(self) -> bool:
-        """Whether the default is not Kafka's."""
+        """Whether the default differs from Kafka's."""
         return self.kafka_default is not _SAME
 
 
@@ -83,7 +84,8 @@ _Row = ParamSpec("_Row")
 
 
 def _fields_of(make: Callable[_Row, OptionSpec]) -> Callable[_Row, Any]:
-    """The same function, but it returns a field of SinkOptions that has the row as its metadata."""
+    """Return a function with the same parameters that makes a field of SinkOptions with the row as
+    metadata."""
 
     def make_field(*args: _Row.args, **kwargs: _Row.kwargs) -> Any:
         spec = make(*args, **kwargs)
@@ -95,7 +97,7 @@ def _fields_of(make: Callable[_Row, OptionSpec]) -> Callable[_Row, Any]:
 _option = _fields_of(OptionSpec)
 DEFAULT_BREAKER = "kafka_sink.breaker.FailureRateCircuitBreaker"
 BREAKER = "Circuit breaker"
-# Names without their prefix. Every breaker class has these.
+# The options of every breaker class. Names are without their prefix.
 _BREAKER_OPTIONS_OF_ALL = (
     OptionSpec(
         "class",
@@ -124,7 +126,8 @@ _BREAKER_OPTIONS_OF_ALL = (
         "and the task waits once the other rows that arrived with them are appended.",
     ),
 )
-# Another class may give these names its own meaning. In the order of FailureRateSettings.
+# The options of the default class, in the order of FailureRateSettings. Another class may use these names
+# otherwise.
 FAILURE_RATE_OPTIONS = (
     OptionSpec(
         "trigger.message.count",
@@ -180,10 +183,10 @@ BREAKER_BY_NAME = {option.name: option for option in BREAKER_OPTIONS}
 
 @dataclass(frozen=True)
 class BreakerSettings:
-    """Settings for every breaker class. ``class_path`` is None if the breaker is off.
+    """The settings that every breaker class has. ``class_path`` is None if the breaker is off.
 
-    ``given`` has all options under the prefix, as the user wrote them, by their names without the prefix. A
-    user's class may take credentials, so ``repr`` hides them.
+    ``given`` contains all options under the prefix as the user wrote them, by their names without the prefix.
+    ``repr`` hides them, because a user's class may have credentials as options.
     """
 
     class_path: str | None = DEFAULT_BREAKER
@@ -201,13 +204,14 @@ def breaker_option_name(name: str) -> str:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class SinkOptions:
-    """All settings of one job, validated. Hashable and picklable; times are ms, sizes bytes.
+    """All settings of one job, already checked. Hashable and picklable. Times are milliseconds, sizes are
+    bytes.
 
-    Attributes have Kafka's names with underscores instead of dots. :func:`kafka_sink.options.parse` creates
-    and checks instances; the constructor checks nothing. ``repr`` hides secrets.
+    The attributes have Kafka's names with underscores instead of dots. :func:`kafka_sink.options.parse`
+    checks the options and creates instances; the constructor checks nothing. ``repr`` hides secrets.
     """
 
-    # A row of the table is read across, not down.
+    # One row of the table takes few lines, so that it is read from left to right.
     # fmt: off
     topic: str | None = _option(
         "topic", values.topic(), None, TARGET,
@@ -974,9 +978,10 @@ class SinkOptions:
         the offsets that it wrote to each partition. See docs/metrics.md.""", planning_only=True,
     )
 
-    # Not a row of the table: the breaker class checks its options under kafka.producer.circuit.breaker.
+    # This is not a row of the table: the breaker class checks the options under
+    # kafka.producer.circuit.breaker.
     breaker: BreakerSettings = BreakerSettings()
-    # Nor these: brokers check the settings of a topic, under topic.config.
+    # Nor are the settings of a topic, under topic.config: brokers check them.
     topic_config: tuple[tuple[str, str], ...] = ()
 
     # fmt: on
@@ -987,29 +992,31 @@ class SinkOptions:
 
     @property
     def compression_level(self) -> int | None:
-        """Level for the chosen codec; None means the codec's default, or that the codec has no levels."""
+        """The level for the chosen codec. None means the codec's default, or that the codec has no levels."""
         levels = {
             CompressionType.GZIP: None if self.compression_gzip_level == -1 else self.compression_gzip_level,
-            # In Kafka's producer the default 9 selects the fast compressor, not level 9 of the slow one.
+            # In Kafka's producer, the default 9 selects the fast compressor, and not level 9 of the slow one.
             CompressionType.LZ4: None if self.compression_lz4_level == 9 else self.compression_lz4_level,
             CompressionType.ZSTD: self.compression_zstd_level,
         }
         return levels.get(self.compression_type)
 
     def for_tasks(self) -> SinkOptions:
-        """These options without those that only planning reads. Writes for which the result is equal can
-        share a producer."""
+        """These options without those that only planning reads. If the results of two writes are equal, they
+        can share a producer."""
         unread = {spec.attribute: spec.default for spec in SPECS if spec.planning_only}
         return dataclasses.replace(self.without_registry(), **unread, topic_config=())
 
     def without_registry(self) -> SinkOptions:
-        """These options without formats and the login at the registry, which only planning needs."""
+        """These options without formats and the registry's login, which only planning needs."""
         unread = {spec.attribute: spec.default for spec in SPECS if spec.group == FORMATS}
         return dataclasses.replace(self, **unread)
 
     def shown(self) -> dict[str, str]:
-        """Options that differ from their defaults, as users write them, without addresses and whatever is
-        about logins and certificates: for the live view."""
+        """The options that differ from their defaults, for the live view, as users write them.
+
+        Addresses, logins and certificates are left out.
+        """
         return {
             spec.name: spec.kind.show(value)
             for spec in SPECS
@@ -1018,9 +1025,11 @@ class SinkOptions:
         }
 
     def identity_of_cluster(self) -> dict[str, str]:
-        """The options that say which cluster it is, as whom the sink connects, and what tasks share, as users
-        write them. Writes for which they are equal share the coordinator's knowledge of the cluster: those
-        that only name or time a client do not matter. Secrets are included."""
+        """The options that determine the cluster, the login, and what tasks share, as users write them.
+
+        Writes with equal options here share the coordinator's state of the cluster. Options that only set a
+        client's name or its timeouts are left out. Secrets are included.
+        """
         sorted_ = dataclasses.replace(self, bootstrap_servers=tuple(sorted(set(self.bootstrap_servers))))
         written = sorted_._written(
             lambda spec: spec.required or (is_of_cluster(spec) and not _NAMES_OR_TIMES.match(spec.name))
@@ -1029,14 +1038,15 @@ class SinkOptions:
         return written
 
     def group_settings(self) -> dict[str, str]:
-        """The options that the coordinator reads, as users write them: for ``parse``. None is secret."""
+        """The options that the coordinator reads, as users write them and ``parse`` expects. None of them is
+        secret."""
         written = self._written(lambda spec: spec.name in GROUP_OPTIONS)
         given = ((f"{KAFKA_PREFIX}{BREAKER_PREFIX}{name}", text) for name, text in self.breaker.given)
         written.update((name, text) for name, text in given if name in GROUP_OPTIONS)
         return written
 
     def principal(self) -> dict[str, str]:
-        """As whom the sink connects, and how: its security options. Secrets are included."""
+        """The security options, which determine as whom and how the sink connects. Secrets are included."""
         return self._written(lambda spec: spec.group == SECURITY and not _NAMES_OR_TIMES.match(spec.name))
 
     def _written(self, is_wanted: Callable[[OptionSpec], bool]) -> dict[str, str]:
@@ -1047,14 +1057,16 @@ class SinkOptions:
         )
 
     def redacted(self) -> dict[str, str]:
-        """Settings that differ from their defaults, under the names users write, with secrets hidden."""
+        """The settings that differ from their defaults, by the names that users write, with secrets
+        hidden."""
         shown = {}
         for spec in SPECS:
             value = getattr(self, spec.attribute)
             if value != spec.default:
                 shown[spec.name] = HIDDEN if spec.secret else spec.kind.show(value)
         shown.update((f"{TOPIC_CONFIG_PREFIX}{name}", text) for name, text in self.topic_config)
-        # A user's breaker class may take credentials, and it does not declare which options are secret.
+        # A user's breaker class may have credentials as options, and it does not declare which of them are
+        # secret.
         shown.update((f"{KAFKA_PREFIX}{BREAKER_PREFIX}{name}", HIDDEN) for name, _ in self.breaker.given)
         return shown
 
@@ -1065,7 +1077,7 @@ class SinkOptions:
 
 @dataclass(frozen=True)
 class ParsedOptions:
-    """Valid options, and warnings for the user. ``warnings`` contain no secret."""
+    """Valid options, and warnings for the user. The warnings contain no secrets."""
 
     options: SinkOptions
     warnings: tuple[str, ...] = ()
@@ -1077,15 +1089,15 @@ SPECS: tuple[OptionSpec, ...] = tuple(
     if "spec" in field.metadata
 )
 BY_NAME = {name.lower(): spec for spec in SPECS for name in (spec.name, *spec.aliases)}
-# Groups about what a write does with its rows. Every other group is about the cluster, also one added later.
+# The groups about a write's rows. All other groups, including those added later, are about the cluster.
 _GROUPS_OF_WRITES = (
     *(TARGET, RATE, DELIVERY, ERRORS, TRANSACTIONS, BATCHING, COMPRESSION, PARTITIONER, COORDINATOR),
     *(LIVE_VIEW, FORMATS),
 )
 
 
-# What tasks that share the coordinator's knowledge tell it of their options. A user's breaker class may have
-# others, which stay in the tasks: they may be secrets.
+# The options that tasks send to the coordinator. A user's breaker class may have others. The tasks do not
+# send them, because they may be secrets.
 GROUP_OPTIONS = (
     "kafka.request.timeout.ms",
     "kafka.retry.backoff.ms",
@@ -1098,14 +1110,14 @@ GROUP_OPTIONS = (
 )
 
 
-# Options that only name the client or say how long it waits: the first write's hold for all.
+# Options that only set the client's name or its timeouts: those of the first write apply to all writes.
 _NAMES_OR_TIMES = re.compile(
     r"kafka\.(client\.id|request\.|retry\.|reconnect\.|connections\.|socket\.|send\.|receive\."
     r"|sasl\.login\.(refresh|retry|connect|read)\.)"
 )
 
 
-# Of GROUP_OPTIONS, those that must be equal.
+# The options among GROUP_OPTIONS that must be equal in all writes that share the coordinator's state.
 SHARED_OPTIONS = tuple(name for name in GROUP_OPTIONS if not _NAMES_OR_TIMES.match(name))
 
 

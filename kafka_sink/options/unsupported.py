@@ -1,7 +1,7 @@
-"""Options of Kafka that this sink does not implement, and how it treats each.
+"""Kafka's options that this sink does not implement, and how it treats each of them.
 
-Together with the table of SinkOptions these are all options of Kafka 4.3's ``ProducerConfig``. The defaults
-are Kafka's; a value equal to the default is always accepted.
+Together with the table of SinkOptions, these are all options of ``ProducerConfig`` in Kafka 4.3. The defaults
+are Kafka's. A value that equals the default is always accepted.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ _TICKETS = "each connection takes its Kerberos ticket from the ticket cache or a
 _OPENSSL = "it selects a Java implementation; this sink uses OpenSSL"
 _BROKER_SIDE = "it configures how brokers validate tokens"
 
-# (Kafka's default, why it has no effect). These options change neither what is sent nor to whom. One warning
-# names those that are set to another value.
+# (Kafka's default, why the option has no effect). These options change neither what is sent nor where. One
+# warning lists the options that are set to another value.
 WITHOUT_EFFECT: Mapping[str, tuple[str, str]] = {
     "interceptor.classes": ("", _JVM),
     "metric.reporters": ("org.apache.kafka.common.metrics.JmxReporter", _JVM),
     "metrics.num.samples": ("2", _JVM),
     "metrics.recording.level": ("INFO", _JVM),
     "metrics.sample.window.ms": ("30000", _JVM),
-    # Removed in Kafka 4.0, but still set by older jobs.
+    # Kafka 4.0 removed this option, but older jobs still set it.
     "auto.include.jmx.reporter": ("true", _JVM),
     "sasl.kerberos.kinit.cmd": ("/usr/bin/kinit", _TICKETS),
     "sasl.kerberos.min.time.before.relogin": ("60000", _TICKETS),
@@ -44,8 +44,8 @@ WITHOUT_EFFECT: Mapping[str, tuple[str, str]] = {
 _JVM_CLASS = "names a Java class, which this sink cannot run"
 
 
-# Ignoring these options would change where rows go, who can read them in transit, or what is guaranteed. So
-# setting them is an error.
+# Setting these options to another value is an error: ignoring them would change where rows go, who can read
+# them in transit, or what is guaranteed.
 NOT_SUPPORTED: Mapping[str, tuple[str, str]] = {
     "key.serializer": ("", "is not supported: the bytes of the key column are sent as they are"),
     "value.serializer": ("", "is not supported: the bytes of the value column are sent as they are"),
@@ -72,19 +72,19 @@ NOT_SUPPORTED: Mapping[str, tuple[str, str]] = {
     ),
 }
 
-# Options that Spark itself or .save(path) adds. Spark's Kafka sink ignores them, too.
+# Options that Spark or .save(path) adds. Spark's own Kafka sink also ignores them.
 SPARK_OWN = frozenset({"path", "paths", "checkpointlocation", "queryname", "includeheaders"})
 
 
 def not_supported(name: str) -> tuple[str, str] | None:
-    """(Kafka's default, reason) for an option that this sink does not support, else None."""
+    """(Kafka's default, reason) if this sink does not support the option, or None."""
     if name.startswith("config.providers."):
         return NOT_SUPPORTED["config.providers"]
     return NOT_SUPPORTED.get(name)
 
 
 def same_setting(text: str, default: str) -> bool:
-    """Whether a value equals Kafka's default. Case and spaces in lists do not matter."""
+    """Whether a value equals Kafka's default. Case, and spaces in lists, do not matter."""
 
     def plain(value: str) -> list[str]:
         return [part.strip().lower() for part in value.split(",")]

@@ -1,4 +1,4 @@
-"""Parsers for the text of options: one per type, with its description for the documentation."""
+"""Parsers for the texts of options: one for each type, with its description for the documentation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _INTEGER = re.compile(r"[+-]?[0-9]+")
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]+")
 _SCHEME = re.compile(r"\s*(?P<scheme>[A-Za-z_]+)://")
 _HOST = re.compile(r"[0-9a-zA-Z._%-]+")
-# PEM, or the base64 of a key or certificate in DER without its first and last line.
+# PEM, or the Base64 text of a DER key or certificate without the lines BEGIN and END.
 _KEY = re.compile(r"(MI[IGH]|MC4CAQAw)[A-Za-z0-9+/\s]{56,}=*")
 _IPV6 = re.compile(r"[0-9a-fA-F:.]+(%[0-9a-zA-Z._-]+)?")
 
@@ -32,16 +32,17 @@ HostPort = tuple[str, int]
 
 _NUMBER_AND_UNIT = re.compile(r"([0-9]+)\s*([A-Za-z]+)")
 _MILLISECONDS = {"ms": 1, "s": 1000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
-# No kB or MB: some read them as 1000 and some as 1024.
+# There is no kB or MB, because people read them both as a power of 1000 and as one of 1024.
 _BYTES = {"B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
-# How the names of options end whose numbers are bytes. Those in milliseconds say so.
+# The ends of the names of options in bytes. Names of options in milliseconds end in .ms.
 _SIZES = (".bytes", "buffer.memory", "batch.size", "request.size", "bytes.per.second")
 
 
 def without_unit(name: str, text: str) -> str:
-    """``20s`` as ``20000`` for an option in milliseconds, ``64MiB`` as ``67108864`` for one in bytes.
+    """Convert a number with a unit: ``20s`` to ``20000`` for milliseconds, ``64MiB`` to ``67108864`` for
+    bytes.
 
-    Other texts stay as they are. Raises ValueError with the reason for a unit that is none.
+    Other texts are returned unchanged. Raises ValueError with the reason for an unknown unit.
     """
     units = _MILLISECONDS if name.endswith(".ms") else _BYTES if name.endswith(_SIZES) else {}
     found = _NUMBER_AND_UNIT.fullmatch(text)
@@ -57,7 +58,7 @@ def without_unit(name: str, text: str) -> str:
 
 @dataclass(frozen=True)
 class Kind:
-    """A type of option value. ``parse`` takes stripped text; its ValueError has the reason only."""
+    """A type of option value. ``parse`` accepts stripped text; its ValueError contains the reason only."""
 
     label: str
     allowed: str
@@ -66,19 +67,19 @@ class Kind:
 
     @property
     def is_number(self) -> bool:
-        """Whether it is a whole number, which may have a unit where the option's name tells which."""
+        """Whether it is a whole number. It may have a unit if the option's name shows what it measures."""
         return self.label in ("int", "long")
 
 
 def integer(low: int, high: int = INT_MAX, *, or_value: int | None = None, why: str = "") -> Kind:
-    """A whole number from ``low`` to ``high``, which is ``why``; ``or_value`` is allowed in addition."""
+    """A whole number from ``low`` to ``high``, or ``or_value``. ``why`` is the reason for these bounds."""
     top = {INT_MAX: "", LONG_MAX: ""}.get(high, str(high))
     allowed = f"{low} to {high}" if top else f">= {low}"
     if or_value is not None:
         allowed += f", or {or_value}"
 
     def parse(text: str) -> int:
-        # int() would also accept 1_000 and digits of other scripts, which no Kafka client accepts.
+        # int() would also accept 1_000 and digits of other scripts, which Kafka's clients do not accept.
         if not _INTEGER.fullmatch(text):
             raise ValueError("is not a whole number")
         number = int(text)
@@ -102,7 +103,7 @@ def boolean() -> Kind:
 
 
 def choice(values: Mapping[str, Any], *, any_case: bool = False) -> Kind:
-    """One of the given words, mapped to its value."""
+    """One of the given words. The result is the value to which the word is mapped."""
     names = ", ".join(name or "(empty)" for name in values)
     written = {value: name for name, value in reversed(list(values.items()))}
     taken = {name.lower(): value for name, value in values.items()} if any_case else values
@@ -117,7 +118,7 @@ def choice(values: Mapping[str, Any], *, any_case: bool = False) -> Kind:
 
 
 def words(*names: str, any_case: bool = False) -> Kind:
-    """One of the given words. The value is the word in this spelling."""
+    """One of the given words. The result is the word in the spelling given here."""
     return choice({name: name for name in names}, any_case=any_case)
 
 
@@ -133,22 +134,22 @@ def string() -> Kind:
 
 
 def text() -> Kind:
-    """Any text of any length."""
+    """Any text, without a limit of its length."""
     return Kind("string", "any", str)
 
 
 def secret() -> Kind:
-    """One line: the line end of a mounted file is dropped."""
+    """A secret of one line. A line end is dropped, because a mounted file has one."""
     return Kind("password", "any", Secret.of_one_line, lambda value: value.reveal())
 
 
 def secret_lines() -> Kind:
-    """A secret of several lines."""
+    """A secret that may have several lines."""
     return Kind("password", "any", Secret.known, lambda value: value.reveal())
 
 
 def names() -> Kind:
-    """Comma-separated names; none if the text is empty. The user of the option checks the names."""
+    """Comma-separated names, or none if the text is empty. The code that uses the option checks the names."""
 
     def parse(text: str) -> tuple[str, ...]:
         entries = [entry.strip() for entry in text.split(",")] if text else []
@@ -174,7 +175,7 @@ def real(low: float, high: float) -> Kind:
     return Kind("double", f"{low} to {high}", parse)
 
 
-# A column names the same topics in every table.
+# Cached, because a column has the same topics in every table.
 @lru_cache(maxsize=4096)
 def topic_problem(name: str) -> str | None:
     """Why this topic name is invalid, or None if it is valid (``Topic.validate`` of kafka-clients)."""
@@ -208,7 +209,7 @@ _STRATEGY_CLASSES = (
 
 
 def strategy() -> Kind:
-    """A strategy of subject names: its name, or that of Java's class."""
+    """A subject name strategy: its name, or the name of its Java class."""
 
     def parse(text: str) -> str:
         for package in _STRATEGY_CLASSES:
@@ -221,7 +222,7 @@ def strategy() -> Kind:
 
 
 def urls() -> Kind:
-    """``http://`` or ``https://`` addresses with commas between them."""
+    """Addresses that begin with ``http://`` or ``https://``, separated by commas."""
 
     def parse(text: str) -> str:
         for entry in text.split(",") if text else ():
@@ -237,7 +238,7 @@ def urls() -> Kind:
 
 
 def topics() -> Kind:
-    """Comma-separated legal topic names."""
+    """Valid topic names, separated by commas."""
 
     def parse(text: str) -> tuple[str, ...]:
         found = names().parse(text)
@@ -250,18 +251,19 @@ def topics() -> Kind:
 
 
 def looks_like_key(text: str) -> bool:
-    """Whether the text is a private key or a certificate, whatever its option asks for."""
+    """Whether the text is a private key or a certificate, even if the option expects something else."""
     return "-----BEGIN" in text or _KEY.fullmatch(text) is not None
 
 
 def schemes(text: str) -> set[str]:
-    """Protocols named in front of addresses (``SSL://host:port``), in upper case."""
+    """The protocols in front of addresses (``SSL://host:port``), in upper case."""
     found = (_SCHEME.match(entry) for entry in text.split(","))
     return {match["scheme"].upper() for match in found if match}
 
 
 def addresses() -> Kind:
-    """``host:port,host:port``; IPv6 in brackets. A protocol in front (``SSL://``) is accepted and dropped."""
+    """``host:port,host:port``, with IPv6 in brackets. A protocol in front (``SSL://``) is accepted and
+    dropped."""
     return Kind("list", "host:port, comma-separated; IPv6 as [::1]:9092", _parse_addresses, _show_addresses)
 
 
@@ -309,16 +311,16 @@ def _show_addresses(pairs: tuple[HostPort, ...]) -> str:
 # -- prefixes of option names -------------------------------------------------------------------------------
 
 
-# Kafka's own options, as Spark's Kafka sink has them.
+# Kafka's own options have this prefix, as in Spark's Kafka sink.
 KAFKA_PREFIX = "kafka."
-# Behind KAFKA_PREFIX: options of the circuit breaker (KIP-693).
+# After KAFKA_PREFIX: the options of the circuit breaker (KIP-693).
 BREAKER_PREFIX = "producer.circuit.breaker."
-# Settings of a topic that topic.create creates.
+# Settings of a topic that topic.create creates have this prefix.
 TOPIC_CONFIG_PREFIX = "topic.config."
 
 
 def local_path(value: str, option: str) -> str:
-    """The path that the option names: an absolute one, or a ``file:`` URI. Raises ConfigurationError."""
+    """The path in an option: an absolute path, or a ``file:`` URI. Otherwise raises ConfigurationError."""
     parts = urlsplit(value)
     if parts.scheme == "file" and parts.netloc in ("", "localhost"):
         return unquote(parts.path)
