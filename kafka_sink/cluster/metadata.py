@@ -1,10 +1,12 @@
 """What is known of topics and brokers, and what to request next (KIP-526); the producer's rack (KIP-1123).
 
-Facts and the time come in, decisions go out. Times are monotonic milliseconds. Four rules bound the requests:
+Facts and the time come in, decisions go out. Times are monotonic milliseconds. Five rules bound the requests:
 
 - One request is in flight at a time.
 - A request that fails delays the next one, whatever its topics.
 - A response that does not help a topic delays that topic alone (``topic_state``).
+- A topic without metadata, or with an error in its last response, is requested only while rows wait for it:
+  for WAITED_FOR_MS after they were last seen.
 - Topics that have metadata, but were reported as stale, are gathered for retry.backoff.ms after the last
   response.
 
@@ -21,7 +23,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING
 
-from kafka_sink.clock import COORDINATOR_WAIT_MS, RANDOM, Clock, ExponentialBackoff
+from kafka_sink.clock import COORDINATOR_WAIT_MS, RANDOM, WAITED_FOR_MS, Clock, ExponentialBackoff
 from kafka_sink.cluster.broker import Broker
 from kafka_sink.cluster.refresh import NON_URGENT_SHARE, DeadlineHeap, RefreshSchedule
 from kafka_sink.cluster.topic_state import (
@@ -121,6 +123,8 @@ class ClusterMetadata:
         # When each topic becomes idle unless it is used again. A topic that was used is put back when its
         # time comes.
         self._idle = DeadlineHeap()
+        # When each unsolved topic (``TopicState.is_unsolved``) is no longer needed, in the same way.
+        self._needed = DeadlineHeap()
         self._in_flight: frozenset[str] | None = None
         # What others need: to be requested, and in the request in flight.
         self._for_others: dict[str, None] = {}
@@ -318,10 +322,13 @@ class ClusterMetadata:
                     self.forget(name)
                     self._admit_locked(name, now_ms)
                     continue
-                found.used_ms = now_ms
-                if not found.in_use:
-                    found.in_use = True
-                    self._reschedule_locked(name, found)
+                self._use_locked(name, found, now_ms)
+
+    def _use_locked(self, name: str, topic: TopicState, now_ms: float) -> None:
+        topic.used_ms = now_ms
+        if not (topic.in_use and topic.is_needed):
+            topic.in_use = topic.is_needed = True
+            self._reschedule_locked(name, topic)
 
     def forget(self, name: str) -> None:
         """Nothing waits for this topic any more; its next use requests it again."""
@@ -331,6 +338,7 @@ class ClusterMetadata:
                 return
             self._schedule.drop(name)
             self._idle.drop(name)
+            self._needed.drop(name)
             self.version += found.metadata is not None or found.error != 0
 
     def mark_stale(self, topic: str, now_ms: float) -> None:
@@ -350,8 +358,7 @@ class ClusterMetadata:
             self.forget(topic)
             self._admit_locked(topic, now_ms)
             return
-        found.used_ms = now_ms
-        found.in_use = True
+        self._use_locked(topic, found, now_ms)
         if found.metadata is None:
             if found.final and not found.retry:
                 found.retry = True
@@ -553,7 +560,9 @@ class ClusterMetadata:
                 return math.inf
             if self._for_others:
                 return 0.0
-            due = min(self._schedule.due_ms(self.response_ms), self._idle.earliest_ms())
+            due = min(
+                self._schedule.due_ms(self.response_ms), self._idle.earliest_ms(), self._needed.earliest_ms()
+            )
             self.next_due_ms = due
             return max(0.0, due - now_ms, self._not_before_ms - now_ms, self._deferred_until_ms - now_ms)
 
@@ -564,6 +573,10 @@ class ClusterMetadata:
                 self.forget(name)
             else:
                 self._idle.put(name, idle_ms)
+        for name, _ in self._needed.pop_until(now_ms):
+            topic = self._topics[name]
+            topic.is_needed = topic.used_ms + WAITED_FOR_MS > now_ms
+            self._reschedule_locked(name, topic)
 
     def _admit_locked(self, name: str, now_ms: float) -> None:
         found = self._topics[name] = TopicState(now_ms)
@@ -572,6 +585,10 @@ class ClusterMetadata:
 
     def _reschedule_locked(self, name: str, found: TopicState) -> None:
         self._schedule.reschedule(name, found)
+        if found.is_unsolved and found.is_needed and (found.retry or not found.final):
+            self._needed.put(name, found.used_ms + WAITED_FOR_MS)
+        else:
+            self._needed.drop(name)
         self.next_due_ms = -math.inf
 
     # -- responses --------------------------------------------------------------------------------

@@ -47,27 +47,31 @@ class RefreshSchedule:
         self._missing, self._stale = DeadlineHeap(), DeadlineHeap()
         # Fresh and non-urgent, by when they were observed.
         self._fresh, self._aging = DeadlineHeap(), DeadlineHeap()
+        self._tables = self._missing, self._stale, self._fresh, self._aging
         self._with_metadata: set[str] = set()
 
     def reschedule(self, name: str, state: TopicState) -> None:
-        """Put a topic into the heap of its state, or remove it from all heaps if it needs no request."""
+        """Put a topic into the heap of its state, or remove it from all heaps if it needs no request.
+
+        KIP-526 has topics requested at once that have no metadata and "buffered producer request data".
+        """
+        is_wanted = state.in_use and (state.is_needed or not state.is_unsolved)
         if state.metadata is None:
             self.drop(name)
-            if state.in_use and (state.retry or not state.final):
+            if is_wanted and (state.retry or not state.final):
                 self._missing.put(name, state.not_before_ms)
             return
-        for table in (self._missing, self._aging, self._fresh if state.stale else self._stale):
-            table.drop(name)
-        if not state.in_use:
-            return
-        self._with_metadata.add(name)
-        if state.stale:
-            self._stale.put(name, state.not_before_ms)
-        else:
-            self._fresh.put(name, state.observed_ms)
+        kept = None
+        if is_wanted:
+            self._with_metadata.add(name)
+            kept = self._stale if state.stale else self._fresh
+            kept.put(name, state.not_before_ms if state.stale else state.observed_ms)
+        for table in self._tables:
+            if table is not kept:
+                table.drop(name)
 
     def drop(self, name: str) -> None:
-        for table in (self._missing, self._stale, self._fresh, self._aging):
+        for table in self._tables:
             table.drop(name)
         self._with_metadata.discard(name)
 

@@ -93,6 +93,9 @@ class TopicState:
     used_ms: float
     # False for a topic known from a snapshot only: kept in case it is used, but never requested.
     in_use: bool = True
+    # Whether rows were seen to wait for it, or to be written to it, in the last WAITED_FOR_MS. It is kept up
+    # to date only while ``is_unsolved``, and only for a topic that would be requested.
+    is_needed: bool = True
     metadata: TopicMetadata | None = None
     observed_ms: float = -math.inf
     # What brokers have said here. The metadata differs where another cache has said more since.
@@ -113,6 +116,12 @@ class TopicState:
     former_ids: tuple[bytes, ...] = ()
     # Responses in a row that had a former id, or a lower epoch of some partition.
     rewinds: int = 0
+
+    @property
+    def is_unsolved(self) -> bool:
+        """Whether the topic has no metadata, or the last response about it brought an error. Asking again may
+        bring the same for hours, so it is requested only while tasks have rows for it."""
+        return self.metadata is None or self.error != 0
 
     @property
     def final(self) -> bool:

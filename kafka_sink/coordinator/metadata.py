@@ -1,9 +1,9 @@
 """Shared metadata (KIP-526): tasks share what they know of topics, and one of them asks brokers for all.
 
 The coordinator has no connection to a broker. It runs the same ClusterMetadata as a task over what tasks say:
-where that would send a request, one task is asked to fetch the topics, the one that was asked longest ago;
-another one if it is silent for a second. What it learns is pushed to all tasks that use the topics, even if
-only the age has changed.
+where that would send a request, one task is asked to fetch the topics, the one that was asked longest ago.
+Another task is asked if it is silent for a second or leaves, and after the backoff if its request failed.
+What it learns is pushed to all tasks that use the topics, even if only the age has changed.
 
 A task's word is not passed on. That a leader moved marks the topic, and is asked for until a fetch confirms
 it. What a fetch brings is passed on, as brokers said it; where it contradicts what is known, or goes far
@@ -195,7 +195,7 @@ def coordinator_idle_ms(idle_ms: float) -> float:
 # become non-urgent at half of metadata.max.age.ms (KIP-526); tasks leave those to the coordinator.
 _SHARE_OF_AGE = 0.9
 _MAX_TOPICS_OF_A_TASK, _MAX_CONTRADICTED = 50_000, 1000
-# Tasks that fail or are silent before the fetch has failed.
+# Tasks that are silent, or have left, before the fetch has failed.
 _MAX_ASKED = 3
 # An answer waits so long for each further topic, which others may want, too: 2,000 take 10 ms to encode.
 _GATHER_MS = 0.05
@@ -271,6 +271,8 @@ class MetadataService(Service):
         self._users: dict[frozenset[str], _Users] = {}
         self._fetch: _Fetch | None = None
         self._number = 0
+        # Whether tasks were told to wait on since the last response.
+        self._is_pending_said = False
         # Topics, and with None the cluster's id, of which the last fetch contradicted what is known.
         self._contradicted: set[str | None] = set()
         # What changed, and who has not been told yet.
@@ -386,19 +388,25 @@ class MetadataService(Service):
         fetch.turns += 1
         fetch.silent_at_ms = now_ms + FETCH_SILENCE_MS
         if fetch.turns > _MAX_ASKED or (peer is None and not fetch.asked):
-            # Nobody who was asked could reach brokers.
+            # No task that was asked has responded.
             self._fetch = None
             self.view.on_failure(now_ms)
             self._forget_unknown(fetch.requested)
         elif peer is not None:
             self._tasks.move_to_end(peer)
-            if fetch.turns == 2:
-                self.out.broadcast(list(self._tasks), Topics(pending=True))
+            if fetch.turns > 1:
+                self._say_pending()
             fetch.asked.add(peer)
             self.out.send(peer, fetch.message)
 
+    def _say_pending(self) -> None:
+        """Have tasks wait on: once, as brokers that one task cannot reach another may, but hardly a third."""
+        if not self._is_pending_said:
+            self._is_pending_said = True
+            self.out.broadcast(list(self._tasks), Topics(pending=True))
+
     def _give_up(self, peer: int, now_ms: float) -> None:
-        """The task will not answer."""
+        """The task has left, and will not answer."""
         fetch = self._fetch
         if fetch is not None and peer in fetch.asked:
             fetch.asked.discard(peer)
@@ -411,8 +419,14 @@ class MetadataService(Service):
         if fetch is None or peer not in fetch.asked or message.number != fetch.message.number:
             return
         if message.failed:
-            self._give_up(peer, now_ms)
+            fetch.asked.discard(peer)
+            if not fetch.asked:
+                # The next task is asked after the backoff (KIP-526).
+                self._fetch = None
+                self.view.on_failure(now_ms)
+                self._say_pending()
             return
+        self._is_pending_said = False
         response = snapshot_of(message.part)
         self._fetch = None
         if self._doubts(None, self.view.is_other_cluster(response.cluster_id)):
@@ -430,8 +444,10 @@ class MetadataService(Service):
         # This is news to all that use the topics.
         self._fresh.update(name for name in fetch.requested if self.view.topic(name) is not None)
         self._untold.update(dict.fromkeys(self._users.values()))
-        if found and not found.keys() | errors.keys() >= set(fetch.requested):
-            # What the message did not hold is fetched next: tasks wait for it.
+        left = set(fetch.requested) - found.keys() - errors.keys()
+        if found and left:
+            # The message did not hold these topics. They are fetched next, and tasks wait for them.
+            self.view.note_use(left, now_ms)
             self.out.broadcast(list(self._tasks), Topics(pending=True))
         self._measure(now_ms)
         self._fetch_due(now_ms)

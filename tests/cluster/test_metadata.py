@@ -148,6 +148,30 @@ def test_a_partition_without_a_leader_is_asked_for_a_while_and_then_only_when_ro
     assert made.next_request(now) == ("t00",)
 
 
+@pytest.mark.parametrize("is_known", [False, True], ids=["never known", "deleted"])
+def test_a_topic_that_brokers_do_not_know_is_requested_only_while_rows_wait(is_known: bool) -> None:
+    """Catches: one request a second until metadata.max.idle.ms after the last row (303 in 300 s)."""
+    made, now = filled("t00", "t01", now=-10_000.0), 0.0
+    name = "t00" if is_known else "missing"
+
+    def requests_until(end: float, wait: Callable[[float], None]) -> int:
+        nonlocal now
+        count = 0
+        while now < end:
+            wait(now)
+            if asked := made.next_request(now):
+                made.on_response(MetadataUpdate(NODES, (), {name: 3}), asked, now)
+                count += 1
+            now += 50
+        return count
+
+    assert requests_until(20_000, lambda at: made.mark_stale(name, at)) > 15
+    assert requests_until(20_000 + IDLE / 2, lambda at: made.note_use(["t01"], at)) <= 3
+    assert not made.is_wanting(now)
+    made.note_use([name], now)
+    assert name in (made.next_request(now) or ())
+
+
 def test_a_refused_topic_is_asked_for_again_while_rows_wait() -> None:
     made = metadata()
     made.note_use(["secret"], 0)

@@ -31,6 +31,7 @@ from kafka_sink.coordinator.metadata import (
 )
 from kafka_sink.coordinator.schema import Message, decode, deliver, encode
 from kafka_sink.errors import MetadataTimeoutError, ProtocolError
+from kafka_sink.kafka_errors import LEADER_NOT_AVAILABLE
 from kafka_sink.model import (
     MAX_BROKERS,
     MetadataUpdate,
@@ -275,15 +276,11 @@ def test_another_task_is_asked_after_a_second_of_silence_and_the_others_wait_on(
     assert len({peer for peer, _ in coordinator.asked}) >= 3
 
 
-@pytest.mark.parametrize("fails", [True, False], ids=["fails", "leaves"])
-def test_a_fetch_that_fails_or_whose_task_leaves_goes_to_another_at_once(fails: bool) -> None:
+def test_a_fetch_whose_task_leaves_goes_to_another_at_once() -> None:
     coordinator = Coordinator(tasks=3)
     coordinator.want(3, "a")
-    if fails:
-        assert {one.pending for _, one in coordinator.fail()} == {True}
-    else:
-        coordinator.service.on_gone(1, coordinator.now_ms)
-        coordinator.pushed()
+    coordinator.service.on_gone(1, coordinator.now_ms)
+    coordinator.pushed()
     assert coordinator.asked[-1][0] == 2
     assert names(coordinator.respond(metadata("a"))) == [(3, ["a"])]
 
@@ -304,17 +301,23 @@ def test_the_only_task_is_given_time_and_as_it_leaves_brokers_do_not_look_unreac
     assert coordinator.asked
 
 
-def test_when_three_tasks_have_failed_the_next_is_asked_after_the_backoff() -> None:
-    coordinator = Coordinator(tasks=4, retry_backoff_ms=100)
+def test_a_fetch_that_fails_goes_to_another_task_after_the_backoff() -> None:
+    """Catches: up to three tasks were asked at once, one after the other (KIP-526: retry.backoff.ms)."""
+    coordinator = Coordinator(tasks=4, retry_backoff_ms=100, retry_backoff_max_ms=1000)
     coordinator.want(3, "a")
-    for _ in range(3):
-        coordinator.fail()
+    waits, asked, pending = [], [], []
+    for _ in range(4):
+        asked.append(coordinator.asked[-1][0])
+        pending += [one.pending for peer, one in coordinator.fail() if peer == 3]
+        waits.append(coordinator.service.next_change_ms(coordinator.now_ms))
+        coordinator.after(waits[-1])
+    assert waits == [100, 200, 400, 800]
+    assert asked == [1, 2, 3, 4]
+    assert pending == [True], "once: a task that waits longer asks brokers itself"
     assert coordinator.want(2, "b") == []
-    coordinator.after(99)
-    assert not coordinator.asked
-    coordinator.after(1)
-    ((peer, fetch),) = coordinator.asked
-    assert (peer, fetch.topics) == (4, ("b",)), "who waited longer asks brokers itself"
+    coordinator.fail()
+    coordinator.after(1000)
+    assert coordinator.fetching() == ("b",), "nobody waits for the other topic any longer"
     assert names(coordinator.respond(metadata("b"))) == [(2, ["b"])]
 
 
@@ -336,6 +339,23 @@ def test_a_topic_with_an_error_is_fetched_again_when_a_task_asks_again(code: int
     coordinator.pushed()
     coordinator.respond(x=code)
     assert coordinator.view.names() == ("a",)
+
+
+@pytest.mark.parametrize("code", [UNKNOWN, LEADER_NOT_AVAILABLE])
+def test_a_topic_that_no_task_waits_for_any_longer_is_not_fetched(code: int) -> None:
+    """Catches: 360 fetches in six minutes after the only task with rows for the topic had gone."""
+    coordinator = Coordinator(allow_auto_create_topics="true")
+    coordinator.want(1, "a")
+    coordinator.service.on_gone(1, coordinator.now_ms)
+    fetches = 0
+    for _ in range(100):
+        while coordinator.fetching():
+            fetches += 1
+            coordinator.respond(a=code)
+        coordinator.after(600)
+    assert fetches <= 6
+    coordinator.want(2, "a")
+    assert coordinator.fetching() == ("a",)
 
 
 def test_a_topic_that_brokers_may_be_creating_is_waited_for() -> None:

@@ -14,6 +14,8 @@ NAMES = [f"t{number:02}" for number in range(36)]
 NODES = (Node(1, "a", 1), Node(2, "b", 2))
 BACKOFF, BACKOFF_MAX = 100.0, 1000.0
 ELECTION_TRIES = 8
+# Rows count as waiting for a topic for this long after they were last seen.
+WAITED_FOR = 1500.0
 UNKNOWN, DENIED = 3, 29
 
 # What a broker may say of one topic.
@@ -34,6 +36,8 @@ class Known:
     stale: bool = False
     denied_at: float | None = None
     denied_but_wanted: bool = False
+    # Whether its last response was an error.
+    failed: bool = False
     bad_responses: int = 0
     wait_until: float = -math.inf
     marked_in_flight: bool = False
@@ -42,6 +46,9 @@ class Known:
     def urgent(self) -> bool:
         denied = self.denied_at is not None and not self.denied_but_wanted
         return self.stale or (self.epoch is None and not denied)
+
+    def has_rows(self, now: float) -> bool:
+        return now - self.used < WAITED_FOR
 
 
 @dataclass
@@ -87,6 +94,8 @@ class Model:
         gathered = now >= self.answered + BACKOFF
         for name, one in self.topics.items():
             if one.urgent:
+                if (one.epoch is None or one.failed) and not one.has_rows(now):
+                    continue
                 if one.wait_until <= now and (one.epoch is None or gathered):
                     urgent.add(name)
                 elif one.wait_until <= now + BACKOFF:
@@ -119,6 +128,8 @@ class Model:
         for name, said in here.items():
             known = self.topics[name]
             before = (known.epoch, known.leaderless)
+            if said:
+                known.failed = said in (MISSING, FORBIDDEN)
             was_stale = known.stale
             if said in (OK, NEWER_EPOCH, LEADERLESS):
                 known.epoch = (known.epoch or 0) + (said == NEWER_EPOCH)
