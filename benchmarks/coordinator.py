@@ -72,7 +72,6 @@ class Server:
                 "driver": [driver.pid, driver.started],
                 "address": "127.0.0.1",
                 "listening": listening.fileno(),
-                "ui_port": 0,
             }
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "kafka_sink.coordinator.server_process", json.dumps(settings)],

@@ -136,7 +136,7 @@ class Crowd:
         self._alive = framed(Alive())
         # Planning has given it the metadata of its topic.
         self._uses = framed(TopicsWanted({TOPIC: None}))
-        self._writing = framed(Writing("write", 1))
+        self._writing = framed(Writing("write"))
         silent = OwnMute(SICK, f"broker {SICK} has not responded for 500 ms", 1000 * SILENCE_S)
         self._wanted = framed(MuteChanges((silent,)))
         self._on: dict[type, Callable[[Task, Any], None]] = {

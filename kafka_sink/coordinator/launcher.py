@@ -23,7 +23,7 @@ from kafka_sink.coordinator.address import (
     PlannedCoordinator,
     warn_of_no_coordinator,
 )
-from kafka_sink.coordinator.placement import Placement, is_enabled, placement, spark_ui_port, ui_placement
+from kafka_sink.coordinator.placement import Placement, is_enabled, placement, ui_placement
 from kafka_sink.coordinator.rendezvous import LocationFolder, RunningCoordinator
 from kafka_sink.driver import driver_log, driver_process
 from kafka_sink.driver.driver_conf import conf_of
@@ -182,7 +182,6 @@ def _spawn(
         "driver": [driver.pid, driver.started],
         "address": address,
         "listening": descriptors[0],
-        "ui_port": spark_ui_port(conf_of(driver, environ)),
     }
     inherited = {name: value for name, value in environ.items() if not name.startswith(_NOT_INHERITED)}
     inherited["PYTHONPATH"] = libraries.path_for_child(sys.path)

@@ -81,12 +81,6 @@ def ui_placement(
     return Placement(without_brackets(address), port) if port >= 0 else None
 
 
-def spark_ui_port(conf: Mapping[str, str]) -> int:
-    """The port that Spark's UI tries first; 0 where there is no UI, or one at any free port."""
-    port, is_enabled = conf.get("spark.ui.port", "4040"), conf.get("spark.ui.enabled", "true")
-    return int(port) if port.isdigit() and is_enabled.lower() == "true" else 0
-
-
 def _administered(name: str, environ: Mapping[str, str], conf: Mapping[str, str], jobs: Any) -> Any:
     """The administrator's value of an option, or the job's."""
     variable = "KAFKA_CHUNKED_" + name.upper().replace(".", "_")

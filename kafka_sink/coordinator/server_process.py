@@ -28,7 +28,6 @@ from kafka_sink.coordinator.placement import Placement
 from kafka_sink.coordinator.rates import RateService
 from kafka_sink.coordinator.rendezvous import LocationFolder, RunningCoordinator, read_found
 from kafka_sink.coordinator.server import CoordinatorServer, Services
-from kafka_sink.coordinator.spark_jobs import SparkJobs, find_ui
 from kafka_sink.coordinator.transport import ServerBounds, new_identity
 from kafka_sink.coordinator.writes import WriteService
 from kafka_sink.driver.driver_process import DriverProcess
@@ -49,7 +48,6 @@ class ServerProcess:
         self._driver = DriverProcess(int(settings["driver"][0]), str(settings["driver"][1]))
         self._identity = new_identity()
         self._metrics = ApplicationMetrics()
-        self._jobs = SparkJobs(partial(find_ui, self._driver.pid, int(settings["ui_port"])), monotonic_ms)
 
     def run(self) -> None:
         """Serve until the application ends."""
@@ -57,12 +55,9 @@ class ServerProcess:
         asyncio.run(self._serve())
 
     async def _serve(self) -> None:
-        loop = asyncio.get_running_loop()
         listening = socket.socket(fileno=int(self._settings["listening"]))
         server = CoordinatorServer(self._identity, self.services(), monotonic_ms, bounds_of_process())
         self._metrics.coordinator = server.state
-        self._jobs.call = loop.call_soon_threadsafe
-        self._jobs.start()
         server.start(listening)
         where = Placement(self._settings["address"], listening.getsockname()[1])
         address = self._identity.address(where.local_host, where.port)
@@ -71,7 +66,6 @@ class ServerProcess:
             self._metrics.sample(monotonic_ms())
             await asyncio.sleep(_CHECK_S)
         server.close()
-        self._jobs.close()
 
     def services(self) -> Services:
         """All that the process serves, by class."""
@@ -80,7 +74,7 @@ class ServerProcess:
             MetadataService: partial(MetadataService, budget=MemoryBudget()),
             BreakerService: partial(BreakerService, budget=MemoryBudget(96 * 1024 * 1024)),
             RateService: RateService,
-            WriteService: partial(WriteService, jobs=self._jobs, listener=metrics),
+            WriteService: partial(WriteService, listener=metrics),
             ReportService: partial(ReportService, metrics=metrics),
             ViewService: partial(ViewService, metrics=metrics),
         }

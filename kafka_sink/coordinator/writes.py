@@ -2,8 +2,7 @@
 
 The driver reports a write that commits or aborts, before ``save()`` or ``query.stop()`` returns. Some
 attempts still run then: superseded speculative copies, tasks of a cancelled job, and tasks of executors that
-lost the driver. Nobody waits for their rows, and their executor may take seconds to end them. Spark's UI
-reports the end of a write's job, often before the driver does: see spark_jobs.
+lost the driver. Nobody waits for their rows, and their executor may take seconds to end them.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from kafka_sink.coordinator.address import CoordinatorAddress
 from kafka_sink.coordinator.client import ask, tell
 from kafka_sink.coordinator.schema import (
     Channel,
-    Count,
     Message,
     Name,
     Outbox,
@@ -34,7 +32,6 @@ from kafka_sink.printable import printable
 
 if TYPE_CHECKING:
     from kafka_sink.coordinator.live.application import ApplicationMetrics
-    from kafka_sink.coordinator.spark_jobs import SparkJobs
 
 # Characters of what a task says about its failure, and failed writes whose end the driver has not reported.
 MAX_CAUSE, MAX_FAILED = 2000, 100
@@ -49,10 +46,9 @@ _Cause = Annotated[str, Meta(max_length=MAX_CAUSE)]
 
 
 class Writing(Message, frozen=True):
-    """From a task: it writes for this write, in this stage where that is known."""
+    """From a task: it writes for this write."""
 
     write: Name
-    stage: Count | None = None
 
 
 class AttemptFailed(Message, frozen=True):
@@ -79,53 +75,44 @@ class WriteCause(Message, frozen=True):
 
 
 class WriteOver(Message, frozen=True):
-    """To a task: end your attempt. ``over``: its write, or its stage where the end of the job is the reason.
+    """To a task: end your attempt, because this write is over."""
 
-    A task that runs the micro-batch again has the same write and another stage.
-    """
-
-    over: Name | Count
+    write: Name
 
 
 # -- the coordinator's side -------------------------------------------------------------------------------
 
 
 class WriteService(Service):
-    """``jobs`` watches the jobs of stages. ``listener`` hears of failed tasks, and that the driver ends a
-    write."""
+    """``listener`` is notified of failed tasks."""
 
     scope = ServiceScope.APPLICATION
 
-    def __init__(self, out: Outbox, jobs: SparkJobs, listener: ApplicationMetrics) -> None:
+    def __init__(self, out: Outbox, listener: ApplicationMetrics) -> None:
         super().__init__(out)
-        self._jobs, self._listener = jobs, listener
-        jobs.on_ended = self.end
-        # By task what it writes for, and by the write's name and the stage's number their tasks.
-        self._writing: dict[int, Writing] = {}
-        self._tasks: dict[str | int, dict[int, None]] = {}
-        # Names of writes and numbers of stages.
-        self._over: OrderedDict[str | int, None] = OrderedDict()
+        self._listener = listener
+        # The write of each task, and the tasks of each write.
+        self._writing: dict[int, str] = {}
+        self._tasks: dict[str, dict[int, None]] = {}
+        # The names of the writes that are over.
+        self._over: OrderedDict[str, None] = OrderedDict()
         # By write, why its last failed attempt failed.
         self._causes: OrderedDict[str, str] = OrderedDict()
 
     @receives(Writing)
     def on_writing(self, peer: int, message: Writing, now_ms: float) -> None:
         self.on_gone(peer, now_ms)
-        self._writing[peer] = message
-        for key in _keys(message):
-            self._tasks.setdefault(key, {})[peer] = None
-        over = [key for key in _keys(message) if key in self._over]
-        if over:
-            self.out.send(peer, WriteOver(over[0]))
-        elif message.stage is not None:
-            self._jobs.watch(message.stage, message.write)
+        self._writing[peer] = message.write
+        self._tasks.setdefault(message.write, {})[peer] = None
+        if message.write in self._over:
+            self.out.send(peer, WriteOver(message.write))
 
     def on_gone(self, peer: int, now_ms: float) -> None:
-        writing = self._writing.pop(peer, None)
-        for key in () if writing is None else _keys(writing):
-            del self._tasks[key][peer]
-            if not self._tasks[key]:
-                del self._tasks[key]
+        write = self._writing.pop(peer, None)
+        if write is not None:
+            del self._tasks[write][peer]
+            if not self._tasks[write]:
+                del self._tasks[write]
 
     @receives(AttemptFailed)
     def on_attempt_failed(self, peer: int, message: AttemptFailed, now_ms: float) -> None:
@@ -138,21 +125,12 @@ class WriteService(Service):
 
     @receives(WriteEnding)
     def on_write_ending(self, peer: int, message: WriteEnding, now_ms: float) -> None:
-        self._jobs.unwatch(message.write)
-        self.end(message.write, again=message.again)
-        self.out.send(peer, WriteCause(self._causes.pop(message.write, "")))
-
-    def end(self, over: str | int, *, again: bool = False) -> None:
-        """This write is over, or Spark has ended the job of this stage."""
-        if not again:
-            self._over[over] = None
+        if not message.again:
+            self._over[message.write] = None
             if len(self._over) > MAX_OVER:
                 self._over.popitem(last=False)
-        self.out.broadcast(list(self._tasks.get(over, ())), WriteOver(over))
-
-
-def _keys(writing: Writing) -> tuple[str | int, ...]:
-    return (writing.write,) if writing.stage is None else (writing.write, writing.stage)
+        self.out.broadcast(list(self._tasks.get(message.write, ())), WriteOver(message.write))
+        self.out.send(peer, WriteCause(self._causes.pop(message.write, "")))
 
 
 # -- a task's side ----------------------------------------------------------------------------------------
@@ -171,13 +149,10 @@ class WriteChannel(Channel):
         self._writing: Writing | None = None
         self._unsent: Writing | None = None
 
-    def begin(self, name: str | None, stage: int | None = None) -> None:
-        """A task of the write with this name starts. None: the write has no name.
-
-        ``stage``: Spark's number of the task's stage, where it is known.
-        """
+    def begin(self, name: str | None) -> None:
+        """A task of the write with this name starts. None: the write has no name."""
         with self._lock:
-            self._writing = self._unsent = None if name is None else Writing(name, stage)
+            self._writing = self._unsent = None if name is None else Writing(name)
         self.wake()
 
     def end(self) -> None:
@@ -194,7 +169,7 @@ class WriteChannel(Channel):
     def on_write_over(self, message: WriteOver, now_ms: float) -> None:
         with self._lock:
             # A late message may concern the task before.
-            if self._writing is not None and message.over in _keys(self._writing):
+            if self._writing == Writing(message.write):
                 why = "Spark committed or aborted this write while the attempt still ran"
                 self._abort(WriteOverError(why))
 

@@ -44,12 +44,6 @@ def error(line: str) -> None:
         LOGGER.error("%s", one_line(line, _LONGEST))
 
 
-def formatted_error(line: str) -> str:
-    """The line as ``error`` logs it now, for others to print."""
-    record = logging.LogRecord(LOGGER.name, logging.ERROR, "", 0, line, None, None)
-    return logging.Formatter(_FORMAT, _DATE_FORMAT).format(record)
-
-
 def task_lines() -> AbstractContextManager[None]:
     """Within the block, warnings of a task have time, level and host, unless the user has handlers.
 

@@ -66,9 +66,8 @@ class KafkaChunkedDataSource(DataSource):
     def name(cls) -> str:
         return "kafka-chunked"
 
-    @property
-    def subject(self) -> str:
-        return self.options.get("checkpointlocation", "")
+    # The checkpoint of a stream, which ``streamWriter`` sets; "" for batch writes.
+    subject = ""
 
     @logged_on_driver
     def writer(self, schema: StructType | pa.Schema, overwrite: bool) -> BatchWriter:
@@ -90,6 +89,7 @@ class KafkaChunkedDataSource(DataSource):
     @logged_on_driver
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802 - Spark's signature
         """Plan a micro-batch. Complete mode sets ``overwrite``; its results are appended, too."""
+        self.subject = self.options.get("checkpointlocation", "")
         driver_conf.warn_of_shown_secrets(self.options)
         from kafka_sink.spark.planning import plan
 

@@ -62,9 +62,10 @@ def plan(
         encoding = formats.plan(options, columns, partial(_arrow_schema, schema), query)
         options = options.without_registry()
     columns_plan = ColumnPlan.of(columns if encoding is None else encoding.columns, options.topic)
-    subject = raw.get("checkpointlocation", "")
+    # Jobs also pass checkpointLocation to batch writes, within options that they share.
+    subject = raw.get("checkpointlocation", "") if is_stream_writer else ""
     name = secrets.token_hex(_NAME_LENGTH // 2)
-    if is_stream_writer and subject:
+    if subject:
         # The query's tasks and its commits plan separately.
         name = hashlib.sha256(subject.encode()).hexdigest()[:_NAME_LENGTH]
     label = "a micro-batch" if is_repeated else "a write"

@@ -2,7 +2,7 @@
 
 Spark prints the traceback of an error in Python once for the driver and three times for each failed task, and
 PySpark prints it twice more as the driver's exception. Where the message says what to change, frames only
-hide it. On the driver the message is logged, too, as one line, and again when the driver ends.
+hide it. On the driver the message is also logged, as one line.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from kafka_sink import libraries
-from kafka_sink.driver import driver_log, last_line
+from kafka_sink.driver import driver_log
 from kafka_sink.errors import BufferOwnershipError, KafkaSinkError, ProducerClosedError, ProtocolError
 from kafka_sink.printable import one_line
 
@@ -44,17 +44,15 @@ def logged_on_driver(
             return shortened(self, *args, **kwargs)
         except Exception as error:
             stream = f", stream with checkpointLocation={self.subject}" if self.subject else ""
-            log_failure(self.subject, f"kafka-chunked{stream}: {message_of(error)}")
+            log_failure(f"kafka-chunked{stream}: {message_of(error)}")
             raise
 
     return called_on_driver
 
 
-def log_failure(subject: str, line: str) -> None:
-    """Log what has failed and what to do, now and when the driver ends."""
-    line = one_line(line, _MAX_LINE)
-    driver_log.error(line)
-    last_line.leave(subject, driver_log.formatted_error(line))
+def log_failure(line: str) -> None:
+    """Log what has failed and what to do."""
+    driver_log.error(one_line(line, _MAX_LINE))
 
 
 def message_of(error: Exception) -> str:

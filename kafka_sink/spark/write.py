@@ -20,7 +20,7 @@ from kafka_sink.clock import ABORTING, COMMITTING
 from kafka_sink.cluster.topic_state import MetadataSnapshot
 from kafka_sink.coordinator.address import CoordinatorAddress, PlannedCoordinator, without_brackets
 from kafka_sink.coordinator.live.messages import DriverWaiting, TaskIdentity, about_job
-from kafka_sink.driver import driver_log, last_line
+from kafka_sink.driver import driver_log
 from kafka_sink.errors import DeliveryError, ExecutorDisconnectedError, WriteOverError
 from kafka_sink.model import EndedTransactions, TaskResult
 from kafka_sink.options import SinkOptions
@@ -264,7 +264,6 @@ class PlannedWrite:
             batch,
             context.getLocalProperty("spark.app.name") or "",
             about,
-            context.stageId(),
         )
 
     def _snapshot(self) -> MetadataSnapshot | None:
@@ -289,13 +288,11 @@ class PlannedWrite:
     ) -> EndedWrite:
         """Check that every task reported, and log a summary. Raises DeliveryError if one did not report."""
         try:
-            ended = self._commit(messages, batch_id)
+            return self._commit(messages, batch_id)
         except Exception as error:
             # Spark calls ``abort`` next, in another process.
             spark_application.note(self._failed_commit(batch_id), message_of(error))
             raise
-        last_line.take_back(self.subject)
-        return ended
 
     def _failed_commit(self, batch_id: int | None) -> str:
         return f"failed commit: {self._name_of(batch_id)}"
@@ -349,7 +346,7 @@ class PlannedWrite:
         ended = replace(ended, cause=cause, tasks=ended.tasks if has_all else None)
         write_report.report(self.options, self.coordinator, ended)
         if cause:
-            log_failure(self.subject, f"{write_report.aborted(ended)}: {cause}")
+            log_failure(f"{write_report.aborted(ended)}: {cause}")
         elif note or self.options.log_summary_format != "json":
             driver_log.warn(f"{write_report.aborted(ended)}. {_NO_CAUSE}")
 

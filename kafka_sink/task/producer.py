@@ -225,7 +225,7 @@ class Producer:
         parts.dead_letter_memory.begin()
         parts.accumulator.flushing = False
         self._task = self._new_task(task)
-        self._writes.begin(task.write or None, task.stage)
+        self._writes.begin(task.write or None)
         if self._reports is not None and task.write:
             self._reports.begin(task)
 

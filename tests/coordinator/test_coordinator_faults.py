@@ -16,7 +16,6 @@ from kafka_sink.coordinator.metadata import MetadataService
 from kafka_sink.coordinator.rates import RateService
 from kafka_sink.coordinator.schema import Message
 from kafka_sink.coordinator.server import Services
-from kafka_sink.coordinator.spark_jobs import SparkJobs
 from kafka_sink.coordinator.transport import Peer
 from kafka_sink.coordinator.writes import WriteService
 from kafka_sink.options import parse
@@ -41,7 +40,7 @@ def services() -> Services:
         MetadataService: MetadataService,
         BreakerService: BreakerService,
         RateService: RateService,
-        WriteService: partial(WriteService, jobs=SparkJobs(lambda: None, lambda: 0.0), listener=metrics),
+        WriteService: partial(WriteService, listener=metrics),
         ReportService: partial(ReportService, metrics=metrics),
     }
 
@@ -73,7 +72,7 @@ def run_and_kill(at: int) -> list[str]:
         address = replace(found.address, has_view=True)
 
         def begin(number: int, producer: Producer) -> None:
-            producer.begin(address, None, TaskIdentity("w", number, stage=0), TASKS)
+            producer.begin(address, None, TaskIdentity("w", number), TASKS)
 
         begins = [partial(begin, number) for number in range(TASKS)]
         run_tasks(options, begins, [[topic] * ROWS for topic in TOPICS], f"message {at}")
@@ -97,6 +96,6 @@ def test_a_task_that_fails_has_reported_by_then() -> None:
     with FakeCluster({"a": 1}) as cluster, serving(services=reports) as found:
         producer = Producer(parse({"kafka.bootstrap.servers": cluster.bootstrap_servers}).options)
         address = replace(found.address, has_view=True)
-        producer.begin(address, None, TaskIdentity("w", 1, stage=0))
+        producer.begin(address, None, TaskIdentity("w", 1))
         producer.close(abort=True)
         assert metrics.reports == 1

@@ -25,7 +25,6 @@ from kafka_sink.coordinator.client import ask
 from kafka_sink.coordinator.launcher import plan_coordinator
 from kafka_sink.coordinator.rendezvous import FOLDER, LocationFolder, read_found
 from kafka_sink.coordinator.schema import Alive
-from kafka_sink.coordinator.spark_jobs import find_ui
 from kafka_sink.coordinator.writes import WriteOver, Writing, end_attempts
 from kafka_sink.options import parse
 from tests.support.application import Application
@@ -89,7 +88,7 @@ def test_the_first_write_starts_it_and_the_next_find_it(application: Application
     address = first.driver_address
     assert address is not None
     end_attempts(address, "a")
-    assert ask(address, Writing("a", None), WriteOver, 30_000) == WriteOver("a")
+    assert ask(address, Writing("a"), WriteOver, 30_000) == WriteOver("a")
     pid = application.processes[0].pid
     assert os.getsid(pid) == os.getpgid(pid) == pid, "Ctrl-C in the driver's terminal is not for it"
     # Groups share it.
@@ -393,7 +392,10 @@ def test_it_listens_where_the_driver_does(
     found = planned(environ={"SPARK_LOCAL_IP": None, **environ})
     assert answers(found)
     port = address_of(found).port
-    assert find_ui(application.processes[0].pid, port) == (expected, port)
+    socket.create_connection((expected, port)).close()
+    if "0.0.0.0" not in environ.values():
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.9", port))
     # Tasks get its address only where no other host could reach it.
     assert address_of(found).host == ("" if "0.0.0.0" in environ.values() else expected)
 

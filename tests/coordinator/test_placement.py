@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from pathlib import Path
 
 import pytest
 
@@ -11,10 +10,8 @@ from kafka_sink.coordinator.placement import (
     Placement,
     is_enabled,
     placement,
-    spark_ui_port,
     ui_placement,
 )
-from kafka_sink.driver.driver_conf import spark_conf
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import SinkOptions, parse
 
@@ -51,24 +48,6 @@ def test_without_settings_it_is_the_drivers_address(monkeypatch: pytest.MonkeyPa
     loopback = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.1.1", 0))]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: loopback)
     assert placement(options(), {}, {}).address
-
-
-@pytest.mark.parametrize(
-    ("arguments", "port"),
-    [
-        (["java"], 4040),
-        (["java", "--conf", "spark.ui.port=5050"], 5050),
-        (["java", "-Dspark.ui.port=5060"], 5060),
-        (["java", "--conf", "spark.ui.port=0"], 0),
-        (["java", "--conf", "spark.ui.enabled=false"], 0),
-    ],
-)
-def test_where_sparks_ui_is(arguments: list[str], port: int, tmp_path: Path) -> None:
-    assert spark_ui_port(spark_conf(arguments, {})) == port
-    # Catches: a port in spark-defaults.conf, at which nobody looked.
-    (tmp_path / "spark-defaults.conf").write_text("spark.ui.port 6060")
-    of_file = spark_ui_port(spark_conf(arguments, {"SPARK_CONF_DIR": str(tmp_path)}))
-    assert of_file == (6060 if port == 4040 else port)
 
 
 @pytest.mark.parametrize(

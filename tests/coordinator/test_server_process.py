@@ -35,7 +35,7 @@ def test_a_system_that_allows_few_files_gets_fewer_connections(
 
 
 def test_every_service_takes_messages_that_no_other_takes() -> None:
-    process = server_process.ServerProcess({"folder": "/nowhere", "driver": [1, "x"], "ui_port": 0})
+    process = server_process.ServerProcess({"folder": "/nowhere", "driver": [1, "x"]})
     services = process.services()
     taken = [kind for service in services for kind in service.takes]
     assert len(taken) == len(set(taken)) > 8

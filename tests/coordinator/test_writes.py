@@ -11,7 +11,6 @@ from kafka_sink.coordinator.client import CoordinatorClient
 from kafka_sink.coordinator.live.application import ApplicationMetrics
 from kafka_sink.coordinator.schema import Message, decode, deliver, encode
 from kafka_sink.coordinator.server import Services
-from kafka_sink.coordinator.spark_jobs import SparkJobs
 from kafka_sink.coordinator.writes import (
     MAX_CAUSE,
     MAX_FAILED,
@@ -37,29 +36,15 @@ from tests.support.waiting import until
 DRIVER = 99
 
 
-class Jobs(SparkJobs):
-    """Stages that are watched, and those that the test ends."""
-
-    def __init__(self) -> None:
-        super().__init__(lambda: None, lambda: 0.0)
-        self.watched: dict[int, str] = {}
-
-    def watch(self, stage: int, write: str) -> None:
-        self.watched[stage] = write
-
-    def unwatch(self, write: str) -> None:
-        self.watched = {stage: one for stage, one in self.watched.items() if one != write}
-
-
-SERVICES: Services = {WriteService: partial(WriteService, jobs=Jobs(), listener=ApplicationMetrics())}
+SERVICES: Services = {WriteService: partial(WriteService, listener=ApplicationMetrics())}
 
 
 class Coordinator:
     """A service with what it sends."""
 
     def __init__(self, listener: ApplicationMetrics | None = None) -> None:
-        self.out, self.jobs = FakeOutbox(), Jobs()
-        self.service = WriteService(self.out, self.jobs, listener or ApplicationMetrics())
+        self.out = FakeOutbox()
+        self.service = WriteService(self.out, listener or ApplicationMetrics())
 
     def receive(self, peer: int, message: Message) -> list[tuple[int, Message]]:
         deliver(self.service, peer, message, 0.0)
@@ -67,10 +52,6 @@ class Coordinator:
 
     def end(self, write: str, *, again: bool = False) -> list[tuple[int, Message]]:
         return self.receive(DRIVER, WriteEnding(write, again))
-
-    def end_job(self, stage: int) -> list[tuple[int, Message]]:
-        self.jobs.on_ended(stage)
-        return self.out.taken()
 
 
 ANSWER = (DRIVER, WriteCause(""))
@@ -130,40 +111,16 @@ def test_a_name_that_comes_again_is_not_remembered() -> None:
     assert coordinator.receive(2, Writing("query/5")) == []
 
 
-def test_the_job_of_a_write_is_not_looked_for_once_its_tasks_write_for_another() -> None:
-    """Catches: Spark's UI was asked three times a second for every micro-batch of the last minute, also where
-    its tasks had moved on."""
-    coordinator = Coordinator()
-    coordinator.receive(1, Writing("query/5", 7))
-    coordinator.receive(2, Writing("query/5", 7))
-    coordinator.receive(1, Writing("other/1", 8))
-    coordinator.service.on_gone(2, 0.0)
-    coordinator.end("query/5", again=True)
-    assert list(coordinator.jobs.watched) == [8]
-
-
-def test_tasks_of_a_job_that_spark_ended_are_notified_before_the_driver_calls_abort() -> None:
-    """Catches: tasks of a cancelled job wrote for seconds, until the driver had started a Python process
-    for abort, or the executor's JVM had ended them."""
-    coordinator = Coordinator()
-    coordinator.receive(1, Writing("a", 7))
-    coordinator.receive(2, Writing("b", 8))
-    assert coordinator.end_job(6) == []
-    assert coordinator.end_job(7) == [(1, WriteOver(7))]
-    assert coordinator.receive(3, Writing("a", 7)) == [(3, WriteOver(7))]
-    assert coordinator.receive(3, Writing("a", 9)) == []
-
-
 def test_the_end_of_a_write_of_thousands_of_tasks_is_encoded_once() -> None:
     coordinator = Coordinator()
     for peer in range(2_000):
-        coordinator.receive(peer, Writing("a", 7))
+        coordinator.receive(peer, Writing("a"))
     coordinator.out.encoded = 0
-    assert len(coordinator.end_job(7)) == 2_000
-    assert coordinator.out.encoded == 1
+    assert len(coordinator.end("a")) == 2_000 + len([ANSWER])
+    assert coordinator.out.encoded == 1 + len([ANSWER])
 
 
-@pytest.mark.parametrize("wrong", [Writing("x" * 201), Writing("a", -1), WriteEnding("x" * 201, False)])
+@pytest.mark.parametrize("wrong", [Writing("x" * 201), WriteEnding("x" * 201, False)])
 def test_what_makes_no_sense_is_refused(wrong: Message) -> None:
     with pytest.raises(ProtocolError):
         decode(encode(wrong))
@@ -175,8 +132,8 @@ def test_what_makes_no_sense_is_refused(wrong: Message) -> None:
 def test_a_task_that_has_ended_is_left_alone() -> None:
     causes: list[Exception] = []
     channel = WriteChannel(causes.append)
-    channel.begin("a", 7)
-    assert channel.next_message(0) == Writing("a", 7)
+    channel.begin("a")
+    assert channel.next_message(0) == Writing("a")
     assert channel.next_message(0) is None
     deliver(channel, WriteOver("b"), 0.0)
     channel.end()
@@ -190,17 +147,6 @@ def test_a_task_that_has_ended_is_left_alone() -> None:
     assert channel.next_message(0) == Writing("c"), "a new coordinator gets it, too"
     deliver(channel, WriteOver("c"), 0.0)
     assert isinstance(causes[0], WriteOverError)
-
-
-def test_the_late_end_of_a_stage_does_not_end_the_task_that_runs_its_micro_batch_again() -> None:
-    causes: list[Exception] = []
-    channel = WriteChannel(causes.append)
-    channel.begin("query/5", 8)
-    deliver(channel, WriteOver(7), 0.0)
-    assert causes == []
-    deliver(channel, WriteOver(8), 0.0)
-    deliver(channel, WriteOver("query/5"), 0.0)
-    assert len(causes) == 2
 
 
 # -- the driver's side ------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Mistakes of users, as planning meets them: the last line of the driver's log says what to do.
+"""Mistakes of users, as planning meets them: one line of the driver's log says what to do.
 
 Those about logins, certificates and brokers are in ``tests/security/test_secured_broker.py``, what tasks and
 streams print around the line in ``tests/security/test_secured_spark.py``.
@@ -80,7 +80,7 @@ MISTAKES: dict[str, tuple[dict[str, DataType], dict[str, str], str]] = {
 }
 
 
-def test_the_last_line_of_the_log_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_line_of_the_log_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     for mistake, (columns, options, pattern) in MISTAKES.items():
         schema = StructType([StructField(name, kind) for name, kind in columns.items()])
         with pytest.raises(KafkaSinkError) as caught:
@@ -104,7 +104,9 @@ def test_a_stream_is_named_by_its_checkpoint_and_overwriting_is_refused(
     assert "nothing listens there: check host and port" in last
     with pytest.raises(KafkaSinkError):
         KafkaChunkedDataSource(given).writer(schema, True)
-    assert capsys.readouterr().err.splitlines()[-1].endswith("Use mode('append').")
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.endswith("Use mode('append').")
+    assert "checkpointLocation" not in last, "a batch write shares its options with a stream"
 
 
 def test_an_option_of_the_source_is_not_taken_for_the_topic(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,6 @@ import pytest
 from kafka_sink.coordinator.address import CoordinatorAddress, PlannedCoordinator
 from kafka_sink.coordinator.live.application import ApplicationMetrics, ReportService
 from kafka_sink.coordinator.server import Services
-from kafka_sink.coordinator.spark_jobs import SparkJobs
 from kafka_sink.coordinator.writes import WriteService
 from kafka_sink.model import EndedTransactions, TaskResult
 from kafka_sink.reports import write_report
@@ -118,8 +117,7 @@ def test_a_skip_is_told_whatever_the_log_is_like(form: str, capfd: pytest.Captur
 @contextmanager
 def viewed(metrics: ApplicationMetrics) -> Iterator[tuple[PlannedCoordinator, Serving]]:
     """What planning gives to a write whose metrics are shown."""
-    jobs = SparkJobs(lambda: None, lambda: 0.0)
-    writes = partial(WriteService, jobs=jobs, listener=metrics)
+    writes = partial(WriteService, listener=metrics)
     services: Services = {ReportService: partial(ReportService, metrics=metrics), WriteService: writes}
     with serving(services=services) as server:
         address = replace(server.address, has_view=True)

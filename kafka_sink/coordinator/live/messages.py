@@ -96,7 +96,7 @@ class TaskIdentity(Structure, frozen=True):
     """The attempt that writes. ``task``: Spark's taskAttemptId, unique in an application.
 
     ``write`` names the Spark write, ``query`` and ``batch`` the micro-batch where there is one. ``partition``
-    is the task's number in the write, -1 outside Spark's tasks, and ``stage`` that of its stage.
+    is the task's number in the write, -1 outside Spark's tasks.
     """
 
     write: Name
@@ -108,7 +108,6 @@ class TaskIdentity(Structure, frozen=True):
     batch: Int64 = -1
     application: Text = ""
     about: AboutJob | None = None
-    stage: Count | None = None
 
     @property
     def job(self) -> str:
