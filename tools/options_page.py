@@ -112,6 +112,11 @@ def _reasons(options: Mapping[str, tuple[str, str]]) -> list[str]:
     return [f"- {', '.join(found)}: {reason}" for reason, found in names.items()]
 
 
+def _of_other_clients() -> str:
+    names = ", ".join(f"`kafka.{name}`" for name in sorted(unsupported.OF_OTHER_CLIENTS))
+    return f"- {names}: Kafka's consumer and admin clients have these, and its producer does not"
+
+
 def _default(spec: OptionSpec) -> str:
     if spec.required:
         return "required"
@@ -144,7 +149,7 @@ def _breaker() -> Iterator[str]:
 def _others() -> Iterator[str]:
     yield from _section(
         "Kafka options without effect",
-        _reasons(unsupported.WITHOUT_EFFECT),
+        [*_reasons(unsupported.WITHOUT_EFFECT), _of_other_clients()],
         "They do not change what is sent. One warning per job lists those that are set.",
     )
     yield from _section(
@@ -154,8 +159,9 @@ def _others() -> Iterator[str]:
     )
     yield "## Unknown options\n"
     yield (
-        "An unknown option under `kafka.` is an error that names the most similar known one, and so is one "
-        "that is nearly an option of this sink, such as `delivery.guarante`. Other unknown options are "
+        "An unknown option under `kafka.` is an error, and so is one that is nearly an option of this sink, "
+        "such as `delivery.guarante`. One error lists all of them, with the options that they are probably "
+        "meant to be. Other unknown options are "
         "ignored with one warning, because Spark adds options of its own. An option that asks for a "
         "guarantee but lacks its prefix, such as `security.protocol`, is an error."
     )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import unsupported
 from kafka_sink.options.checks import settle
+from kafka_sink.options.suggestions import nearest
 from kafka_sink.options.table import (
     BREAKER_BY_NAME,
     BY_NAME,
@@ -32,15 +32,13 @@ from kafka_sink.options.values import (
 from kafka_sink.printable import printable
 from kafka_sink.secret import HIDDEN, Secret
 
-# How similar a name must be (difflib's ratio) to be taken for a misspelt option. No option of Spark or Kafka
-# is this similar to an option of this sink.
-_MISSPELT = 0.8
 _BREAKER_OFF = "none"
 _SINK_NAMES = [name for name in BY_NAME if not name.startswith(KAFKA_PREFIX)]
 KAFKA_NAMES = [
     *(name.removeprefix(KAFKA_PREFIX) for name in BY_NAME if name.startswith(KAFKA_PREFIX)),
     *unsupported.WITHOUT_EFFECT,
     *unsupported.NOT_SUPPORTED,
+    *unsupported.OF_OTHER_CLIENTS,
 ]
 
 
@@ -72,33 +70,21 @@ def parse(raw: Mapping[str, str]) -> ParsedOptions:
     """Check and convert the options of one job.
 
     ``raw`` maps names to texts. Names may have any case, because Spark converts them to lower case. Raises
-    ConfigurationError, whose message has the option, the problem and, for an unknown option, the most similar
-    known option. Errors and warnings never contain values of secret, unsupported or unknown options.
+    ConfigurationError, whose message has the option, the problem and, for a misspelt option, the option that
+    is probably meant. It lists all options that are unknown or not supported. Errors and warnings never
+    contain values of secret, unsupported or unknown options.
     """
     # From here on, Secret hides the values: error trackers collect the local variables of every frame.
     given, doubled = _lowered(raw)
     del raw
     if doubled:
         raise ConfigurationError(f"Option '{doubled}' is given twice with different values")
-    breaker: dict[str, Secret] = {}
-    topic_config: dict[str, str] = {}
-    settings: dict[str, tuple[str, Secret]] = {}
-    ineffective, stray = [], []
+    found = _Given()
     for name, text in given.items():
-        kafka_name = name.removeprefix(KAFKA_PREFIX)
-        if name in BY_NAME:
-            _note(settings, BY_NAME[name], name, text)
-        elif name.startswith(TOPIC_CONFIG_PREFIX):
-            topic_config[name.removeprefix(TOPIC_CONFIG_PREFIX)] = text.reveal()
-        elif kafka_name == name:
-            if name not in unsupported.SPARK_OWN:
-                _require_no_mistake(name)
-                stray.append(name)
-        elif kafka_name.startswith(BREAKER_PREFIX) and kafka_name != BREAKER_PREFIX:
-            breaker[kafka_name.removeprefix(BREAKER_PREFIX)] = text
-        elif _is_without_effect(kafka_name, text):
-            ineffective.append(name)
-    _require(settings, stray)
+        found.add(name, text)
+    found.require_known()
+    settings = found.settings
+    _require(settings, found.stray)
     values = {
         spec.attribute: _convert(spec, *settings[spec.attribute])
         for spec in SPECS
@@ -106,11 +92,13 @@ def parse(raw: Mapping[str, str]) -> ParsedOptions:
     }
     settled, warnings = settle(values)
     options = SinkOptions(
-        **settled, breaker=_breaker_settings(breaker), topic_config=tuple(sorted(topic_config.items()))
+        **settled,
+        breaker=_breaker_settings(found.breaker),
+        topic_config=tuple(sorted(found.topic_config.items())),
     )
     _check_topic_config(options)
     _check_schemes(settings["bootstrap_servers"][1].reveal(), options)
-    return ParsedOptions(options, (*_about_ignored(ineffective, stray), *warnings))
+    return ParsedOptions(options, (*_about_ignored(found.ineffective, found.stray), *warnings))
 
 
 def _lowered(raw: Mapping[str, str]) -> tuple[dict[str, Secret], str]:
@@ -124,12 +112,63 @@ def _lowered(raw: Mapping[str, str]) -> tuple[dict[str, Secret], str]:
     return given, doubled
 
 
-def _note(settings: dict[str, tuple[str, Secret]], spec: OptionSpec, name: str, text: Secret) -> None:
-    """Record a supported option. If it is given under two names, both must have the same value."""
-    earlier = settings.get(spec.attribute)
-    if earlier and earlier[1] != text:
-        raise ConfigurationError(f"Options '{earlier[0]}' and '{name}' are the same option: give only one")
-    settings[spec.attribute] = (name, text)
+class _Given:
+    """The options of a job, sorted by what is done with them.
+
+    ``ineffective`` and ``stray`` options are ignored with a warning.
+    """
+
+    def __init__(self) -> None:
+        self.settings: dict[str, tuple[str, Secret]] = {}
+        self.breaker: dict[str, Secret] = {}
+        self.topic_config: dict[str, str] = {}
+        self.ineffective: list[str] = []
+        self.stray: list[str] = []
+        self._unknown: list[str] = []
+        self._problems: list[str] = []
+
+    def add(self, name: str, text: Secret) -> None:
+        """Add one option. Raises ConfigurationError if another name of the same option has another value."""
+        kafka_name = name.removeprefix(KAFKA_PREFIX)
+        if name in BY_NAME:
+            self._add_setting(BY_NAME[name], name, text)
+        elif name.startswith(TOPIC_CONFIG_PREFIX):
+            self.topic_config[name.removeprefix(TOPIC_CONFIG_PREFIX)] = text.reveal()
+        elif kafka_name == name:
+            self._add_without_prefix(name)
+        elif kafka_name.startswith(BREAKER_PREFIX) and kafka_name != BREAKER_PREFIX:
+            self.breaker[kafka_name.removeprefix(BREAKER_PREFIX)] = text
+        elif kafka_name not in KAFKA_NAMES and not kafka_name.startswith(unsupported.PREFIXES):
+            self._unknown.append(name)
+        elif problem := _not_supported(kafka_name, text):
+            self._problems.append(problem)
+        elif _asks_for_something(kafka_name, text):
+            self.ineffective.append(name)
+
+    def require_known(self) -> None:
+        """Raise ConfigurationError for all options that are unknown or not supported."""
+        problems = [_about_unknown(self._unknown)] if self._unknown else []
+        problems += self._problems
+        if problems:
+            raise ConfigurationError("; ".join(problems))
+
+    def _add_setting(self, spec: OptionSpec, name: str, text: Secret) -> None:
+        earlier = self.settings.get(spec.attribute)
+        if earlier and earlier[1] != text:
+            raise ConfigurationError(
+                f"Options '{earlier[0]}' and '{name}' are the same option: give only one"
+            )
+        self.settings[spec.attribute] = (name, text)
+
+    def _add_without_prefix(self, name: str) -> None:
+        if name in unsupported.SPARK_OWN:
+            return
+        if _lacks_prefix(name):
+            self._problems.append(
+                f"Option '{name}' has no effect without the prefix 'kafka.': write 'kafka.{name}'"
+            )
+        else:
+            (self._unknown if _is_misspelt(name) else self.stray).append(name)
 
 
 def _convert(spec: OptionSpec, name: str, text: Secret) -> Any:
@@ -152,53 +191,70 @@ def _convert(spec: OptionSpec, name: str, text: Secret) -> Any:
     raise ConfigurationError(f"Option '{name}' {problem}, got {shown}")
 
 
-def _is_without_effect(kafka_name: str, text: Secret) -> bool:
-    """Whether the option is one of Kafka's and is set, but changes nothing here.
-
-    Raises ConfigurationError if the option is unknown, or is set to something that this sink does not
-    support.
-    """
-    if kafka_name in unsupported.WITHOUT_EFFECT or kafka_name.startswith("metrics.context."):
-        default, _ = unsupported.WITHOUT_EFFECT.get(kafka_name, ("", ""))
-        return not unsupported.same_setting(text.reveal(), default)
+def _not_supported(kafka_name: str, text: Secret) -> str | None:
+    """The problem with an option of Kafka that is set to something that this sink does not support."""
     found = unsupported.not_supported(kafka_name)
-    if found:
-        default, reason = found
-        serializer = kafka_name in ("key.serializer", "value.serializer")
-        if serializer or not unsupported.same_setting(text.reveal(), default):
-            raise ConfigurationError(f"Kafka option '{kafka_name}' {reason}")
+    if found is None:
+        return None
+    default, reason = found
+    # Spark's sink refuses these two options themselves, not a value of them.
+    is_serializer = kafka_name in ("key.serializer", "value.serializer")
+    if is_serializer or not unsupported.same_setting(text.reveal(), default):
+        return f"Kafka option '{kafka_name}' {reason}"
+    return None
+
+
+def _asks_for_something(kafka_name: str, text: Secret) -> bool:
+    """Whether an option of Kafka that has no effect here differs from Kafka's default."""
+    if unsupported.not_supported(kafka_name):
         return False
-    nearest = get_close_matches(kafka_name, KAFKA_NAMES, n=1, cutoff=0.6)
-    hint = f". Did you mean 'kafka.{nearest[0]}'?" if nearest else ""
-    if kafka_name in _SINK_NAMES:
-        hint = f". Did you mean '{kafka_name}', without the prefix 'kafka.'?"
-    raise ConfigurationError(f"Unknown option 'kafka.{kafka_name}'{hint}")
+    default = unsupported.WITHOUT_EFFECT.get(kafka_name)
+    return default is None or not unsupported.same_setting(text.reveal(), default[0])
 
 
-def _require_no_mistake(name: str) -> None:
-    """Refuse an option that was meant for this sink but would have no effect.
-
-    The job would otherwise run without the setting, for example at least once or without a rate limit.
-    """
+def _lacks_prefix(name: str) -> bool:
+    """Whether the name without ``kafka.`` is that of an option whose loss the author would not notice."""
     guards = name in KAFKA_NAMES and name.startswith(("ssl.", "sasl.", "transactional."))
-    if guards or KAFKA_PREFIX + name in BY_NAME:
-        raise ConfigurationError(
-            f"Option '{name}' has no effect without the prefix 'kafka.': write 'kafka.{name}'"
-        )
-    nearest = get_close_matches(name, BY_NAME, n=1, cutoff=_MISSPELT)
-    if nearest and name not in KAFKA_NAMES:
-        raise ConfigurationError(
-            f"Unknown option '{name}'. Did you mean '{BY_NAME[nearest[0]].name}'? Remove it if it is "
-            "not meant for this sink"
-        )
+    return guards or KAFKA_PREFIX + name in BY_NAME
+
+
+def _is_misspelt(name: str) -> bool:
+    """Whether a name is nearly an option of this sink. Without the option the job would write at least once
+    instead of exactly once, without a limit, or otherwise than its author thinks."""
+    return name not in KAFKA_NAMES and nearest(name, BY_NAME) is not None
+
+
+def _about_unknown(names: list[str]) -> str:
+    """One sentence with all unknown options, and the options that they are probably meant to be."""
+    meant = {name: _meant(name) for name in names}
+    if len(names) == 1:
+        (name,) = names
+        hint = f". Did you mean {meant[name]}?" if meant[name] else ""
+        removal = "" if name.startswith(KAFKA_PREFIX) else " Remove it if it is not meant for this sink"
+        return f"Unknown option '{name}'{hint}{removal}"
+    listed = (f"'{name}'" + (f" (did you mean {meant[name]}?)" if meant[name] else "") for name in names)
+    return f"Unknown options: {', '.join(listed)}"
+
+
+def _meant(name: str) -> str:
+    """The option that is probably meant, in quotes; "" if there is none. Options of Kafka are suggested for
+    names with the prefix ``kafka.`` alone."""
+    kafka_name = name.removeprefix(KAFKA_PREFIX)
+    if kafka_name == name:
+        option = nearest(name, BY_NAME)
+        return f"'{BY_NAME[option].name}'" if option else ""
+    if kafka_name in _SINK_NAMES:
+        return f"'{kafka_name}', without the prefix 'kafka.'"
+    option = nearest(kafka_name, (one for one in KAFKA_NAMES if KAFKA_PREFIX + one in BY_NAME))
+    return f"'{KAFKA_PREFIX}{option}'" if option else ""
 
 
 def _require(settings: Mapping[str, tuple[str, Secret]], stray: list[str]) -> None:
     for spec in SPECS:
         if spec.required and spec.attribute not in settings:
             wanted = spec.name.removeprefix(KAFKA_PREFIX)
-            near = get_close_matches(wanted, stray, n=1, cutoff=0.7)
-            hint = f" (found '{near[0]}': the name is '{spec.name}')" if near else ""
+            near = next((name for name in stray if nearest(name, (wanted,))), None)
+            hint = f" (found '{near}': the name is '{spec.name}')" if near else ""
             raise ConfigurationError(f"Option '{spec.name}' must be specified{hint}")
 
 
@@ -231,8 +287,8 @@ def _about_ignored(ineffective: list[str], stray: list[str]) -> list[str]:
 def _suggestion(name: str) -> str:
     if name == "subscribe":
         return " (did you mean 'topic'?)"
-    nearest = get_close_matches(name, KAFKA_NAMES, n=1, cutoff=_MISSPELT)
-    return f" (did you mean '{KAFKA_PREFIX}{nearest[0]}'?)" if nearest else ""
+    meant = nearest(name, KAFKA_NAMES)
+    return f" (did you mean '{KAFKA_PREFIX}{meant}'?)" if meant else ""
 
 
 def _breaker_settings(given: Mapping[str, Secret]) -> BreakerSettings:
@@ -261,8 +317,8 @@ def failure_rate_settings(given: Mapping[str, str]) -> FailureRateSettings:
     """The settings of the default class. Raises ConfigurationError for invalid values and unknown names."""
     for name in given:
         if name not in BREAKER_BY_NAME:
-            nearest = get_close_matches(name, BREAKER_BY_NAME, n=1, cutoff=0.6)
-            hint = f". Did you mean '{breaker_option_name(nearest[0])}'?" if nearest else ""
+            meant = nearest(name, BREAKER_BY_NAME)
+            hint = f". Did you mean '{breaker_option_name(meant)}'?" if meant else ""
             raise ConfigurationError(f"Unknown option '{breaker_option_name(name)}'{hint}")
     texts = {name: Secret(text.strip()) for name, text in given.items()}
     return FailureRateSettings(*(breaker_value(option.name, texts) for option in FAILURE_RATE_OPTIONS))

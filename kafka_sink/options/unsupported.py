@@ -1,7 +1,8 @@
 """Kafka's options that this sink does not implement, and how it treats each of them.
 
-Together with the table of SinkOptions, these are all options of ``ProducerConfig`` in Kafka 4.3. The defaults
-are Kafka's. A value that equals the default is always accepted.
+Together with the table of SinkOptions, these are all options of ``ProducerConfig``, ``ConsumerConfig`` and
+``AdminClientConfig`` in Kafka 4.3. The defaults are Kafka's. A value that equals the default is always
+accepted.
 """
 
 from __future__ import annotations
@@ -41,6 +42,20 @@ WITHOUT_EFFECT: Mapping[str, tuple[str, str]] = {
     "ssl.trustmanager.algorithm": ("PKIX", _OPENSSL),
 }
 
+# Options of Kafka's consumer and admin clients that its producer does not have. They are listed in the same
+# warning, because jobs that read and write Kafka share their options.
+OF_OTHER_CLIENTS = frozenset(
+    {
+        *("auto.commit.interval.ms", "auto.offset.reset", "bootstrap.controllers", "check.crcs"),
+        *("default.api.timeout.ms", "enable.auto.commit", "exclude.internal.topics", "fetch.max.bytes"),
+        *("fetch.max.wait.ms", "fetch.min.bytes", "group.id", "group.instance.id", "group.protocol"),
+        *("group.remote.assignor", "heartbeat.interval.ms", "isolation.level", "key.deserializer"),
+        *("max.partition.fetch.bytes", "max.poll.interval.ms", "max.poll.records"),
+        *("partition.assignment.strategy", "session.timeout.ms", "share.acknowledgement.mode"),
+        *("share.acquire.mode", "value.deserializer"),
+    }
+)
+
 _JVM_CLASS = "names a Java class, which this sink cannot run"
 
 
@@ -71,6 +86,9 @@ NOT_SUPPORTED: Mapping[str, tuple[str, str]] = {
         "is not supported: Kafka's brokers do not implement it completely yet (KIP-939)",
     ),
 }
+
+# The prefixes of options whose names a user completes.
+PREFIXES = ("config.providers.", "metrics.context.")
 
 # Options that Spark or .save(path) adds. Spark's own Kafka sink also ignores them.
 SPARK_OWN = frozenset({"path", "paths", "checkpointlocation", "queryname", "includeheaders"})

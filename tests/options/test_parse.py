@@ -45,7 +45,7 @@ def test_keys_come_in_any_case_and_values_with_blanks() -> None:
 def test_missing_servers_name_a_forgotten_prefix() -> None:
     assert error_of({}) == "Option 'kafka.bootstrap.servers' must be specified"
     assert error_of({"bootstrap.servers": "h:1"}).endswith("write 'kafka.bootstrap.servers'")
-    assert "(found 'bootstrap.host': the name is 'kafka.boot" in error_of({"bootstrap.host": "h:1"})
+    assert "(found 'bootstrap.server': the name is 'kafka.b" in error_of({"bootstrap.server": "h:1"})
 
 
 WRONG = [

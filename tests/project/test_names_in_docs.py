@@ -22,7 +22,8 @@ _PATH = re.compile(r"`([A-Za-z_][\w./-]*(?:\.py|\.json|\.md|\.toml|/))(?:`|:)")
 _NAME = re.compile(r"``(?!TLS_)([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?:\(\))?``")
 # Of other projects: named, and nowhere in this package's code.
 _OTHERS = """
-    CommonClientConfigs DumpLogSegments JaasConfig KafkaWriter ProducerConfig StreamTokenizer
+    AdminClientConfig CommonClientConfigs ConsumerConfig DumpLogSegments JaasConfig KafkaWriter ProducerConfig
+    StreamTokenizer
     invalidate_caches pyspark_kafka_chunked save sha256sum shutdownOutput to_numpy validate writeStream
 """
 

@@ -1,9 +1,12 @@
 // Prints the names that Kafka's producer has: "option <name>\t<default>", "metric <name>",
-// "error <code> <name> <whether it is retriable> <whether it makes metadata invalid>".
+// "error <code> <name> <whether it is retriable> <whether it makes metadata invalid>", and "other <name>" for the
+// options of its consumer and admin clients.
 // Run as a source file with Kafka's jars on the class path.
 
 import java.util.Map;
 import java.util.TreeSet;
+import org.apache.kafka.clients.admin.AdminClientConfig;
+import org.apache.kafka.clients.consumer.ConsumerConfig;
 import org.apache.kafka.clients.producer.KafkaProducer;
 import org.apache.kafka.clients.producer.ProducerConfig;
 import org.apache.kafka.common.MetricName;
@@ -20,6 +23,8 @@ public class KafkaNames {
             String value = none ? "" : ConfigDef.convertToString(key.defaultValue, key.type);
             System.out.println("option " + key.name + "\t" + value);
         }
+        ConsumerConfig.configNames().forEach(name -> System.out.println("other " + name));
+        AdminClientConfig.configNames().forEach(name -> System.out.println("other " + name));
         // It has registered its metrics once it is made; nothing needs to listen.
         Map<String, Object> settings = Map.of(ProducerConfig.BOOTSTRAP_SERVERS_CONFIG, "127.0.0.1:1");
         TreeSet<String> metrics = new TreeSet<>();
