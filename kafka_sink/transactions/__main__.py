@@ -11,7 +11,7 @@ from typing import TextIO
 
 from kafka_sink.clock import CONNECT_BOUND_MS, wall_ms
 from kafka_sink.driver.command_line import given_options, parser_of
-from kafka_sink.errors import KafkaSinkError, ProtocolError
+from kafka_sink.errors import ConfigurationError, KafkaSinkError, ProtocolError
 from kafka_sink.options import parse
 from kafka_sink.printable import one_line
 from kafka_sink.transactions import driver, proof
@@ -60,7 +60,10 @@ def main(
         parser.error(f"{args.action} needs --prefix; list without it shows the prefixes of the cluster")
     given = given_options(parser, args)
     try:
-        client = TransactionClient(parse(given | {"delivery.guarantee": "exactly-once"}).options)
+        parsed = parse(given | {"delivery.guarantee": "exactly-once"})
+        for warning in parsed.warnings:
+            _say(f"warning: {warning}", sys.stderr)
+        client = TransactionClient(parsed.options)
         try:
             # No long wait where no broker can be reached.
             known = client.run(_prefixes(), connect_bound_ms, "")
@@ -142,19 +145,21 @@ def _unknown(prefix: str, known: Iterable[str]) -> str:
 
 
 def _list_prefixes(client: TransactionClient, known: Iterable[str], out: TextIO) -> int:
-    """One line each. Other applications' ids may look alike: nothing was decided under these."""
-    shown = 0
-    for prefix in sorted(known):
+    """Print a line for each prefix.
+
+    Ids of other applications may look alike, and anybody may have committed offsets under the names of its
+    groups: a prefix whose decision cannot be read does not keep the others from being listed.
+    """
+    prefixes = sorted(known)
+    for prefix in prefixes:
         scope = Scope(prefix, "", 1)
         try:
             decision = client.run(driver.read_decision(scope), *_TIMEOUT)
-        except ProtocolError:
-            continue  # another application's
-        found = client.run(_open(scope), *_TIMEOUT)
-        decided = "nothing decided" if decision is None else _decided(client, scope, decision)
-        _say(f"{prefix}: {decided}; {_count_open(found)}", out)
-        shown += 1
-    if not shown:
+            decided = "nothing decided" if decision is None else _decided(client, scope, decision)
+        except (ProtocolError, ConfigurationError) as error:
+            decided = f"its decision cannot be read: {error}"
+        _say(f"{prefix}: {decided}; {_count_open(client.run(_open(scope), *_TIMEOUT))}", out)
+    if not prefixes:
         _say("no prefix is known to brokers", out)
     return 0
 

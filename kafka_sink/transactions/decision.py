@@ -9,14 +9,20 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import uuid
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass, replace
 from enum import IntEnum
 from hashlib import sha256
+from itertools import chain
+from typing import Annotated
 
-from kafka_sink.errors import ProtocolError
+import msgspec
+from msgspec import Meta
+
+from kafka_sink.errors import ProtocolError, TransactionError
 from kafka_sink.printable import printable
 from kafka_sink.transactions.operations import OffsetKey, ProducerEpoch, Scope
 
@@ -72,7 +78,8 @@ class BatchIdentity:
         return f"{writer}:{self.number}:{part.task}:{part.producer.producer_id}:{part.producer.epoch}"
 
     def __str__(self) -> str:
-        return f"batch {self.number} of {self.writer}"
+        # Others may have written the name: see ``decode``.
+        return f"batch {self.number} of {printable(self.writer)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +248,10 @@ def recorded(decision: Decision, outcomes: Mapping[int, Outcome]) -> Decision:
 
 
 def encode(decision: Decision, partitions: int) -> list[str]:
-    """As chunks of text, each short enough for an offset's metadata."""
+    """As chunks of text, each short enough for an offset's metadata.
+
+    Raises TransactionError for more transactions than ``decode`` would read again.
+    """
     before = decision.before
     body = {
         "writer": decision.batch.writer,
@@ -254,7 +264,14 @@ def encode(decision: Decision, partitions: int) -> list[str]:
         "parts": [[part.task, part.slot, *part.producer, *astuple(part.digest)] for part in decision.parts],
         "outcomes": [part.outcome for part in decision.parts],
     }
-    packed = base64.b85encode(zlib.compress(json.dumps(body, separators=(",", ":")).encode())).decode()
+    data = json.dumps(body, separators=(",", ":")).encode()
+    if len(data) > _MAX_BODY_BYTES:
+        raise TransactionError(
+            f"{decision.batch} is not committed: its decision names {len(decision.parts):,} transactions and "
+            f"takes {len(data):,} bytes, but the bound is {_MAX_BODY_BYTES:,}. Write with fewer tasks, for "
+            "instance after df.coalesce(10000)"
+        )
+    packed = base64.b85encode(zlib.compress(data)).decode()
     pieces = [packed[at : at + _CHUNK_BYTES] for at in range(0, len(packed), _CHUNK_BYTES)]
     head = f"{_FORMAT} {decision.number} {partitions} {len(pieces)}"
     return [f"{head} {index} {piece}" for index, piece in enumerate(pieces)]
@@ -269,13 +286,54 @@ class Head:
     chunks: int
 
 
+# -- reading ------------------------------------------------------------------------------------------
+# Every application that may commit offsets for these groups can write any text there, so every number and
+# size that a chunk contains has a bound, and every text that breaks one raises ProtocolError.
+
+# The groups' metadata is read into memory as it is. It holds about 120,000 transactions.
+_MAX_BODY_BYTES = 8 << 20
+# base64 makes five characters of four bytes, and zlib adds little to bytes that it cannot compress.
+_MAX_CHUNKS = _MAX_BODY_BYTES * 5 // 4 // _CHUNK_BYTES + 10
+_INT16_MAX, _INT32_MAX, _INT64_MAX = (1 << 15) - 1, (1 << 31) - 1, (1 << 63) - 1
+_Count16 = Annotated[int, Meta(ge=0, le=_INT16_MAX)]
+_Count32 = Annotated[int, Meta(ge=0, le=_INT32_MAX)]
+_Count64 = Annotated[int, Meta(ge=0, le=_INT64_MAX)]
+_CountOrUnknown = Annotated[int, Meta(ge=-1, le=_INT64_MAX)]
+# msgspec's bounds end at 2^63, and a checksum does not: ``_decision`` looks at it.
+_Checksum = Annotated[int, Meta(ge=0)]
+_Digest = tuple[_Count64, _Count64, _Checksum]
+_Run = tuple[_Count64, _Count64]
+_Runs = Annotated[tuple[_Run, ...], Meta(max_length=_MAX_RUNS)]
+_HEAD = re.compile(r"([0-9]{1,18}) ([0-9]{1,10}) ([0-9]{1,5}) ([0-9]{1,5}) (.*)", re.DOTALL | re.ASCII)
+
+
+class _Body(msgspec.Struct, forbid_unknown_fields=True):
+    """The JSON of a decision, as ``encode`` writes it."""
+
+    writer: str
+    number: _Count64
+    tasks: _Count32
+    topic: str
+    partitions: Annotated[int, Meta(ge=1, le=_INT32_MAX)]
+    before: tuple[_Count64 | None, _Count64, _Count64, _Checksum, _Runs, _CountOrUnknown]
+    began_ms: _CountOrUnknown
+    parts: list[tuple[_Count32, _Count32, _Count64, _Count16, _Count64, _Count64, _Checksum]]
+    outcomes: list[Outcome]
+
+
+_body_decoder = msgspec.json.Decoder(_Body)
+
+
 def newest_head(texts: Iterable[str]) -> Head | None:
     """The head of the latest decision among these chunks. Raises ProtocolError for other text."""
     return max((_parse(text)[0] for text in texts), key=lambda head: head.number, default=None)
 
 
 def decode(texts: Iterable[str]) -> Decision | None:
-    """The latest decision among these chunks. Raises ProtocolError where some of it are missing."""
+    """The latest decision among these chunks.
+
+    Raises ProtocolError if chunks are missing, or hold anything that ``encode`` does not write.
+    """
     parsed = [_parse(text) for text in texts]
     if not parsed:
         return None
@@ -283,39 +341,53 @@ def decode(texts: Iterable[str]) -> Decision | None:
     pieces = {index: piece for one, index, piece in parsed if one.number == head.number}
     if sorted(pieces) != list(range(head.chunks)):
         raise ProtocolError(f"of decision {head.number} only {len(pieces)} of {head.chunks} chunks are there")
-    packed = "".join(pieces[index] for index in range(head.chunks))
     try:
-        body = json.loads(zlib.decompress(base64.b85decode(packed)))
-        parts = tuple(
-            Part(task, slot, ProducerEpoch(pid, epoch), RowsDigest(rows, size, checksum), Outcome(outcome))
-            for (task, slot, pid, epoch, rows, size, checksum), outcome in zip(
-                body["parts"], body["outcomes"], strict=True
-            )
+        packed = base64.b85decode("".join(pieces[index] for index in range(head.chunks)))
+        # Stops at the bound: a few kilobytes may decompress to gigabytes.
+        inflated = zlib.decompressobj()
+        data = inflated.decompress(packed, _MAX_BODY_BYTES)
+        if not inflated.eof:
+            raise ValueError(f"it is cut off, or larger than {_MAX_BODY_BYTES:,} bytes")
+        return _decision(head.number, _body_decoder.decode(data))
+    except (ValueError, msgspec.MsgspecError, RecursionError, zlib.error) as error:
+        problem = printable(str(error))
+    raise ProtocolError(f"decision {head.number} cannot be read: {problem}")
+
+
+def _decision(number: int, body: _Body) -> Decision:
+    """Raises ValueError for what no type of ``_Body`` excludes."""
+    last, *digest, runs, forgotten = body.before
+    checksums = (digest[2], *(part[6] for part in body.parts))
+    numbers = list(chain.from_iterable(runs))
+    if max(checksums) > _CHECKSUM_MASK or numbers != sorted(numbers):
+        raise ValueError("a checksum or the numbers that were written are out of bounds")
+    parts = tuple(
+        Part(task, slot, ProducerEpoch(pid, epoch), RowsDigest(rows, size, checksum), outcome)
+        for (task, slot, pid, epoch, rows, size, checksum), outcome in zip(
+            body.parts, body.outcomes, strict=True
         )
-        batch = BatchIdentity(str(body["writer"]), int(body["number"]))
-        last, *digest, runs, forgotten = body["before"]
-        before = WrittenNumbers(
-            last, RowsDigest(*digest), tuple((low, high) for low, high in runs), forgotten
-        )
-        where = str(body["topic"]), int(body["partitions"])
-        began_ms = int(body["began_ms"])
-        return Decision(head.number, batch, int(body["tasks"]), parts, *where, before, began_ms)
-    except (ValueError, KeyError, TypeError, zlib.error) as error:
-        raise ProtocolError(f"decision {head.number} cannot be read: {error!r}") from error
+    )
+    batch, before = (
+        BatchIdentity(body.writer, body.number),
+        WrittenNumbers(last, RowsDigest(*digest), runs, forgotten),
+    )
+    return Decision(number, batch, body.tasks, parts, body.topic, body.partitions, before, body.began_ms)
 
 
 def _parse(text: str) -> tuple[Head, int, str]:
-    fields = text.split(" ", 5)
-    if fields[0] in _FORMER_FORMATS:
+    name, _, rest = text.partition(" ")
+    if name in _FORMER_FORMATS:
         raise ProtocolError(
             "an earlier version of kafka-chunked has written here, in a format that this one does not read. "
             "Stop the query or job when its last batch is complete, and give it another "
             "transactional.id.prefix: what was written before is not known under that"
         )
-    if len(fields) != 6 or fields[0] != _FORMAT:
-        raise ProtocolError(
-            f"'{printable(text, 40)}' is no decision that this version of the sink can read: does something "
-            "else, or a later version, use its groups?"
-        )
-    number, partitions, chunks, index = (int(one) for one in fields[1:5])
-    return Head(number, partitions, chunks), index, fields[5]
+    fields = _HEAD.fullmatch(rest) if name == _FORMAT else None
+    if fields is not None:
+        number, partitions, chunks, index = map(int, fields.groups()[:4])
+        if 1 <= partitions <= _INT32_MAX and index < chunks <= _MAX_CHUNKS:
+            return Head(number, partitions, chunks), index, fields[5]
+    raise ProtocolError(
+        f"'{printable(text, 40)}' is not a decision that this version of the sink can read. Does another "
+        "application, or a later version, commit offsets for its groups?"
+    )

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import base64
+import io
+import json
+import zlib
+from collections.abc import Mapping
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kafka_sink.errors import ChangedBatchError, IncompleteBatchError, ProtocolError
+from kafka_sink.errors import ChangedBatchError, IncompleteBatchError, ProtocolError, TransactionError
+from kafka_sink.model import TopicPartition
+from kafka_sink.transactions import __main__ as tool
 from kafka_sink.transactions.batch import TaskHandover, TaskRole
 from kafka_sink.transactions.decision import (
     BatchIdentity,
@@ -25,7 +34,7 @@ from kafka_sink.transactions.decision import (
     repaired,
 )
 from kafka_sink.transactions.driver import Ownership
-from kafka_sink.transactions.operations import ProducerEpoch, Scope
+from kafka_sink.transactions.operations import FetchOffsets, ListOpen, OffsetKey, ProducerEpoch, Scope, Steps
 
 # A broker refuses 4,096 bytes and more (offset.metadata.max.bytes).
 _REFUSED_BYTES = 4096
@@ -70,7 +79,7 @@ def test_a_decision_with_a_chunk_missing_is_not_taken_for_another() -> None:
     with pytest.raises(ProtocolError, match="decision 7"):
         decode(chunks[1:])
     for text, reason in (
-        ("an offset's metadata of somebody else", "does something else, or a later version, use"),
+        ("an offset's metadata of somebody else", "another application, or a later version, commit"),
         ("kc9 1 4 1 0 text", "a later version"),
         *(
             (f"kc{n} 1 4 1 0 text", "earlier version of kafka-chunked.*another transactional")
@@ -82,6 +91,128 @@ def test_a_decision_with_a_chunk_missing_is_not_taken_for_another() -> None:
                 read([text])
     assert decode([]) is None
     assert newest_head([]) is None
+
+
+def chunk_of(data: bytes) -> str:
+    return f"kc4 1 4 1 0 {base64.b85encode(zlib.compress(data, 9)).decode()}"
+
+
+BODY = {
+    "writer": "query q",
+    "number": 1,
+    "tasks": 1,
+    "topic": "t",
+    "partitions": 4,
+    "before": [None, 0, 0, 0, [], -1],
+    "began_ms": -1,
+    "parts": [[0, 0, 1, 1, 1, 1, 1]],
+    "outcomes": [0],
+}
+HOSTILE = {
+    "chunks without end": "kc4 1 1 1000000000000 0 x",
+    "no partitions": "kc4 1 0 5 0 x",
+    "not a number": "kc4 x 1 1 0 x",
+    "digits that Python refuses to read": f"kc4 {'9' * 5000} 1 1 0 x",
+    "digits of another script": "kc4 \u0661 1 1 0 x",
+    "not base64": "kc4 1 1 1 0 \xe9",
+    "not compressed": "kc4 1 1 1 0 " + base64.b85encode(b"nothing").decode(),
+    "large when decompressed": chunk_of(b'{"parts":[' + b"[0,0,0,0,0,0,0]," * (1 << 20) + b"0]}"),
+    "nested": chunk_of(b"[" * 100_000),
+    "nested in a field": chunk_of(b'{"parts":' + b"[" * 100_000),
+    **{
+        f"{name} {number}": chunk_of(json.dumps(BODY | {name: value}).encode())
+        for number, (name, value) in enumerate(
+            [
+                ("partitions", 0),
+                ("number", float("inf")),
+                ("parts", [["a", 0, 1, 1, 1, 1, 1]]),
+                ("parts", [[1 << 40, 0, 1, 1, 1, 1, 1]]),
+                ("parts", [[0, 0, 1, 1, 1, 1, 1 << 64]]),
+                ("parts", []),
+                ("outcomes", [9]),
+                ("before", [1, 0, 0, 0, [["a", "b"]], -1]),
+                ("before", [1, 0, 0, 0, [[5, 1]], -1]),
+                ("before", [1, 0, 0, 0, [[one, one] for one in range(0, 1000, 2)], -1]),
+            ]
+        )
+    },
+}
+
+
+def cluster_with(texts: Mapping[str, str]) -> SimpleNamespace:
+    """A client of a cluster where these prefixes have these decisions, and no transaction is open."""
+
+    def run(steps: Steps[Any], *_: object) -> Any:
+        results: tuple[Any, ...] | None = None
+        try:
+            while True:
+                operations = next(steps) if results is None else steps.send(results)
+                results = tuple(map(answer, operations))
+        except StopIteration as end:
+            return end.value
+
+    def answer(operation: object) -> object:
+        if isinstance(operation, FetchOffsets):
+            place = TopicPartition("t", 0)
+            return {
+                OffsetKey(f"{prefix}-decision", place): text
+                for prefix, text in texts.items()
+                if f"{prefix}-decision" in operation.groups
+            }
+        return () if isinstance(operation, ListOpen) else {}
+
+    return SimpleNamespace(run=run)
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_hostile_decision_is_a_protocol_error_and_other_prefixes_are_still_listed(text: str) -> None:
+    """Catches: `list` hung for 100 s or took gigabytes; one foreign text ended the whole list."""
+    with pytest.raises(ProtocolError):
+        decode([text])
+    out = io.StringIO()
+    client = cluster_with({"a": text, "b": encode(decision(3, 2), 4)[0]})
+    assert tool._list_prefixes(client, ["a", "b"], out) == 0  # type: ignore[arg-type]
+    foreign, own = out.getvalue().splitlines()
+    assert foreign.startswith("a: its decision cannot be read: ")
+    assert foreign.isprintable()
+    assert own == "b: batch 5 of query, 2 tasks, 2 transactions, 2 of them not committed; 0 transactions open"
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(1 << 70), 1 << 70) | st.floats() | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=9), inner, max_size=3),
+    max_leaves=20,
+)
+TEXTS = st.one_of(
+    st.text(max_size=60),
+    st.tuples(*[st.integers(-3, 1 << 64) | st.text(max_size=3)] * 5).map(
+        lambda fields: "kc4 " + " ".join(map(str, fields))
+    ),
+    st.dictionaries(st.sampled_from(list(BODY)), JSON, min_size=1, max_size=3).map(
+        lambda changes: chunk_of(json.dumps(BODY | changes).encode())
+    ),
+    st.binary(max_size=60).map(chunk_of),
+)
+
+
+@settings(deadline=None)
+@given(st.lists(TEXTS, min_size=1, max_size=3))
+def test_any_text_is_a_decision_within_bounds_or_a_protocol_error(texts: list[str]) -> None:
+    try:
+        found = decode(texts)
+    except ProtocolError:
+        return
+    assert found is not None
+    assert decode(encode(found, 4)) == found
+    assert str(found.batch).isprintable()
+    assert {part.task for part in found.parts} <= set(range(1 << 31))
+    assert all(found.marker_key(SCOPE, part).partition.partition < found.partitions for part in found.parts)
+
+
+def test_more_transactions_than_can_be_read_again_are_not_decided() -> None:
+    part = Part(1 << 20, 3, ProducerEpoch(1 << 50, 32_000), RowsDigest(1 << 50, 1 << 60, (1 << 64) - 1))
+    with pytest.raises(TransactionError, match=r"100,000 transactions.*with fewer tasks"):
+        encode(replace(decision(3, 2), parts=(part,) * 100_000), 4)
 
 
 def test_a_decision_that_is_lost_entirely_is_left_out_of_what_was_written() -> None:

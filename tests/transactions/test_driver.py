@@ -237,3 +237,16 @@ def test_a_repair_that_dies_leaves_the_batch_as_it_was() -> None:
     cluster.kafka.expire_offsets(SCOPE.marker_key(0).group)
     found = cluster.take_over()
     assert (found.missing, found.unknown) == ({1}, frozenset())
+
+
+def test_the_tool_shows_warnings_about_its_options(capsys: pytest.CaptureFixture[str]) -> None:
+    """Catches: nothing said that host names are not verified."""
+    options = [
+        *("--bootstrap-servers", "127.0.0.1:1", "--option", "kafka.security.protocol=SSL"),
+        *("--option", "kafka.ssl.endpoint.identification.algorithm="),
+    ]
+    assert command.main(["list", *options], connect_bound_ms=1) == 1
+    warning, error = capsys.readouterr().err.splitlines()
+    assert warning.startswith("warning: ")
+    assert "ssl.endpoint.identification.algorithm" in warning
+    assert error.startswith("error: ")
