@@ -7,6 +7,7 @@ the addresses that tasks will use.
 from __future__ import annotations
 
 import errno
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -60,7 +61,8 @@ class PlanningClient(BlockingCalls):
         self._until_ms = self._since_ms + options.max_block_ms
 
     def connect(self) -> int:
-        """The id of a broker that accepts requests. Tries all addresses at once, within the bound.
+        """The id of a broker that accepts requests. Tries all brokers at once. Each address of a broker has
+        the bound, and all of them together have max.block.ms.
 
         Raises ConfigurationError for unusable key and certificate files.
         """
@@ -77,9 +79,10 @@ class PlanningClient(BlockingCalls):
             steps = self._connections(nodes)
             if all(isinstance(one.last_error, _FINAL) for one in steps):
                 raise self._unusable("cannot use", steps)
-            if now >= until:
+            tried_ms = max(one.first_tries_end_ms(self._connect_bound_ms) for one in steps)
+            if now >= max(until, min(tried_ms, begun + self._options.max_block_ms)):
                 raise self._unusable("could not connect to", steps, f" within {(now - begun) / 1000:.1f} s")
-            return until - now
+            return max(until - now, 0.0) or math.inf
 
         self._loop(advance, self._reached, until)
         return ready[0]

@@ -76,6 +76,8 @@ _TALKING = frozenset(_STATE_OF.values())
 # Share of a session after which to log in again, and its random addition (as in Java's client, KIP-368).
 _SESSION_SHARE, _SESSION_JITTER = 0.85, 0.10
 _RENEW_AGAIN_MS = 1000.0
+# How long an address has for itself before the next one is tried beside it (RFC 8305).
+_NEXT_ADDRESS_MS = 250.0
 _MIN_SESSION_MS = 1000.0
 
 
@@ -103,6 +105,8 @@ class BrokerConnection:
         self.node = node
         self.state = ConnectionState.IDLE
         self.transport: PlaintextTransport | None = None
+        # Streams to the addresses that are being tried by TCP. The first that responds becomes `transport`.
+        self.attempts: dict[PlaintextTransport, SocketAddress] = {}
         # The selector's events for the transport. NetworkClient sets them.
         self.watched_events = 0
         self.connect_after_ms = 0.0
@@ -132,7 +136,10 @@ class BrokerConnection:
         self._session_end_ms = math.inf
         self._heard_since_ready = False
         self._lookup: Future[list[SocketAddress]] | None = None
+        # Those of the host that were not tried since it was looked up.
         self._addresses: list[SocketAddress] = []
+        self._next_address_ms = math.inf
+        self._context: ssl.SSLContext | None = None
         self._failures = 0
         self._setup_deadline_ms = math.inf
         self._last_used_ms = 0.0
@@ -163,59 +170,94 @@ class BrokerConnection:
         # The timeout grows with each failure, as the backoff does (KIP-601).
         self._setup_deadline_ms = now_ms + self._setup_timeout.delay_ms(self._failures + 1)
         if self._addresses:
-            self._prepare()
+            self._prepare(now_ms)
             return
         self.move_to(ConnectionState.RESOLVING)
         if self._lookup is None:
             is_bootstrap = self.node.id < 0
             canonical = is_bootstrap and self._options.client_dns_lookup == _CANONICAL
             self._lookup = self._start_lookup(self.node.host, self.node.port, canonical, self._notify)
-        self.resolved()
+        self.resolved(now_ms)
 
-    def resolved(self) -> None:
+    def resolved(self, now_ms: float) -> None:
         lookup = self._lookup
         if self.state is ConnectionState.RESOLVING and lookup is not None and lookup.done():
             self._lookup = None
             self._addresses = list(lookup.result())
-            self._prepare()
+            self._prepare(now_ms)
 
-    def _prepare(self) -> None:
+    def _prepare(self, now_ms: float) -> None:
         if self._security is None:
-            self._connect(None)
+            self.try_next_address(now_ms)
             return
         self.move_to(ConnectionState.PREPARING)
         if self.preparation is None or self.preparation.done():
             # The result of an earlier attempt may be out of date.
             self.preparation = self._security.begin(self.node.host, self._notify)
-        self.prepared()
+        self.prepared(now_ms)
 
-    def prepared(self) -> None:
+    def prepared(self, now_ms: float) -> None:
         """Continue if TLS context and credentials are available. Raises AuthenticationError or OSError if
         preparing them failed."""
         preparation = self.preparation
         if self.state is ConnectionState.PREPARING and preparation is not None and preparation.done():
             self.preparation = None
-            context, exchange = preparation.result()
+            self._context, exchange = preparation.result()
             self.protocol = self._new_protocol(exchange)
-            self._connect(context)
+            self.try_next_address(now_ms)
 
-    def _connect(self, context: ssl.SSLContext | None) -> None:
+    def next_address_is_due(self, now_ms: float) -> bool:
+        return bool(self.attempts and self._addresses) and now_ms >= self._next_address_ms
+
+    def try_next_address(self, now_ms: float) -> None:
+        """Connect to the next address, while earlier ones may still respond: an address that drops packets
+        would take the whole setup timeout.
+
+        Raises OSError if that fails at once and no other address is being tried.
+        """
         address = self._addresses.pop(0)
-        if context is None:
-            self.transport = self._plaintext(address, self._options)
-        else:
-            from kafka_sink.network.tls_transport import TlsTransport
+        self._next_address_ms = now_ms + _NEXT_ADDRESS_MS
+        try:
+            self.attempts[self._new_transport(address)] = address
+        except OSError:
+            if not self.attempts:
+                raise
+        if self.state is not ConnectionState.CONNECTING:
+            self.move_to(ConnectionState.CONNECTING)
 
-            suites = self._options.ssl_cipher_suites
-            host, name = self.node.host, str(self.node)
-            self.transport = TlsTransport(address, self._options, context, host, name, suites)
-        self.move_to(ConnectionState.CONNECTING)
+    def _new_transport(self, address: SocketAddress) -> PlaintextTransport:
+        if self._context is None:
+            return self._plaintext(address, self._options)
+        from kafka_sink.network.tls_transport import TlsTransport
+
+        suites = self._options.ssl_cipher_suites
+        host, name = self.node.host, str(self.node)
+        return TlsTransport(address, self._options, self._context, host, name, suites)
+
+    def connected(self, attempt: PlaintextTransport, now_ms: float) -> list[PlaintextTransport]:
+        """The socket of an address is writable: use that address, or the others if connecting to it failed.
+
+        Returns the streams that are no longer needed. Raises OSError if no other address is being tried.
+        """
+        try:
+            attempt.connected()
+        except OSError:
+            if len(self.attempts) == 1:
+                raise
+            del self.attempts[attempt]
+            if self._addresses:
+                self.try_next_address(now_ms)
+            return [attempt]
+        del self.attempts[attempt]
+        unused, self.attempts = self.attempts, {}
+        # They are tried again if the one that responded turns out to be no usable broker.
+        self._addresses += unused.values()
+        self.transport = attempt
+        self.move_to(ConnectionState.HANDSHAKING)
+        return list(unused)
 
     def writable(self, now_ms: float) -> None:
-        """Continue to connect: to be called when the socket is writable. Raises as the stream does."""
-        if self.transport is not None and self.state is ConnectionState.CONNECTING:
-            self.transport.connected()
-            self.move_to(ConnectionState.HANDSHAKING)
+        """Continue the TLS handshake: to be called when the socket is writable. Raises as the stream does."""
         if self.state is ConnectionState.HANDSHAKING:
             self._shake_hands(now_ms)
 
@@ -383,7 +425,8 @@ class BrokerConnection:
         if state is ConnectionState.REAUTHENTICATING:
             return respond_by
         if state is not ConnectionState.READY:
-            return min(respond_by, self._setup_deadline_ms)
+            next_address_ms = self._next_address_ms if self.attempts and self._addresses else math.inf
+            return min(respond_by, self._setup_deadline_ms, next_address_ms)
         login_by = self._session_end_ms if self.preparation is not None else self._renew_at_ms
         login_by = min(login_by, self._session_end_ms)
         if in_flight:
@@ -394,6 +437,8 @@ class BrokerConnection:
     def overdue(self, now_ms: float) -> Exception | None:
         """The timeout for which the connection must be closed now, if any. Idle connections have none."""
         if self.state is ConnectionState.IDLE or now_ms < self.next_deadline_ms():
+            return None
+        if self.state is ConnectionState.CONNECTING and now_ms < self._setup_deadline_ms:
             return None
         if self.state in _STEPS:
             waited = now_ms - self.connecting_since_ms
@@ -420,6 +465,17 @@ class BrokerConnection:
         idle = self._options.connections_max_idle_ms
         return ready_and_quiet and idle >= 0 and now_ms >= self._last_used_ms + idle
 
+    @property
+    def transports(self) -> list[PlaintextTransport]:
+        """All its streams that are open."""
+        return [*self.attempts] if self.transport is None else [self.transport]
+
+    def first_tries_end_ms(self, each_ms: float) -> float:
+        """When each address of the host has had this long or has failed; infinite if one is untried."""
+        if self._failures:
+            return -math.inf
+        return math.inf if self._addresses else self.connecting_since_ms + each_ms
+
     def abort(self) -> None:
         """Close the stream and drop bytes that the system has not sent yet. For closing a producer."""
         if self.transport is not None:
@@ -432,9 +488,10 @@ class BrokerConnection:
         With a ``cause`` this counts as a failure. The next attempt waits, longer each time, unless the host
         has further addresses to try.
         """
-        if self.transport is not None:
-            self.transport.close()
-            self.transport = None
+        for transport in self.transports:
+            transport.close()
+        self.transport = None
+        self.attempts.clear()
         lost = self.protocol.take_in_flight()
         self.protocol = self._new_protocol(None)
         self._renew_at_ms = self._session_end_ms = math.inf

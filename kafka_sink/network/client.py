@@ -24,7 +24,7 @@ from kafka_sink.model import Node
 from kafka_sink.network import requests
 from kafka_sink.network.broker_connection import BrokerConnection, ConnectionState
 from kafka_sink.network.broker_protocol import Request
-from kafka_sink.network.transport import Resolver, resolve_host, start_lookup
+from kafka_sink.network.transport import PlaintextTransport, Resolver, resolve_host, start_lookup
 from kafka_sink.security.settings import SecuritySettings
 
 if TYPE_CHECKING:
@@ -272,7 +272,7 @@ class NetworkClient:
                 else:
                     writes_only &= mask == selectors.EVENT_WRITE
                     writes_only &= connection.state is ConnectionState.READY
-                    self._advance(connection, partial(self._serve, connection, mask))
+                    self._advance(connection, partial(self._serve, connection, key.fileobj, mask))
             now_ms = self._clock_ms()
             writes_only &= not self._happened and now_ms < end_ms
         if awaits_thread or now_ms >= deadline:
@@ -300,9 +300,11 @@ class NetworkClient:
     def _check(self, connection: BrokerConnection, now_ms: float) -> None:
         """What comes due by time, and look-ups that another thread has finished."""
         if connection.state is ConnectionState.RESOLVING:
-            self._advance(connection, connection.resolved)
+            self._advance(connection, lambda: connection.resolved(now_ms))
         if connection.state is ConnectionState.PREPARING:
-            self._advance(connection, connection.prepared)
+            self._advance(connection, lambda: connection.prepared(now_ms))
+        if connection.next_address_is_due(now_ms):
+            self._advance(connection, lambda: connection.try_next_address(now_ms))
         if connection.login_is_due(now_ms):
             self._advance(connection, lambda: connection.renew_login(now_ms))
         if connection.idle_too_long(now_ms):
@@ -318,7 +320,6 @@ class NetworkClient:
 
         Then the selector's events are updated, only if they changed: each update is a system call.
         """
-        before = connection.transport
         try:
             step()
             for request in connection.flush():
@@ -328,20 +329,25 @@ class NetworkClient:
             return
         transport = connection.transport
         if transport is None:
+            for attempt in connection.attempts:
+                if attempt.fileno() not in self._selector.get_map():
+                    self._selector.register(attempt, selectors.EVENT_WRITE, connection)
+                    connection.watched_events = selectors.EVENT_WRITE
             return
         waiting, events = connection.protocol.send_buffer, selectors.EVENT_READ
-        is_connecting = connection.state is ConnectionState.CONNECTING
-        if is_connecting or transport.wants_write or waiting.written_bytes < waiting.queued_bytes:
+        if transport.wants_write or waiting.written_bytes < waiting.queued_bytes:
             events |= selectors.EVENT_WRITE
-        if before is None:
-            self._selector.register(transport, events, connection)
-        elif connection.watched_events != events:
+        if connection.watched_events != events:
             self._selector.modify(transport, events, connection)
         connection.watched_events = events
 
-    def _serve(self, connection: BrokerConnection, mask: int) -> None:
-        """Continue to connect, and read what has come."""
+    def _serve(self, connection: BrokerConnection, stream: Any, mask: int) -> None:
+        """Continue to connect, and read what has come over this stream of the connection."""
         now_ms = self._clock_ms()
+        if stream in connection.attempts:
+            for unused in connection.connected(stream, now_ms):
+                self._unwatch(unused)
+                unused.close()
         if mask & selectors.EVENT_WRITE:
             connection.writable(now_ms)
         while mask & selectors.EVENT_READ and connection.receive(self._receive_buffer, now_ms):
@@ -372,7 +378,7 @@ class NetworkClient:
 
     def _discard(self, connection: BrokerConnection) -> None:
         """Close a connection without requests in flight. That is no failure, so there is no backoff."""
-        self._unwatch(connection)
+        self._unwatch(*connection.transports)
         connection.close(self._clock_ms(), None)
 
     def _drop(self, connection: BrokerConnection, cause: Exception) -> None:
@@ -385,16 +391,16 @@ class NetworkClient:
             connection.state.value,
             cause,
         )
-        self._unwatch(connection)
+        self._unwatch(*connection.transports)
         lost = connection.close(self._clock_ms(), cause)
         for request, possibly_sent in lost:
             self._happened.append(partial(request.on_failure, cause, possibly_sent))
         self._happened.append(partial(self.on_disconnected, node_id, cause, bool(lost)))
 
-    def _unwatch(self, connection: BrokerConnection) -> None:
-        # A transport whose constructor failed was never registered.
-        if connection.transport is not None and connection.transport.fileno() in self._selector.get_map():
-            self._selector.unregister(connection.transport)
+    def _unwatch(self, *transports: PlaintextTransport) -> None:
+        for transport in transports:
+            if transport.fileno() in self._selector.get_map():
+                self._selector.unregister(transport)
 
     def close(self, *, abort: bool = False) -> None:
         """Close every socket at once, without waiting. Requests in flight get no response.
@@ -407,7 +413,7 @@ class NetworkClient:
             self._closed = True
         for connection in self.connections.values():
             if abort:
-                self._unwatch(connection)
+                self._unwatch(*connection.transports)
                 connection.abort()
             self._discard(connection)
         self.connections.clear()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from contextlib import closing
+from typing import Any
 
 import pytest
 
@@ -67,6 +68,23 @@ def test_a_broker_that_never_responds_is_given_up(topic: str) -> None:
         with pytest.raises(BrokersUnreachableError, match=why):
             prepare_topic(options(address, topic, kafka_max_block_ms="900"))
         assert 0.8 <= time.monotonic() - begun < 20
+
+
+def test_an_address_that_is_silent_does_not_end_planning_while_another_is_untried(
+    topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FakeCluster({topic: 1}) as cluster, socket.create_server(("127.0.0.1", 0)) as silent:
+        ports = [silent.getsockname()[1], cluster.port(0)]
+
+        def getaddrinfo(host: str, *_: Any, flags: int = 0, **__: Any) -> list[Any]:
+            if host == "many.example" and not flags:
+                return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", port)) for port in ports]
+            raise OSError("a name")
+
+        monkeypatch.setattr("kafka_sink.network.transport.socket.getaddrinfo", getaddrinfo)
+        asked = options("many.example:9092", topic, kafka_socket_connection_setup_timeout_ms="600")
+        with closing(planning_client.PlanningClient(asked, 300.0)) as client:
+            assert client.connect() == -1
 
 
 def test_one_live_broker_of_two_is_enough(broker: LocalBroker, topic: str) -> None:

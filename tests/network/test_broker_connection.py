@@ -73,13 +73,20 @@ def link(
     return BrokerConnection(NODE, options, lambda: random, lambda: None, lookup=lookup, plaintext=plaintext)
 
 
+def establish(one: BrokerConnection, now_ms: float) -> None:
+    """The one address that is being tried responds."""
+    (attempt,) = one.attempts
+    assert one.connected(attempt, now_ms) == []
+    one.writable(now_ms)
+
+
 def connected(now_ms: float = 0.0, failures: int = 0, **changes: Any) -> BrokerConnection:
     """Up to the ApiVersions request, which stays without a response; after some attempts that failed."""
     one = link(**changes)
     for _ in range(failures):
         one.close(now_ms, OSError("no"))
     one.open(now_ms)
-    one.writable(now_ms)
+    establish(one, now_ms)
     one.flush()
     assert one.state is ConnectionState.NEGOTIATING
     return one
@@ -179,6 +186,44 @@ def test_a_hosts_further_addresses_are_tried_at_once() -> None:
     one.close(0.0, caught.value)
     assert one.state is ConnectionState.IDLE
     assert str(one.last_error) == "network unreachable"
+
+
+class Failing(Silent):
+    """A stream whose connecting fails once it is writable."""
+
+    def connected(self) -> None:
+        raise OSError("refused")
+
+
+def test_a_silent_address_costs_a_quarter_of_a_second_while_others_are_left() -> None:
+    """Catches: a name whose first address drops packets takes the whole setup timeout, and planning gives up
+    before that (RFC 8305)."""
+    places = [(socket.AF_INET, (f"10.0.0.{number}", 1)) for number in range(4)]
+    kinds = iter([Silent, Failing, Silent, Silent, Silent])
+    lookup = partial(start_lookup, resolve=lambda host, port, flags: list(places))
+    one = link(lookup=lookup, plaintext=lambda address, _: next(kinds)(address, None))
+    one.open(0.0)
+    assert one.next_deadline_ms() == 250.0
+    assert not one.next_address_is_due(249.0)
+    assert one.overdue(250.0) is None
+    one.try_next_address(250.0)
+    first, second = one.attempts
+    assert one.connected(second, 260.0) == [second], "the third is tried at once"
+    assert one.next_deadline_ms() == 510.0
+    third = [*one.attempts][1]
+    assert one.connected(third, 300.0) == [first]
+    assert one.transport is third
+    assert one.first_tries_end_ms(9_000.0) == math.inf
+    # The listener that took the connection says nothing: the other addresses follow, the fourth first.
+    one.close(10_000.0, TimeoutError("silent"))
+    assert one.may_connect(10_000.0)
+    one.open(10_000.0)
+    one.try_next_address(10_250.0)
+    assert [one.attempts[attempt] for attempt in one.attempts] == [places[3], places[0]]
+    assert one.first_tries_end_ms(9_000.0) == 19_000.0
+    assert one.next_deadline_ms() == 20_000.0
+    one.close(20_000.0, TimeoutError("silent"))
+    assert one.first_tries_end_ms(9_000.0) == -math.inf
 
 
 def test_the_setup_timeout_grows_with_failures_and_names_its_option() -> None:
@@ -323,8 +368,8 @@ def log_in(one: BrokerConnection, security: Stub, now_ms: float) -> None:
     one.open(now_ms)
     assert is_in(one, ConnectionState.PREPARING)
     security.end()
-    one.prepared()
-    one.writable(now_ms)
+    one.prepared(now_ms)
+    establish(one, now_ms)
     talk(one, now_ms)
 
 
@@ -338,14 +383,14 @@ def ready(security: Stub) -> BrokerConnection:
 def test_nothing_is_connected_before_the_login_is_prepared_and_one_that_hangs_is_not_used_later() -> None:
     one = connection(security := Stub())
     one.open(0.0)
-    one.prepared()
+    one.prepared(0.0)
     assert is_in(one, ConnectionState.PREPARING)
     assert one.transport is None
     cause = one.overdue(OPTIONS.socket_connection_setup_timeout_ms * 1.3)
     assert "fetching its login or reading TLS files did not end" in str(cause)
     security.end(AuthenticationError("no ticket (on host h)"))
     with pytest.raises(AuthenticationError, match="no ticket"):
-        one.prepared()
+        one.prepared(0.0)
     one = connection(security := Stub())
     for at_ms in (0.0, 20_000.0, 40_000.0):
         one.open(at_ms)

@@ -40,7 +40,7 @@ from tests.support.network_harness import (
     metadata_request,
     produce_request,
 )
-from tests.support.ports import refusing_port
+from tests.support.ports import refusing_port, silent_port
 from tests.support.surroundings import Modules
 
 
@@ -354,6 +354,19 @@ def test_all_addresses_of_a_name_are_tried(cluster: FakeCluster) -> None:
         driver.connect()
         assert [type(event) for event in driver.events] == [Disconnected, Connected]
         assert driver.clock.now == 1_000_000.0, "no backoff between addresses"
+
+
+def test_an_address_that_drops_packets_is_passed_by(cluster: FakeCluster) -> None:
+    with silent_port() as silent:
+        places = [(socket.AF_INET, ("127.0.0.1", port)) for port in (silent, cluster.port(0))]
+        with Driver("many.example:9092", resolve=lambda *_: list(places)) as driver:
+            assert not driver.ready_for_any()
+            driver.until(lambda: driver.client.bootstrap[0].attempts)
+            driver.clock.now += 250
+            driver.connect()
+            assert [type(event) for event in driver.events] == [Connected]
+            assert driver.clock.now == 1_000_250.0
+            assert driver.client.bootstrap[0].attempts == {}
 
 
 def test_a_name_that_hangs_holds_nobody_up(cluster: FakeCluster) -> None:

@@ -48,6 +48,17 @@ def refusing_port() -> Iterator[int]:
         held.close()
 
 
+@contextmanager
+def silent_port() -> Iterator[int]:
+    """A port that drops the packets of a connection, because its backlog is full."""
+    with _bound(0) as held, socket.socket() as first, socket.socket() as second:
+        held.listen(0)
+        for taken in (first, second):
+            taken.setblocking(False)
+            taken.connect_ex(held.getsockname())
+        yield held.getsockname()[1]
+
+
 def free_port() -> int:
     """For a process that will bind it: outside the range that connections and port 0 take theirs from."""
     return node_config.free_port(set())
