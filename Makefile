@@ -72,7 +72,7 @@ check: check-types  ## ruff, mypy strict, import layers, names in docs, limits o
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 check-types: $(STAMP)  ## of make check what depends on the Python: mypy strict
 	$(BIN)/mypy $(TYPED)

@@ -13,14 +13,20 @@ ROOT = Path(__file__).resolve().parents[1]
 # Links from docs/ to files outside of it, and from README into docs/.
 _OUTWARD = re.compile(r"\]\(\.\./([^)]+)\)")
 _INWARD = re.compile(r"\]\(docs/([^)]+)\)")
-_EXAMPLE = re.compile(r"\]\((examples/[a-z_]+)\.(?:py|ipynb)\)")
+_EXAMPLE = re.compile(r"\]\(((?:examples/)?[a-z_]+)\.(?:py|ipynb)\)")
 
 
 def on_files(files: Files, config: Any) -> Files:
     """Adds the pages and pictures that are kept elsewhere in the repository."""
     generated: dict[str, str | bytes] = {
         name: (ROOT / name).read_text(encoding="utf-8")
-        for name in ("CHANGELOG.md", "SECURITY.md", "CONTRIBUTING.md", "packages/local_kafka/README.md")
+        for name in (
+            "CHANGELOG.md",
+            "SECURITY.md",
+            "CONTRIBUTING.md",
+            "packages/local_kafka/README.md",
+            "examples/README.md",
+        )
     }
     generated["index.md"] = (ROOT / "README.md").read_text(encoding="utf-8")
     for script in sorted((ROOT / "examples").glob("*.py")):
@@ -42,8 +48,8 @@ def _notebook(path: Path) -> str:
     return "\n\n".join(text if kind == "markdown" else f"```python\n{text}\n```" for kind, text in texts)
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Links as they are in the site."""
-    linked = _OUTWARD.sub(r"](\1)", markdown)
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Links as they are in the site, in which the pages of docs/ are at the top."""
+    linked = markdown if "/" in page.file.src_uri else _OUTWARD.sub(r"](\1)", markdown)
     linked = _INWARD.sub(r"](\1)", linked)
     return _EXAMPLE.sub(r"](\1.md)", linked)

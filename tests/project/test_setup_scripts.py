@@ -214,3 +214,22 @@ def test_ci_runs_checks_and_all_tests(tmp_path: Path, fails: str) -> None:
 
 def test_this_python_is_one_that_is_promised() -> None:
     assert sys.version_info >= (3, 10)
+
+
+def test_make_check_fails_for_a_broken_link_in_the_docs(tmp_path: Path) -> None:
+    """Catches: --quiet, with which mkdocs counts no warnings, so that --strict has no effect."""
+    command = re.search(
+        r"bin/mkdocs (build .*)", run(["make", "-n", "check"], dict(os.environ), folder=ROOT).stdout
+    )
+    assert command is not None
+    (tmp_path / "docs").mkdir()
+    page = tmp_path / "docs" / "index.md"
+    (tmp_path / "mkdocs.yml").write_text("site_name: x\n", encoding="utf-8")
+    for link, code in (("index.md", 0), ("missing.md", 1)):
+        page.write_text(f"[a link]({link})", encoding="utf-8")
+        run(
+            [sys.executable, "-m", "mkdocs", *command[1].split()],
+            dict(os.environ),
+            folder=tmp_path,
+            code=code,
+        )
