@@ -8,11 +8,7 @@ import sys
 import textwrap
 from pathlib import Path
 
-import pytest
-
 from tests.support.commands import run
-
-linux = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="elsewhere PySpark's own daemon runs")
 
 
 def preloaded(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -36,7 +32,6 @@ def path_with(folder: Path, module: str, code: str) -> str:
     return os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
-@linux
 def test_no_import_starts_a_thread_and_users_settings_of_jemalloc_stay() -> None:
     done = preloaded(
         "daemon.main(); print(daemon.is_single_threaded(), os.environ.get('JE_ARROW_MALLOC_CONF'))"

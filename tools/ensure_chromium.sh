@@ -30,8 +30,6 @@ if command -v apt-get >/dev/null; then
         exit 1
     fi
     command="sudo apt-get install -y $packages"
-elif [ "$(uname)" = Darwin ]; then
-    command="brew install --cask chromium chromedriver"
 elif command -v dnf >/dev/null; then
     command="sudo dnf install -y chromium chromedriver"
 elif command -v apk >/dev/null; then

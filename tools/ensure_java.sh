@@ -55,8 +55,6 @@ if command -v apt-get >/dev/null; then
         exit 1
     fi
     command="sudo $install"
-elif [ "$(uname)" = Darwin ]; then
-    command="brew install openjdk@17 && export JAVA_HOME=\$(brew --prefix openjdk@17)"
 elif command -v dnf >/dev/null; then
     command="sudo dnf install -y java-17-openjdk-headless"
 elif command -v yum >/dev/null; then

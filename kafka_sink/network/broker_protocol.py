@@ -306,7 +306,7 @@ def _unheard(cause: Exception, possibly_sent: bool, now_ms: float) -> None:
 # -- the bytes that wait for a socket: a queue of buffers, which are never joined ---------------------------
 
 
-# IOV_MAX on Linux and macOS: one sendmsg takes no more buffers.
+# IOV_MAX on Linux: one sendmsg takes no more buffers.
 MAX_BUFFERS_PER_SEND = 1024
 _TRIM_AT = 4096
 

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _log = logging.getLogger(__name__)
-# POLLRDHUP exists on Linux: the peer closed or half-closed, even if there are bytes left to read. Systems
-# other than macOS report the other two without being asked.
-_HANG_UP = getattr(select, "POLLRDHUP", 0) | getattr(select, "POLLHUP", 0) | getattr(select, "POLLERR", 0)
+# POLLRDHUP means that the peer closed or half-closed, even if there are bytes left to read. The kernel
+# reports the other two without being asked.
+_HANG_UP = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 _WAKE_BYTES = 4096
 _WORKER_FILE = "pyspark/worker.py"
 
@@ -47,7 +47,7 @@ def watched(descriptor: int | None, on_hang_up: Callable[[Exception], None]) -> 
     Yields a function that raises ExecutorDisconnectedError if the peer has hung up. ``on_hang_up`` gets the
     same error. If ``descriptor`` is None, nothing is watched.
     """
-    if descriptor is None or not hasattr(select, "poll"):
+    if descriptor is None:
         yield lambda: None
         return
     # A duplicate: the worker could close its descriptor meanwhile, and the number could be reused.
@@ -66,9 +66,9 @@ def watched(descriptor: int | None, on_hang_up: Callable[[Exception], None]) -> 
 def acknowledged(batches: Iterator[pa.RecordBatch], descriptor: int | None) -> Iterator[pa.RecordBatch]:
     """Yield the batches. The kernel acknowledges at once what the JVM has sent so far, on this socket.
 
-    Otherwise the end of the rows comes 40 ms late. Does nothing where the system cannot do it.
+    Otherwise the end of the rows comes 40 ms late. If ``descriptor`` is None, nothing is changed.
     """
-    if descriptor is None or not hasattr(socket, "TCP_QUICKACK"):
+    if descriptor is None:
         yield from batches
         return
     with _duplicate(descriptor) as connection:

@@ -192,11 +192,10 @@ def test_nothing_shows_a_secret(application: Application) -> None:
     shown = subprocess.run(["ps", "-ww", "-o", "args=", "-p", str(pid)], capture_output=True, text=True)
     assert "kafka_sink.coordinator" in shown.stdout
     assert not any(secret in shown.stdout for secret in secrets)
-    if sys.platform == "linux":
-        environ = Path(f"/proc/{pid}/environ").read_bytes()
-        assert b"HTTPS_PROXY=http://proxy:1" in environ
-        assert b"one-session" not in environ, "it serves all"
-        assert not any(secret.encode() in environ for secret in (*secrets, SPARKS_SECRET))
+    environ = Path(f"/proc/{pid}/environ").read_bytes()
+    assert b"HTTPS_PROXY=http://proxy:1" in environ
+    assert b"one-session" not in environ, "it serves all"
+    assert not any(secret.encode() in environ for secret in (*secrets, SPARKS_SECRET))
     folder = application.folder / FOLDER
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     for path in folder.iterdir():
@@ -325,10 +324,9 @@ def test_relative_paths_are_those_of_the_planning_worker(
     root = Path(__file__).parents[2]
     imports_in(root, [".", *(entry for entry in sys.path if Path(entry or ".").resolve() != root)])
     assert answers(planned(environ={"PYTHONPATH": None}))
-    if sys.platform == "linux":
-        environ = Path(f"/proc/{application.processes[0].pid}/environ").read_bytes().split(b"\0")
-        (path,) = [one.partition(b"=")[2].decode() for one in environ if one.startswith(b"PYTHONPATH=")]
-        assert path.split(os.pathsep)[0] == str(root)
+    environ = Path(f"/proc/{application.processes[0].pid}/environ").read_bytes().split(b"\0")
+    (path,) = [one.partition(b"=")[2].decode() for one in environ if one.startswith(b"PYTHONPATH=")]
+    assert path.split(os.pathsep)[0] == str(root)
 
 
 @pytest.mark.usefixtures("application")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import mmap
 import random
 from collections.abc import Iterable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -47,9 +46,6 @@ def test_neighbours_stay_neighbours() -> None:
     assert [chunk.start for chunk in chunks] == [4096 * index for index in range(40)]
 
 
-needs_pagemap = pytest.mark.skipif(not Path("/proc/self/pagemap").exists(), reason="reads Linux's /proc")
-
-
 def ranges(chunks: Iterable[Chunk]) -> set[tuple[int, int]]:
     """Where the memory of chunks is mapped: address and size of each slab."""
     return {(np.frombuffer(chunk.slab, np.uint8).ctypes.data, len(chunk.slab)) for chunk in chunks}
@@ -66,7 +62,6 @@ def resident_bytes(mapped: set[tuple[int, int]]) -> int:
     return present * mmap.PAGESIZE
 
 
-@needs_pagemap
 @pytest.mark.parametrize("keep", [0, 1])
 def test_trimmed_memory_leaves_the_process(keep: int) -> None:
     pool = pool_of(64 << 20)
@@ -136,7 +131,6 @@ def test_trimmed_chunks_smaller_than_a_page_keep_their_neighbours_bytes() -> Non
     assert all(bytes(chunk.view) == b"\7" * 128 for chunk in (chunks[0], *chunks[40:]))
 
 
-@needs_pagemap
 @pytest.mark.parametrize("size", [1000, 2048])
 def test_chunks_smaller_than_a_page_make_way_for_larger_ones_with_their_pages(size: int) -> None:
     pool = pool_of(16 << 20)

@@ -243,7 +243,6 @@ def test_a_stream_that_spark_broke_off_is_spark_s_failure(pair: Pair, sent: int)
         list(rows_of_spark(batches()))
 
 
-@pytest.mark.skipif(not hasattr(socket, "TCP_QUICKACK"), reason="TCP_QUICKACK is an option of Linux")
 def test_rows_are_acknowledged_before_the_kernel_would(pair: Pair) -> None:
     """Catches: the JVM kept the end of the rows back until the rows were acknowledged, 40 ms later."""
     _, worker = pair

@@ -22,7 +22,6 @@ from tests.support.table_sink import batch
 pytestmark = pytest.mark.usefixtures("bare_logging")
 
 
-@pytest.mark.skipif(not hasattr(socket, "TCP_QUICKACK"), reason="an option of Linux")
 @pytest.mark.usefixtures("producers")
 def test_a_task_acknowledges_its_rows_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches: each task ended 40 ms late, because nothing called what acknowledges rows."""

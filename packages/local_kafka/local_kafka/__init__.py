@@ -3,7 +3,7 @@
     with LocalBroker() as broker:
         print(broker.bootstrap_servers)
 
-On the command line: ``local-kafka [--brokers 3] [--port 9092]``. Needs Java 17 or newer, on Linux or macOS.
+On the command line: ``local-kafka [--brokers 3] [--port 9092]``. Needs Java 17 or newer, on Linux.
 """
 
 from __future__ import annotations

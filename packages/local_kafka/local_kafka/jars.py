@@ -7,7 +7,6 @@ import fcntl
 import hashlib
 import hmac
 import os
-import platform
 import re
 import shutil
 import subprocess
@@ -27,13 +26,8 @@ from local_kafka.errors import LocalBrokerError
 MINIMUM_JAVA = 17
 
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
-# Where packages put their runtimes. Searched only if JAVA_HOME and PATH have no usable one.
-_HOMES = (
-    "/usr/lib/jvm/*/bin/java",
-    "/opt/homebrew/opt/openjdk*/bin/java",
-    "/usr/local/opt/openjdk*/bin/java",
-)
-_MAC_HOMES = "/Library/Java/JavaVirtualMachines/*/Contents/Home/bin/java"
+# Packages install their runtimes here. It is searched only if JAVA_HOME and PATH have no usable one.
+_HOMES = "/usr/lib/jvm/*/bin/java"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +38,8 @@ class Java:
     version: int
 
 
-def install_hint(system: str = platform.system(), which: Callable[[str], str | None] = shutil.which) -> str:
-    """The command that installs a Java on this platform."""
-    if system == "Darwin":
-        return "brew install openjdk@17"
+def install_hint(which: Callable[[str], str | None] = shutil.which) -> str:
+    """The command that installs a Java with this system's package manager."""
     for program, command in (
         ("apt-get", "sudo apt-get install -y openjdk-17-jre-headless"),
         ("dnf", "sudo dnf install -y java-17-openjdk-headless"),
@@ -83,9 +75,7 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def _installed() -> Iterator[str]:
-    for pattern in (*_HOMES, _MAC_HOMES):
-        for path in sorted(Path("/").glob(pattern.lstrip("/"))):
-            yield str(path)
+    yield from map(str, sorted(Path("/").glob(_HOMES.lstrip("/"))))
 
 
 def find_java(environ: Mapping[str, str] | None = None, *, search_installed: bool = True) -> Java:

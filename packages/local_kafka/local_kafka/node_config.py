@@ -14,7 +14,7 @@ from local_kafka.errors import LocalBrokerError
 
 HOST = "127.0.0.1"
 
-# Below the ephemeral range of Linux (32768-) and macOS (49152-): a client that retries a dead broker's port
+# Below Linux's range of ephemeral ports (32768 and above): a client that retries a dead broker's port
 # from the ephemeral range can connect to itself, and the broker could then never come back on that port.
 _PORTS = (20_000, 32_000)
 _PORT_TRIES = 200
