@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, settings
 from kafka_sink.driver import driver_log
 from kafka_sink.spark_application import SparkApplication, planning_for
 from local_kafka import LocalBroker
+from local_kafka.jars import find_jars
 from local_kafka.schema_registry import LocalRegistry
 from tests.matrix.released_kafka import LAST_OF_3, jars_of
 from tests.support import jvms, lanes, processor_time
@@ -81,6 +82,9 @@ def pytest_collection_finish() -> None:
 # First: pytest-randomly has shuffled by then, and others see the ids that xdist goes by.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if "_programs" in getattr(item, "fixturenames", ()):
+            item.add_marker("slow")
     lanes.share_out(items, in_worker=hasattr(config, "workerinput"))
 
 
@@ -110,7 +114,13 @@ def allocation_strategy(request: pytest.FixtureRequest, monkeypatch: pytest.Monk
 
 
 @pytest.fixture(scope="session")
-def project_environment() -> dict[str, str]:
+def _programs() -> None:
+    """Every fixture that starts a JVM, a broker, Spark or a browser requests this one, and so does each that
+    serves to start other programs. `make quick` leaves out all tests that request it, directly or not."""
+
+
+@pytest.fixture(scope="session")
+def project_environment(_programs: None) -> dict[str, str]:
     """The environment for subprocesses and Spark: this Python, and this checkout first on the path."""
     environ = dict(os.environ)
     given = environ.get("PYTHONPATH", "").split(os.pathsep)
@@ -191,7 +201,13 @@ def bare_logging(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def broker() -> Iterator[LocalBroker]:
+def kafka_jars(_programs: None) -> Path:
+    """The folder with the jars of the newest Kafka, which are downloaded if they are not in the cache."""
+    return find_jars()
+
+
+@pytest.fixture(scope="session")
+def broker(_programs: None) -> Iterator[LocalBroker]:
     """One real broker for the whole run; tests use topics of their own, and one that stops it starts it
     again."""
     with LocalBroker(properties=SETTINGS) as running:
@@ -207,21 +223,21 @@ def topic(broker: LocalBroker, request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="session")
-def registry() -> Iterator[LocalRegistry]:
+def registry(_programs: None) -> Iterator[LocalRegistry]:
     """One real schema registry for the whole run; tests use subjects of their own."""
     with LocalRegistry() as running:
         yield running
 
 
 @pytest.fixture(scope="session")
-def old_broker() -> Iterator[LocalBroker]:
+def old_broker(_programs: None) -> Iterator[LocalBroker]:
     """As ``broker``, of the last Kafka with transaction protocol 1."""
     with LocalBroker(kafka_home=jars_of(LAST_OF_3), properties=SETTINGS) as running:
         yield running
 
 
 @pytest.fixture(scope="session")
-def cluster3() -> Iterator[LocalBroker]:
+def cluster3(_programs: None) -> Iterator[LocalBroker]:
     """Three real brokers for the whole run; a test that stops or freezes one brings it back."""
     # A broker that was killed may register again when its session is over, by default after 9 s.
     sessions = {"broker.session.timeout.ms": 5000, "broker.heartbeat.interval.ms": 1000}

@@ -30,6 +30,7 @@ from kafka_sink.model import (
 )
 from kafka_sink.options import SinkOptions, parse
 from kafka_sink.task.producer import Producer
+from tests.support.effort import tries
 from tests.support.metadata_model import ANSWERS, NAMES, OK, Pair
 
 MAX_AGE = 300_000.0
@@ -299,7 +300,7 @@ STEP = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=tries(300), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from([10_000.0, 60_000.0, 300_000.0]), st.sampled_from([5_000.0, 300_000.0]), st.data())
 def test_every_decision_is_the_models(max_age: float, idle: float, data: st.DataObject) -> None:
     pair = Pair(max_age, idle)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from kafka_sink.coordinator.rates import MAX_JOBS, RateChannel, RateService, RowsGranted, RowsWanted
 from kafka_sink.coordinator.schema import decode, deliver, encode
 from kafka_sink.errors import ProtocolError
+from tests.support.effort import tries
 from tests.support.fake_outbox import FakeOutbox
 
 SECOND = 1000.0
@@ -101,7 +102,7 @@ class Tasks(Coordinator):
     st.lists(st.integers(1, 100_000), min_size=1, max_size=40),
     st.sampled_from([{"rows": 5_000}, {"bytes": 50_000}, {"rows": 5_000, "bytes": 20_000}]),
 )
-@settings(max_examples=30)
+@settings(max_examples=tries(30))
 def test_no_second_exceeds_the_limit_and_none_is_wasted(backlogs: list[int], limits: dict[str, int]) -> None:
     tasks = Tasks(**limits)
     for peer, rows in enumerate(backlogs):

@@ -27,6 +27,7 @@ from kafka_sink.memory.allocator import BufferAllocator, chunk_size
 from kafka_sink.memory.buffer import ChunkedBuffer, Memory
 from kafka_sink.memory.pool import BufferPool, LentChunks
 from tests.support.allocators import full_allocator, incremental_allocator
+from tests.support.effort import tries
 
 BATCH = 400  # four chunks at most in a small batch, so that borders are everywhere
 Strategy = Callable[..., BufferAllocator]
@@ -245,7 +246,7 @@ class Machine:
 
 
 @pytest.mark.parametrize("make", ALLOCATORS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=tries(100), deadline=None)
 @given(
     script=calls,
     total=st.integers(0, 6000),

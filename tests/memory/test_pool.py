@@ -33,6 +33,7 @@ from kafka_sink.errors import (
 )
 from kafka_sink.memory.arena import Chunk, ChunkArena
 from kafka_sink.memory.pool import BufferPool, PoolClient, WindowedRate
+from tests.support.effort import tries
 from tests.support.footprint import held_bytes
 
 LONG_MS = 6e4
@@ -299,7 +300,7 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPoolMachine = PoolMachine.TestCase
-TestPoolMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestPoolMachine.settings = settings(max_examples=tries(100), stateful_step_count=40, deadline=None)
 
 
 # -- the line -----------------------------------------------------------------------------------------

@@ -116,7 +116,7 @@ class Kerberised:
 
 
 @pytest.fixture(scope="module")
-def kerberised(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kerberised]:
+def kerberised(_programs: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kerberised]:
     folder = tmp_path_factory.mktemp("kerberos")
     with KeyDistribution(folder) as kdc:
         service, client = kdc.keytab("kafka/127.0.0.1"), kdc.keytab("alice")

@@ -31,7 +31,7 @@ NUMBERS, ONCE = "standalone-numbers", "speculation-once"
 
 
 @pytest.fixture(scope="module")
-def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+def secured(_programs: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     with secured_broker(tmp_path_factory.mktemp("secured")) as running:
         yield running
 

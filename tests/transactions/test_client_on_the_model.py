@@ -27,7 +27,7 @@ from kafka_sink.network import apis
 from kafka_sink.network import transaction_requests as responses
 from kafka_sink.network.requests import MetadataResponse, ProducerIdResponse
 from kafka_sink.transactions.operations import Failed, OffsetKey, ProducerEpoch, Steps
-from tests.support.effort import EFFORT
+from tests.support.effort import tries
 from tests.support.transaction_network import NODES, Connection, Network
 from tests.support.transaction_steps import SCOPE, Cluster, Died
 from tests.support.transactions_of_kafka import Kafka, NotYet
@@ -259,7 +259,7 @@ def test_rows_are_written_once_whatever_requests_and_responses_do(
     protocol: int, delays_offsets: bool
 ) -> None:
     expected = {(number, index): 1 for number in range(BATCHES) for index in range(2)}
-    for seed in range(60 * EFFORT):
+    for seed in range(tries(60)):
         brokers = history(seed, protocol, delays_offsets=delays_offsets)
         assert dict(brokers.kafka.visible) == expected, f"seed {seed}"
         # With protocol 1 a late request may begin another one, which the next batch ends.

@@ -190,7 +190,9 @@ def _await_coordinator(broker: LocalBroker) -> None:
 
 
 @pytest.fixture(scope="module")
-def near_the_end(request: pytest.FixtureRequest) -> Iterator[Callable[[int], Callable[[str, int], Job]]]:
+def near_the_end(
+    _programs: None, request: pytest.FixtureRequest
+) -> Iterator[Callable[[int], Callable[[str, int], Job]]]:
     """By protocol, makes jobs, on a broker that is started again once, whatever the order of the tests."""
     with ExitStack() as stack:
 

@@ -25,12 +25,12 @@ from kafka_sink.transactions.operations import (
     describe,
     fetch_offsets,
 )
-from tests.support.effort import EFFORT
+from tests.support.effort import EFFORT, tries
 from tests.support.transaction_steps import through
 from tests.support.transactions_of_spark import Faults, Settings, World
 
 # Each wrong protocol below is found within 60.
-WALKS = 60 * EFFORT
+WALKS = tries(60)
 _LONGEST = 400
 LAYOUTS = (((0, 1), (2,)), ((0,), (1, 2)), ((0, 1, 2),))
 

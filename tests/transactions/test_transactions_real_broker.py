@@ -47,7 +47,7 @@ _numbers = iter(range(1000))
 
 
 @pytest.fixture(params=["broker", "old_broker"], ids=["protocol 2", "protocol 1"])
-def kafka(request: pytest.FixtureRequest) -> LocalBroker:
+def kafka(_programs: None, request: pytest.FixtureRequest) -> LocalBroker:
     """Each test runs on brokers of both transaction protocols."""
     running: LocalBroker = request.getfixturevalue(request.param)
     return running

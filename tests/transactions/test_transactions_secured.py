@@ -30,7 +30,7 @@ _CHECKPOINT = {"checkpointlocation": "s3a://checkpoints/one"}
 
 
 @pytest.fixture(scope="module")
-def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+def secured(_programs: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     with secured_broker(tmp_path_factory.mktemp("secured")) as running:
         running.broker.create_topic("rows", 2)
         yield running
