@@ -1,7 +1,7 @@
 """Kafka's options that this sink does not implement, and how it treats each of them.
 
 Together with the table of SinkOptions, these are all options of ``ProducerConfig``, ``ConsumerConfig`` and
-``AdminClientConfig`` in Kafka 4.3. The defaults are Kafka's. A value that equals the default is always
+``AdminClientConfig`` in Kafka 4.4. The defaults are Kafka's. A value that equals the default is always
 accepted.
 """
 
@@ -13,6 +13,8 @@ _JVM = "it configures the Java client"
 _TICKETS = "each connection takes its Kerberos ticket from the ticket cache or a keytab"
 _OPENSSL = "it selects a Java implementation; this sink uses OpenSSL"
 _BROKER_SIDE = "it configures how brokers validate tokens"
+_RESOLVED = "this sink resolves the names again at each attempt to connect"
+_COMPARED = "this sink compares the cluster ids that brokers send"
 
 # (Kafka's default, why the option has no effect). These options change neither what is sent nor where. One
 # warning lists the options that are set to another value.
@@ -24,10 +26,14 @@ WITHOUT_EFFECT: Mapping[str, tuple[str, str]] = {
     "metrics.sample.window.ms": ("30000", _JVM),
     # Kafka 4.0 removed this option, but older jobs still set it.
     "auto.include.jmx.reporter": ("true", _JVM),
+    "bootstrap.resolve.timeout.ms": ("0", _RESOLVED),
+    "metadata.cluster.check.enable": ("true", _COMPARED),
     "sasl.kerberos.kinit.cmd": ("/usr/bin/kinit", _TICKETS),
     "sasl.kerberos.min.time.before.relogin": ("60000", _TICKETS),
     "sasl.kerberos.ticket.renew.jitter": ("0.05", _TICKETS),
     "sasl.kerberos.ticket.renew.window.factor": ("0.8", _TICKETS),
+    "sasl.oauthbearer.allow.unverified.audience": ("false", _BROKER_SIDE),
+    "sasl.oauthbearer.allow.unverified.issuer": ("false", _BROKER_SIDE),
     "sasl.oauthbearer.clock.skew.seconds": ("30", _BROKER_SIDE),
     "sasl.oauthbearer.expected.audience": ("", _BROKER_SIDE),
     "sasl.oauthbearer.expected.issuer": ("", _BROKER_SIDE),

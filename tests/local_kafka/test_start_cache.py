@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from local_kafka.jars import Java
-from local_kafka.start_cache import CHECKPOINT, CLASSES, MAX_FOLDERS, StartCache
+from local_kafka.start_cache import CHECKPOINTS, CLASSES, MAX_FOLDERS, StartCache
 
 # Without it, a Java that is not OpenJDK's does not start.
 LENIENT = "-XX:+IgnoreUnrecognizedVMOptions"
@@ -28,20 +28,25 @@ def cache_of(folder: Path) -> StartCache:
     return StartCache.of(java, folder / "jars", {"XDG_CACHE_HOME": str(folder / "cache")})
 
 
-def formatted(folder: Path) -> Path:
+def formatted(folder: Path, checkpoint: str = CHECKPOINTS[0]) -> Path:
     data = folder / "formatted"
-    data.mkdir()
-    (data / CHECKPOINT).write_bytes(b"features")
+    (data / checkpoint).parent.mkdir(parents=True)
+    (data / checkpoint).write_bytes(b"features")
     return data
 
 
-def test_a_checkpoint_comes_back_in_a_new_data_folder(cache: StartCache, tmp_path: Path) -> None:
+@pytest.mark.parametrize("checkpoint", CHECKPOINTS)
+def test_a_checkpoint_comes_back_in_a_new_data_folder(
+    cache: StartCache, tmp_path: Path, checkpoint: str
+) -> None:
+    """Catches: since Kafka 4.4, which writes it elsewhere, each broker's start ran the tool again."""
     data = tmp_path / "broker-0" / "data"
     assert not cache.restore_checkpoint(data)
     assert not data.exists()
-    cache.keep_checkpoint(formatted(tmp_path))
+    cache.keep_checkpoint(formatted(tmp_path, checkpoint))
     assert cache.restore_checkpoint(data)
-    assert [(path.name, path.read_bytes()) for path in data.iterdir()] == [(CHECKPOINT, b"features")]
+    files = [path for path in data.rglob("*") if path.is_file()]
+    assert [(str(path.relative_to(data)), path.read_bytes()) for path in files] == [(checkpoint, b"features")]
 
 
 def test_classes_are_read_once_they_were_written(cache: StartCache, tmp_path: Path) -> None:

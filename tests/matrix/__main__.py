@@ -26,7 +26,7 @@ from local_kafka import LocalBroker
 from local_kafka.jars import KAFKA_VERSION
 from tests.matrix.environments import ENVIRONMENTS, Environment, InstallError, build_wheel, prepare
 from tests.matrix.other_brokers import OTHERS, NotHereError
-from tests.matrix.released_kafka import LAST_OF_3, WITH_ZOOKEEPER, ReleasedKafka, jars_of
+from tests.matrix.released_kafka import WITH_KRAFT, WITH_ZOOKEEPER, Release, ReleasedKafka, jars_of
 
 _ROOT = Path(__file__).resolve().parents[2]
 _JOB_SECONDS = 900
@@ -72,7 +72,7 @@ def main() -> int:
 def _brokers(only: str) -> Iterator[Row]:
     brokers: list[tuple[str, Callable[[], AbstractContextManager[ReleasedKafka | LocalBroker]]]] = [
         *((release.version, partial(ReleasedKafka, release)) for release in WITH_ZOOKEEPER),
-        (LAST_OF_3.version, lambda: LocalBroker(kafka_home=jars_of(LAST_OF_3))),
+        *((release.version, partial(_with_kraft, release)) for release in WITH_KRAFT),
         (KAFKA_VERSION, LocalBroker),
     ]
     for version, start in brokers:
@@ -83,6 +83,10 @@ def _brokers(only: str) -> Iterator[Row]:
             transactions = tuple(int(one) for one in version.split(".")) >= (3, 8)
             offers = ("admin", "transactions") if transactions else ("admin",)
             yield _tried(f"Kafka {version}", sys.executable, kafka.bootstrap_servers, str(_ROOT), offers)
+
+
+def _with_kraft(release: Release) -> LocalBroker:
+    return LocalBroker(kafka_home=jars_of(release))
 
 
 def _others(only: str, folder: Path) -> Iterator[Row]:

@@ -48,6 +48,8 @@ class Release:
 WITH_ZOOKEEPER = (Release("2.1.1", "2.12", True), Release("2.8.2", "2.13", True))
 # The last one with transaction protocol 1.
 LAST_OF_3 = Release("3.9.1", "2.13", False)
+# The releases with KRaft, other than the newest, that the sink is tried with.
+WITH_KRAFT = (LAST_OF_3, Release("4.3.0", "2.13", False))
 
 
 class ReleasedKafka:

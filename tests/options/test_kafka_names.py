@@ -11,12 +11,11 @@ from kafka_sink.options.values import KAFKA_PREFIX
 from kafka_sink.task.producer import Producer
 from tests.support.kafka_names import KafkaNames
 
-# Options behind the prefix that Kafka 4.3 does not have, and where their names come from. A later jar may.
+# Options with the prefix that Kafka 4.4 does not have, and where their names come from. A later jar may.
 _NOT_IN_THE_JAR = {
     "Kafka's consumer": ["allow.auto.create.topics"],
     "Kafka before 4.0": ["auto.include.jmx.reporter"],
     "KIP-1332 (KAFKA-20576), in Kafka's trunk": ["buffer.memory.allocation.strategy"],
-    "KIP-1123, in Kafka 4.4": ["client.rack", "partitioner.rack.aware"],
     "KIP-526, before it became metadata.max.idle.ms": ["metadata.evict.ms"],
     "this sink": ["partitioner.spread.keys.when.muted"],
     "librdkafka": [

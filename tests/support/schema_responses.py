@@ -38,7 +38,7 @@ def list_names(name: str, version: int) -> list[str]:
 
     def visit(fields: list[dict[str, Any]]) -> None:
         for field in fields:
-            if _covers(field["versions"], version):
+            if covers(field["versions"], version):
                 names.extend([field["name"]] if field["type"].startswith("[]") else [])
                 visit(field.get("fields") or structs.get(field["type"].strip("[]"), []))
 
@@ -46,7 +46,7 @@ def list_names(name: str, version: int) -> list[str]:
     return names
 
 
-def _covers(versions: str | None, version: int) -> bool:
+def covers(versions: str | None, version: int) -> bool:
     if not versions or versions == "none":
         return False
     low, _, high = versions.rstrip("+").partition("-")
@@ -70,7 +70,7 @@ class ResponseWriter:
         self._version = version
         self._chance = chance
         self._most = most
-        self.flexible = _covers(self._schema["flexibleVersions"], version)
+        self.flexible = covers(self._schema["flexibleVersions"], version)
 
     def response(self, **given: Any) -> tuple[dict[str, Any], bytes]:
         """The values by name, and the payload with its header. ``given``: values that are not drawn."""
@@ -82,9 +82,9 @@ class ResponseWriter:
         values: dict[str, Any] = {}
         body, tags = b"", {}
         for field in fields:
-            if not _covers(field["versions"], self._version):
+            if not covers(field["versions"], self._version):
                 continue
-            tagged = _covers(field.get("taggedVersions"), self._version)
+            tagged = covers(field.get("taggedVersions"), self._version)
             if tagged and self._chance.random() < 0.5:
                 continue
             values[field["name"]], data = self._value(field, given)
@@ -103,7 +103,7 @@ class ResponseWriter:
 
     def _value(self, field: dict[str, Any], given: dict[str, Any]) -> tuple[Any, bytes]:
         kind, name = field["type"], field["name"]
-        nullable = _covers(field.get("nullableVersions"), self._version)
+        nullable = covers(field.get("nullableVersions"), self._version)
         is_null = nullable and name not in given and self._chance.random() < 0.3
         if kind.startswith("[]"):
             if is_null:

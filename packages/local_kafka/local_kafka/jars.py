@@ -100,7 +100,7 @@ def find_java(environ: Mapping[str, str] | None = None, *, search_installed: boo
     )
 
 
-KAFKA_VERSION = "4.3.0"
+KAFKA_VERSION = "4.4.0"
 SCALA_VERSION = "2.13"
 
 KAFKA_HOME_ENV = "KAFKA_CHUNKED_KAFKA_HOME"

@@ -1,7 +1,8 @@
 """What the first start of a Kafka leaves for later ones, which take about half its processor time.
 
 ``bootstrap.checkpoint``: the features of a new cluster, as Kafka's StorageTool writes them into a data
-folder. They depend on the jars alone, and the tool is a JVM of its own. It is kept with its checksum.
+folder. They depend on the jars alone, and the tool is a JVM of its own. The file is kept with its checksum.
+From Kafka 4.4 on the tool writes it as the first snapshot of the metadata log instead.
 ``classes.jsa``: the classes that a broker has loaded, in a file that Java maps instead of reading and
 verifying each (class data sharing). A JVM writes it when it ends in order. Java goes on without one that is
 damaged, or of another Java or other jars.
@@ -25,7 +26,8 @@ from local_kafka.jars import Java, cache_root
 _PREFIX = "starts-"
 # More than anyone's Javas and Kafkas at one time.
 MAX_FOLDERS = 4
-CHECKPOINT = "bootstrap.checkpoint"
+# The file that the tool writes into a data folder: before Kafka 4.4, and from 4.4 on.
+CHECKPOINTS = ("bootstrap.checkpoint", "__cluster_metadata-0/00000000000000000000-0000000000.checkpoint")
 CLASSES = "classes.jsa"
 _CHECKSUM_BYTES = hashlib.sha256().digest_size
 # Other Javas than OpenJDK's do not know the options for classes.
@@ -56,24 +58,30 @@ class StartCache:
         return cls(folder)
 
     def restore_checkpoint(self, data: Path) -> bool:
-        """Copy it into a broker's data folder, which is made. False where none is kept, or a damaged one."""
+        """Copy the kept file into a broker's data folder, which is created.
+
+        Returns False if no file is kept, or if it is damaged.
+        """
         if self._folder is None:
             return False
-        with contextlib.suppress(OSError):
-            kept = (self._folder / CHECKPOINT).read_bytes()
-            checksum, content = kept[:_CHECKSUM_BYTES], kept[_CHECKSUM_BYTES:]
-            if checksum != hashlib.sha256(content).digest():
-                return False
-            data.mkdir(parents=True, exist_ok=True)
-            (data / CHECKPOINT).write_bytes(content)
-            return True
+        for checkpoint in map(Path, CHECKPOINTS):
+            with contextlib.suppress(OSError):
+                kept = (self._folder / checkpoint.name).read_bytes()
+                checksum, content = kept[:_CHECKSUM_BYTES], kept[_CHECKSUM_BYTES:]
+                if checksum != hashlib.sha256(content).digest():
+                    return False
+                (data / checkpoint).parent.mkdir(parents=True, exist_ok=True)
+                (data / checkpoint).write_bytes(content)
+                return True
         return False
 
     def keep_checkpoint(self, data: Path) -> None:
-        """Keep the one that the tool has written into ``data``."""
-        with contextlib.suppress(OSError):
-            content = (data / CHECKPOINT).read_bytes()
-            self._keep(CHECKPOINT, lambda path: path.write_bytes(hashlib.sha256(content).digest() + content))
+        """Keep the file that the tool has written into ``data``."""
+        for checkpoint in map(Path, CHECKPOINTS):
+            with contextlib.suppress(OSError):
+                content = (data / checkpoint).read_bytes()
+                kept = hashlib.sha256(content).digest() + content
+                self._keep(checkpoint.name, lambda path, kept=kept: path.write_bytes(kept))
 
     def flags_to_read_classes(self) -> list[str]:
         """A broker's JVM flags to read the classes. Empty if none are kept yet."""
