@@ -19,6 +19,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from local_kafka.jars import Java, cache_root
@@ -80,8 +81,7 @@ class StartCache:
         for checkpoint in map(Path, CHECKPOINTS):
             with contextlib.suppress(OSError):
                 content = (data / checkpoint).read_bytes()
-                kept = hashlib.sha256(content).digest() + content
-                self._keep(checkpoint.name, lambda path, kept=kept: path.write_bytes(kept))
+                self._keep(checkpoint.name, partial(_write_with_checksum, content))
 
     def flags_to_read_classes(self) -> list[str]:
         """A broker's JVM flags to read the classes. Empty if none are kept yet."""
@@ -112,6 +112,10 @@ class StartCache:
             with tempfile.TemporaryDirectory(dir=self._folder) as staging:
                 write(Path(staging) / name)
                 (Path(staging) / name).replace(self._folder / name)
+
+
+def _write_with_checksum(content: bytes, path: Path) -> None:
+    path.write_bytes(hashlib.sha256(content).digest() + content)
 
 
 def _delete_oldest(root: Path) -> None:
