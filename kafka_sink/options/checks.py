@@ -40,7 +40,7 @@ def _needs(values: Values, given: Mapping[str, Any]) -> None:
             other = BY_NAME[name.lower()]
             if values[other.attribute] != other.kind.parse(wanted):
                 raise ConfigurationError(
-                    f"Option '{spec.name}' has no effect without {spec.needs}: set that, too, or remove "
+                    f"Option '{spec.name}' has no effect without {spec.needs}: also set that, or remove "
                     f"'{spec.name}'"
                 )
 
@@ -93,16 +93,16 @@ def _dead_letters(values: Values, _: Mapping[str, Any]) -> None:
     topic = values["errors_deadletterqueue_topic_name"]
     if topic is not None and topic == values["topic"]:
         raise ConfigurationError(
-            f"Options 'topic' and 'errors.deadletterqueue.topic.name' both name '{topic}': give "
-            "dead letters a topic of their own"
+            f"Options 'topic' and 'errors.deadletterqueue.topic.name' are both '{topic}': use "
+            "another topic for dead letters"
         )
 
 
 def _unconfirmed(values: Values, _: Mapping[str, Any]) -> Iterator[str]:
     if values["acks"] == 0:
         yield (
-            "kafka.acks=0: brokers acknowledge nothing, so rows can be lost without an error "
-            "(see unconfirmed)"
+            "kafka.acks=0: brokers acknowledge nothing, so rows can be lost without an error; they are "
+            "reported as unconfirmed"
         )
 
 
@@ -126,7 +126,7 @@ def _memory(values: Values, _: Mapping[str, Any]) -> Iterator[str]:
         raise ConfigurationError(f"{sizes}: with the allocation strategy 'full' no batch could be opened")
     chunk = min(MAX_CHUNK, batch)
     if chunk > buffer:
-        raise ConfigurationError(f"kafka.buffer.memory ({buffer}) does not hold one chunk of {chunk} bytes")
+        raise ConfigurationError(f"kafka.buffer.memory ({buffer}) is smaller than one chunk of {chunk} bytes")
     if batch > buffer:
         yield f"{sizes}: batches are closed before they are full, when the memory is used up"
 
@@ -196,7 +196,7 @@ def _verification(values: Values, _: Mapping[str, Any]) -> Iterator[str]:
     if not values["enable_ssl_certificate_verification"]:
         raise ConfigurationError(
             "Option 'kafka.enable.ssl.certificate.verification' cannot be false: set "
-            "kafka.ssl.truststore.location to a file with the brokers' certificate or that of its authority"
+            "kafka.ssl.truststore.location to a file with the certificate of the brokers or their authority"
         )
     if values["ssl_endpoint_identification_algorithm"] in ("", "none"):
         yield (
@@ -249,12 +249,12 @@ def _schema_source(values: Values, part: str) -> None:
     sources += ["use.latest.version"] if values["use_latest_version"] else []
     if len(sources) > 1:
         raise ConfigurationError(
-            f"Options '{sources[0]}' and '{sources[1]}' both say which schema to use: give only one"
+            f"Options '{sources[0]}' and '{sources[1]}' both select the schema: set only one of them"
         )
     if values[f"{part}_format"] == "protobuf" and not sources:
         raise ConfigurationError(
-            f"{part}.format=protobuf needs a schema, as none is derived from columns: set {part}.schema, "
-            f"{part}.schema.id, {part}.schema.version or use.latest.version"
+            f"{part}.format=protobuf needs a schema, because it cannot be derived from columns: set "
+            f"{part}.schema, {part}.schema.id, {part}.schema.version or use.latest.version"
         )
     if (
         values["topic"] is None
@@ -263,8 +263,8 @@ def _schema_source(values: Values, part: str) -> None:
         and values[f"{part}_schema_id"] == -1
     ):
         raise ConfigurationError(
-            f"{part}.format={values[f'{part}_format']} needs to know the topics when the write starts, "
-            "for their subjects: set the option 'topic', name those of the column 'topic' in "
+            f"{part}.format={values[f'{part}_format']} needs the topics when the write starts, to look "
+            "up their subjects: set the option 'topic', list the topics of the column 'topic' in "
             f"schema.registry.topics, or set {part}.subject.name.strategy=RecordNameStrategy"
         )
 
@@ -277,8 +277,8 @@ def _schema_login(values: Values) -> Iterator[str]:
     ]
     if len(logins) > 1:
         raise ConfigurationError(
-            f"Options 'schema.registry.{logins[0]}' and 'schema.registry.{logins[1]}' are two logins: give "
-            "only one"
+            f"Options 'schema.registry.{logins[0]}' and 'schema.registry.{logins[1]}' are two logins: set "
+            "only one of them"
         )
     user = values["schema_registry_basic_auth_user_info"]
     if user and ":" not in user.reveal():

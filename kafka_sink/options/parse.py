@@ -173,10 +173,10 @@ class _Given:
 
 def _convert(spec: OptionSpec, name: str, text: Secret) -> Any:
     if not spec.secret and looks_like_key(text.reveal()):
-        wanted = "a path" if name.endswith(".location") else "something else"
+        wanted = "a path" if name.endswith(".location") else "its value"
         raise ConfigurationError(
-            f"Option '{name}' holds a private key or a certificate where {wanted} belongs, got {HIDDEN}. "
-            "Such a text goes into kafka.ssl.keystore.key, .certificate.chain or "
+            f"Option '{name}' contains a private key or a certificate instead of {wanted}, got {HIDDEN}. "
+            "Put it into kafka.ssl.keystore.key, kafka.ssl.keystore.certificate.chain or "
             "kafka.ssl.truststore.certificates; a file is safer"
         )
     try:
@@ -268,7 +268,7 @@ def _check_schemes(addresses: str, options: SinkOptions) -> None:
     """Refuse an address with another protocol in front. Java ignores it, and would send rows unencrypted."""
     if others := schemes(addresses) - {options.security_protocol}:
         raise ConfigurationError(
-            f"Option 'kafka.bootstrap.servers' names the protocol {sorted(others)[0]} in front of an "
+            f"Option 'kafka.bootstrap.servers' has the protocol {sorted(others)[0]} in front of an "
             f"address, but kafka.security.protocol is {options.security_protocol}"
         )
 

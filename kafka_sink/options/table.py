@@ -105,7 +105,7 @@ _BREAKER_OPTIONS_OF_ALL = (
         DEFAULT_BREAKER,
         BREAKER,
         "Dotted path of a subclass of `PartitionCircuitBreaker` that every executor can import. `none` "
-        "disables the breaker. A class of your own gets all options under this prefix.",
+        "disables the breaker. Your own class gets all options under this prefix.",
     ),
     OptionSpec(
         "mute.retry.interval",
@@ -173,7 +173,7 @@ FAILURE_RATE_OPTIONS = (
         False,
         BREAKER,
         "Keyless rows of a task avoid a broker while the task has a request in flight to it. Requires "
-        "`kafka.max.in.flight.requests.per.connection=1`. This is no mute: the manager of a breaker class "
+        "`kafka.max.in.flight.requests.per.connection=1`. This is not a mute: the manager of a breaker class "
         "does not list such brokers as muted, and no metric, log line, probe or other task shows them.",
     ),
 )
@@ -231,8 +231,8 @@ class SinkOptions:
     )
     topic_create_names: tuple[str, ...] = _option(
         "topic.create.names", values.topics(), (), TARGET,
-        """Other topics that `topic.create` creates: those that rows name in a column `topic`. Topics that it
-        does not name are left to brokers.""", needs="topic.create=true", planning_only=True,
+        """Further topics that `topic.create` creates: those in a column `topic` of the rows. Topics that are
+        not listed are left to the brokers.""", needs="topic.create=true", planning_only=True,
     )
     topic_replication_factor: int = _option(
         "topic.replication.factor", values.integer(1, 10_000, or_value=-1), -1, TARGET,
@@ -241,19 +241,21 @@ class SinkOptions:
     )
     bootstrap_servers: tuple[HostPort, ...] = _option(
         "kafka.bootstrap.servers", values.addresses(), dataclasses.MISSING, TARGET,
-        """Brokers to contact first. Name more than one, so that a job can start while one of them is
+        """Brokers to contact first. List more than one, so that a job can start while one of them is
         down.""",
     )
     log_summary: bool = _option(
         "log.summary", values.boolean(), True, TARGET,
-        """Log one line per job on the driver: rows, topics, bytes, retries, times. Of a query: a line for the
-        first micro-batch and for each with trouble (skipped rows, retries, mutes, other transactions), and a
-        digest a minute for the rest.""", planning_only=True,
+        """Log one line per job on the driver: rows, topics, bytes, retries, times. For a query: one line for
+        the first micro-batch and for each with trouble (skipped rows, retries, mutes, transactions that were
+        aborted or recovered), and one line per minute that sums up the other micro-batches.""",
+        planning_only=True,
     )
     log_summary_format: str = _option(
         "log.summary.format", values.words("text", "json"), "text", TARGET,
         """Format of this line. `json`: for each job and micro-batch one JSON object with `queryId` and
-        `batchId`, to join with the progress that a StreamingQueryListener receives.""", planning_only=True,
+        `batchId`, so that you can join it with the progress that a StreamingQueryListener receives.""",
+        planning_only=True,
     )
     client_id: str = _option(
         "kafka.client.id", values.string(), "", TARGET,
@@ -262,15 +264,15 @@ class SinkOptions:
 
     client_rack: str = _option(
         "kafka.client.rack", values.string(), "", TARGET,
-        """Rack, or zone, of the executors, as brokers name theirs in `broker.rack`. `${env:NAME}` is read
-        from the environment of each executor.""",
+        """Rack or zone of the executors, with the same names as in the brokers' `broker.rack`. `${env:NAME}`
+        is read from the environment of each executor.""",
     )
 
     acks: int = _option(
         "kafka.acks", values.choice({"all": -1, "-1": -1, "1": 1, "0": 0}), -1, DELIVERY,
         """Which replicas must have a row before it counts as written: all in-sync replicas (`all`, `-1`), the
-        leader (`1`) or none (`0`). With `0` rows are reported as unconfirmed and errors of the broker are not
-        noticed.""",
+        leader (`1`) or none (`0`). With `0`, rows are reported as unconfirmed, and errors of the broker are
+        not noticed.""",
     )
     enable_idempotence: bool = _option(
         "kafka.enable.idempotence", values.boolean(), True, DELIVERY,
@@ -310,16 +312,15 @@ class SinkOptions:
     max_block_ms: int = _option(
         "kafka.max.block.ms", values.integer(0, LONG_MAX), 60_000, DELIVERY,
         """How long a task waits for buffer memory, for the metadata of a new topic, and for a partition that
-        rows name but the topic does not have (it may just have been added, or the topic was recreated with
-        fewer partitions). If `topic` is set, it also limits how long the start of a write waits for
-        brokers.""",
+        is in a row but not in the topic (it may just have been added, or the topic was recreated with fewer
+        partitions). If `topic` is set, it also limits how long the start of a write waits for brokers.""",
     )
 
     max_rows_per_second: int = _option(
         "max.rows.per.second", values.integer(0, LONG_MAX), 0, RATE,
         """Maximum rate of rows of the whole job or query. The coordinator shares it fairly between tasks.
-        Without a coordinator each task keeps to the limit divided by the number of tasks that run at once.
-        `0`: no limit.""",
+        Without a coordinator, the limit of each task is this number divided by the number of tasks that run
+        at the same time. `0`: no limit.""",
     )
     max_bytes_per_second: int = _option(
         "max.bytes.per.second", values.integer(0, LONG_MAX), 0, RATE,
@@ -328,18 +329,18 @@ class SinkOptions:
 
     errors_tolerance: str = _option(
         "errors.tolerance", values.words("none", "all"), "none", ERRORS,
-        """What happens to a row that can never be written: it is too large, names a partition that does not
-        exist, has no valid topic or a header without a valid key, or its topic rejects it. `none`: the task
-        fails. `all`: the row is skipped, counted in the summary, and written to
-        `errors.deadletterqueue.topic.name` if that is set. Timeouts always fail the task.""",
+        """What happens to a row that can never be written: it is too large, its partition does not exist, it
+        has no valid topic or a header without a valid key, or its topic rejects it. `none`: the task fails.
+        `all`: the row is skipped, counted in the summary, and written to `errors.deadletterqueue.topic.name`
+        if that is set. Timeouts always fail the task.""",
     )
     errors_deadletterqueue_topic_name: str | None = _option(
         "errors.deadletterqueue.topic.name", values.topic(), None, ERRORS,
-        """Topic for rows that can never be written, with the reason in headers as Kafka Connect has them
-        (`__connect.errors.*`). A row that is too large is cut, and headers `kafka-chunked.errors.*` give the
-        original lengths. Requires `errors.tolerance=all`. Without it such rows are counted and their content
-        is dropped. The topic must exist, unless brokers create topics or `topic.create=true`. Dead letters
-        take 64 MiB beside `kafka.buffer.memory` at most, however many there are.""",
+        """Topic for rows that can never be written, with the reason in the same headers as in Kafka Connect
+        (`__connect.errors.*`). A row that is too large is cut, and headers `kafka-chunked.errors.*` contain
+        the original lengths. Requires `errors.tolerance=all`. Without it, such rows are counted and their
+        content is dropped. The topic must exist, unless brokers create topics or `topic.create=true`. Dead
+        letters take at most 64 MiB in addition to `kafka.buffer.memory`, however many there are.""",
         needs="errors.tolerance=all",
     )
     errors_max: int = _option(
@@ -351,21 +352,22 @@ class SinkOptions:
     delivery_guarantee: str = _option(
         "delivery.guarantee", values.words("at-least-once", "exactly-once"), "at-least-once", TRANSACTIONS,
         """With `exactly-once`, consumers with `isolation.level=read_committed` see each row of a batch
-        exactly once, whatever fails and is retried, and no row of a failed batch. Rows are written in
+        exactly once, despite all failures and retries, and no row of a failed batch. Rows are written in
         transactions. This requires brokers of Kafka 3.8 or later. See docs/exactly-once.md.""",
     )
     transactional_id_prefix: str = _option(
         "transactional.id.prefix", values.string(), "", TRANSACTIONS,
         """Prefix of the transactional ids and of the consumer groups under which progress is recorded. Each
-        `txnAppId` and topic, and each query of `df.writeStream` with the option `checkpointLocation`, has
-        names of its own behind it. Each other query, and each job without `txnAppId` that runs beside others,
-        needs its own prefix. If empty, names are derived from the query's checkpoint, from `txnAppId`, or
-        else from the application.""", needs="delivery.guarantee=exactly-once", planning_only=True,
+        `txnAppId` and topic, and each query of `df.writeStream` with the option `checkpointLocation`, gets
+        its own names after this prefix. Each other query, and each job without `txnAppId` that runs at the
+        same time as another one, needs its own prefix. If empty, names are derived from the query's
+        checkpoint, from `txnAppId`, or otherwise from the application.""",
+        needs="delivery.guarantee=exactly-once", planning_only=True,
     )
     transaction_progress_topic: str | None = _option(
         "transaction.progress.topic", values.topic(), None, TRANSACTIONS,
         """Topic for which progress is recorded as committed offsets; no rows are written to it. The default
-        is the topic that `topic` names. Required if rows name their topics. Progress is lost if this topic is
+        is the value of `topic`. Required if the topics are in a column. Progress is lost if this topic is
         deleted.""", needs="delivery.guarantee=exactly-once", planning_only=True,
     )
     transaction_timeout_ms: int = _option(
@@ -373,8 +375,8 @@ class SinkOptions:
         """How long a transaction may stay open: from a task's first row until the driver commits the batch,
         including the time that a driver needs to restart after a crash. Brokers then abort it; until then,
         `read_committed` consumers wait for it. The maximum is the brokers' `transaction.max.timeout.ms`,
-        whose default is used here. Tasks warn when half of it is over. For jobs that take longer see
-        docs/exactly-once.md.""", kafka_default=60_000,
+        whose default is used here. Tasks warn when half of this time has passed. For jobs that take longer
+        see docs/exactly-once.md.""", kafka_default=60_000,
     )
     txn_app_id: str = _option(
         "txnAppId", values.string(), "", TRANSACTIONS,
@@ -418,9 +420,10 @@ class SinkOptions:
         "incremental", BATCHING,
         """`incremental`: a batch allocates memory in chunks as rows arrive. `full`: it allocates
         `kafka.batch.size` when it is opened, as Kafka's producer does by default. Both send the same bytes.
-        Under `full`, rows that the codec has not compressed yet may lie beside that buffer: up to 64 KiB of a
-        batch with lz4, 32 KiB with snappy, with gzip and zstd all its rows. All batches together hold at most
-        `kafka.buffer.memory` there, and it counts in `buffer-heap-bytes`.""", kafka_default="full",
+        With `full`, rows that are not compressed yet may need memory in addition to that buffer: up to 64 KiB
+        of a batch with lz4, 32 KiB with snappy, and all its rows with gzip and zstd. For all batches together
+        this is at most `kafka.buffer.memory`; the metric `buffer-heap-bytes` counts it.""",
+        kafka_default="full",
     )
     max_request_size: int = _option(
         "kafka.max.request.size", values.integer(0), 1_048_576, BATCHING,
@@ -437,13 +440,13 @@ class SinkOptions:
     )
     compression_lz4_level: int = _option(
         "kafka.compression.lz4.level", values.integer(1, 17), 9, COMPRESSION,
-        """Level for lz4. As in Kafka's producer, the default `9` selects the fast compressor and any other
+        """Level for lz4. As in Kafka's producer, the default `9` selects the fast compressor, and any other
         level the high-compression one.""",
     )
     compression_zstd_level: int = _option(
         "kafka.compression.zstd.level", values.integer(-131_072, 22), 3, COMPRESSION,
-        """Level for zstd. `1` takes less time than `3`, for nearly as few bytes. Negative levels compress
-        less; few rows gain by them over lz4.""",
+        """Level for zstd. `1` takes less time than `3` and compresses nearly as well. Negative levels
+        compress less; for most rows, lz4 is then the better choice.""",
     )
 
     partitioner_ignore_keys: bool = _option(
@@ -480,8 +483,8 @@ class SinkOptions:
     )
     metadata_max_idle_ms: int = _option(
         "kafka.metadata.max.idle.ms", values.integer(5_000, LONG_MAX), 300_000, METADATA,
-        """Metadata of a topic is dropped if nothing was written to the topic for this long. The coordinator,
-        which hears of the use of a topic up to once a minute, keeps it two minutes longer.""",
+        """Metadata of a topic is dropped if nothing was written to the topic for this long. The coordinator
+        keeps it two minutes longer, because it may learn of a topic's use up to a minute late.""",
         aliases=("kafka.metadata.evict.ms",),
     )
     metadata_recovery_strategy: str = _option(
@@ -498,8 +501,8 @@ class SinkOptions:
     allow_auto_create_topics: bool = _option(
         "kafka.allow.auto.create.topics", values.boolean(), True, METADATA,
         """Allow brokers with `auto.create.topics.enable` to create a missing topic. Kafka's producer always
-        allows this; here, `false` makes a missing topic an error. A write looks up the topic that `topic`
-        names when it starts, which also creates it, and fails if it is still missing after 5 s.""",
+        allows this; here, `false` makes a missing topic an error. When a write starts, it looks up the topic
+        in the option `topic`, which also creates it, and fails if it is still missing after 5 s.""",
     )
 
     client_dns_lookup: str = _option(
@@ -539,8 +542,9 @@ class SinkOptions:
     )
     enable_metrics_push: bool = _option(
         "kafka.enable.metrics.push", values.boolean(), True, NETWORK,
-        """Push the producer's metrics to brokers that ask for them (KIP-714). Brokers do where a plugin
-        receives such metrics and `kafka-client-metrics.sh` has set which ones; others are sent nothing.""",
+        """Push the producer's metrics to brokers that ask for them (KIP-714). Brokers ask if a plugin
+        receives such metrics and `kafka-client-metrics.sh` has configured which ones. Other brokers are sent
+        nothing.""",
     )
 
     security_protocol: str = _option(
@@ -578,7 +582,7 @@ class SinkOptions:
     ssl_keystore_location: str = _option(
         "kafka.ssl.keystore.location", values.text(), "", SECURITY,
         """File with this client's private key and certificate chain, for brokers that require them (mutual
-        TLS). A PEM file holds both.""",
+        TLS). A PEM file contains both.""",
     )
     ssl_keystore_password: Secret | None = _option(
         "kafka.ssl.keystore.password", values.secret(), None, SECURITY,
@@ -624,9 +628,9 @@ class SinkOptions:
     )
     ssl_cipher_suites: tuple[str, ...] = _option(
         "kafka.ssl.cipher.suites", values.names(), (), SECURITY,
-        """Enabled cipher suites, with Java's or OpenSSL's names. If empty, those that OpenSSL considers
-        secure. Python always offers all suites of TLS 1.3; if a broker chooses one that is not enabled, the
-        connection fails after the handshake.""",
+        """Enabled cipher suites, with Java's or OpenSSL's names. If empty, the suites that OpenSSL considers
+        secure are enabled. Python always offers all suites of TLS 1.3; if a broker chooses one that is not
+        enabled, the connection fails after the handshake.""",
     )
     enable_ssl_certificate_verification: bool = _option(
         "kafka.enable.ssl.certificate.verification", values.boolean(), True, SECURITY,
@@ -642,8 +646,8 @@ class SinkOptions:
         "kafka.sasl.jaas.config", values.secret_lines(), None, SECURITY,
         """Login module and credentials, as for Java clients:
         `org.apache.kafka.common.security.plain.PlainLoginModule required username="u" password="p";`.
-        `ScramLoginModule`, `OAuthBearerLoginModule`, `IAMLoginModule` and `Krb5LoginModule` are supported,
-        too, with or without Databricks' prefix `kafkashaded.`""",
+        `ScramLoginModule`, `OAuthBearerLoginModule`, `IAMLoginModule` and `Krb5LoginModule` are also
+        supported, with or without Databricks' prefix `kafkashaded.`""",
     )
     sasl_username: str = _option(
         "kafka.sasl.username", values.text(), "", SECURITY,
@@ -651,7 +655,7 @@ class SinkOptions:
     )
     sasl_password: Secret | None = _option(
         "kafka.sasl.password", values.secret(), None, SECURITY,
-        """That user's password.""",
+        """Password for PLAIN and SCRAM, instead of `kafka.sasl.jaas.config`.""",
     )
     sasl_client_callback_handler_class: str = _option(
         "kafka.sasl.client.callback.handler.class", values.text(), "", SECURITY,
@@ -669,7 +673,7 @@ class SinkOptions:
     )
     sasl_login_read_timeout_ms: int = _option(
         "kafka.sasl.login.read.timeout.ms", values.integer(1), 10_000, SECURITY,
-        """How long to wait for its response. Kafka sets no limit.""", kafka_default=None,
+        """How long to wait for the token endpoint's response. Kafka sets no limit.""", kafka_default=None,
     )
     sasl_login_retry_backoff_ms: int = _option(
         "kafka.sasl.login.retry.backoff.ms", values.integer(0, LONG_MAX), 100, SECURITY,
@@ -677,8 +681,8 @@ class SinkOptions:
     )
     sasl_login_retry_backoff_max_ms: int = _option(
         "kafka.sasl.login.retry.backoff.max.ms", values.integer(0, LONG_MAX), 10_000, SECURITY,
-        """Maximum wait between these retries. The last failure is reported when the connection setup times
-        out.""",
+        """Maximum wait between retries of a request to the token endpoint. The last failure is reported when
+        the connection setup times out.""",
     )
     sasl_login_refresh_window_factor: float = _option(
         "kafka.sasl.login.refresh.window.factor", values.real(0.5, 1.0), 0.8, SECURITY,
@@ -708,7 +712,7 @@ class SinkOptions:
     )
     sasl_oauthbearer_client_credentials_client_secret: Secret | None = _option(
         "kafka.sasl.oauthbearer.client.credentials.client.secret", values.secret(), None, SECURITY,
-        """Secret of that client. Alternative: `clientSecret` in `kafka.sasl.jaas.config`.""",
+        """Client secret for the token endpoint. Alternative: `clientSecret` in `kafka.sasl.jaas.config`.""",
         aliases=("kafka.sasl.oauthbearer.client.secret",),
     )
     sasl_oauthbearer_scope: str = _option(
@@ -722,15 +726,16 @@ class SinkOptions:
     sasl_oauthbearer_jwt_retriever_class: str = _option(
         "kafka.sasl.oauthbearer.jwt.retriever.class", values.text(), f"{_OAUTH}.DefaultJwtRetriever",
         SECURITY,
-        """How tokens are fetched, by the name of Java's class. `DefaultJwtRetriever`: by the URL, from a file
-        or with client credentials. `ClientCredentialsJwtRetriever`: with a client id and its secret, or with
-        an assertion in place of the secret (KIP-1258). `JwtBearerJwtRetriever`: with an assertion as the
-        grant itself (KIP-1139). `FileJwtRetriever`: from a file.""",
+        """How tokens are fetched, as the name of the Java class that does the same. `DefaultJwtRetriever`:
+        from a file or with client credentials, depending on the URL. `ClientCredentialsJwtRetriever`: with a
+        client id and its secret, or with an assertion in place of the secret (KIP-1258).
+        `JwtBearerJwtRetriever`: with an assertion as the grant itself (KIP-1139). `FileJwtRetriever`: from a
+        file.""",
     )
     sasl_oauthbearer_assertion_file: str = _option(
         "kafka.sasl.oauthbearer.assertion.file", values.text(), "", SECURITY,
-        """File with an assertion: a JWT that something else has signed and renews. It must exist on the
-        driver and on every executor. The other options of assertions are then ignored, as in Java.""",
+        """File with an assertion: a JWT that another program signs and renews. It must exist on the driver
+        and on every executor. As in Java, the other options of assertions are then ignored.""",
     )
     sasl_oauthbearer_assertion_private_key_file: str = _option(
         "kafka.sasl.oauthbearer.assertion.private.key.file", values.text(), "", SECURITY,
@@ -739,37 +744,39 @@ class SinkOptions:
     )
     sasl_oauthbearer_assertion_private_key_passphrase: Secret | None = _option(
         "kafka.sasl.oauthbearer.assertion.private.key.passphrase", values.secret(), None, SECURITY,
-        """Passphrase of that key, if it is encrypted.""",
+        """Passphrase of the private key that signs assertions, if it is encrypted.""",
     )
     sasl_oauthbearer_assertion_algorithm: str = _option(
         "kafka.sasl.oauthbearer.assertion.algorithm", values.words("RS256", "ES256", any_case=True), "RS256",
         SECURITY,
-        """How assertions are signed: RS256 with an RSA key, ES256 with one of the curve P-256.""",
+        """How assertions are signed: RS256 with an RSA key, ES256 with a key of the curve P-256.""",
     )
     sasl_oauthbearer_assertion_claim_iss: str = _option(
         "kafka.sasl.oauthbearer.assertion.claim.iss", values.text(), "", SECURITY,
-        """Claim `iss` of assertions: their issuer, mostly the client id. Client credentials are proved by an
-        assertion where this, or `kafka.sasl.oauthbearer.assertion.file`, is set, otherwise by the secret.""",
+        """Claim `iss` of assertions: their issuer, usually the client id. If this or
+        `kafka.sasl.oauthbearer.assertion.file` is set, the client authenticates with an assertion, otherwise
+        with its secret.""",
     )
     sasl_oauthbearer_assertion_claim_sub: str = _option(
         "kafka.sasl.oauthbearer.assertion.claim.sub", values.text(), "", SECURITY,
-        """Claim `sub` of assertions: whom they speak of, mostly the client id.""",
+        """Claim `sub` of assertions: their subject, usually the client id.""",
     )
     sasl_oauthbearer_assertion_claim_aud: str = _option(
         "kafka.sasl.oauthbearer.assertion.claim.aud", values.text(), "", SECURITY,
-        """Claim `aud` of assertions: for whom they are, mostly the token endpoint's URL.""",
+        """Claim `aud` of assertions: their recipient, usually the token endpoint's URL.""",
     )
     sasl_oauthbearer_assertion_claim_exp_seconds: int = _option(
         "kafka.sasl.oauthbearer.assertion.claim.exp.seconds", values.integer(0, 86_400), 300, SECURITY,
-        """For how long an assertion is valid: its claim `exp`.""",
+        """How long an assertion is valid; it determines the claim `exp`.""",
     )
     sasl_oauthbearer_assertion_claim_nbf_seconds: int = _option(
         "kafka.sasl.oauthbearer.assertion.claim.nbf.seconds", values.integer(0, 3600), 60, SECURITY,
-        """From how long ago an assertion is valid: its claim `nbf`. Clocks differ.""",
+        """How long before its creation an assertion is already valid, because clocks differ; it determines
+        the claim `nbf`.""",
     )
     sasl_oauthbearer_assertion_claim_jti_include: bool = _option(
         "kafka.sasl.oauthbearer.assertion.claim.jti.include", values.boolean(), False, SECURITY,
-        """Give each assertion an id of its own, the claim `jti`.""",
+        """Give each assertion its own id, the claim `jti`.""",
     )
     sasl_oauthbearer_assertion_template_file: str = _option(
         "kafka.sasl.oauthbearer.assertion.template.file", values.text(), "", SECURITY,
@@ -790,40 +797,40 @@ class SinkOptions:
 
     value_format: str = _option(
         "value.format", values.words(*values.FORMATS), "bytes", FORMATS,
-        """How the value becomes bytes. `bytes`: the column `value` is a string or binary, as it is. `avro`,
-        `protobuf` and `json`: the sink encodes the column `value` by a schema that it looks up in the
-        registry, and frames it so that Confluent's deserializers read it. Without a column `value`, the value
-        is a record of all columns that are not the sink's own. See docs/schema-registry.md.""",
+        """How the value becomes bytes. `bytes`: the column `value` is a string or binary, and is sent as it
+        is. `avro`, `protobuf` and `json`: the sink encodes the column `value` with a schema from the
+        registry, in the form that Confluent's deserializers read. Without a column `value`, the value is a
+        record of all columns that the sink does not use otherwise. See docs/schema-registry.md.""",
     )
     key_format: str = _option(
         "key.format", values.words(*values.FORMATS), "bytes", FORMATS,
-        """The same for the column `key`.""",
+        """Like `value.format`, for the column `key`.""",
     )
     schema_registry_url: str = _option(
         "schema.registry.url", values.urls(), "", FORMATS,
-        """Addresses of the schema registry, with commas between them. Only the driver talks to it, once for
-        each job or query, so executors need no way to it.""",
+        """Addresses of the schema registry, separated by commas. Only the driver connects to it, once for
+        each job or query, so executors need no access to it.""",
     )
     value_subject_name_strategy: str = _option(
         "value.subject.name.strategy", values.strategy(), "TopicNameStrategy", FORMATS,
-        """Under which subject the schema of values is registered: `TopicNameStrategy` (the topic and
+        """Subject under which the schema of values is registered: `TopicNameStrategy` (the topic and
         `-value`), `RecordNameStrategy` (the record's full name) or `TopicRecordNameStrategy` (both, with `-`
-        between them). The names of Java's classes are accepted.""",
+        between them). The names of the Java classes are also accepted.""",
     )
     key_subject_name_strategy: str = _option(
         "key.subject.name.strategy", values.strategy(), "TopicNameStrategy", FORMATS,
-        """The same for keys, with `-key`.""",
+        """Like `value.subject.name.strategy`, for keys, with `-key`.""",
     )
     value_schema: str = _option(
         "value.schema", values.text(), "", FORMATS,
-        """Schema of values as text; for `protobuf` a .proto file's text, or a descriptor in Base64. If empty,
-        it is derived from the columns (not for `protobuf`), or it is the registered one that
-        `use.latest.version`, `value.schema.id` or `value.schema.version` names. Columns go to its fields by
-        name.""",
+        """Schema of values as text; for `protobuf` the text of a .proto file, or a descriptor in Base64. If
+        empty, the schema is derived from the columns (not for `protobuf`), unless `use.latest.version`,
+        `value.schema.id` or `value.schema.version` selects a registered one. Columns are matched with the
+        schema's fields by name.""",
     )
     key_schema: str = _option(
         "key.schema", values.text(), "", FORMATS,
-        """The same for keys.""",
+        """Like `value.schema`, for keys.""",
     )
     value_schema_id: int = _option(
         "value.schema.id", values.integer(0, or_value=-1), -1, FORMATS,
@@ -832,7 +839,7 @@ class SinkOptions:
     )
     key_schema_id: int = _option(
         "key.schema.id", values.integer(0, or_value=-1), -1, FORMATS,
-        """The same for keys.""",
+        """Like `value.schema.id`, for keys.""",
     )
     value_schema_version: int = _option(
         "value.schema.version", values.integer(1, or_value=-1), -1, FORMATS,
@@ -840,17 +847,17 @@ class SinkOptions:
     )
     key_schema_version: int = _option(
         "key.schema.version", values.integer(1, or_value=-1), -1, FORMATS,
-        """The same for keys.""",
+        """Like `value.schema.version`, for keys.""",
     )
     value_record_name: str = _option(
         "value.record.name", values.string(), "topLevelRecord", FORMATS,
         """Full name, with its namespace, of the record in a derived schema of values. The default is the name
-        that Spark's `to_avro` and ABRiS use. For `protobuf`: which message of the schema; by default its
+        that Spark's `to_avro` and ABRiS use. For `protobuf`: the message of the schema to use; by default its
         first one.""",
     )
     key_record_name: str = _option(
         "key.record.name", values.string(), "topLevelRecord", FORMATS,
-        """The same for keys.""",
+        """Like `value.record.name`, for keys.""",
     )
     auto_register_schemas: bool = _option(
         "auto.register.schemas", values.boolean(), True, FORMATS,
@@ -859,7 +866,7 @@ class SinkOptions:
     )
     use_latest_version: bool = _option(
         "use.latest.version", values.boolean(), False, FORMATS,
-        """Use the newest version of the subject; nothing is registered. Columns must fit it.""",
+        """Use the newest version of the subject; nothing is registered. The columns must match it.""",
     )
     normalize_schemas: bool = _option(
         "normalize.schemas", values.boolean(), False, FORMATS,
@@ -867,19 +874,20 @@ class SinkOptions:
     )
     schema_id_location: str = _option(
         "schema.id.location", values.words("prefix", "header"), "prefix", FORMATS,
-        """Where a record has the id of its schema: in five bytes before the value (`prefix`), or in the
-        header `__value_schema_id` or `__key_schema_id` (`header`), which newer deserializers read: as the
-        schema's GUID, or as its id where the registry has no GUIDs (all but Confluent Platform 8).""",
+        """Where a record contains the id of its schema: in five bytes before the value (`prefix`), or in the
+        header `__value_schema_id` or `__key_schema_id` (`header`), which newer deserializers read. The header
+        contains the schema's GUID, or its id if the registry has no GUIDs (only Confluent Platform 8 has
+        them).""",
     )
     schema_registry_topics: tuple[str, ...] = _option(
         "schema.registry.topics", values.names(), (), FORMATS,
-        """The topics that rows name in a column `topic`, whose subjects are looked up when the write starts.
-        A row for another topic can never be written. It is not needed with `RecordNameStrategy` or a schema's
-        id.""",
+        """The topics in a column `topic` of the rows. Their subjects are looked up when the write starts. A
+        row for another topic can never be written. This option is not needed with `RecordNameStrategy` or a
+        schema's id.""",
     )
     schema_registry_timeout_ms: int = _option(
         "schema.registry.timeout.ms", values.integer(1), 30_000, FORMATS,
-        """How long a write waits for the registry when it starts, with all retries.""",
+        """How long a write waits for the registry when it starts, including all retries.""",
     )
     schema_registry_basic_auth_user_info: Secret | None = _option(
         "schema.registry.basic.auth.user.info", values.secret(), None, FORMATS,
@@ -901,37 +909,37 @@ class SinkOptions:
     )
     schema_registry_bearer_auth_issuer_endpoint_url: str = _option(
         "schema.registry.bearer.auth.issuer.endpoint.url", values.text(), "", FORMATS,
-        """URL that issues tokens for the registry to the next client (OAuth client credentials).""",
+        """URL of the token endpoint that issues tokens for the registry (OAuth client credentials).""",
         aliases=("bearer.auth.issuer.endpoint.url",),
     )
     schema_registry_bearer_auth_client_id: str = _option(
         "schema.registry.bearer.auth.client.id", values.string(), "", FORMATS,
-        """Client id at that URL.""", aliases=("bearer.auth.client.id",),
+        """Client id for the registry's token endpoint.""", aliases=("bearer.auth.client.id",),
     )
     schema_registry_bearer_auth_client_secret: Secret | None = _option(
         "schema.registry.bearer.auth.client.secret", values.secret(), None, FORMATS,
-        """Secret of that client.""", aliases=("bearer.auth.client.secret",),
+        """Client secret for the registry's token endpoint.""", aliases=("bearer.auth.client.secret",),
     )
     schema_registry_bearer_auth_scope: str = _option(
         "schema.registry.bearer.auth.scope", values.string(), "", FORMATS,
-        """Scope of these tokens.""", aliases=("bearer.auth.scope",),
+        """Scope of the tokens for the registry.""", aliases=("bearer.auth.scope",),
     )
     schema_registry_ssl_ca_location: str = _option(
         "schema.registry.ssl.ca.location", values.text(), "", FORMATS,
-        """PEM file on the driver with the certificates that the registry's is checked against. If empty, the
-        system's authorities.""",
+        """PEM file on the driver with the certificates of the authorities that are trusted for the registry.
+        If empty, the system's authorities are trusted.""",
     )
     schema_registry_ssl_certificate_location: str = _option(
         "schema.registry.ssl.certificate.location", values.text(), "", FORMATS,
-        """PEM file on the driver with this client's certificate, for a registry that asks for one.""",
+        """PEM file on the driver with this client's certificate, for a registry that requires one.""",
     )
     schema_registry_ssl_key_location: str = _option(
         "schema.registry.ssl.key.location", values.text(), "", FORMATS,
-        """PEM file with its private key.""",
+        """PEM file on the driver with the private key of that certificate.""",
     )
     schema_registry_ssl_key_password: Secret | None = _option(
         "schema.registry.ssl.key.password", values.secret(), None, FORMATS,
-        """Password of that key.""",
+        """Password of this private key.""",
     )
 
     coordinator_enabled: bool = _option(
@@ -949,9 +957,9 @@ class SinkOptions:
     )
     coordinator_bind_address: str = _option(
         "coordinator.bind.address", values.string(), "", COORDINATOR,
-        """Address on which the coordinator listens. If empty, the driver's: the first that is set of
-        `spark.driver.bindAddress`, `spark.driver.host`, SPARK_LOCAL_IP and this host's own address. Tasks
-        connect to `spark.driver.host`. `KAFKA_CHUNKED_COORDINATOR_BIND_ADDRESS` and
+        """Address on which the coordinator listens. If empty, the driver's address: the first of
+        `spark.driver.bindAddress`, `spark.driver.host`, SPARK_LOCAL_IP and this host's own address that is
+        set. Tasks connect to `spark.driver.host`. `KAFKA_CHUNKED_COORDINATOR_BIND_ADDRESS` and
         `spark.kafka-chunked.coordinator.bind.address` override it.""", planning_only=True,
     )
     coordinator_report_interval_ms: int = _option(
@@ -968,9 +976,9 @@ class SinkOptions:
     )
     ui_bind_address: str = _option(
         "ui.bind.address", values.string(), "127.0.0.1", LIVE_VIEW,
-        """Address on which the live view listens. Anyone who can connect sees names of topics, brokers and
-        hosts, and figures, but no rows and no secrets. There is no login. `KAFKA_CHUNKED_UI_BIND_ADDRESS` and
-        `spark.kafka-chunked.ui.bind.address` override it.""", planning_only=True,
+        """Address on which the live view listens. Anyone who can connect sees the names of topics, brokers
+        and hosts, and numbers, but no rows and no secrets. There is no login. `KAFKA_CHUNKED_UI_BIND_ADDRESS`
+        and `spark.kafka-chunked.ui.bind.address` override it.""", planning_only=True,
     )
     delivery_report_path: str = _option(
         "delivery.report.path", values.text(), "", LIVE_VIEW,

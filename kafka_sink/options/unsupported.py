@@ -62,7 +62,7 @@ OF_OTHER_CLIENTS = frozenset(
     }
 )
 
-_JVM_CLASS = "names a Java class, which this sink cannot run"
+_JVM_CLASS = "selects a Java class, which this sink cannot run"
 
 
 # Setting these options to another value is an error: ignoring them would change where rows go, who can read

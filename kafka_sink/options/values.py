@@ -53,7 +53,7 @@ def without_unit(name: str, text: str) -> str:
             return str(int(found[1]) * count)
     near = next((unit for unit in units if unit.replace("i", "").lower() == found[2].lower()), "")
     hint = f" (did you mean {found[1]}{near}?)" if near else ""
-    raise ValueError(f"is not a whole number, or one with a unit of {', '.join(units)}{hint}")
+    raise ValueError(f"is not a whole number, with or without a unit of {', '.join(units)}{hint}")
 
 
 @dataclass(frozen=True)
@@ -326,8 +326,8 @@ def local_path(value: str, option: str) -> str:
         return unquote(parts.path)
     if parts.scheme:
         raise ConfigurationError(
-            f"Option '{option}' = {value}: only files on the driver's host are supported. Write to one, "
-            "and copy it from there"
+            f"Option '{option}' = {value}: only files on the driver's host are supported. Write to such "
+            "a file, and copy it afterwards"
         )
     if not os.path.isabs(value):
         raise ConfigurationError(f"Option '{option}' = {value} must be an absolute path")

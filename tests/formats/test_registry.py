@@ -107,7 +107,7 @@ def test_a_registry_that_is_down_is_told_in_a_bound() -> None:
     [
         ({"schema__registry__url": ""}, "value.format=avro needs schema.registry.url"),
         ({"schema__registry__url": "http://u:p@host"}, "the login belongs in"),
-        ({"value__schema": "{}", "use__latest__version": "true"}, "both say which schema to use"),
+        ({"value__schema": "{}", "use__latest__version": "true"}, "both select the schema"),
         ({"value__format": "protobuf"}, "value.format=protobuf needs a schema"),
         ({"value__format": "bytes"}, "has no effect without value.format or key.format"),
         ({"key__schema__id": "1"}, "has no effect without key.format"),

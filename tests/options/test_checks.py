@@ -63,7 +63,7 @@ def test_a_batch_must_fit_the_memory_and_a_request() -> None:
     assert "closed before they are full" in "".join(parsed(large).warnings)
     with pytest.raises(ConfigurationError, match="'full' no batch could be opened"):
         parsed({**large, "buffer.memory.allocation.strategy": "full"})
-    refused({"kafka.buffer.memory": "16383"}, "does not hold one chunk of 16384")
+    refused({"kafka.buffer.memory": "16383"}, "is smaller than one chunk of 16384")
     assert parsed({"batch.size": "200", "buffer.memory": "200"}).warnings == ()
     assert "max.message.bytes" in parsed({"batch.size": "4194304"}).warnings[0]
     assert parsed({"batch.size": "4194304", "max.request.size": "4194304"}).warnings == ()
@@ -212,5 +212,5 @@ def test_dead_letters_need_tolerance_and_a_topic_of_their_own() -> None:
     dead_letters = {"errors.deadletterqueue.topic.name": "dead"}
     refused(base | dead_letters, r"no effect without errors\.tolerance=all")
     refused(base | {"errors.max": "5"}, r"'errors\.max' has no effect")
-    refused(base | tolerant | {"errors.deadletterqueue.topic.name": "t"}, "a topic of their own")
+    refused(base | tolerant | {"errors.deadletterqueue.topic.name": "t"}, "another topic for dead letters")
     assert parse(base | dead_letters | tolerant).options.errors_max == 10_000

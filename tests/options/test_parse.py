@@ -147,7 +147,7 @@ def test_a_key_where_anything_else_belongs_is_refused_and_never_shown() -> None:
         assert name.lower() in said
         assert "hunter2" not in said, name
         if name.endswith(".location"):
-            assert "where a path belongs" in said
+            assert "instead of a path" in said
             assert "kafka.ssl.keystore.key" in said
 
 

@@ -93,7 +93,7 @@ def test_one_error_names_all_options_that_are_unknown_or_not_supported() -> None
         "Unknown options: 'kafka.linger' (did you mean 'kafka.linger.ms'?), 'kafka.zzz.yyy', "
         "'errors.tolerence' (did you mean 'errors.tolerance'?); "
         "Option 'acks' has no effect without the prefix 'kafka.': write 'kafka.acks'; "
-        "Kafka option 'partitioner.class' names a Java class, which this sink cannot run: compute the "
+        "Kafka option 'partitioner.class' selects a Java class, which this sink cannot run: compute the "
         "partition in a column 'partition' instead"
     )
 

@@ -151,7 +151,7 @@ def test_tokens_and_iam_by_options_and_by_jaas() -> None:
         ("SSL", {"ssl.keystore.key": SECRET}, "without its certificate"),
         ("SSL", {"ssl.keystore.certificate.chain": "x"}, "without its private key"),
         ("SSL", {"ssl.keystore.location": "/k", "ssl.certificate.location": "/c"}, "which holds both"),
-        ("SSL", {"ssl.engine.factory.class": "x.Y"}, "names a Java class"),
+        ("SSL", {"ssl.engine.factory.class": "x.Y"}, "selects a Java class"),
         ("SASL_SSL", {}, "needs kafka.sasl.kerberos.service.name"),
         ("SASL_SSL", NO_KEYTAB, "useKeyTab=true without keyTab"),
         ("SASL_SSL", {"sasl.mechanism": "DIGEST-MD5"}, "is not one of GSSAPI"),
