@@ -1,1 +1,2 @@
-"""What a write reports when it ends: its summary line, the live view's last report, the delivery report."""
+"""What a write reports when it ends: its summary line, its final numbers in the live view, the delivery
+report."""

@@ -1,4 +1,4 @@
-"""The delivery report: for each job or micro-batch one line of JSON with the offsets that it wrote."""
+"""The delivery report: for each job or micro-batch, one line of JSON with the offsets that it wrote."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from kafka_sink.options.values import local_path
 
 _OPTION = "delivery.report.path"
 _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
-# The group may read it, as log collectors do. Names of topics are nobody else's business.
+# The group may read the file, because log collectors do. Others must not: it contains the names of topics.
 _MODE = 0o640
 
 
 @dataclass(frozen=True, slots=True)
 class EndedWrite:
-    """A job or micro-batch. ``outcome``: "committed", "skipped" where it was written before, or "aborted".
-    ``results``: of the tasks that finished.
+    """A job or micro-batch that has ended.
 
-    ``tasks`` is None where Spark does not tell how many there were: in a job of mapInArrow that failed.
-    ``query`` is the query's id, and ``batch`` the micro-batch; "" and None for a batch write outside of
-    queries. ``transactions``: by outcome. ``note`` is about transactions, in the line of a write.
-    ``last_task`` is the highest taskAttemptId of the tasks that finished. ``schemas``: by which schemas keys
-    and values were encoded. ``cause``: of an abort, "" where it is not known.
+    ``outcome`` is "committed", "aborted", or "skipped" if it had been written before. ``results`` are those
+    of the tasks that finished. ``tasks`` is their planned number, or None for a failed job of mapInArrow, for
+    which Spark does not report it. ``query`` is the query's id and ``batch`` the micro-batch; outside queries
+    they are "" and None. ``transactions`` has counts by outcome. ``note`` is about transactions, for the
+    summary line. ``last_task`` is the highest taskAttemptId of the tasks that finished. ``schemas`` describe
+    how keys and values were encoded. ``cause`` is the reason for an abort, or "" if it is not known.
     """
 
     write: str
@@ -50,7 +50,7 @@ class EndedWrite:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The fields by which lines of a query are joined with its progress."""
+        """The fields that identify the write, by which lines of a query can be joined with its progress."""
         return {
             "time": datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
             "queryId": self.query or None,
@@ -65,7 +65,7 @@ class EndedWrite:
 
 
 def check(value: str) -> None:
-    """At planning: raises ConfigurationError if the file cannot be appended to."""
+    """Check at planning that the file can be appended to. Raises ConfigurationError if not."""
     try:
         os.close(_opened(local_path(value, _OPTION)))
     except OSError as error:
@@ -75,10 +75,10 @@ def check(value: str) -> None:
 
 
 def append(value: str, line: Mapping[str, Any]) -> None:
-    """Append one line, whole or not at all, also where other processes append. Raises OSError.
+    """Append one line completely or not at all, even if other processes append. Raises OSError.
 
-    By one write, which the system places behind all others. There is no lock: whoever may read the file
-    could hold it, and so keep a line out.
+    A single write does this, because the system places it after all others. A lock would let anyone who may
+    read the file hold it, and so keep lines out.
     """
     content = json.dumps(line, separators=(",", ":")).encode() + b"\n"
     handle = _opened(local_path(value, _OPTION))
@@ -93,19 +93,20 @@ def append(value: str, line: Mapping[str, Any]) -> None:
 
 
 def _take_back(handle: int, written: int) -> None:
-    """Remove half a line, unless another process has written behind it."""
+    """Remove an incomplete line, unless another process has written after it."""
     end = os.lseek(handle, 0, os.SEEK_CUR)
     if os.fstat(handle).st_size == end:
         os.ftruncate(handle, end - written)
 
 
 def _opened(path: str) -> int:
-    """Do not wait for the reader of a FIFO. Raises OSError, also for what this user has not made."""
+    """Open the file without waiting for the reader of a FIFO. Raises OSError, also for another user's
+    file."""
     irregular = OSError(errno.EINVAL, "it is not a regular file")
     try:
         handle = os.open(path, _FLAGS, _MODE)
     except OSError as error:
-        # A FIFO without a reader, or a socket.
+        # The path is a FIFO without a reader, or a socket.
         if error.errno == errno.ENXIO:
             raise irregular from None
         if error.errno == errno.ELOOP:
@@ -121,10 +122,12 @@ def _opened(path: str) -> int:
 
 
 def partitions_of(results: Sequence[TaskResult]) -> list[dict[str, Any]]:
-    """By topic and partition: rows, batches, bytes, and the offsets as inclusive ranges in ascending order.
+    """The rows, batches, bytes and offsets of each partition. Offsets are inclusive ranges in ascending
+    order.
 
-    ``endOffset`` is one past the highest; a reader that has reached it has seen all. ``rowsWithoutOffset``
-    are acknowledged rows whose offsets the broker did not return (acks=0, duplicates of a retry).
+    ``endOffset`` is the highest offset plus one: a reader that has reached it has seen all rows.
+    ``rowsWithoutOffset`` is the number of acknowledged rows whose offsets the broker did not return (acks=0,
+    duplicates of a retry).
     """
     found: dict[tuple[str, int], dict[str, Any]] = {}
     for result in results:
@@ -161,12 +164,20 @@ def _merged(ranges: Sequence[tuple[int, int]]) -> list[list[int]]:
 
 @dataclass(frozen=True, slots=True)
 class WriteResult:
-    """``rows`` are acknowledged, ``unconfirmed`` were sent with acks=0, and ``skipped`` can never be written
-    (errors.tolerance=all), by reason in ``skip_reasons``.
+    """What a write has written.
 
-    ``already_written``: an earlier run had written this ``txnVersion``, so this one wrote nothing.
-    ``dead_letters``: of the skipped rows, in the topic for them.
-    ``partitions``: as in the delivery report, one entry for each topic and partition with its ``offsets``.
+    Attributes:
+        rows: The number of acknowledged rows. unconfirmed: The number of rows that were sent with
+        ``kafka.acks=0``. skipped: The number of rows that can never be written (``errors.tolerance=all``).
+        skip_reasons: The number of skipped rows for each reason. already_written: True if an earlier run had
+        written this ``txnVersion``, so that this one wrote nothing. partitions: One mapping for each topic
+        and partition, as in the delivery report, with its ``offsets``. dead_letters: How many of the skipped
+        rows are in the dead letter topic.
+
+    Examples:
+        >>> result = kafka_sink.write(df, options)
+        >>> result.offsets
+        {TopicPartition(topic='orders', partition=0): ((0, 41),)}
     """
 
     rows: int = 0
@@ -181,7 +192,7 @@ class WriteResult:
     def of(
         cls, results: Sequence[TaskResult], options: SinkOptions, *, already_written: bool = False
     ) -> WriteResult:
-        """``results``: of the tasks whose rows count."""
+        """Sum up the results of the tasks whose rows count."""
         counts = total(results)
         return cls(
             counts.records,
@@ -190,13 +201,13 @@ class WriteResult:
             dict(skip_reasons_of(results)),
             already_written,
             partitions_of(results),
-            # A write ends when each has its dead letter.
+            # The write has only succeeded if each skipped row has its dead letter.
             counts.skipped if options.errors_deadletterqueue_topic_name else 0,
         )
 
     @property
     def offsets(self) -> dict[TopicPartition, tuple[tuple[int, int], ...]]:
-        """Inclusive ranges by partition, those of dead letters included."""
+        """The inclusive ranges of offsets of each partition, including those of dead letters."""
         return {
             TopicPartition(one["topic"], one["partition"]): tuple(
                 (first, last) for first, last in one["offsets"]
@@ -205,5 +216,5 @@ class WriteResult:
         }
 
 
-# Its former name, for one release.
+# The former name of WriteResult, kept for one release.
 Written = WriteResult

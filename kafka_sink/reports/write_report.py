@@ -1,8 +1,8 @@
 """What the driver reports when a write ends: to the log, to the live view, and to the delivery report.
 
-Of a query's micro-batches the log has a line for the first, one for each with trouble, and a digest a minute
-for the others. Each commit is a process of its own, so the sums since the last digest are a note in the
-application's folder. Writes in ``foreachBatch`` count as micro-batches, too.
+For a query, the log has a line for the first micro-batch, one for each micro-batch with trouble, and once a
+minute a digest of the others. Each commit runs in its own process, so the sums since the last digest are kept
+in a note in the application's folder. Writes in ``foreachBatch`` also count as micro-batches.
 """
 
 from __future__ import annotations
@@ -34,17 +34,18 @@ from kafka_sink.reports.delivery_report import EndedWrite, append, partitions_of
 from kafka_sink.spark_application import rows_of_good_batch
 
 _TOPICS_NAMED = 3
-# Fewer tasks cost less than a second altogether.
+# With fewer tasks, empty ones cost less than a second altogether.
 _MANY_TASKS = 50
-# Bytes. Larger Arrow batches leave the processor's caches, and each needs fresh pages of memory.
+# In bytes. Larger Arrow batches do not fit the CPU's caches, and each of them needs new pages of memory.
 _LARGE_ARROW_BATCH = 16_000_000
-# Seconds between two digests.
+# The time between two digests, in seconds.
 _INTERVAL_S = 60.0
 
 
 def report(options: SinkOptions, coordinator: PlannedCoordinator, ended: EndedWrite) -> None:
-    """Make all reports of a write, but for the line of one that was aborted. No report fails the write, as
-    Kafka has its rows.
+    """Make all reports of a write. The line about an abort is logged elsewhere (see ``aborted``).
+
+    A report that fails does not fail the write, because Kafka has the rows.
     """
     _to_live_view(options, coordinator, ended)
     if options.delivery_report_path:
@@ -71,7 +72,7 @@ def report(options: SinkOptions, coordinator: PlannedCoordinator, ended: EndedWr
 
 
 def aborted(ended: EndedWrite) -> str:
-    """What a write that was aborted leaves, without the reason."""
+    """Describe what an aborted write leaves behind, without the reason for the abort."""
     line = f"{ended.label}aborted"
     if ended.tasks is not None:
         line += f", {ended.tasks - len(ended.results)} of {ended.tasks} tasks did not finish"
@@ -91,7 +92,7 @@ def _transaction_fields(ended: EndedWrite) -> dict[str, Any]:
 
 
 def _advise(ended: EndedWrite) -> None:
-    """Log advice, once for a query, also where it writes in foreachBatch."""
+    """Log advice. For a query, including one that writes in foreachBatch, it is logged once."""
     for about, advice in (
         ("empty tasks", about_empty_tasks(ended.results)),
         ("large Arrow batches", about_large_arrow_batches(ended.results)),
@@ -118,12 +119,12 @@ def _to_delivery_report(path: str, ended: EndedWrite) -> None:
 
 
 def write_ended(options: SinkOptions, ended: EndedWrite) -> WriteEnded:
-    """The sums that the summary shows, within the bounds of a message."""
+    """The sums that the summary shows, within the size limits of a message."""
     topics: dict[str, tuple[int, ...]] = dict(_topics_of(ended.results))
     return WriteEnded(
         cluster_name(options),
         ended.write,
-        # There it is one more write that ended well.
+        # For the live view, a skipped write is one more write that succeeded.
         "committed" if ended.outcome == "skipped" else ended.outcome,
         ended.query,
         -1 if ended.batch is None else ended.batch,
@@ -137,8 +138,8 @@ def write_ended(options: SinkOptions, ended: EndedWrite) -> WriteEnded:
 
 
 def _topics_of(results: Sequence[TaskResult]) -> dict[str, TopicMetrics]:
-    """The sums by topic."""
-    # Lists, because a commit may sum up tens of thousands of results.
+    """The sums of each topic."""
+    # Lists are faster than objects: a commit may sum up tens of thousands of results.
     sums: dict[str, list[int]] = {}
     for result in results:
         for topic, _, records, batches, sent_bytes, _, _, raw_bytes in result.partitions:
@@ -154,7 +155,8 @@ def _topics_of(results: Sequence[TaskResult]) -> dict[str, TopicMetrics]:
 
 
 def summarise(results: Sequence[TaskResult]) -> str:
-    """One line about the work of these tasks. Times are the slowest task's, as tasks run in parallel."""
+    """One line about the work of these tasks. Times are those of the slowest task, because tasks run in
+    parallel."""
     counts = total(results)
     rows, unconfirmed = counts.records, counts.unconfirmed
     parts = [f"{rows:,} rows acknowledged"] if rows or not unconfirmed else []
@@ -174,7 +176,7 @@ def summarise(results: Sequence[TaskResult]) -> str:
 
 
 def about_empty_tasks(results: Sequence[TaskResult]) -> str | None:
-    """What to change where most of many tasks had no rows; None if nothing."""
+    """Advice for writes in which most of many tasks had no rows, or None."""
     busy = sum(1 for result in results if result.records or result.unconfirmed or result.skipped)
     if len(results) < _MANY_TASKS or busy > len(results) / 4:
         return None
@@ -186,7 +188,7 @@ def about_empty_tasks(results: Sequence[TaskResult]) -> str | None:
 
 
 def about_large_arrow_batches(results: Sequence[TaskResult]) -> str | None:
-    """What to change where Spark hands rows over in large pieces; None if nothing."""
+    """Advice for writes to which Spark hands rows in large batches, or None."""
     largest = round(_most(results, _ARROW_BATCH_BYTES))
     rows = sum(result.records + result.unconfirmed for result in results)
     if largest < _LARGE_ARROW_BATCH or not rows:
@@ -200,7 +202,8 @@ def about_large_arrow_batches(results: Sequence[TaskResult]) -> str | None:
 
 
 def _summary_fields(results: Sequence[TaskResult]) -> dict[str, Any]:
-    """The same as values for JSON. Bytes and milliseconds; maxima are of one task."""
+    """The summary as values for JSON. Sizes are in bytes, times in milliseconds, and maxima are those of one
+    task."""
     counts, topics = total(results), _topics_of(results)
     return {
         **{spec.json: getattr(counts, name) for name, spec in SPECS.items() if spec.json},
@@ -215,12 +218,12 @@ def _most(results: Iterable[TaskResult], of: Callable[[TaskResult], float]) -> f
 
 
 def _held(result: TaskResult) -> float:
-    """The most memory of unacknowledged rows, in bytes."""
+    """The most memory that the task's unacknowledged rows took, in bytes."""
     return sum(result.metrics.get(name, 0) for name in ("buffer-used-bytes-max", "buffer-heap-bytes-max"))
 
 
 def _held_by_full(result: TaskResult) -> float:
-    """The estimate of that for the strategy `full`."""
+    """The estimated memory with the strategy `full`."""
     return _held(result) + result.metrics.get("buffer-saved-bytes-max", 0)
 
 
@@ -264,7 +267,7 @@ def _times(results: Sequence[TaskResult]) -> str:
         ("waiting for memory", slowest.pool_wait_ms),
         ("waiting for responses", slowest.flush_ms),
     ):
-        # Only times worth acting on: at least a tenth of the total.
+        # Show only times that are worth acting on: at least a tenth of the total.
         if spent >= slowest.elapsed_ms / 10:
             parts.append(f"{spent / 1000:.2f} s {name}")
     return parts[0] if len(parts) == 1 else f"{parts[0]} ({', '.join(parts[1:])})"
@@ -291,7 +294,8 @@ def _size(count: float) -> str:
 
 @dataclass(slots=True)
 class _UnreportedWrites:
-    """Since the last line: of micro-batches that no line was about. Times are of the wall clock."""
+    """Sums of the micro-batches since the last line that had no line of their own. Times are wall clock
+    times."""
 
     since_s: float
     writes: int = 0
@@ -318,9 +322,9 @@ class _UnreportedWrites:
 
 
 def _is_due(ended: EndedWrite, now_s: float) -> tuple[bool, str]:
-    """Whether the committed write has a line of its own, and a digest of those before it or "".
+    """Whether the committed write gets its own line, and a digest of the micro-batches before it, or "".
 
-    Every write has a line of its own outside of queries, or where nothing is kept.
+    Outside queries, and if no notes can be kept, every write gets its own line.
     """
     if not ended.query or not spark_application.folder():
         return True, ""
@@ -333,7 +337,7 @@ def _is_due(ended: EndedWrite, now_s: float) -> tuple[bool, str]:
     if not own:
         sums.add(ended)
     digest = ""
-    # A clock that was set back begins a new minute.
+    # If the clock was set back, the minute also ends.
     if sums.writes and not 0 <= now_s - sums.since_s < _INTERVAL_S:
         digest, sums = sums.line(ended, now_s), _UnreportedWrites(now_s)
     spark_application.note(key, json.dumps(asdict(sums)))
@@ -341,8 +345,8 @@ def _is_due(ended: EndedWrite, now_s: float) -> tuple[bool, str]:
 
 
 def _has_trouble(ended: EndedWrite) -> bool:
-    """Whether somebody may want to look at this write: rows were skipped, sends repeated, or transactions
-    other than its own ended with it."""
+    """Whether someone may want to look at this write: rows were skipped, batches were sent again, the circuit
+    breaker tripped, or transactions were aborted or recovered."""
     counts = total(ended.results)
     others = sum(one.count for name, one in ended.transactions.items() if name != "committed")
     return bool(counts.skipped or counts.retries or counts.breaker_trips or others)
