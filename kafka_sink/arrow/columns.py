@@ -19,6 +19,7 @@ import pyarrow as pa
 from kafka_sink.errors import SchemaError
 from kafka_sink.options import SinkOptions
 from kafka_sink.records.arrays import has_byte_offsets, lengths, null_mask, numbers
+from kafka_sink.records.extension_types import POLARS_OBJECT, content_type, shown, with_unknown_types
 from kafka_sink.rows.column_plan import ColumnPlan, found_instead, ignored_columns, some_of
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ _REMEDIES = {
     "timestamp": "One without a zone names no instant: give it one, as with dt.replace_time_zone('UTC') of "
     "Polars or ::TIMESTAMPTZ of DuckDB",
 }
+_OF_OBJECTS = "Cast the Python objects in it, as with map_elements(str, return_dtype=pl.String) for text"
 _FACTORS_TO_MICROS = {"s": 1_000_000, "ms": 1000}
 # Far beyond what Kafka's milliseconds hold as dates, and within what the products above hold.
 _LAST_MICROS = 1 << 62
@@ -85,7 +87,8 @@ class ArrowColumns:
             place.get("partition"),
             place.get("timestamp"),
         )
-        converts = tuple(converter(name, schema.field(found[name]).type) for name in names)
+        kinds = with_unknown_types(schema)
+        converts = tuple(converter(name, kinds.field(found[name]).type) for name in names)
         warnings = tuple(ignored_columns(schema.names, topic, _PARTS, _RENAME))
         return cls(plan, schema, warnings, names, tuple(found[name] for name in names), converts)
 
@@ -133,7 +136,7 @@ def converter(name: str, kind: pa.DataType) -> Convert | None:
     try:
         return of_part(kind)
     except _UnfitError:
-        remedy = _REMEDIES.get(name)
+        remedy = _OF_OBJECTS if kind == POLARS_OBJECT else _REMEDIES.get(name)
         more = f". {remedy}." if remedy else "."
         raise SchemaError(
             f"{name} attribute unsupported type {_shown(kind)}. {name} must be {_ACCEPTED[name]}{more}"
@@ -145,7 +148,7 @@ class _UnfitError(Exception):
 
 
 def _shown(kind: pa.DataType) -> str:
-    text = re.sub(r"\s+", " ", str(kind))
+    text = re.sub(r"\s+", " ", shown(kind))
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
@@ -157,7 +160,10 @@ def _bytes(kind: pa.DataType) -> Convert | None:
     if has_byte_offsets(kind) or kind == pa.null():
         return None
     if isinstance(kind, pa.BaseExtensionType):
-        return _then(lambda column: column.storage, _bytes(kind.storage_type))
+        content = content_type(kind)
+        if content is None:
+            raise _UnfitError
+        return _then(lambda column: column.storage, _bytes(content))
     if pa.types.is_dictionary(kind):
         # Views cannot be taken from, so the dictionary is converted first.
         convert = _bytes(kind.value_type)
@@ -277,12 +283,12 @@ class EncodedColumns:
         named = [(field.name, str(field.type)) for field in schema]
         if len({name for name, _ in named}) < len(named):
             raise SchemaError("there are two columns of the same name: rename or drop one.")
-        self._converts = tuple(_converts(schema))
-        kinds = schema
+        kinds = with_unknown_types(schema)
+        self._converts = tuple(_converts(kinds))
         for place, convert in self._converts:
-            field = schema.field(place)
+            field = kinds.field(place)
             kinds = kinds.set(place, field.with_type(convert(pa.nulls(0, field.type)).type))
-        encoding = planning.plan(options, named, lambda: schema, None)
+        encoding = planning.plan(options, named, lambda: kinds, None)
         assert encoding is not None
         kept = {name: kinds.field(place) for name, _, place in encoding.kept}
         added = {"key": pa.binary(), "value": pa.binary(), "headers": _HEADERS}
@@ -309,12 +315,17 @@ class EncodedColumns:
 def _converts(schema: pa.Schema) -> Iterator[tuple[int, Convert]]:
     """What columns need before they are encoded. Raises SchemaError for headers of another type."""
     for place, field in enumerate(schema):
-        wanted = _without_views(field.type)
+        kind, storage = field.type, None
+        if isinstance(kind, pa.BaseExtensionType) and content_type(kind) in _OF_VIEWS:
+            storage = kind.storage_type
+        wanted = _without_views(storage or kind)
         if field.name == "headers":
             if (convert := converter("headers", field.type)) is not None:
                 yield place, convert
-        elif wanted != field.type:
-            yield place, partial(pa.Array.cast, target_type=wanted)
+        elif wanted != kind:
+            cast = partial(pa.Array.cast, target_type=wanted)
+            # pyarrow's cast of an extension type over views reads memory that is not the column's.
+            yield place, cast if storage is None else _then(lambda column: column.storage, cast)
 
 
 _OF_VIEWS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}

@@ -30,6 +30,7 @@ from kafka_sink.coordinator.live.messages import TaskIdentity
 from kafka_sink.driver import driver_log
 from kafka_sink.errors import DeliveryError, ProducerClosedError, SchemaError
 from kafka_sink.model import EndedTransactions, TaskResult
+from kafka_sink.records.extension_types import POLARS_OBJECT
 from kafka_sink.reports import write_report
 from kafka_sink.reports.delivery_report import EndedWrite, WriteResult
 from kafka_sink.rows.column_plan import ColumnPlan
@@ -53,13 +54,44 @@ def record_batches(data: Any) -> tuple[pa.Schema | None, Iterator[pa.RecordBatch
             reader = pa.RecordBatchReader.from_stream(data)
         except pa.ArrowInvalid as error:
             raise _unfit(data, f": {error}") from None
-        return reader.schema, iter(reader)
+        return _with_objects(data, reader)
     if hasattr(data, "__arrow_c_array__"):
         return record_batches(pa.record_batch(data))
     # Of a frame of another kind, iteration would give columns or rows.
     if isinstance(data, Iterable) and not isinstance(data, str | bytes | dict) and not _is_frame(data):
         return None, _batches_of_each(data)
     raise _unfit(data)
+
+
+def _with_objects(data: Any, reader: pa.RecordBatchReader) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    """What the reader has, in which columns of Python objects get the type POLARS_OBJECT.
+
+    Polars hands over the objects' addresses, which Arrow's schema does not distinguish from other bytes.
+    """
+    schema: pa.Schema = reader.schema
+    places = [
+        place
+        for place, field in enumerate(schema)
+        if field.type == POLARS_OBJECT.storage_type and _has_objects(data, field.name)
+    ]
+    for place in places:
+        schema = schema.set(place, schema.field(place).with_type(POLARS_OBJECT))
+
+    def marked(batch: pa.RecordBatch) -> pa.RecordBatch:
+        arrays = batch.columns
+        for place in places:
+            arrays[place] = pa.ExtensionArray.from_storage(POLARS_OBJECT, arrays[place])
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    return schema, map(marked, reader) if places else iter(reader)
+
+
+def _has_objects(data: Any, name: str) -> bool:
+    schema = getattr(data, "schema", None)
+    if isinstance(schema, Mapping):
+        return str(schema.get(name)) == "Object"
+    # Polars has no other bytes of a fixed size. The batches of a LazyFrame have no schema.
+    return type(data).__module__.partition(".")[0] == "polars"
 
 
 def _batches_of_each(items: Iterable[Any]) -> Iterator[pa.RecordBatch]:

@@ -338,6 +338,8 @@ def _leaf(schema: Schema, kind: pa.DataType, path: str) -> Encoder | None:
     found: Encoder | None = None
     if pa.types.is_decimal(kind):
         found = _decimal(schema, kind, path) if logical == "decimal" else None
+    elif columns.is_uuid(kind):
+        found = _uuid(schema, path)
     elif name in ("int", "long"):
         found = _whole(name, logical, kind, path)
     elif (name, kind) in (("string", pa.string()), ("bytes", pa.binary())):
@@ -354,6 +356,14 @@ def _leaf(schema: Schema, kind: pa.DataType, path: str) -> Encoder | None:
         size = 4 if name == "float" else 8
         found = _AvroFixed(size, lambda column: columns.bits_of_floats(column, size))
     return found
+
+
+def _uuid(schema: Schema, path: str) -> Encoder | None:
+    """As text, or as 16 bytes."""
+    is_text = schema["type"] == "string"
+    found = _leaf(schema, pa.string() if is_text else pa.binary(), path)
+    convert = columns.uuid_texts if is_text else columns.uuid_bytes
+    return None if found is None else columns.Converted(convert, found)
 
 
 # The bits of a whole number that each holds exactly.

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from kafka_sink.errors import SchemaError
-from kafka_sink.formats.columns import is_list, joined, plain_type, require_text_keys
+from kafka_sink.formats.columns import is_list, is_uuid, joined, missing_type, plain_type, require_text_keys
 from kafka_sink.formats.planning import Steps
 from kafka_sink.printable import printable
 from kafka_sink.records import varint
@@ -184,9 +184,7 @@ def _derived(kind: pa.DataType, name: str, namespace: str, path: str) -> Any:
         return {"type": "map", "values": _nullable(values, nullable=kind.item_field.nullable)}
     found = _leaf(kind)
     if found is None:
-        raise SchemaError(
-            f"column '{path}' has the type {kind}, which Avro does not have: cast it, for example to string"
-        )
+        raise missing_type(path, kind, "Avro")
     return found
 
 
@@ -207,6 +205,7 @@ _LEAVES: Mapping[pa.DataType, Any] = {
     pa.time64("us"): {"type": "long", "logicalType": "time-micros"},
     pa.time64("ns"): {"type": "long", "logicalType": "time-micros"},
 }
+_MAX_DIGITS = 38
 _OF_UNIT = {"s": "millis", "ms": "millis", "us": "micros", "ns": "nanos"}
 
 
@@ -216,8 +215,14 @@ def _leaf(kind: pa.DataType) -> Any:
         return {"type": "long", "logicalType": f"{local}timestamp-{_OF_UNIT[kind.unit]}"}
     if pa.types.is_duration(kind):
         return "long"
+    if is_uuid(kind):
+        return {"type": "string", "logicalType": "uuid"}
     if pa.types.is_decimal128(kind):
-        return {"type": "bytes", "logicalType": "decimal", "precision": kind.precision, "scale": kind.scale}
+        # Avro has no negative scale, and none above the precision.
+        scale = max(kind.scale, 0)
+        precision = max(kind.precision + scale - kind.scale, scale)
+        if precision <= _MAX_DIGITS:
+            return {"type": "bytes", "logicalType": "decimal", "precision": precision, "scale": scale}
     return _LEAVES.get(kind)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,7 +25,10 @@ from kafka_sink.records.arrays import (
     null_mask,
     numbers,
     offsets,
+    with_nulls,
 )
+from kafka_sink.records.extension_types import BOOL8, UUID, content_type, shown
+from kafka_sink.records.record_columns import binary
 
 
 class UnfitRowsError(KafkaSinkError):
@@ -48,8 +52,16 @@ def joined(path: str, name: str) -> str:
 def unsupported_type(path: str, kind: pa.DataType, wanted: object) -> SchemaError:
     """No column of this type fits what the schema wants."""
     return SchemaError(
-        f"column '{path}' has the type {kind}, and the schema wants {wanted}: cast it to what fits, or "
-        "register another schema"
+        f"column '{path}' has the type {shown(kind)}, and the schema wants {wanted}: cast it to what fits, "
+        "or register another schema"
+    )
+
+
+def missing_type(path: str, kind: pa.DataType, whose: str) -> SchemaError:
+    """No schema of this format has such values."""
+    return SchemaError(
+        f"column '{path}' has the type {shown(kind)}, which {whose} does not have: cast it, for example to "
+        "string"
     )
 
 
@@ -98,7 +110,7 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_dictionary(kind):
         return plain_type(kind.value_type)
     if isinstance(kind, pa.BaseExtensionType):
-        return plain_type(kind.storage_type)
+        return _plain_extension(kind)
     if pa.types.is_fixed_size_list(kind):
         return pa.list_(kind.value_field)
     if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
@@ -108,6 +120,19 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_decimal(kind) and kind.bit_width < 128:
         return pa.decimal128(kind.precision, kind.scale)
     return kind
+
+
+def _plain_extension(kind: pa.BaseExtensionType) -> pa.DataType:
+    if kind.extension_name == BOOL8:
+        return pa.bool_()
+    content = content_type(kind)
+    # No encoder knows the types that stay, so that errors name them.
+    return kind if content is None or is_uuid(kind) else plain_type(content)
+
+
+def is_uuid(kind: pa.DataType) -> bool:
+    """Whether the entries are UUIDs, in 16 bytes each."""
+    return isinstance(kind, pa.BaseExtensionType) and kind.extension_name == UUID
 
 
 def is_list(kind: pa.DataType) -> bool:
@@ -125,7 +150,8 @@ def plain(column: pa.Array) -> pa.Array:
     if kind.id in _PLAIN:
         return column
     if isinstance(kind, pa.BaseExtensionType):
-        return plain(column.storage)
+        wanted = plain_type(kind)
+        return column if kind == wanted else plain(column.storage).cast(wanted)
     if pa.types.is_dictionary(kind):
         return plain(column.dictionary_decode())
     wanted = plain_type(kind)
@@ -186,6 +212,38 @@ def bits_of_floats(column: pa.Array, size: int) -> UInt64s:
     found = numbers_of(column).astype(f"<f{size}", copy=False)
     bits: UInt64s = found.view(f"<u{size}").astype(np.uint64, copy=False)
     return bits
+
+
+_HEXADECIMAL = np.frombuffer(b"0123456789abcdef", dtype=np.uint8)
+_UUID_BYTES, _UUID_TEXT = 16, 36
+_HYPHENS = (8, 13, 18, 23)
+
+
+def uuid_texts(column: pa.Array) -> pa.Array:
+    """UUIDs in the form with hyphens, as strings."""
+    count = len(column)
+    halves = np.empty((count, 2 * _UUID_BYTES), dtype=np.uint8)
+    given = numbers(column, np.dtype((np.void, _UUID_BYTES))).view(np.uint8).reshape(count, _UUID_BYTES)
+    halves[:, 0::2], halves[:, 1::2] = given >> 4, given & 0xF
+    texts = np.full((count, _UUID_TEXT), ord("-"), dtype=np.uint8)
+    texts[:, np.setdiff1d(np.arange(_UUID_TEXT), _HYPHENS)] = _HEXADECIMAL[halves]
+    found = with_nulls(binary(texts.reshape(-1), _UUID_TEXT, count), null_mask(column))
+    return found.view(pa.string())
+
+
+def uuid_bytes(column: pa.Array) -> pa.Array:
+    return column.storage.cast(pa.binary())
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """Encode columns of another type than the encoder's, once ``convert`` has had them."""
+
+    convert: Callable[[pa.Array], pa.Array]
+    encoder: Encoder
+
+    def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
+        return self.encoder.pieces(self.convert(column), nulls)
 
 
 _64 = np.uint64(64)

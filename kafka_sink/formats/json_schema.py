@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from kafka_sink.errors import SchemaError
-from kafka_sink.formats.columns import is_list, joined, plain_type, unsupported_type
+from kafka_sink.formats.columns import is_list, is_uuid, joined, missing_type, plain_type, unsupported_type
 from kafka_sink.formats.planning import Steps
 from kafka_sink.printable import printable
 
@@ -68,11 +68,13 @@ def _nullable(field: pa.Field, path: str) -> dict[str, Any]:
 def _leaf(kind: pa.DataType, path: str) -> dict[str, Any]:
     name = _type_of(kind)
     if name is None:
-        raise SchemaError(f"column '{path}' has the type {kind}, which JSON does not have: cast it to string")
+        raise missing_type(path, kind, "JSON")
     if pa.types.is_timestamp(kind) and kind.tz:
         return {"type": name, "format": "date-time"}
     if pa.types.is_date(kind):
         return {"type": name, "format": "date"}
+    if is_uuid(kind):
+        return {"type": name, "format": "uuid"}
     return {"type": name, "contentEncoding": "base64"} if kind == pa.binary() else {"type": name}
 
 
@@ -87,7 +89,7 @@ def _type_of(kind: pa.DataType) -> str | None:
     ):
         if is_one(kind):
             return name
-    is_text = kind in (pa.string(), pa.binary()) or pa.types.is_temporal(kind)
+    is_text = kind in (pa.string(), pa.binary()) or pa.types.is_temporal(kind) or is_uuid(kind)
     return "string" if is_text and not pa.types.is_interval(kind) else None
 
 

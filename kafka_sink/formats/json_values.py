@@ -16,7 +16,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kafka_sink.errors import SchemaError
 from kafka_sink.formats import byte_columns, columns, json_schema
 from kafka_sink.formats.byte_columns import Piece
 from kafka_sink.formats.columns import Encoder
@@ -66,7 +65,7 @@ def _of_value(kind: pa.DataType, path: str) -> Encoder:
         return _Base64()
     found = _printer(kind)
     if found is None:
-        raise SchemaError(f"column '{path}' has the type {kind}, which JSON does not have: cast it to string")
+        raise columns.missing_type(path, kind, "JSON")
     return _Printed(found, path)
 
 
@@ -241,6 +240,8 @@ def _printer(kind: pa.DataType) -> Callable[[pa.Array], pa.Array] | None:
         return lambda column: _quoted(column.cast(pa.string()), "")
     if pa.types.is_timestamp(kind):
         return _instant
+    if columns.is_uuid(kind):
+        return lambda column: _quoted(columns.uuid_texts(column), "")
     if pa.types.is_duration(kind):
         return lambda column: column.cast(pa.int64()).cast(pa.string())
     return None

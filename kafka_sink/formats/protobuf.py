@@ -22,6 +22,7 @@ from kafka_sink.formats.protobuf_schema import KNOWN, Field, MessageType, Protob
 from kafka_sink.network.wire import uvarint
 from kafka_sink.records import arrays, varint
 from kafka_sink.records.arrays import Bools, Int64s, UInt64s, as_binary, binary_of, lengths, null_mask
+from kafka_sink.records.extension_types import shown
 
 # What follows a tag.
 _VARINT, _64_BITS, _BYTES, _32_BITS = 0, 1, 2, 5
@@ -35,7 +36,9 @@ def encoder(schema: ProtobufSchema, name: str, kind: pa.DataType, path: str) -> 
     message = schema.message(name)
     kind = columns.plain_type(kind)
     if not pa.types.is_struct(kind):
-        raise SchemaError(f"column '{path}' has the type {kind}, and a Protobuf message is made of a struct")
+        raise SchemaError(
+            f"column '{path}' has the type {shown(kind)}, and a Protobuf message is made of a struct"
+        )
     return _ProtobufCompiler(schema).message(message, kind, path)
 
 
@@ -318,6 +321,9 @@ def _scalar(name: str, kind: pa.DataType, path: str) -> _Value | None:
         return _float(8 if name == "double" else 4, kind)
     if name not in _KINDS:
         return _integer(name, kind, path)
+    if columns.is_uuid(kind) and name != "bool":
+        convert = columns.uuid_texts if name == "string" else columns.uuid_bytes
+        return _Value(_BYTES, columns.Converted(convert, _Content(path, is_text=False)))
     if kind != _KINDS[name]:
         return None
     if name == "bool":

@@ -168,10 +168,17 @@ def test_what_cannot_be_written_is_refused_with_what_to_do() -> None:
         ([value, ("partition", pa.float64())], "partition must be an integer"),
         ([value, ("headers", pa.list_(pa.string()))], "headers must be a list of structs"),
         ([value, value], "two columns 'value'"),
+        ([("value", pa.opaque(pa.binary(16), "hugeint", "DuckDB"))], "unsupported type hugeint of DuckDB"),
+        ([value, ("key", pa.opaque(pa.string(), "geo", "pg"))], "key attribute unsupported type geo of pg"),
+        ([value, ("key", pa.bool8())], r"unsupported type arrow\.bool8"),
     ]
     for fields, words in mistakes:
         with pytest.raises(SchemaError, match=words):
             ArrowColumns.of(pa.schema(fields), "t")
+    # An extension type that pyarrow does not know.
+    hidden = pa.field("value", pa.binary(16), metadata={"ARROW:extension:name": "a.number"})
+    with pytest.raises(SchemaError, match=r"unsupported type a\.number"):
+        ArrowColumns.of(pa.schema([hidden]), "t")
     with pytest.raises(SchemaError, match="topic option required when no 'topic' attribute is present"):
         ArrowColumns.of(pa.schema([value]), None)
 

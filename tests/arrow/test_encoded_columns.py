@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -75,6 +76,63 @@ def values(registry: Server, batch: pa.RecordBatch) -> list[Any]:
 
 
 _VIEW = pa.string_view()
+_UUIDS = pa.array([b"\0" * 15 + b"\1", None], pa.uuid())
+_TEXT = str(uuid.UUID(int=1))
+_BOOLS = pa.ExtensionArray.from_storage(pa.bool8(), pa.array([5, 0, None], pa.int8()))
+
+
+def avro_of(registry: Server, column: pa.Array) -> tuple[Any, list[bytes | None]]:
+    """The schema that is derived for a column of values, and the values."""
+    found = encoded(registry, pa.record_batch([column], ["value"]), {"value.format": "avro"})
+    schema = json.loads(json.loads(registry.requests[-1][3])["schema"])
+    return schema, [row["value"] and row["value"][_FRAME:] for row in found]
+
+
+def test_extension_types_are_written_as_what_they_mean_and_refused_if_that_is_unknown(
+    registry: Server,
+) -> None:
+    """Catches: a number of DuckDB that becomes its storage in Base64."""
+    for column, wanted in (
+        (_UUIDS, [_TEXT, None]),
+        (pa.ListArray.from_arrays(pa.array([0, 1, 2]), _UUIDS), [[_TEXT], [None]]),
+        (pa.StructArray.from_arrays([_UUIDS], ["a"]), [{"a": _TEXT}, {"a": None}]),
+        (pa.DictionaryArray.from_arrays(pa.array([1, 0]), _UUIDS), [None, _TEXT]),
+        (_BOOLS, [True, False, None]),
+        (
+            pa.ExtensionArray.from_storage(pa.json_(_VIEW), pa.array(["x" * 20, None], _VIEW)),
+            ["x" * 20, None],
+        ),
+    ):
+        for start in (0, 1):
+            batch = pa.record_batch([column.slice(start)], ["value"])
+            assert values(registry, batch) == wanted[start:], column.type
+    assert avro_of(registry, _UUIDS) == (
+        {"type": "string", "logicalType": "uuid"},
+        [b"H" + _TEXT.encode(), None],
+    )
+    assert avro_of(registry, _BOOLS) == ("boolean", [b"\1", b"\0", None])
+    number = pa.opaque(pa.binary(16), "hugeint", "DuckDB")
+    hidden = pa.field("value", pa.binary(16), metadata={"ARROW:extension:name": "a.number"})
+    for field, words in (
+        (pa.field("value", number), "'value' has the type hugeint of DuckDB"),
+        (pa.field("x", pa.list_(number)), r"'x\[\]' has the type hugeint of DuckDB"),
+        (hidden, r"'value' has the type a\.number"),
+        (pa.field("x", pa.struct([hidden])), r"'x' has the type a\.number"),
+    ):
+        for name in ("json", "avro"):
+            with pytest.raises(SchemaError, match=words):
+                columns_of(registry, pa.schema([field]), {"value.format": name})
+
+
+def test_decimals_with_a_scale_that_avro_does_not_have(registry: Server) -> None:
+    """Catches: a schema with "scale": -2, which Avro's libraries refuse."""
+    hundreds = pa.array([Decimal("1200"), None], pa.decimal128(5, -2))
+    wanted: dict[str, Any] = {"type": "bytes", "logicalType": "decimal"}
+    assert avro_of(registry, hundreds) == ({**wanted, "precision": 7, "scale": 0}, [b"\4\4\xb0", None])
+    small = pa.Array.from_buffers(pa.decimal128(3, 5), 1, [None, pa.py_buffer((12).to_bytes(16, "little"))])
+    assert avro_of(registry, small) == ({**wanted, "precision": 5, "scale": 5}, [b"\2\x0c"])
+    with pytest.raises(SchemaError, match=r"decimal128\(38, -2\), which Avro does not have"):
+        columns_of(registry, pa.schema([("value", pa.decimal128(38, -2))]), {"value.format": "avro"})
 
 
 def test_views_are_encoded_beside_nulls_and_headers_of_another_type_are_refused(registry: Server) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
+import polars as pl
 import pyarrow as pa
 import pytest
 
+from kafka_sink.arrow.columns import ArrowColumns
 from kafka_sink.arrow.producer import record_batches
 from kafka_sink.errors import SchemaError
 
@@ -64,3 +67,21 @@ def test_what_is_no_arrow_data_is_refused_and_a_lazy_frame_is_to_be_collected() 
     for data in (None, 7, "text", b"bytes", {"value": ["a"]}, [{"value": "a"}], ["a"], TABLE.column(0)):
         with pytest.raises(SchemaError, match="is no Arrow data"):
             list(record_batches(data)[1])
+
+
+def test_python_objects_of_polars_are_refused_and_harmless_if_no_one_uses_them() -> None:
+    """Catches: keys that are the addresses of Python objects."""
+    frame = pl.DataFrame({"key": [uuid.UUID(int=1)], "value": ["x"]})
+    for data in (frame, [frame], (one for one in [frame]), frame.lazy().collect_batches()):
+        _, batches = record_batches(data)
+        with pytest.raises(
+            SchemaError, match=r"key attribute unsupported type Object of Polars.*map_elements"
+        ):
+            ArrowColumns.of(next(batches).schema, "t")
+    schema, batches = record_batches(frame.rename({"key": "other"}))
+    assert schema is not None
+    (batch,) = ArrowColumns.of(schema, "t").converted(next(batches))
+    assert batch.column("value").to_pylist() == [b"x"]
+    # Bytes of the same size from elsewhere are what they are.
+    table = pa.table({"value": pa.array([b"8 bytes."], pa.binary(8))})
+    assert record_batches(table)[0] == table.schema

@@ -5,6 +5,7 @@ from __future__ import annotations
 import decimal
 import io
 import json
+import uuid
 from typing import Any
 
 import fastavro
@@ -170,3 +171,17 @@ def test_rows_that_do_not_fit_are_marked(schema: Any, kind: pa.DataType, rows: l
         _encoded(record(field("x", schema)), column)
     assert str(caught.value).startswith("field 'x")
     assert caught.value.rows.tolist() == [False, True]
+
+
+def test_uuids_are_texts_or_bytes_as_the_schema_wants() -> None:
+    given = [uuid.UUID(int=1), None, uuid.UUID(int=2**127)]
+    column = pa.array([one and one.bytes for one in given], pa.uuid())
+    for kind, rows in (
+        ("string", [one and str(one) for one in given]),
+        ({"type": "string", "logicalType": "uuid"}, given),
+        ("bytes", [one and one.bytes for one in given]),
+        ({"type": "fixed", "name": "U", "size": 16}, [one and one.bytes for one in given]),
+    ):
+        schema = json.dumps(["null", kind])
+        assert _encoded(schema, column) == _by_fastavro(schema, rows), kind
+        assert _encoded(schema, column.slice(2)) == _by_fastavro(schema, rows[2:]), kind

@@ -262,3 +262,11 @@ def test_rows_that_do_not_fit_are_marked(row: dict[str, Any], said: str) -> None
 def test_what_does_not_fit_is_named_at_planning(kind: pa.DataType, said: str) -> None:
     with pytest.raises(SchemaError, match=said):
         protobuf.encoder(protobuf_schema.read(NESTED), "Order", kind, "")
+
+
+def test_uuids_are_texts_or_bytes_as_the_schema_wants() -> None:
+    column = pa.array([b"\0" * 15 + b"\1", None], pa.uuid())
+    text = 'syntax = "proto3"; message M { string a = 1; bytes b = 2; }'
+    struct = pa.StructArray.from_arrays([column, column], ["a", "b"])
+    written = b"\n$00000000-0000-0000-0000-000000000001\x12\x10" + b"\0" * 15 + b"\1"
+    assert _encoded(text, struct) == [written, b""]
