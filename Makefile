@@ -31,7 +31,7 @@ IN_LANES = -n $(LANES) --dist loadgroup --no-loadscope-reorder --durations 20 --
 # Of make check-pythons: the oldest and the newest that the project runs on.
 PYTHONS ?= 3.10 3.13
 
-.PHONY: help venv java classes chromium screenshots demo test full chaos exactly-once fuzz smoke faults matrix engines endurance check check-types check-pythons pins format audit bench plots docs site broker clean
+.PHONY: help venv java classes chromium screenshots demo test full chaos exactly-once fuzz kerberos smoke faults matrix engines endurance check check-types check-pythons pins format audit bench plots docs site broker clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -58,6 +58,9 @@ fuzz: $(STAMP)  ## search for harmful responses and orders of events, ten times 
 	@$(BIN)/python -m pytest tests/network tests/delivery/test_hostile_responses.py tests/scenarios/test_batch_lifecycle.py \
 		tests/scenarios/test_tight_memory.py tests/transactions/test_protocol_model.py \
 		-k "fuzz or client_faults or hostile or lifecycle or whatever or protocol_model" $(ARGS)
+
+kerberos: $(STAMP) java  ## log in by Kerberos, with a KDC out of Debian's packages (unpacked, not installed)
+	@tools/with_kerberos.sh $(VENV)-kerberos $(BIN)/python $(BIN)/python -m pytest tests/security/test_kerberos.py $(ARGS)
 
 smoke: export KAFKA_CHUNKED_TEST_EFFORT := 2
 smoke: $(STAMP) java  ## run every benchmark on tiny input; make test leaves out those that take longest

@@ -6,9 +6,11 @@ Exchanges are bytes in, bytes out: a mechanism is made with all it needs; from t
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import hmac
 import operator
+import os
 import re
 import secrets
 import socket
@@ -208,12 +210,28 @@ def _gssapi(context: Any, token: bytes | None, target: str) -> Steps:
 
 
 def _kerberos_credentials(gssapi: Any, settings: KerberosSettings) -> Any:
+    """The credentials of the keytab or principal that the settings name; None for the user's default."""
     if not settings.keytab and not settings.principal:
         return None
     name = gssapi.Name(settings.principal, gssapi.NameType.kerberos_principal) if settings.principal else None
-    # Tickets of a keytab stay in this process.
-    store = {"client_keytab": settings.keytab, "ccache": "MEMORY:kafka-chunked"} if settings.keytab else None
+    store = None
+    if settings.keytab:
+        store = {"client_keytab": settings.keytab, "ccache": _ticket_cache(settings)}
     return gssapi.Credentials(name=name, usage="initiate", store=store)
+
+
+def _ticket_cache(settings: KerberosSettings) -> str:
+    """The cache for the tickets of one keytab and principal. It stays in this process's memory.
+
+    A worker's process runs tasks of several jobs. In a shared cache the second job would find the first
+    job's ticket and log in as its user. A keytab that another file has replaced is another keytab.
+    """
+    file: tuple[int, ...] = ()
+    with contextlib.suppress(OSError):
+        found = os.stat(settings.keytab.removeprefix("FILE:"))
+        file = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+    login = repr((settings.keytab, settings.principal, file))
+    return f"MEMORY:kafka-chunked-{hashlib.sha256(login.encode(errors='surrogatepass')).hexdigest()}"
 
 
 # The TLS context and the login, each where the settings ask for it.

@@ -1,6 +1,6 @@
 """Kerberos (GSSAPI) with a KDC and a broker of this test: by ticket cache, by keytab, and without either.
 
-Skipped where MIT's KDC or the package gssapi is missing.
+Skipped where MIT's KDC or the package gssapi is missing. ``make kerberos`` fetches both.
 """
 
 from __future__ import annotations
@@ -18,8 +18,12 @@ import pytest
 
 pytest.importorskip("gssapi", exc_type=ImportError)
 
+import gssapi
+
 from kafka_sink.errors import AuthenticationError
 from kafka_sink.options import SinkOptions
+from kafka_sink.security.sasl import _kerberos_credentials
+from kafka_sink.security.settings import KerberosSettings
 from local_kafka import LocalBroker
 from tests.support.ports import free_port
 from tests.support.security.secured_broker import options, write
@@ -165,3 +169,21 @@ def test_a_keytab_of_the_jaas_options_is_used(
     )
     assert write(kerberised.options(sasl_jaas_config=jaas)).records == 1000
     assert not (tmp_path / "none").exists()
+
+
+def test_second_keytab_in_one_process_logs_in_as_its_own_principal(
+    kerberised: Kerberised, environ: Environ, tmp_path: Path
+) -> None:
+    """Catches: all keytabs shared one ticket cache, so a worker's second job was the first one's user."""
+    environ(KRB5CCNAME=f"FILE:{tmp_path}/none")
+    keytabs = {name: kerberised.kdc.keytab(name) for name in ("carol", "dave")}
+    replaced = tmp_path / "replaced.keytab"
+
+    def user(keytab: Path, principal: str = "") -> str:
+        return str(_kerberos_credentials(gssapi, KerberosSettings("kafka", principal, str(keytab))).name)
+
+    for name, keytab in keytabs.items():
+        assert user(keytab) == f"{name}@{REALM}"
+        assert user(keytab, f"{name}@{REALM}") == f"{name}@{REALM}"
+        replaced.write_bytes(keytab.read_bytes())
+        assert user(replaced) == f"{name}@{REALM}", "the file's keys are another principal's now"

@@ -6,6 +6,7 @@ import base64
 import socket
 import threading
 from concurrent.futures import Future
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -208,3 +209,26 @@ def test_a_bug_in_preparing_ends_it_with_its_class_alone(modules: Modules) -> No
         text = refused(KERBEROS)
         assert kind.__name__ in text
         assert "hunter2" not in text
+
+
+def test_each_keytab_and_principal_has_a_ticket_cache_of_its_own(tmp_path: Path) -> None:
+    """Catches: all shared one, so a worker's second job logged in as the first one's user. With a KDC:
+    test_kerberos.py."""
+    keytab = tmp_path / "a.keytab"
+    keytab.write_bytes(b"alice")
+
+    def cache(keytab: Path, principal: str) -> str:
+        gssapi = SimpleNamespace(
+            Name=lambda *_: None,
+            NameType=SimpleNamespace(kerberos_principal=None),
+            Credentials=lambda store, **_: store["ccache"],
+        )
+        found: str = sasl._kerberos_credentials(gssapi, KerberosSettings("kafka", principal, str(keytab)))
+        assert found.startswith("MEMORY:"), "no other process sees the tickets"
+        return found
+
+    first = cache(keytab, "")
+    assert cache(keytab, "") == first, "one ticket serves all connections"
+    others = {cache(keytab, "alice"), cache(keytab, "bob"), cache(tmp_path / "b.keytab", "")}
+    keytab.write_bytes(b"another")
+    assert len({first, *others, cache(keytab, "")}) == 5
