@@ -210,12 +210,12 @@ class Broker:
 
     @property
     def oldest_request_ms(self) -> float | None:
-        """When the oldest request without a response was sent. One that a throttling broker delays counts
-        from the end of the throttling, which may lie ahead."""
+        """When bytes of the oldest request without a response were last written. A request that a throttling
+        broker delays counts from the end of the throttling, which may lie ahead."""
         if not self.sent:
             return None
-        sent_ms, connection = self.sent[0].request.sent_ms, self.connection
-        return sent_ms if connection is None else max(sent_ms, connection.throttled_until_ms)
+        written_ms, connection = self.sent[0].request.written_ms, self.connection
+        return written_ms if connection is None else max(written_ms, connection.throttled_until_ms)
 
     def batches_in_flight(self) -> Iterator[ProducerBatch]:
         for sent in self.sent:

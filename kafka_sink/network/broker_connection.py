@@ -307,23 +307,34 @@ class BrokerConnection:
     def waiting_ms(self, now_ms: float) -> float:
         """How long the oldest request has been in flight; 0 if there is none."""
         in_flight = self.protocol.in_flight
-        return now_ms - in_flight[0].sent_ms if in_flight else 0.0
+        return now_ms - in_flight[0].written_ms if in_flight else 0.0
 
-    def flush(self) -> list[Request]:
-        """Write what the stream takes; return the requests that expect no response and are written."""
-        send_buffer = self.protocol.send_buffer
-        if self.transport is not None and self.state in _TALKING and self.transport.wants_write:
-            self.transport.flush()
-        while self.transport is not None and (buffers := send_buffer.next_buffers()):
-            sent = self.transport.send(buffers)
+    def flush(self, now_ms: float) -> list[Request]:
+        """Write what the stream takes; return the requests that expect no response and are written.
+
+        A request's age begins anew with each byte of it that is written: before the last byte, no broker can
+        respond to it, and a slow link takes long for a large one.
+        """
+        transport, send_buffer = self.transport, self.protocol.send_buffer
+        if transport is None:
+            return []
+        gone = send_buffer.written_bytes - transport.held_bytes
+        if transport.held_bytes and self.state in _TALKING:
+            transport.flush()
+        while buffers := send_buffer.next_buffers():
+            sent = transport.send(buffers)
             send_buffer.advance(sent)
             if sent < sum(map(len, buffers)):
                 break  # the stream is full
+        if send_buffer.written_bytes - transport.held_bytes > gone:
+            for request in self.protocol.in_flight:
+                if request.end > gone:
+                    request.written_ms = now_ms
         if self._options.acks != 0:
             return []
         done = self.protocol.take_written()
         if done:
-            self._last_used_ms = max(self._last_used_ms, done[-1].sent_ms)
+            self._last_used_ms = max(self._last_used_ms, now_ms)
         return done
 
     def receive(self, buffer: memoryview, now_ms: float) -> bool:
@@ -421,7 +432,7 @@ class BrokerConnection:
         if state is ConnectionState.IDLE:
             return math.inf
         in_flight = self.protocol.in_flight
-        respond_by = in_flight[0].sent_ms + in_flight[0].timeout_ms if in_flight else math.inf
+        respond_by = in_flight[0].written_ms + in_flight[0].timeout_ms if in_flight else math.inf
         if state is ConnectionState.REAUTHENTICATING:
             return respond_by
         if state is not ConnectionState.READY:
@@ -449,7 +460,7 @@ class BrokerConnection:
         if now_ms >= self._session_end_ms and self.state is ConnectionState.READY:
             return ConnectionError(f"the login at {self.node} expired before it could be renewed")
         in_flight = self.protocol.in_flight
-        if not in_flight or now_ms < in_flight[0].sent_ms + in_flight[0].timeout_ms:
+        if not in_flight or now_ms < in_flight[0].written_ms + in_flight[0].timeout_ms:
             return None
         return RequestTimeoutError(
             f"{self.node} did not respond within kafka.request.timeout.ms = {in_flight[0].timeout_ms:.0f} ms"

@@ -59,7 +59,7 @@ class Request:
     """A request's body as buffers of bytes (a memoryview of another format would be miscounted).
 
     One of the two callbacks is called, once, by the thread that polls. ``timeout_ms`` counts from
-    ``sent_ms``. ``asked``: how many topics, partitions and keys the body names, where these may be many: a
+    ``written_ms``. ``asked``: how many topics, partitions and keys the body names, where these may be many: a
     response that has far more is a ProtocolError. ``records``: how many a Produce request has; brokers may
     respond with a text for each.
     """
@@ -73,9 +73,11 @@ class Request:
     expects_response: bool = True
     asked: int = 0
     records: int = 0
-    # Set by BrokerProtocol: ``begin`` and ``end`` are its place in the outgoing stream, in bytes.
+    # Set by BrokerProtocol when the request is queued. BrokerConnection sets ``written_ms`` with each byte of
+    # it that is written. ``begin`` and ``end`` are its place in the outgoing stream, in bytes.
     correlation_id: int = -1
     sent_ms: float = 0.0
+    written_ms: float = 0.0
     begin: int = 0
     end: int = 0
 
@@ -152,7 +154,7 @@ class BrokerProtocol:
         begin = self.send_buffer.queued_bytes
         buffers: list[Buffer] = [_LENGTH.pack(size) + header, *request.body]
         self.send_buffer.add(buffers)
-        request.correlation_id, request.sent_ms = correlation, now_ms
+        request.correlation_id, request.sent_ms, request.written_ms = correlation, now_ms, now_ms
         request.begin, request.end = begin, begin + _LENGTH.size + size
         self.in_flight.append(request)
 

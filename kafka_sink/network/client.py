@@ -197,7 +197,7 @@ class NetworkClient:
     def is_ready(self, connection: BrokerConnection, now_ms: float) -> bool:
         """Whether requests may be sent, whatever is in flight. Starts to connect where they may not."""
         if connection.may_connect(now_ms):
-            self._advance(connection, lambda: connection.open(now_ms))
+            self._advance(connection, lambda: connection.open(now_ms), now_ms)
         return connection.is_ready
 
     def connect_delay_ms(self, now_ms: float, *, known_only: bool = False) -> float:
@@ -240,7 +240,7 @@ class NetworkClient:
         Raises ValueError, and changes nothing, where the connection is not ready. The next poll reports a
         broken stream.
         """
-        self._advance(connection, lambda: connection.protocol.submit(request, now_ms))
+        self._advance(connection, lambda: connection.protocol.submit(request, now_ms), now_ms)
 
     def poll(self, timeout_ms: float, now_ms: float) -> int:
         """Wait up to ``timeout_ms`` for sockets, deadlines or a wake-up. Then call the callbacks of what has
@@ -272,7 +272,9 @@ class NetworkClient:
                 else:
                     writes_only &= mask == selectors.EVENT_WRITE
                     writes_only &= connection.state is ConnectionState.READY
-                    self._advance(connection, partial(self._serve, connection, key.fileobj, mask))
+                    at_ms = self._clock_ms()
+                    serve = partial(self._serve, connection, key.fileobj, mask, at_ms)
+                    self._advance(connection, serve, at_ms)
             now_ms = self._clock_ms()
             writes_only &= not self._happened and now_ms < end_ms
         if awaits_thread or now_ms >= deadline:
@@ -300,13 +302,13 @@ class NetworkClient:
     def _check(self, connection: BrokerConnection, now_ms: float) -> None:
         """What comes due by time, and look-ups that another thread has finished."""
         if connection.state is ConnectionState.RESOLVING:
-            self._advance(connection, lambda: connection.resolved(now_ms))
+            self._advance(connection, lambda: connection.resolved(now_ms), now_ms)
         if connection.state is ConnectionState.PREPARING:
-            self._advance(connection, lambda: connection.prepared(now_ms))
+            self._advance(connection, lambda: connection.prepared(now_ms), now_ms)
         if connection.next_address_is_due(now_ms):
-            self._advance(connection, lambda: connection.try_next_address(now_ms))
+            self._advance(connection, lambda: connection.try_next_address(now_ms), now_ms)
         if connection.login_is_due(now_ms):
-            self._advance(connection, lambda: connection.renew_login(now_ms))
+            self._advance(connection, lambda: connection.renew_login(now_ms), now_ms)
         if connection.idle_too_long(now_ms):
             self._discard(connection)
             return
@@ -314,7 +316,7 @@ class NetworkClient:
         if cause is not None:
             self._drop(connection, cause)
 
-    def _advance(self, connection: BrokerConnection, step: Callable[[], None]) -> None:
+    def _advance(self, connection: BrokerConnection, step: Callable[[], None], now_ms: float) -> None:
         """One step of a connection, and what it has to write as far as the stream takes it; what goes wrong
         ends that connection and nothing else.
 
@@ -322,7 +324,7 @@ class NetworkClient:
         """
         try:
             step()
-            for request in connection.flush():
+            for request in connection.flush(now_ms):
                 self._happened.append(partial(request.on_response, None))
         except (OSError, KafkaSinkError) as error:
             self._drop(connection, error)
@@ -335,15 +337,14 @@ class NetworkClient:
                     connection.watched_events = selectors.EVENT_WRITE
             return
         waiting, events = connection.protocol.send_buffer, selectors.EVENT_READ
-        if transport.wants_write or waiting.written_bytes < waiting.queued_bytes:
+        if transport.held_bytes or waiting.written_bytes < waiting.queued_bytes:
             events |= selectors.EVENT_WRITE
         if connection.watched_events != events:
             self._selector.modify(transport, events, connection)
         connection.watched_events = events
 
-    def _serve(self, connection: BrokerConnection, stream: Any, mask: int) -> None:
+    def _serve(self, connection: BrokerConnection, stream: Any, mask: int, now_ms: float) -> None:
         """Continue to connect, and read what has come over this stream of the connection."""
-        now_ms = self._clock_ms()
         if stream in connection.attempts:
             for unused in connection.connected(stream, now_ms):
                 self._unwatch(unused)

@@ -141,8 +141,8 @@ class TlsTransport(PlaintextTransport):
         self._without_data = 0
 
     @property
-    def wants_write(self) -> bool:  # type: ignore[override]
-        return bool(self._held) or self._stream.outgoing.pending > 0
+    def held_bytes(self) -> int:  # type: ignore[override]
+        return len(self._held) + self._stream.outgoing.pending
 
     def handshake(self) -> bool:
         if self._stream.established:
@@ -173,7 +173,7 @@ class TlsTransport(PlaintextTransport):
         return count
 
     def flush(self) -> None:
-        while self.wants_write:
+        while self.held_bytes:
             if not self._held:
                 self._held = memoryview(self._stream.outgoing.read())
             sent = super().send([self._held])
@@ -186,7 +186,7 @@ class TlsTransport(PlaintextTransport):
         taken = 0
         self.flush()
         for piece in _records(buffers):
-            if len(self._held) + self._stream.outgoing.pending >= _MAX_HELD_BYTES:
+            if self.held_bytes >= _MAX_HELD_BYTES:
                 break
             self._stream.write(piece)
             taken += len(piece)

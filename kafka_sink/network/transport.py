@@ -35,12 +35,11 @@ class PlaintextTransport:
     """A TCP socket, as a stream that never blocks; TLS is one, too. The constructor starts to connect. It and
     any method but ``close`` raise OSError when the stream is broken.
 
-    ``wants_write``: the stream itself needs to write, for instance for a TLS handshake or key update, besides
-    the bytes waiting to be sent. ``buffered``: it holds received bytes that no selector can see. Bytes that
-    ``send`` accepted count as written, though TLS may still hold them.
+    ``held_bytes``: bytes that the stream itself has to write: of a TLS handshake or key update, or what
+    ``send`` accepted and TLS has encrypted. ``buffered``: it holds received bytes that no selector can see.
     """
 
-    wants_write = False
+    held_bytes = 0
     buffered = False
 
     def __init__(self, address: SocketAddress, options: SinkOptions) -> None:

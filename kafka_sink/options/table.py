@@ -298,7 +298,8 @@ class SinkOptions:
     )
     request_timeout_ms: int = _option(
         "kafka.request.timeout.ms", values.integer(0), 30_000, DELIVERY,
-        """How long to wait for a broker's response before the request counts as failed.""",
+        """How long to wait for a broker's response, from the last byte of the request that was written,
+        before the request counts as failed.""",
     )
     retry_backoff_ms: int = _option(
         "kafka.retry.backoff.ms", values.integer(0, LONG_MAX), 100, DELIVERY,

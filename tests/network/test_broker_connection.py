@@ -42,7 +42,7 @@ NODE = Node(3, "127.0.0.1", 9092)
 class Silent:
     """A stream that takes every byte; nothing comes back."""
 
-    wants_write = buffered = False
+    held_bytes, buffered = 0, False
 
     def __init__(self, address: Any, settings: Any) -> None:
         self.address = address
@@ -87,7 +87,7 @@ def connected(now_ms: float = 0.0, failures: int = 0, **changes: Any) -> BrokerC
         one.close(now_ms, OSError("no"))
     one.open(now_ms)
     establish(one, now_ms)
-    one.flush()
+    one.flush(now_ms)
     assert one.state is ConnectionState.NEGOTIATING
     return one
 
@@ -254,6 +254,40 @@ def test_request_timeouts_are_the_oldest_requests() -> None:
     assert one.waiting_ms(1_100.0) == 100
 
 
+def test_a_requests_age_begins_with_the_last_byte_that_was_written() -> None:
+    """Catches: requests that a slow link takes longer for than request.timeout.ms, sent again and again."""
+    room = [0]
+
+    class Slow(Silent):
+        def send(self, buffers: Sequence[Buffer]) -> int:
+            taken = min(room[0], sum(map(len, buffers)))
+            room[0] -= taken
+            return taken
+
+    room[0] = 1000
+    one = made_ready(plaintext=Slow)
+    room[0] = 0
+    first, second = produce_request(bytes(1000)), produce_request(bytes(500))
+    for request in (first, second):
+        one.protocol.submit(request, 100.0)
+    one.flush(100.0)
+    assert one.next_deadline_ms() == 30_100.0
+    for at_ms in (20_000.0, 40_000.0):
+        room[0] = 500
+        one.flush(at_ms)
+        one.flush(at_ms + 1)
+        assert one.next_deadline_ms() == at_ms + 30_000
+        assert one.waiting_ms(at_ms + 5) == 5
+        assert one.overdue(at_ms + 29_999) is None
+    room[0] = first.end - one.protocol.send_buffer.written_bytes + 10
+    one.flush(50_000.0)
+    room[0] = 300
+    one.flush(60_000.0)
+    assert (first.written_ms, second.written_ms) == (50_000.0, 60_000.0)
+    assert one.overdue(79_999.0) is None
+    assert isinstance(one.overdue(80_000.0), RequestTimeoutError)
+
+
 def test_idleness_counts_from_the_last_use_and_not_while_a_request_waits() -> None:
     one = made_ready(connections_max_idle_ms=1_000)
     assert not one.idle_too_long(999.0)
@@ -268,7 +302,7 @@ def test_idleness_counts_from_the_last_use_and_not_while_a_request_waits() -> No
     one = made_ready(connections_max_idle_ms=1_000, acks=0)
     request = produce_request(batch(1), acks=0)
     one.protocol.submit(request, 900.0)
-    assert one.flush() == [request]
+    assert one.flush(900.0) == [request]
     assert not one.idle_too_long(1_899.0)
     assert one.idle_too_long(1_900.0)
 
@@ -355,11 +389,11 @@ def talk(one: BrokerConnection, now_ms: float) -> int:
     """Runs until neither side has bytes to send; returns the number of responses to other requests."""
     responses = 0
     buffer = memoryview(bytearray(1 << 16))
-    one.flush()
+    one.flush(now_ms)
     while one.receive(buffer, now_ms):
         while one.next_response(now_ms) is not None:
             responses += 1
-        one.flush()
+        one.flush(now_ms)
     return responses
 
 

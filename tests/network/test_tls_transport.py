@@ -305,9 +305,9 @@ def test_a_slow_reader_gets_everything_and_nothing_blocks() -> None:
             sent = transport.send(buffers[: 4 if left > 100_000 else 1])
             left -= sent
             if not sent:
-                assert transport.wants_write
+                assert transport.held_bytes
                 select.select([], [transport], [], 10)
-        while transport.wants_write:
+        while transport.held_bytes:
             select.select([], [transport], [], 10)
             transport.flush()
         buffer = memoryview(bytearray(100))

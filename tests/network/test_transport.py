@@ -86,7 +86,7 @@ def test_many_buffers_arrive_in_order_and_a_full_socket_does_not_block(
 def test_reading(pair: tuple[PlaintextTransport, socket.socket]) -> None:
     transport, peer = pair
     assert transport.handshake()
-    assert not transport.wants_write
+    assert not transport.held_bytes
     assert not transport.buffered
     buffer = memoryview(bytearray(10))
     assert transport.receive_into(buffer) is None

@@ -42,7 +42,7 @@ class Network:
         return connection.is_ready
 
     def send(self, connection: BrokerConnection, request: Request, now_ms: float) -> None:
-        request.sent_ms = now_ms
+        request.sent_ms = request.written_ms = now_ms
         self.sent.append(request)
 
 
