@@ -5,6 +5,7 @@ Code that decides by time is given a ``Clock``, so that tests can set the time.
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -70,6 +71,12 @@ STATES = (WORKING, ROWS, MEMORY, BROKER, METADATA, LIMIT)
 STARTING, COMMITTING, ABORTING = STEPS = ("starting", "committing", "aborting")
 
 
+# A wait of a task or of the driver is logged once it has taken this long.
+WAIT_LOGGED_MS = 3000.0
+# A task that waits for the same thing again and again logs that once in this time.
+WAIT_LOGGED_AGAIN_MS = 60_000.0
+
+
 class TaskActivity:
     """What a task waits for at the moment.
 
@@ -77,21 +84,41 @@ class TaskActivity:
     replaces it as one value, so that other threads may read it without a lock and never see half a change.
     """
 
-    __slots__ = ("_clock_ms", "current")
+    __slots__ = ("_clock_ms", "_describe", "_logged_ms", "current")
 
     def __init__(self, clock_ms: Clock) -> None:
         self._clock_ms = clock_ms
         self.current = (WORKING, clock_ms())
+        self._describe: Callable[[], str] | None = None
+        # When a long wait for each state was last returned by ``long_wait``.
+        self._logged_ms: dict[str, float] = {}
 
     @contextmanager
-    def waiting(self, state: str) -> Iterator[None]:
-        """Within the block the task waits for ``state``; after it, the previous state applies again."""
-        before = self.current
-        self.current = (state, self._clock_ms())
+    def waiting(self, state: str, describe: Callable[[], str] | None = None) -> Iterator[None]:
+        """Within the block the task waits for ``state``; after it, the previous state applies again.
+
+        ``describe`` returns what the wait is for, for the log. Without it the wait is not logged.
+        """
+        before, described = self.current, self._describe
+        self.current, self._describe = (state, self._clock_ms()), describe
         try:
             yield
         finally:
             self.current = (WORKING, self._clock_ms()) if before[0] == WORKING else before
+            self._describe = described
+
+    def long_wait(self) -> str | None:
+        """What the task waits for and how long it has waited, if that is WAIT_LOGGED_MS or more, at most once
+        in WAIT_LOGGED_AGAIN_MS for each state. Only the task's thread calls this."""
+        state, since_ms = self.current
+        if self._describe is None:
+            return None
+        now_ms = self._clock_ms()
+        next_ms = self._logged_ms.get(state, -math.inf) + WAIT_LOGGED_AGAIN_MS
+        if now_ms - since_ms < WAIT_LOGGED_MS or now_ms < next_ms:
+            return None
+        self._logged_ms[state] = now_ms
+        return f"{self._describe()}; the task has waited for {(now_ms - since_ms) / 1000:.0f} s"
 
 
 # -- waits of the driver -------------------------------------------------------------------------------------

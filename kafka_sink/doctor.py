@@ -22,6 +22,7 @@ from kafka_sink.printable import printable, printable_list
 from kafka_sink.version import __version__
 
 if TYPE_CHECKING:
+    from kafka_sink.driver.topic_preparation import TopicPreparation
     from kafka_sink.network.requests import MetadataResponse
     from kafka_sink.options import SinkOptions
 
@@ -358,12 +359,13 @@ def of_cluster(options: SinkOptions) -> Iterator[Finding]:
     with closing(PlanningClient(asked, min(CONNECT_BOUND_MS, asked.max_block_ms))) as client:
         # Without a topic, the brokers and the login alone.
         for topic, option in named_topics(asked).items() or (("", ""),):
+            preparation = TopicPreparation(asked, client, {topic: option} if topic else {})
             try:
-                TopicPreparation(asked, client, {topic: option} if topic else {}).run()
+                preparation.run()
                 topics += [topic] if topic else []
             except MissingTopicError as error:
                 usable = "brokers and login"
-                yield _of_missing(options, topic, option, error)
+                yield _of_missing(options, preparation, topic, option, error)
         found: MetadataResponse | None = client.ask(
             client.connect(),
             apis.METADATA,
@@ -410,16 +412,27 @@ def _unreachable(options: SinkOptions, address: tuple[str, int]) -> KafkaSinkErr
     return None
 
 
-def _of_missing(options: SinkOptions, topic: str, option: str, error: MissingTopicError) -> Finding:
+def _of_missing(
+    options: SinkOptions, preparation: TopicPreparation, topic: str, option: str, error: MissingTopicError
+) -> Finding:
     what = f"Option '{option}': there is no topic '{topic}'"
-    if options.topic_create:
-        return note(f"{what}; a job creates it (topic.create=true)")
-    if options.allow_auto_create_topics:
-        return note(
-            f"{what}; a job fails unless brokers create it by themselves (auto.create.topics.enable). To be "
-            "sure, create it, or set topic.create=true"
-        )
-    return problem(str(error))
+    if not options.topic_create and not options.allow_auto_create_topics:
+        return problem(str(error))
+    if not options.topic_create:
+        automatic = preparation.creates_topics_itself()
+        if not automatic:
+            why = (
+                "brokers do not create topics by themselves (auto.create.topics.enable=false)"
+                if automatic is False
+                else "this login may not read whether brokers create topics by themselves "
+                "(auto.create.topics.enable)"
+            )
+            return problem(f"{what}, and {why}. Create it, or set topic.create=true")
+    refusal = preparation.creation_problem(topic)
+    if refusal:
+        return problem(f"{what}, and {refusal}")
+    by = "a job creates it (topic.create=true)" if options.topic_create else "brokers create it by themselves"
+    return note(f"{what}; {by}")
 
 
 def of_session(

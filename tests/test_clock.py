@@ -23,6 +23,27 @@ def test_delays_double_up_to_the_maximum_with_a_fifth_of_jitter(
     assert delay_ms == grown * (1 - 0.2 + 2 * 0.2 * drawn)
 
 
+def test_a_wait_is_logged_after_3_s_and_at_most_once_a_minute() -> None:
+    now_ms = 0.0
+    activity = clock.TaskActivity(lambda: now_ms)
+    logged = []
+    # Waits of 10 s, one after another.
+    for second in range(120):
+        now_ms = second * 1000.0
+        if second % 10 == 0:
+            waiting = activity.waiting(clock.MEMORY, lambda: "memory")
+            waiting.__enter__()
+        if text := activity.long_wait():
+            logged.append((second, text))
+        if second % 10 == 9:
+            waiting.__exit__(None, None, None)
+    said = "memory; the task has waited for 3 s"
+    assert logged == [(3, said), (63, said)]
+    with activity.waiting(clock.ROWS):
+        now_ms += 100_000
+        assert activity.long_wait() is None
+
+
 def test_times_that_depend_on_one_another_are_in_order() -> None:
     # A task waits for the second task that is asked to fetch, but not for the third.
     assert clock.FETCH_SILENCE_MS < clock.COORDINATOR_WAIT_MS < 2 * clock.FETCH_SILENCE_MS

@@ -17,8 +17,12 @@ import pytest
 from kafka_sink import doctor
 from kafka_sink.doctor import examine, main, of_session
 from kafka_sink.driver.command_line import Finding, Level
+from kafka_sink.kafka_errors import CLUSTER_AUTHORIZATION_FAILED, TOPIC_AUTHORIZATION_FAILED
+from kafka_sink.network.apis import CREATE_TOPICS, DESCRIBE_CONFIGS
 from kafka_sink.options import parse
+from tests.support import fake_state
 from tests.support.fake_broker import FakeCluster
+from tests.support.fake_replies import error
 from tests.support.ports import refusing_port
 from tests.support.surroundings import Environ
 
@@ -178,7 +182,10 @@ def test_java_the_workers_python_and_spark_s_folders_are_looked_at(
     assert "does not start" in problems({**here, "JAVA_HOME": str(tmp_path)})
 
 
-def test_options_brokers_and_topics_are_tried_and_nothing_is_created(here: dict[str, str]) -> None:
+def test_options_brokers_and_topics_are_tried_and_nothing_is_created(
+    here: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: exit code 0 for a missing topic on a cluster that does not create topics."""
     with FakeCluster({"there": 1}) as cluster:
         base = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "kafka.max.block.ms": "300"}
         assert problems(here, base | {"topic": "there"}) == ""
@@ -188,14 +195,23 @@ def test_options_brokers_and_topics_are_tried_and_nothing_is_created(here: dict[
         assert "'dead-letters'" in problems(here, base | never | {"topic": "there"} | dead_letters)
         for option, said in (
             ("topic.create", "a job creates it"),
-            ("kafka.allow.auto.create.topics", "unless brokers create it"),
+            ("kafka.allow.auto.create.topics", "brokers create it by themselves"),
         ):
             given = base | {"topic": "missing", option: "true"}
+            monkeypatch.setitem(fake_state.BROKER_CONFIGS, "auto.create.topics.enable", "true")
             seen = found(here, given)
             assert found(here, given) == seen, "it has created the topic"
             assert not [one for one in seen if one.level is Level.PROBLEM]
             assert any(said in one.text for one in seen if one.level is Level.NOTE)
             assert any("brokers and login: usable" in one.text for one in seen)
+        monkeypatch.setitem(fake_state.BROKER_CONFIGS, "auto.create.topics.enable", "false")
+        lacking = "there is no topic 'missing', and brokers do not create topics by themselves"
+        assert lacking in problems(here, base | {"topic": "missing"})
+        cluster.script(DESCRIBE_CONFIGS, error(CLUSTER_AUTHORIZATION_FAILED))
+        assert "may not read whether brokers create topics" in problems(here, base | {"topic": "missing"})
+        cluster.script(CREATE_TOPICS, error(TOPIC_AUTHORIZATION_FAILED))
+        denied = problems(here, base | {"topic": "missing", "topic.create": "true"})
+        assert "Grant User:ANONYMOUS CREATE on the topic or the cluster" in denied
     assert "Did you mean" in problems(here, base | {"kafka.acsk": "all"})
     assert "Connection refused" in problems(here, {**base, "kafka.bootstrap.servers": "127.0.0.1:1"})
 

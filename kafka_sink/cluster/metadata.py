@@ -273,16 +273,34 @@ class ClusterMetadata:
             for name in topics:
                 coordinator.report_stale(name)
 
+    def describe_lack(self, topics: Iterable[str], partitions: Mapping[str, int]) -> str:
+        """What ``await_topics`` waits for with these arguments, for the log."""
+        with self._lock:
+            missing = [name for name in topics if self.topic(name) is None]
+            if missing:
+                shown, why = self._missing_texts_locked(missing)
+                return f"metadata of topic {shown} ({why})"
+            for name, needed in partitions.items():
+                metadata = self.topic(name)
+                count = 0 if metadata is None else len(metadata.partitions)
+                if count < needed:
+                    return f"partition {needed - 1} of topic {name}, which has {count} partitions"
+        return "metadata"
+
+    def _missing_texts_locked(self, missing: list[str]) -> tuple[str, str]:
+        """The names of topics without metadata, and why there is none."""
+        brokers = "" if self._network is None else self._network.describe_brokers()
+        errors = filter(None, {self.describe_lookup_error(name) for name in missing})
+        shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
+        return shown, f"{', '.join(errors) or 'no response'}; brokers: {brokers}"
+
     def _lack_error_locked(
         self, missing: list[str], short: list[str], partitions: Mapping[str, int], timeout_ms: float
     ) -> MetadataTimeoutError | MissingPartitionError:
         if missing:
-            brokers = "" if self._network is None else self._network.describe_brokers()
-            shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
-            errors = filter(None, {self.describe_lookup_error(name) for name in missing})
+            shown, why = self._missing_texts_locked(missing)
             return MetadataTimeoutError(
-                f"no metadata for topic {shown} within kafka.max.block.ms = {timeout_ms:.0f} ms "
-                f"({', '.join(errors) or 'no response'}; brokers: {brokers}). "
+                f"no metadata for topic {shown} within kafka.max.block.ms = {timeout_ms:.0f} ms ({why}). "
                 "Create the topic, or check kafka.bootstrap.servers and that the brokers can be reached"
             )
         metadata = self.topic(short[0])

@@ -21,7 +21,7 @@ from kafka_sink.errors import (
 )
 from kafka_sink.model import Node
 from kafka_sink.network.blocking import BlockingCalls, Call, awaited
-from kafka_sink.network.broker_connection import BrokerConnection
+from kafka_sink.network.broker_connection import STEPS, BrokerConnection, ConnectionState
 from kafka_sink.options import SinkOptions
 
 # Brokers of a cluster to try. One that responds is enough.
@@ -183,6 +183,10 @@ def _line(connection: BrokerConnection) -> str:
     if isinstance(error, KafkaSinkError):
         return f"{where}: {_without_id(str(error), node).removeprefix(f'{where} ')}"
     remedy = _REMEDIES.get(getattr(error, "errno", None) or 0, "")
+    if connection.failed_step == STEPS[ConnectionState.RESOLVING]:
+        remedy = "check the host name in " + (
+            "kafka.bootstrap.servers" if node.id < 0 else "the broker's advertised.listeners"
+        )
     reason = getattr(error, "strerror", None) or _without_id(str(error), node)
     step_text = f"{connection.failed_step} failed: " if connection.failed_step else ""
     return f"{where}: {step_text}{reason}" + (f" ({remedy})" if remedy else "")

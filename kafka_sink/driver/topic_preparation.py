@@ -26,10 +26,12 @@ from kafka_sink.network import admin_requests, apis, requests
 from kafka_sink.network.admin_requests import BrokerConfigs, CreateTopicResponse
 from kafka_sink.network.requests import MetadataResponse, ProducerIdResponse
 from kafka_sink.options import SinkOptions
+from kafka_sink.security.settings import SecuritySettings
 
 _RETRY_PAUSE_S = 0.1
 # The broker's settings behind topic.partitions=-1 and topic.replication.factor=-1.
 _PARTITIONS, _REPLICATION_FACTOR = "num.partitions", "default.replication.factor"
+_AUTO_CREATE = "auto.create.topics.enable"
 
 
 def prepare_topic(
@@ -71,6 +73,7 @@ class TopicPreparation:
         self._waiting = dict(topics)
         self._client = client
         self._brokers = options.redacted()["kafka.bootstrap.servers"]
+        self._login = SecuritySettings.from_options(options).principal or "this login"
         self._started = time.monotonic()
         # The first topic that brokers did not know.
         self._missing: str | None = None
@@ -103,7 +106,7 @@ class TopicPreparation:
         option = self._waiting[topic]
         if response is not None and topic in response.unwritable:
             raise ConfigurationError(
-                f"Option '{option}': this login may not write to '{topic}'. Grant it WRITE "
+                f"Option '{option}': {self._login} may not write to '{topic}'. Grant it WRITE "
                 f"(brokers: {self._brokers})"
             )
         if code in (0, LEADER_NOT_AVAILABLE):
@@ -113,7 +116,10 @@ class TopicPreparation:
                 self._create(topic)
                 return 0
         elif not error_of(code).retriable:
-            remedy = ". Grant this login DESCRIBE and WRITE" if code == TOPIC_AUTHORIZATION_FAILED else ""
+            remedy = ""
+            if code == TOPIC_AUTHORIZATION_FAILED:
+                create = ", and CREATE if it does not exist" if self._options.topic_create else ""
+                remedy = f". Grant {self._login} DESCRIBE and WRITE on this topic{create}"
             raise ConfigurationError(
                 f"Option '{option}': '{topic}' cannot be used: {_named(code)}{remedy} (brokers: "
                 f"{self._brokers})"
@@ -145,31 +151,49 @@ class TopicPreparation:
     def _create(self, topic: str) -> None:
         """Create the topic. One that another client has created in the meantime is used unchanged."""
         while True:
-            node = self._controller if self._client.reach(self._controller) else self._client.connect()
-            response = self._request_creation(node, topic)
+            response = self._request_creation(self._creator(), topic)
             code = REQUEST_TIMED_OUT if response is None else response.error_code
             if code in (0, TOPIC_ALREADY_EXISTS):
                 if not code:
                     driver_log.report(f"kafka-chunked: created topic '{topic}'")
                 return
             if response is not None and not error_of(code).retriable:
-                remedy = (
-                    "Grant this login CREATE on the topic or the cluster, or create it beforehand"
-                    if code in (TOPIC_AUTHORIZATION_FAILED, CLUSTER_AUTHORIZATION_FAILED)
-                    else "Change topic.partitions, topic.replication.factor or topic.config.*, or create it "
-                    "beforehand"
-                )
-                detail = f" ({response.error_message})" if response.error_message else ""
-                raise ConfigurationError(
-                    f"topic.create=true, but topic '{topic}' could not be created: {_named(code)}{detail}. "
-                    f"{remedy} (brokers: {self._brokers})"
-                )
+                raise ConfigurationError(f"topic.create=true, but {self._not_created_text(topic, response)}")
             if self._left_ms() <= 0:
                 raise MetadataTimeoutError(self._timeout_text(_named(code)))
             time.sleep(_RETRY_PAUSE_S)
             self._request_metadata()
 
-    def _request_creation(self, node: int, topic: str) -> CreateTopicResponse | None:
+    def creation_problem(self, topic: str) -> str | None:
+        """Why brokers would not create the topic, which is not created. None if they would, or if this could
+        not be found out."""
+        self._started = time.monotonic()
+        response = self._request_creation(self._creator(), topic, validate_only=True)
+        if response is None or response.error_code in (0, TOPIC_ALREADY_EXISTS):
+            return None
+        return None if error_of(response.error_code).retriable else self._not_created_text(topic, response)
+
+    def creates_topics_itself(self) -> bool | None:
+        """Whether brokers create a topic when a client asks for its metadata. None if this login may not read
+        their setting."""
+        # Each question has max.block.ms of its own: the look-up has used up its time.
+        self._started = time.monotonic()
+        node = self._client.connect()
+        found: BrokerConfigs | None = self._client.ask(
+            node,
+            apis.DESCRIBE_CONFIGS,
+            lambda version: admin_requests.encode_describe_broker(version, node, [_AUTO_CREATE]),
+            self._request_timeout_ms(),
+        )
+        setting = None if found is None else found.configs.get(_AUTO_CREATE)
+        return None if setting is None else setting == "true"
+
+    def _creator(self) -> int:
+        return self._controller if self._client.reach(self._controller) else self._client.connect()
+
+    def _request_creation(
+        self, node: int, topic: str, *, validate_only: bool = False
+    ) -> CreateTopicResponse | None:
         numbers = self._numbers(node)
         if numbers is None:
             return None
@@ -179,7 +203,13 @@ class TopicPreparation:
             node,
             apis.CREATE_TOPICS,
             lambda version: admin_requests.encode_create_topic(
-                version, topic, partitions, replication_factor, milliseconds, self._options.topic_config
+                version,
+                topic,
+                partitions,
+                replication_factor,
+                milliseconds,
+                self._options.topic_config,
+                validate_only=validate_only,
             ),
             milliseconds,
         )
@@ -237,7 +267,7 @@ class TopicPreparation:
         # Other errors may pass, and tasks retry.
         if response is not None and response.error_code == CLUSTER_AUTHORIZATION_FAILED:
             raise ConfigurationError(
-                f"this login may not write idempotently ({_named(response.error_code)}). Grant it "
+                f"{self._login} may not write idempotently ({_named(response.error_code)}). Grant it "
                 "IDEMPOTENT_WRITE on the cluster or WRITE on the topic, or set "
                 f"kafka.enable.idempotence=false (brokers: {self._brokers})"
             )
@@ -250,6 +280,19 @@ class TopicPreparation:
 
     def _request_timeout_ms(self, bound_ms: float = math.inf) -> float:
         return min(max(self._left_ms(bound_ms), 1.0), self._options.request_timeout_ms)
+
+    def _not_created_text(self, topic: str, response: CreateTopicResponse) -> str:
+        remedy = (
+            f"Grant {self._login} CREATE on the topic or the cluster, or create the topic beforehand"
+            if response.error_code in (TOPIC_AUTHORIZATION_FAILED, CLUSTER_AUTHORIZATION_FAILED)
+            else "Change topic.partitions, topic.replication.factor or topic.config.*, or create the topic "
+            "beforehand"
+        )
+        detail = f" ({response.error_message})" if response.error_message else ""
+        return (
+            f"topic '{topic}' could not be created: {_named(response.error_code)}{detail}. {remedy} "
+            f"(brokers: {self._brokers})"
+        )
 
     def _missing_text(self, topic: str) -> str:
         option = self._waiting[topic]

@@ -467,7 +467,7 @@ class RecordAppender:
         started = self._clock_ms()
         waited_ms, self._waited_ms = self._waited_ms, 0.0
         try:
-            with self._activity.waiting(MEMORY):
+            with self._activity.waiting(MEMORY, self._describe_memory):
                 left_ms = max(self._accumulator.options.max_block_ms - waited_ms, 0.0)
                 return self._allocator.open(size, left_ms, watch, first_record)
         except BufferExhaustedError as error:
@@ -478,6 +478,13 @@ class RecordAppender:
             ) from None
         finally:
             self.pool_wait_ms += self._clock_ms() - started
+
+    def _describe_memory(self) -> str:
+        options = self._accumulator.options
+        return (
+            f"memory: rows that brokers have not acknowledged use all of kafka.buffer.memory = "
+            f"{options.buffer_memory} bytes. It fails after kafka.max.block.ms = {options.max_block_ms} ms"
+        )
 
     def batch_capacity(self, partition: TopicPartition, row_bytes: float) -> BatchCapacity:
         """How many bytes of rows of about ``row_bytes`` the partition's batches take before they are full."""

@@ -54,8 +54,13 @@ def encode_create_topic(
     replication_factor: int,
     timeout_ms: int,
     config: Sequence[tuple[str, str]] = (),
+    *,
+    validate_only: bool = False,
 ) -> bytes:
-    """Create one topic with these settings; the broker chooses a number given as -1."""
+    """Create one topic with these settings; the broker chooses a number given as -1.
+
+    ``validate_only``: the broker only checks whether it would create the topic.
+    """
     request = Writer(CREATE_TOPICS, version)
     request.length((name,))
     request.text(name)
@@ -68,7 +73,7 @@ def encode_create_topic(
         request.text(value)
         request.end()
     request.end()
-    request.fields("i?", timeout_ms, False)
+    request.fields("i?", timeout_ms, validate_only)
     return request.finished()
 
 

@@ -58,7 +58,7 @@ _MOVES: dict[ConnectionState, frozenset[ConnectionState]] = {
     ConnectionState.REAUTHENTICATING: frozenset({ConnectionState.READY, ConnectionState.IDLE}),
 }
 # For messages: the step at which setting up a connection failed.
-_STEPS = {
+STEPS = {
     ConnectionState.RESOLVING: "looking up its name",
     ConnectionState.PREPARING: "fetching its login or reading TLS files",
     ConnectionState.CONNECTING: "connecting by TCP",
@@ -451,7 +451,7 @@ class BrokerConnection:
             return None
         if self.state is ConnectionState.CONNECTING and now_ms < self._setup_deadline_ms:
             return None
-        if self.state in _STEPS:
+        if self.state in STEPS:
             waited = now_ms - self.connecting_since_ms
             return TimeoutError(
                 f"{self.node} was not ready {waited:.0f} ms after connecting began: {self.step} did not end "
@@ -469,7 +469,7 @@ class BrokerConnection:
     @property
     def step(self) -> str:
         """The current step of setting up the connection, for messages; empty once it is ready."""
-        return _STEPS.get(self.state, "")
+        return STEPS.get(self.state, "")
 
     def idle_too_long(self, now_ms: float) -> bool:
         ready_and_quiet = self.state is ConnectionState.READY and not self.protocol.in_flight

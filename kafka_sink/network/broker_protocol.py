@@ -35,6 +35,7 @@ _LENGTH = struct.Struct(">i")
 _SHORTEST_FRAME = 4
 # A TLS listener responds to plaintext with a record of type alert, version 3.x.
 _TLS_ALERT = b"\x15\x03"
+_HTTP = b"HTTP"
 
 
 class Phase(Enum):
@@ -217,6 +218,11 @@ class BrokerProtocol:
                 raise ProtocolError(
                     f"{self._name} expects TLS: set kafka.security.protocol=SSL or SASL_SSL, or use the "
                     "port of a plaintext listener"
+                )
+            if bytes(received[: len(_HTTP)]) == _HTTP:
+                raise ProtocolError(
+                    f"{self._name} is an HTTP server, and not a Kafka broker: use the port of a broker's "
+                    "listener (kafka.bootstrap.servers)"
                 )
             raise ProtocolError(
                 f"{self._name} sent a response of {size} bytes, but {_SHORTEST_FRAME} to {max_size} are "

@@ -147,6 +147,14 @@ class SecuritySettings:
     tls: TlsSettings | None = None
     sasl: SaslSettings | None = None
 
+    @property
+    def principal(self) -> str:
+        """The name that brokers give to this login, as ACLs have it; "" if brokers derive it from something
+        else than a user name."""
+        if self.sasl is not None:
+            return f"User:{self.sasl.username}" if self.sasl.username else ""
+        return "" if self.tls is not None and self.tls.key is not None else "User:ANONYMOUS"
+
     @classmethod
     def from_options(cls, options: SinkOptions) -> SecuritySettings:
         """Raise ConfigurationError where options contradict each other or name what cannot be used."""

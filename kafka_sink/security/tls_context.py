@@ -75,7 +75,7 @@ _REMEDY_KEY = "set kafka.ssl.keystore.location, or .key and .certificate.chain"
 _REASONS = {
     "WRONG_VERSION_NUMBER": "the server at this port does not speak TLS: use a TLS listener's port, or "
     "kafka.security.protocol=PLAINTEXT or SASL_PLAINTEXT",
-    "HTTP_REQUEST": "the server at this port speaks HTTP",
+    "HTTP_REQUEST": "the server at this port speaks HTTP, and is not a Kafka broker",
     "UNSUPPORTED_PROTOCOL": "the broker speaks no version of TLS in kafka.ssl.enabled.protocols",
     "TLSV1_ALERT_PROTOCOL_VERSION": "the broker speaks no version of TLS in kafka.ssl.enabled.protocols",
     "NO_PROTOCOLS_AVAILABLE": "no version of TLS is left by kafka.ssl.enabled.protocols",

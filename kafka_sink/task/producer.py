@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+from functools import partial
 from weakref import WeakValueDictionary
 
 import pyarrow as pa
@@ -49,7 +50,7 @@ from kafka_sink.options import SinkOptions
 from kafka_sink.records import batch_header
 from kafka_sink.records.ordered_rows import OrderedRows
 from kafka_sink.rows.column_plan import ColumnPlan
-from kafka_sink.rows.columns import extract
+from kafka_sink.rows.columns import RowBatch, extract
 from kafka_sink.rows.ordering import partitions_needed, record_too_large
 from kafka_sink.rows.partitioner import Partitioner
 from kafka_sink.task.rate_limit import RateLimit, limits_of
@@ -366,7 +367,7 @@ class Producer:
         options, breaker, task = self.options, self.breaker, self._task
         started_ms = monotonic_ms()
         try:
-            with self.activity.waiting(METADATA):
+            with self.activity.waiting(METADATA, partial(self._describe_lookup, rows)):
                 if self._rejection is not None:
                     topics = self._rejection.await_topics(rows, self.check)
                 else:
@@ -390,6 +391,17 @@ class Producer:
         if ordered.largest_bound + batch_header.SIZE > limit:
             raise record_too_large(rows, ordered, limit, option)
         return ordered
+
+    def _describe_lookup(self, rows: RowBatch) -> str:
+        lack = self.cluster.describe_lack(rows.topics, partitions_needed(rows))
+        return f"{lack}, and fails after kafka.max.block.ms = {self.options.max_block_ms} ms"
+
+    def _describe_unacknowledged(self) -> str:
+        return (
+            f"acknowledgements (batches without one: {self.accumulator.incomplete}; brokers: "
+            f"{self.network.describe_brokers()}), and fails after kafka.delivery.timeout.ms = "
+            f"{self.options.delivery_timeout_ms} ms"
+        )
 
     def finish(self) -> TaskResult:
         """Send what is left and wait until every row is acknowledged.
@@ -423,7 +435,7 @@ class Producer:
         deliveries, dead_letters = self.accumulator.deliveries, self._task.dead_letters
         self._parts.appender.flush()
         is_complete = False
-        with self.activity.waiting(BROKER):
+        with self.activity.waiting(BROKER, self._describe_unacknowledged):
             while not is_complete:
                 self.accumulator.await_completion(
                     self.watch_ms / 1000,
@@ -455,6 +467,8 @@ class Producer:
             )
         if ended:
             raise DeliveryError("the sender thread has ended")
+        if awaited := self.activity.long_wait():
+            _log.warning("waits for %s", awaited)
 
     def abort(self, cause: Exception, unsent: int = 0) -> None:
         """Stop sending at once and drop what was not sent. Any thread may call it.

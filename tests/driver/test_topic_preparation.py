@@ -152,7 +152,10 @@ def test_where_brokers_do_not_create_it_planning_says_so(topic: str) -> None:
 def test_a_topic_that_may_not_be_used_is_named_with_the_reason(topic: str) -> None:
     with FakeCluster({topic: 1}) as cluster:
         cluster.script(METADATA, *[error(TOPIC_AUTHORIZATION_FAILED)] * 20)
-        assert_refused(cluster, topic, rf"'{topic}' cannot be used: .*(?i:authorization failed)")
+        why = rf"'{topic}' cannot be used: .*failed. Grant User:ANONYMOUS DESCRIBE and WRITE on this topic"
+        assert_refused(cluster, topic, why)
+        # Catches: advice that names CREATE only once the other rights are granted.
+        assert_refused(cluster, topic, f"{why}, and CREATE if it does not exist", topic_create="true")
     with FakeCluster({topic: 1}) as cluster:
         # One without leaders is there.
         cluster.script(METADATA, *[error(LEADER_NOT_AVAILABLE)] * 20)

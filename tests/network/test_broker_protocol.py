@@ -210,6 +210,16 @@ def test_what_cannot_be_the_first_response_is_told_of_tls() -> None:
             peer.responses()
 
 
+def test_an_http_server_is_named_as_one() -> None:
+    """Catches: "sent a response of 1213486160 bytes", which are the letters HTTP."""
+    peer = Peer()
+    peer.connection.start(0.0)
+    peer.sent()
+    peer.connection.receive(b"HTTP/1.1 400 Bad Request\r\n")
+    with pytest.raises(ProtocolError, match="is an HTTP server, and not a Kafka broker"):
+        peer.responses()
+
+
 def test_bytes_that_nobody_asked_for() -> None:
     begun = Peer().ready()
     begun.connection.submit(metadata_request("t"), 0.0)

@@ -147,7 +147,7 @@ MISTAKES: dict[str, tuple[Options, type[KafkaSinkError], str]] = {
     "unknown name": (
         lambda _: {"kafka.bootstrap.servers": "no-such-host.invalid:9092", **QUICK},
         BrokersUnreachableError,
-        r"no-such-host\.invalid:9092: looking up its name failed: cannot resolve",
+        r"no-such-host\.invalid:9092: looking up its name failed: .* \(check the host name in kafka\.boot",
     ),
     "TLS to a listener in clear": (
         lambda secured: {

@@ -26,7 +26,11 @@ VERSIONS = {
     DESCRIBE_CONFIGS: (0, 4),
 }
 # What the brokers' own settings are, as DescribeConfigs tells them.
-BROKER_CONFIGS = {"num.partitions": "4", "default.replication.factor": "1"}
+BROKER_CONFIGS = {
+    "num.partitions": "4",
+    "default.replication.factor": "1",
+    "auto.create.topics.enable": "false",
+}
 INVALID_REPLICATION_FACTOR = 38
 _FIRST_WITH_DEFAULTS = 4
 UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER = 3, 6
@@ -145,7 +149,7 @@ class FakeState:
         code = reply.error
         if not code and version < _FIRST_WITH_DEFAULTS:
             code = INVALID_REPLICATION_FACTOR if -1 in (asked.num_partitions, asked.replication_factor) else 0
-        if not code:
+        if not code and not request.validate_only:
             self.create_topic(asked.name, max(asked.num_partitions, 1))
         row = CreateTopicsResponse.CreatableTopicResult(name=asked.name, error_code=code)
         return CreateTopicsResponse(version=version, throttle_time_ms=reply.throttle_ms, topics=[row])

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pytest
 
 import kafka_sink
+from kafka_sink import clock
 from kafka_sink.clock import BROKER, MEMORY, METADATA
 from kafka_sink.dead_letters.rejected_rows import RejectedRows
 from kafka_sink.engine.identity import ProducerIdentity
@@ -105,6 +106,45 @@ WAITS: dict[Work, str] = {
 # Far below what a task waits for at most, a minute or two by default.
 SOON_S = 20.0
 LITTLE_MEMORY: dict[str, object] = {"buffer_memory": 65_536, "batch_size": 4_096}
+
+
+@pytest.mark.parametrize(
+    ("work", "logged"),
+    [
+        (_in_the_wait_for_memory, r"waits for memory: .* use all of kafka\.buffer\.memory = 65536 bytes"),
+        (
+            _in_the_wait_for_responses,
+            r"waits for acknowledgements \(batches without one: 1; brokers: .* = 1500 ms",
+        ),
+        (_in_the_wait_for_metadata, r"waits for metadata of topic t \(no response; brokers: 127\.0\.0\.1:"),
+        (
+            lambda _, producer: producer.send(rows(0, 1, partition=99)),
+            r"waits for partition 99 of topic t, which has 4 partitions, and fails after kafka\.max\.block",
+        ),
+    ],
+)
+def test_a_long_wait_is_logged_with_what_it_is_for(
+    cluster: FakeCluster,
+    work: Work,
+    logged: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Catches: 60 s without a line for a row with a partition, or a topic, that does not exist."""
+    monkeypatch.setattr(clock, "WAIT_LOGGED_MS", 0.0)
+    monkeypatch.setattr(clock, "WAIT_LOGGED_AGAIN_MS", 0.0)
+    bounds = {"max_block_ms": 700, "delivery_timeout_ms": 1500, "request_timeout_ms": 1000}
+
+    def run() -> None:
+        with task(cluster, **LITTLE_MEMORY, **bounds) as producer:
+            if work is not _in_the_wait_for_metadata:
+                producer.send(rows(0, 1))
+                producer.flush()
+            work(cluster, producer)
+
+    with pytest.raises(KafkaSinkError):
+        run()
+    assert any(re.match(logged, line) for line in caplog.messages), caplog.text
 
 
 def once_it_waits(producer: Producer, state: str, act: Callable[[], None]) -> None:

@@ -17,7 +17,7 @@ from msgspec import Meta, field
 from msgspec.structs import replace
 
 from kafka_sink import spark_application
-from kafka_sink.clock import RANDOM, STATES, STEPS, WAIT_LISTENER, Clock, monotonic_ms
+from kafka_sink.clock import RANDOM, STATES, STEPS, WAIT_LISTENER, WAIT_LOGGED_MS, Clock, monotonic_ms
 from kafka_sink.coordinator.address import CoordinatorAddress
 from kafka_sink.coordinator.client import tell
 from kafka_sink.coordinator.schema import (
@@ -66,7 +66,7 @@ _SILENT = "the coordinator did not confirm what the driver said"
 _SILENT_S, _SHORT_TIMEOUT_MS = 60.0, 500.0
 _WAIT_UNREPORTED_S = 10.0
 # After how long a wait of the driver is reported, and after how long it is logged.
-_WAIT_REPORTED_MS, _WAIT_LOGGED_MS = 1000.0, 3000.0
+_WAIT_REPORTED_MS = 1000.0
 # As ``client.tell``.
 _Tell = Callable[[CoordinatorAddress, Message, float], None]
 
@@ -359,7 +359,7 @@ class DriverWaiting:
             return
         self._due_ms = now_ms + MIN_INTERVAL_MS
         text = awaited()
-        if age_ms >= _WAIT_LOGGED_MS and since_ms != self._logged_ms:
+        if age_ms >= WAIT_LOGGED_MS and since_ms != self._logged_ms:
             self._logged_ms = since_ms
             times = f"{age_ms / 1000:.0f} s, fails in {left_ms / 1000:.0f} s"
             driver_log.warn(f"kafka-chunked: {self._over.step} {self._label}: waits for {text}, {times}")
