@@ -98,8 +98,8 @@ class ChunkedBuffer:
 
     @property
     def growable_bytes(self) -> int:
-        """By how many bytes ``grow`` could extend the buffer now. A hint, because it is read without the
-        lock."""
+        """The number of bytes by which ``grow`` could extend the buffer now. It is a hint, because it is read
+        without the lock."""
         step = self._step
         if self._reserves_heap:
             return self._pool.heap_room // step * step

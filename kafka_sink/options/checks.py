@@ -141,7 +141,7 @@ def _request_size(values: Values, _: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _reconnect_backoff(values: Values, given: Mapping[str, Any]) -> None:
-    """As in Java, the wait between attempts is constant if only the first wait is set."""
+    """The wait between attempts is constant if only the first wait is set, as in Java."""
     if "reconnect_backoff_ms" in given and "reconnect_backoff_max_ms" not in given:
         values["reconnect_backoff_max_ms"] = values["reconnect_backoff_ms"]
 

@@ -131,7 +131,7 @@ def spans(
     edges = np.empty(2 * count, dtype=np.int32)
     edges[0::2], edges[1::2] = starts - first, ends - first
     buffers = [None, pa.py_buffer(edges), pa.py_buffer(data[first : int(ends[-1])])]
-    # Of these entries, every second one lies between two spans, so it is left out.
+    # Every second entry lies between two spans, so it is left out.
     found = pa.Array.from_buffers(pa.binary(), 2 * count - 1, buffers).take(
         indices(np.arange(0, 2 * count, 2))
     )

@@ -77,7 +77,7 @@ class OrderedRows:
         return low <= base_timestamp <= high
 
     def surplus(self, rows: int, base_timestamp: int) -> int:
-        """By how many bytes ``rows`` rows may exceed their ``bound`` in a batch with this base timestamp.
+        """The bytes by which ``rows`` rows may exceed their ``bound`` in a batch with this base timestamp.
 
         It is 0 unless the base timestamp is so far from the rows' timestamps that the deltas, and thereby the
         records' lengths, take more bytes than between the rows themselves.
