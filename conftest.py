@@ -22,7 +22,7 @@ from local_kafka import LocalBroker
 from local_kafka.jars import find_jars
 from local_kafka.schema_registry import LocalRegistry
 from tests.matrix.released_kafka import LAST_OF_3, jars_of
-from tests.support import jvms, lanes, processor_time
+from tests.support import jvms, lanes, processor_time, quick
 from tests.support.broker_settings import SETTINGS
 from tests.support.effort import tries
 from tests.support.ports import free_port
@@ -49,6 +49,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     forced.install()
+    quick.forbid_programs(config)
     # Hypothesis bounds an example by wall time, which on a busy machine says nothing about the code.
     settings.register_profile(
         "any-machine", deadline=None, max_examples=tries(50), suppress_health_check=[HealthCheck.too_slow]
@@ -82,9 +83,7 @@ def pytest_collection_finish() -> None:
 # First: pytest-randomly has shuffled by then, and others see the ids that xdist goes by.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    for item in items:
-        if "_programs" in getattr(item, "fixturenames", ()):
-            item.add_marker("slow")
+    quick.mark(config, items)
     lanes.share_out(items, in_worker=hasattr(config, "workerinput"))
 
 

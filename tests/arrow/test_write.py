@@ -17,6 +17,7 @@ from kafka_sink.errors import ChangedBatchError, ConfigurationError
 from kafka_sink.model import TopicPartition
 from local_kafka import LocalBroker
 from tests.support.commands import printed_by, start
+from tests.support.fake_broker import FakeCluster
 from tests.support.topics import log_ends, read_to_end, read_topic
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,6 +40,14 @@ def committed_values(broker: LocalBroker, topic: str) -> list[bytes]:
 
 def values(start: int, count: int) -> pa.Table:
     return pa.table({"value": [f"{number}" for number in range(start, start + count)]})
+
+
+def test_what_was_acknowledged_is_returned_by_partition() -> None:
+    with FakeCluster({"t": 2}) as cluster:
+        given = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "topic": "t", "log.summary": False}
+        rows = pa.table({"value": ["a", "b", "c"], "partition": pa.array([0, 1, 1], pa.int32())})
+        result = kafka_sink.write_arrow(rows, given)
+    assert result.offsets == {TopicPartition("t", 0): ((0, 0),), TopicPartition("t", 1): ((0, 1),)}
 
 
 def test_every_column_arrives(broker: LocalBroker, topic: str) -> None:

@@ -4,15 +4,32 @@ import ast
 import re
 from pathlib import Path
 
+import pytest
+
+from tests.support.quick import FILES
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE, TESTS = ROOT / "kafka_sink", ROOT / "tests"
-WITHOUT_TESTS = {"errors.py", "version.py"}  # They contain no logic.
+WITHOUT_LOGIC = ("errors.py", "version.py")
+MODULES = sorted(
+    path.relative_to(PACKAGE)
+    for path in PACKAGE.rglob("*.py")
+    if not path.name.startswith("__") and str(path.relative_to(PACKAGE)) not in WITHOUT_LOGIC
+)
+
+
+def tests_of(module: Path) -> Path:
+    return TESTS / module.parent / f"test_{module.name}"
 
 
 def test_each_module_has_a_test_file() -> None:
-    modules = [path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py") if not path.name.startswith("__")]
-    untested = [path for path in modules if not (TESTS / path.parent / f"test_{path.name}").exists()]
-    assert [str(path) for path in untested if str(path) not in WITHOUT_TESTS] == []
+    assert [path for path in MODULES if not tests_of(path).exists()] == []
+
+
+def test_each_module_has_a_quick_test(pytestconfig: pytest.Config) -> None:
+    """A test that starts no program. It checks the files that this run has collected."""
+    slow = {path for path, quick in pytestconfig.stash[FILES].items() if not quick}
+    assert sorted(f"kafka_sink/{path}" for path in MODULES if tests_of(path) in slow) == []
 
 
 def test_tests_seldom_sleep_or_use_private_attributes() -> None:

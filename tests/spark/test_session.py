@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from pyspark.sql import SparkSession
@@ -49,6 +51,13 @@ def test_rows_come_in_batches_of_4_megabytes(session: SparkSession, caplog: pyte
         f"kafka_sink.tune: left {ROWS}=8000 (it would be 9000)",
         f"kafka_sink.tune: left {ROWS}=8000 (it would be 1000)",
     ]
+
+
+def test_tune_changes_only_settings_that_the_session_lacks() -> None:
+    conf = {ROWS: "8000"}
+    session = SimpleNamespace(conf=SimpleNamespace(get=conf.get, set=conf.__setitem__))
+    assert kafka_sink.tune(cast("SparkSession", session), row_bytes=495) == {BYTES: "2147483647"}
+    assert conf == {ROWS: "8000", BYTES: "2147483647"}
 
 
 def test_settings_follow_the_size_of_rows(session: SparkSession) -> None:

@@ -31,6 +31,7 @@ from tests.support.transactions_of_spark import Faults, Settings, World
 
 # Each wrong protocol below is found within 60.
 WALKS = tries(60)
+_UNTIL_FOUND = 10 * max(60, WALKS)
 _LONGEST = 400
 LAYOUTS = (((0, 1), (2,)), ((0,), (1, 2)), ((0, 1, 2),))
 
@@ -288,7 +289,7 @@ WRONG: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_protocol_is_found_out(name: str) -> None:
     setting, wrong = WRONG[name]
-    assert problems(replace(SETTINGS[setting], **wrong), 10 * WALKS, stop=True)
+    assert problems(replace(SETTINGS[setting], **wrong), _UNTIL_FOUND, stop=True)
 
 
 def in_all_orders(settings: Settings, most: int) -> Iterator[World]:

@@ -1,0 +1,38 @@
+"""Which tests are quick, and that they are: `make quick` runs them alone."""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# The fixture that every fixture requests if it starts a JVM, a broker, Spark, a browser or another program.
+PROGRAMS = "_programs"
+QUICK = "not slow"
+# How many quick tests each collected file has.
+FILES = pytest.StashKey[dict[Path, int]]()
+_FORBIDDEN = ("java", "chromium", "chromedriver", "spark-submit")
+
+
+def mark(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark each test as slow whose fixtures, or their fixtures, start a program."""
+    quick = config.stash[FILES] = defaultdict(int)
+    for item in items:
+        is_slow = PROGRAMS in getattr(item, "fixturenames", ())
+        quick[item.path] += not is_slow
+        if is_slow:
+            item.add_marker("slow")
+
+
+def forbid_programs(config: pytest.Config) -> None:
+    """In `make quick`, a test that starts a program without the fixture fails and says what is missing."""
+    if config.getoption("markexpr") == QUICK:
+        sys.addaudithook(_refuse)
+
+
+def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
+    if event == "subprocess.Popen" and Path(str(arguments[0])).name in _FORBIDDEN:
+        raise AssertionError(f"a quick test starts {arguments[0]}: request the fixture {PROGRAMS}")
