@@ -205,7 +205,7 @@ def _open(scope: Scope) -> Steps[dict[str, Described]]:
 
 
 def _complete(client: TransactionClient, scope: Scope, out: TextIO) -> int:
-    ownership = client.run(driver.take_over(scope, wall_ms()), *_TIMEOUT)
+    ownership = client.run(driver.take_over(scope, wall_ms), *_TIMEOUT)
     _say(f"{len(ownership.completed)} transactions committed, {len(ownership.aborted)} aborted", out)
     problem = driver.problem_of(scope, ownership)
     if problem:
@@ -216,7 +216,7 @@ def _complete(client: TransactionClient, scope: Scope, out: TextIO) -> int:
 
 def resolve(client: TransactionClient, scope: Scope, out: TextIO, *, rewrite: bool) -> int:
     """What ``rewrite``, or else ``abandon``, does."""
-    ownership = client.run(driver.take_over(scope, wall_ms()), *_TIMEOUT)
+    ownership = client.run(driver.take_over(scope, wall_ms), *_TIMEOUT)
     decision, missing = ownership.decision, ownership.missing | ownership.unknown
     if decision is None or not missing:
         _say("no batch is incomplete: nothing is changed", out)

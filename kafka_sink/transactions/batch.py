@@ -225,7 +225,7 @@ def commit(
             # A driver that was replaced may be behind, and its advice would do harm.
             yield from proof.require_owner(run.scope, run.driver_epoch)
             raise
-        decision = decisions.repaired(incomplete, parts)
+        decision = decisions.repaired(run.scope, incomplete, parts)
     else:
         decision = decisions.next_decision(run.scope, previous, run.batch, len(reports), parts)
         decision = decision if parts else replace(decision, began_ms=round(now_ms))

@@ -407,9 +407,9 @@ class TransactionClient(BlockingCalls):
                 return self._record(answer, operation)
             case ops.FetchOffsets() | ops.FetchStableOffsets():
                 return self._fetch(answer, operation)
-            case ops.Describe(names):
+            case ops.Describe(names, _, once_ended):
                 answer.result = {}
-                return [self._describe(answer, name) for name in names]
+                return [self._describe(answer, name, once_ended=once_ended) for name in names]
             case ops.ListOpen() | ops.ListIds():
                 return self._list(answer, operation)
             case ops.FetchBrokerSetting(name):
@@ -551,7 +551,7 @@ class TransactionClient(BlockingCalls):
             asked=2 * (2 * known if partitions is None else len(partitions)),
         )
 
-    def _describe(self, answer: _StepAnswer, name: str) -> Call:
+    def _describe(self, answer: _StepAnswer, name: str, *, once_ended: bool) -> Call:
         def take(call: Call, response: transaction_requests.DescribeTransactionsResponse) -> bool:
             one = response.transactions.get(name)
             if one is None:
@@ -563,6 +563,8 @@ class TransactionClient(BlockingCalls):
             if one.producer_epoch > ops.LAST_EPOCH and one.state.startswith(_PREPARED):
                 # Whoever ended it has the next producer id already, which is not shown before this is over.
                 return self._again(call, f"'{name}' is about to get another producer id")
+            if once_ended and one.state.startswith(_PREPARED):
+                return self._again(call, f"the transaction of '{name}' is being ended")
             producer = ops.ProducerEpoch(one.producer_id, one.producer_epoch)
             answer.result[name] = ops.Described(
                 one.state, producer, one.started_ms, one.partitions, self.protocol == PROTOCOL_2

@@ -180,7 +180,8 @@ class Part:
 class Decision:
     """All of ``parts`` must be committed; tasks without rows have none. ``number`` counts decisions.
 
-    Progress markers are offsets of ``topic``, which had ``partitions`` then: Scope's of the run that decided.
+    Progress markers of parts without an outcome are offsets of ``topic``, which had ``partitions`` then:
+    Scope's of the run that decided.
     ``before`` is what the batch's writer had written without this batch, which can still be lost.
     ``began_ms``: when the first transaction of ``parts`` began, by its coordinator's clock, or the decision
     where there are none; -1 where that is not known. No progress marker is older.
@@ -234,11 +235,21 @@ def next_decision(
     return Decision(number, batch, tasks, ordered, scope.topic, scope.partitions, before)
 
 
-def repaired(previous: Decision, parts: Iterable[Part]) -> Decision:
-    """The same batch, in which tasks whose transactions were lost were written again."""
+def repaired(scope: Scope, previous: Decision, parts: Iterable[Part]) -> Decision:
+    """The same batch, in which tasks whose transactions were lost were written again.
+
+    The new progress markers are where ``scope`` says. The run that found parts missing has recorded what
+    became of all parts, so nobody looks for the markers of the parts that stay.
+    """
     merged = {part.task: part for part in previous.parts} | {part.task: part for part in parts}
     ordered = tuple(merged[task] for task in sorted(merged))
-    return replace(previous, number=previous.number + 1, parts=ordered)
+    return replace(
+        previous,
+        number=previous.number + 1,
+        parts=ordered,
+        topic=scope.topic,
+        partitions=scope.partitions,
+    )
 
 
 def recorded(decision: Decision, outcomes: Mapping[int, Outcome]) -> Decision:

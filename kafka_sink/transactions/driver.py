@@ -40,7 +40,7 @@ from kafka_sink.transactions.operations import (
     fetch_stable_offsets,
     init_producer,
 )
-from kafka_sink.transactions.proof import BeganMs
+from kafka_sink.transactions.proof import BeganMs, Clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +65,16 @@ class Ownership:
         return frozenset(part.task for part in parts if part.outcome is Outcome.LOST)
 
 
-def take_over(scope: Scope, now_ms: float) -> Steps[Ownership]:
+def take_over(scope: Scope, clock_ms: Clock) -> Steps[Ownership]:
     """Fence other drivers of the prefix, complete what was decided, abort everything else that is open.
 
-    ``now_ms``: the time of day. Raises TransactionError where another driver takes over meanwhile.
+    ``clock_ms`` returns the time of day. Raises TransactionError if another driver takes over meanwhile.
     """
     driver_epoch = yield from init_producer(scope.driver_id)
-    return (yield from _settle(scope, driver_epoch, now_ms))
+    return (yield from _settle(scope, driver_epoch, clock_ms))
 
 
-def _settle(scope: Scope, driver_epoch: ProducerEpoch, now_ms: float) -> Steps[Ownership]:
+def _settle(scope: Scope, driver_epoch: ProducerEpoch, clock_ms: Clock) -> Steps[Ownership]:
     """Complete what was decided and abort everything else, as the owner of the prefix."""
     key, marker_key = scope.decision_key(0), scope.marker_key(0)
     read: tuple[Operation, ...] = FetchOffsets((key.group, marker_key.group)), FetchStableOffsets((key,))
@@ -105,8 +105,12 @@ def _settle(scope: Scope, driver_epoch: ProducerEpoch, now_ms: float) -> Steps[O
     aborted = yield from proof.abort_others(left_open, scope, decided)
     if decision is None:
         return Ownership(driver_epoch, aborted=aborted)
-    judgement = yield from proof.judge(scope, driver_epoch, decision, failed, now_ms)
-    driver_epoch, decision = yield from _remember(scope, judgement, decision, failed, now_ms)
+    judgement = yield from proof.judge(scope, driver_epoch, decision, failed, clock_ms)
+    # Their commit has just proved itself. The next run needs a marker, as this run's tasks take the ids over.
+    is_proved_otherwise = bool(failed) or not (yield from proof.are_visible(scope, decision, unseen))
+    driver_epoch, decision = yield from _remember(
+        scope, judgement, decision, clock_ms(), is_proved_otherwise=is_proved_otherwise
+    )
     completed = [part for part in unseen if part not in judgement.lost]
     return Ownership(
         driver_epoch,
@@ -118,16 +122,22 @@ def _settle(scope: Scope, driver_epoch: ProducerEpoch, now_ms: float) -> Steps[O
 
 
 def _remember(
-    scope: Scope, judgement: proof.Judgement, decision: Decision, failed: tuple[Part, ...], now_ms: float
+    scope: Scope,
+    judgement: proof.Judgement,
+    decision: Decision,
+    now_ms: float,
+    *,
+    is_proved_otherwise: bool,
 ) -> Steps[tuple[ProducerEpoch, Decision]]:
-    """Record what is known of the decision's parts, while it is: what proves it expires.
+    """Record the outcomes of the decision's parts while they are known, because their proof expires.
 
-    An old decision is recorded anew, even where all of it is visible: the tasks of this run take over the
-    ids, which then say nothing of it any more, and progress markers may have expired when the next run asks.
-    Recording it also keeps what was written from expiring.
+    ``is_proved_otherwise``: progress markers do not show all of it. They may be gone, or elsewhere. Then only
+    the tasks' ids prove it, until the tasks of this run take the ids over. An old decision is recorded anew
+    even if all its markers are visible, because they may have expired when the next run asks. Recording it
+    also keeps what was written from expiring.
     """
     is_old = abs(now_ms - decision.began_ms) >= proof.MARKERS_LAST_MS
-    if not failed and not is_old:
+    if not is_proved_otherwise and not is_old:
         return judgement.driver_epoch, decision
     outcomes = {part.task: Outcome.COMMITTED for part in decision.parts if part.outcome is Outcome.UNRECORDED}
     outcomes |= {part.task: Outcome.UNRECORDED for part in judgement.unknown}
@@ -143,7 +153,7 @@ def _remember(
     return driver_epoch, known
 
 
-def abort(scope: Scope, driver_epoch: ProducerEpoch, now_ms: float) -> Steps[Ownership | None]:
+def abort(scope: Scope, driver_epoch: ProducerEpoch, clock_ms: Clock) -> Steps[Ownership | None]:
     """After a failed batch: end what it left open, or complete it if it was decided.
 
     None where another driver has taken over, whose business it is then. An abort under the driver's id
@@ -153,7 +163,7 @@ def abort(scope: Scope, driver_epoch: ProducerEpoch, now_ms: float) -> Steps[Own
     renewed = (
         (yield from _renewed(scope, driver_epoch)) if isinstance(ended, Failed) else ProducerEpoch(*ended)
     )
-    return None if renewed is None else (yield from _settle(scope, renewed, now_ms))
+    return None if renewed is None else (yield from _settle(scope, renewed, clock_ms))
 
 
 def _renewed(scope: Scope, driver_epoch: ProducerEpoch) -> Steps[ProducerEpoch | None]:
@@ -168,10 +178,12 @@ def _renewed(scope: Scope, driver_epoch: ProducerEpoch) -> Steps[ProducerEpoch |
     asked while another driver has a transaction open, which that would abort, nor behind the last epoch but
     one, where brokers fail with UNKNOWN_SERVER_ERROR.
 
-    Nothing is recorded under the driver epoch itself: where its decision is being committed, brokers take
-    offsets of that epoch into it until they have its marker.
+    While a decision is being committed, brokers take offsets of its epoch into it until they have its
+    marker: an offset that was only to prove ownership would replace the decision. So nothing is recorded
+    under the driver epoch itself, nor before the end of a transaction is over. It may be another driver's:
+    while brokers change from protocol 1 to 2, that driver may still speak 1, and its end leaves the epoch.
     """
-    found = (yield from describe(scope.driver_id, afresh=True)).get(scope.driver_id)
+    found = (yield from describe(scope.driver_id, afresh=True, once_ended=True)).get(scope.driver_id)
     behind = None if found is None else epochs_behind(driver_epoch, found.producer)
     if found is None or behind not in (0, 1):
         return None
@@ -315,7 +327,7 @@ def _commit_parts(
     driver_epoch, left_open = yield from proof.inspect(scope, driver_epoch, others)
     aborted = yield from proof.abort_others(left_open, scope, parts)
     # No progress marker can have expired, as it was decided just now.
-    judgement = yield from proof.judge(scope, driver_epoch, decision, failed, decision.began_ms)
+    judgement = yield from proof.judge(scope, driver_epoch, decision, failed, lambda: decision.began_ms)
     outcomes = dict.fromkeys((part.task for part in judgement.lost), Outcome.LOST)
     if decisions.recorded(decision, outcomes).is_lost:
         raise TransactionError(

@@ -69,11 +69,13 @@ class Describe:
     """Result: a mapping from id to Described, without the ids that Kafka does not know.
 
     ``afresh``: their coordinators are looked for again first. One that was frozen or cut off, and replaced,
-    answers from memory until it learns of it.
+    answers from memory until it learns of it. ``once_ended``: a transaction that is being ended is described
+    only after its markers are written.
     """
 
     transactional_ids: tuple[str, ...]
     afresh: bool = False
+    once_ended: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,11 +200,13 @@ def init_producer(transactional_id: str) -> Steps[ProducerEpoch]:
     return ProducerEpoch(*result)
 
 
-def describe(*transactional_ids: str, afresh: bool = False) -> Steps[Mapping[str, Described]]:
+def describe(
+    *transactional_ids: str, afresh: bool = False, once_ended: bool = False
+) -> Steps[Mapping[str, Described]]:
     """One Describe; asks nothing where there are no ids."""
     if not transactional_ids:
         return {}
-    (result,) = yield (Describe(transactional_ids, afresh),)
+    (result,) = yield (Describe(transactional_ids, afresh, once_ended),)
     return dict(result)
 
 

@@ -135,7 +135,7 @@ def plan(
             raise ConfigurationError(f"the topic '{topic}', which progress is recorded for, is not there")
         require_verified_writes(client, str(options.bootstrap_servers), options.max_block_ms)
         scope = Scope(name, topic, partitions)
-        ownership = client.run(driver.take_over(scope, clock_ms()), options.max_block_ms)
+        ownership = client.run(driver.take_over(scope, clock_ms), options.max_block_ms)
         if ownership.decision is None and options.transactional_id_prefix:
             # Where earlier versions kept what all writers, or all queries, had written. Raises ProtocolError.
             for end in ("", _ANY_QUERY):
@@ -190,7 +190,7 @@ def abort(options: SinkOptions, planned: PlannedTransactions, clients: Clients =
     if driver_epoch is None:
         return BatchOutcome()
     with clients(options) as client:
-        ownership = client.run(driver.abort(planned.scope, driver_epoch, wall_ms()), options.max_block_ms)
+        ownership = client.run(driver.abort(planned.scope, driver_epoch, wall_ms), options.max_block_ms)
     if ownership is None:
         return BatchOutcome()
     _remember_driver_epoch(planned.scope, ownership.driver_epoch)

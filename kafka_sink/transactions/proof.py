@@ -9,7 +9,7 @@ moment.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from shlex import quote
 
@@ -37,6 +37,8 @@ from kafka_sink.transactions.operations import (
 
 # When transactions began, by their coordinators' clocks; -1 where that is not known.
 BeganMs = tuple[int, ...]
+# The time of day in milliseconds. It is read after the brokers have responded, which may take minutes.
+Clock = Callable[[], float]
 # For how long progress markers are taken to be there. offsets.retention.minutes is a week by default.
 MARKERS_LAST_MS = 3_600_000
 _NAMED = 5
@@ -143,7 +145,7 @@ class Judgement:
 
 
 def judge(
-    scope: Scope, driver_epoch: ProducerEpoch, decision: Decision, failed: tuple[Part, ...], now_ms: float
+    scope: Scope, driver_epoch: ProducerEpoch, decision: Decision, failed: tuple[Part, ...], clock_ms: Clock
 ) -> Steps[Judgement]:
     """What became of decided parts whose commit failed. Raises TransactionError for a former owner.
 
@@ -169,7 +171,7 @@ def judge(
             driver_epoch = yield from require_owner(scope, driver_epoch, *keys)
             is_proven, failed = True, absent
         else:
-            lost, unknown = yield from _without_markers(scope, decision, absent, now_ms)
+            lost, unknown = yield from _without_markers(scope, decision, absent, clock_ms)
             return Judgement(driver_epoch, lost, unknown, aborted)
     return Judgement(driver_epoch, aborted=aborted)
 
@@ -189,15 +191,20 @@ def _markers_of(
     return pending, absent
 
 
+def are_visible(scope: Scope, decision: Decision, parts: tuple[Part, ...]) -> Steps[bool]:
+    """Whether the progress markers of all these parts, which are committed, are visible by now."""
+    return not parts or not any((yield from _markers_of(scope, decision, parts)))
+
+
 def _without_markers(
-    scope: Scope, decision: Decision, parts: tuple[Part, ...], now_ms: float
+    scope: Scope, decision: Decision, parts: tuple[Part, ...], clock_ms: Clock
 ) -> Steps[tuple[tuple[Part, ...], tuple[Part, ...]]]:
     """Of parts without a progress marker, those that were aborted, and those of which nobody knows.
 
     Offsets expire one by one, progress markers before their decision.
     """
     found = yield from describe(*(part.id_in(scope) for part in parts), afresh=True)
-    markers_last = decision.began_ms >= 0 and abs(now_ms - decision.began_ms) < MARKERS_LAST_MS
+    markers_last = decision.began_ms >= 0 and abs(clock_ms() - decision.began_ms) < MARKERS_LAST_MS
     lost, unknown = [], []
     for part in parts:
         outcome = outcome_of(part, found.get(part.id_in(scope)))

@@ -40,7 +40,7 @@ class Job:
         return self.client.run(steps, _PATIENCE_MS)
 
     def take_over(self) -> TaskHandover:
-        return TaskHandover.of(self.scope, self.run(driver.take_over(self.scope, wall_ms())), wall_ms())
+        return TaskHandover.of(self.scope, self.run(driver.take_over(self.scope, wall_ms)), wall_ms())
 
     def attempt(self, handover: TaskHandover, number: int, index: int, slot: int = 0) -> TaskAttempt:
         identity = BatchIdentity("query", number)

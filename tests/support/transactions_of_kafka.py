@@ -118,9 +118,11 @@ class Kafka:
         match operation:
             case InitProducer(name, of):
                 return self.init(name) if of is None else self.raise_epoch(name, of)
-            case Describe(names, afresh):
+            case Describe(names, afresh, once_ended):
                 if afresh:
                     self._find_again(*names)
+                if once_ended and set(names) & set(self.pending_markers()):
+                    raise NotYet
                 return self.describe(names)
             case ListOpen(prefix):
                 # All brokers are asked.
@@ -314,10 +316,14 @@ class Kafka:
         return lambda: self.former_ids.update({name: known})
 
     def expire_offsets(self, family: str) -> None:
-        """offsets.retention.minutes has passed for the offsets of this group."""
+        """offsets.retention.minutes has passed for the offsets of these groups, whose names begin so."""
         for name in self.late_offsets():
             self.tell_offsets(name)
-        self.offsets = {key: text for key, text in self.offsets.items() if key.group != family}
+        self.offsets = {
+            key: text
+            for key, text in self.offsets.items()
+            if key.group != family and not key.group.startswith(f"{family}-")
+        }
 
     def expire_ids(self) -> None:
         """transactional.id.expiration.ms has passed for ids without a transaction."""

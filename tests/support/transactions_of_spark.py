@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -66,6 +66,8 @@ class Faults:
     operators: int = 0
     # Brokers go from transaction protocol 1 to 2; processes that run go on with what they know.
     upgrades: int = 0
+    # The progress topic gets another partition; processes that run go on with the number that they know.
+    growths: int = 0
 
 
 @dataclass
@@ -98,7 +100,8 @@ class Settings:
     """``layouts``: rows of each task, by layout. ``patience``: how much likelier than a fault each other
     event is. ``last_epoch``: of a producer id. ``protocol``: Kafka's of transactions. ``writers``: so many
     applications, of which ``count`` versions each are run in any order; 0 is a query with as many
-    micro-batches. The callables are the sink's own, which tests replace by wrong ones."""
+    micro-batches. ``partitions``: of the progress topic at first. The callables are the sink's own, which
+    tests replace by wrong ones."""
 
     layouts: tuple[tuple[tuple[int, ...], ...], ...] = (((0, 1), (2,)),)
     count: int = 2
@@ -108,6 +111,7 @@ class Settings:
     protocol: int = 2
     writers: int = 0
     delays_offsets: bool = False
+    partitions: int = 2
     take_over: Callable[..., Any] = driver.take_over
     finish: Callable[..., Any] = task_attempt.finish_steps
     commit: Callable[..., Any] = batches.commit
@@ -125,7 +129,9 @@ class World:
         self.choose = choose
         self.kafka = Kafka(settings.last_epoch, settings.protocol, delays_offsets=settings.delays_offsets)
         self.protocol = settings.protocol
-        self.scopes = [Scope(f"q{writer}", "t", 2) for writer in range(max(1, settings.writers))]
+        self.scopes = [
+            Scope(f"q{writer}", "t", settings.partitions) for writer in range(max(1, settings.writers))
+        ]
         self.reported: set[tuple[int, int]] = set()
         # Batches whose rows a person has agreed to double, or to leave out.
         self.may_double: set[int] = set()
@@ -144,6 +150,9 @@ class World:
         self.start_driver()
 
     # -- actors -----------------------------------------------------------------------------------
+
+    def _now_ms(self) -> float:
+        return self.kafka.now_ms
 
     def start_driver(self) -> None:
         actor = Actor("driver", None)  # type: ignore[arg-type]
@@ -180,19 +189,20 @@ class World:
 
     def _batch(self, me: Actor, writer: int, number: int) -> Body:
         scope, rows = self.scopes[writer], self.settings.layouts[self.layout]
-        ownership = yield from self.settings.take_over(scope, self.kafka.now_ms)
+        ownership = yield from self.settings.take_over(scope, self._now_ms)
         me.driver_epoch = scope, ownership.driver_epoch
         self._look_for_escaped(me, scope)
         handover = self.settings.handover(scope, ownership, self.kafka.now_ms)
         try:
             reports = yield [
-                self._spawn(me, handover, (writer, number), index, ours) for index, ours in enumerate(rows)
+                self._spawn(me, scope, handover, (writer, number), index, ours)
+                for index, ours in enumerate(rows)
             ]
             yield from self.settings.commit(reports, records_empty=False)
             self._look_for_escaped(me, scope)
         except (TransactionError, IncompleteBatchError):
             with contextlib.suppress(TransactionError):
-                yield from self.settings.abort(scope, ownership.driver_epoch, self.kafka.now_ms)
+                yield from self.settings.abort(scope, ownership.driver_epoch, self._now_ms)
             raise
         # Spark's own commit log refuses what another driver of the checkpoint has written.
         if (writer, number) in self.reported and not self.settings.writers:
@@ -202,7 +212,7 @@ class World:
     def _operator(self, writer: int, action: str) -> Body:
         """The command: ``complete``, ``rewrite`` or ``abandon``."""
         scope = self.scopes[writer]
-        ownership = yield from self.settings.take_over(scope, self.kafka.now_ms)
+        ownership = yield from self.settings.take_over(scope, self._now_ms)
         decision = ownership.decision
         if action == "complete" or decision is None or not ownership.missing | ownership.unknown:
             return
@@ -239,22 +249,30 @@ class World:
     def _spawn(
         self,
         parent: Actor,
+        scope: Scope,
         handover: TaskHandover,
         batch: tuple[int, int],
         index: int,
         rows: tuple[int, ...],
         attempt: int = 0,
     ) -> Actor:
-        actor = Actor(f"task{index}.{attempt}", self._task(handover, batch, index, attempt, rows))
-        actor.given, actor.task, actor.attempt = (handover, batch, index, rows), index, attempt
+        given = (scope, handover, batch, index, rows)
+        actor = Actor(f"task{index}.{attempt}", self._task(*given, attempt))
+        actor.given, actor.task, actor.attempt = given, index, attempt
         parent.children.append(actor)
         self._start(actor)
         return actor
 
     def _task(
-        self, handover: TaskHandover, of: tuple[int, int], index: int, attempt: int, rows: tuple[int, ...]
+        self,
+        scope: Scope,
+        handover: TaskHandover,
+        of: tuple[int, int],
+        index: int,
+        rows: tuple[int, ...],
+        attempt: int = 0,
     ) -> Body:
-        batch, scope, key = self._identity(*of), self.scopes[of[0]], of[0] * _KEYS + of[1]
+        batch, key = self._identity(*of), of[0] * _KEYS + of[1]
         role = handover.role(batch, index)
         digest = RowsDigest(len(rows), len(rows), sum(hash((row,)) & 0xFFFF for row in rows))
         part = None
@@ -356,6 +374,8 @@ class World:
         asked = ((a, w) for w in range(len(self.scopes)) for a in ("complete", "rewrite", "abandon"))
         add("operators", ((a, self.scopes[w].prefix, partial(self._operate, w, a)) for a, w in asked))
         add("upgrades", [("upgrades", "brokers", partial(setattr, self, "protocol", 2))])
+        # Before anything is recorded, it makes no difference.
+        add("growths", [("grows", "the progress topic", self._grow)] if kafka.offsets else [])
         add("weeks", [("passes", "a week", self._pass_week)])
         add("layout_changes", [("changes", "the layout", self._change_layout)])
         return found
@@ -469,6 +489,9 @@ class World:
             self.kafka.expire_offsets(scope.marker_key(0).group)
         if self.faults.expires_ids:
             self.kafka.expire_ids()
+
+    def _grow(self) -> None:
+        self.scopes = [replace(scope, partitions=scope.partitions + 1) for scope in self.scopes]
 
     def _change_layout(self) -> None:
         self.layout = (self.layout + 1) % len(self.settings.layouts)

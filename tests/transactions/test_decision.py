@@ -244,7 +244,7 @@ def test_rows_of_the_last_two_batches_that_were_written_are_known() -> None:
 
 def test_a_repair_replaces_the_missing_parts_and_no_others() -> None:
     anew = replace(part(1), producer=ProducerEpoch(77, 7))
-    mended = repaired(decision(3, 3), [anew])
+    mended = repaired(SCOPE, decision(3, 3), [anew])
     assert mended.parts == (part(0), anew, part(2))
     assert mended.number == 4
 

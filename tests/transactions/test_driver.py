@@ -226,6 +226,34 @@ def test_a_replaced_driver_ends_nothing_where_a_former_coordinator_takes_it_for_
     assert dict(cluster.kafka.visible) == {(0, 0): 1}
 
 
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_version_whose_markers_are_gone_is_not_written_again(protocol: int) -> None:
+    """The group was deleted, or offsets.retention.minutes is short. Catches: all rows doubled, as the next
+    version's tasks took over the ids that alone had proved the commit, and its driver died."""
+    cluster = Cluster(protocol)
+    _, reports = cluster.wrote()
+    cluster.commit(*reports)
+    cluster.kafka.expire_offsets(SCOPE.marker_key(0).group)
+    cluster.wrote(number=1)
+    assert cluster.plan().role(reports[0].run.batch, 0) is TaskRole.SKIP
+    assert dict(cluster.kafka.visible) == {(0, 0): 1, (0, 1): 1}
+
+
+def test_an_abort_waits_for_the_end_of_what_another_driver_is_committing() -> None:
+    """Catches: while brokers went from protocol 1 to 2, a driver that spoke 2 took the decision of another
+    one, which spoke 1 and kept the epoch, for its own, and an empty text replaced it."""
+    cluster = Cluster(1)
+    replaced = cluster.plan()
+    successor = cluster.plan()
+    report = cluster.write(successor, 0, 0, 0)
+    cluster.dies(report, before=ends_driver)
+    cluster.kafka.end_txn(SCOPE.driver_id, successor.driver_epoch, commit=True)
+    cluster.kafka.protocol, cluster.writes_markers_at_once = 2, False
+    cluster.abort(replaced)
+    assert cluster.plan().role(report.run.batch, 0) is TaskRole.SKIP
+    assert dict(cluster.kafka.visible) == {(0, 0): 1}
+
+
 def test_a_repair_that_dies_leaves_the_batch_as_it_was() -> None:
     """Its tasks take over the ids that tell what became of the batch, and progress markers expire."""
     cluster = Cluster()

@@ -57,7 +57,7 @@ def aborted_before_the_decision(run: Job, number: int) -> None:
     """As Spark calls it for a batch that failed, with the driver epoch that planning got."""
     handover = run.take_over()
     _written(run, handover, number)
-    ended = run.run(driver.abort(run.scope, handover.driver_epoch, wall_ms()))
+    ended = run.run(driver.abort(run.scope, handover.driver_epoch, wall_ms))
     assert ended is not None
     assert len(ended.aborted) == _TASKS
     complete(run, number)
@@ -67,7 +67,7 @@ def aborted_after_the_decision(run: Job, number: int) -> None:
     """The commit failed behind its decision, and Spark calls the abort: it completes the batch."""
     handover = run.take_over()
     run.decide_only(handover, *_written(run, handover, number))
-    ended = run.run(driver.abort(run.scope, handover.driver_epoch, wall_ms()))
+    ended = run.run(driver.abort(run.scope, handover.driver_epoch, wall_ms))
     if run.client.protocol == PROTOCOL_1 and handover.driver_epoch.epoch == LAST_EPOCH - 1:
         # Brokers cannot tell who has raised an epoch to the last one, so the next run completes it.
         assert ended is None
@@ -83,7 +83,7 @@ def replaced(run: Job, number: int) -> None:
     former = run.take_over()
     handover = run.take_over()
     reports = _written(run, handover, number)
-    assert run.run(driver.abort(run.scope, former.driver_epoch, wall_ms())) is None
+    assert run.run(driver.abort(run.scope, former.driver_epoch, wall_ms)) is None
     with pytest.raises(TransactionError, match="too late"):
         run.write(former, number, 0, ["of another driver"], slot=1)
     run.commit(*reports)

@@ -25,6 +25,7 @@ from kafka_sink.transactions.operations import (
     describe,
     fetch_offsets,
 )
+from kafka_sink.transactions.proof import Clock
 from tests.support.effort import EFFORT, tries
 from tests.support.transaction_steps import through
 from tests.support.transactions_of_spark import Faults, Settings, World
@@ -114,6 +115,43 @@ SETTINGS |= {
     f"{name}, with protocol 1": replace(SETTINGS[name], protocol=1)
     for name in ("crashes, zombies and speculation", "two drivers", "timeouts", "weeks", "epochs run out")
 }
+# The progress topic gets partitions between a decision, its repair and the runs after it. The markers of
+# these two tasks are in other groups then.
+SETTINGS |= {
+    "partitions are added": Settings(
+        layouts=(((), (), (0,), (1,)),),
+        writers=1,
+        partitions=1,
+        faults=replace(PEOPLE, drivers=2, growths=1),
+    ),
+    "two drivers, from protocol 1 to 2": Settings(
+        layouts=(((0,),),),
+        writers=1,
+        protocol=1,
+        faults=Faults(crashes=1, drivers=3, late_copies=0, late_attempts=0, reruns=1, upgrades=1),
+    ),
+}
+# All faults at once: each driver may be another's predecessor or successor, by either protocol.
+ALL = Faults(
+    crashes=2,
+    drivers=2,
+    late_copies=2,
+    late_attempts=2,
+    timeouts=1,
+    former_coordinators=2,
+    former_coordinators_of_ids=2,
+    growths=1,
+)
+SETTINGS |= {
+    "all faults": Settings(partitions=1, faults=ALL),
+    "all faults, from protocol 1 to 2": Settings(partitions=1, protocol=1, faults=replace(ALL, upgrades=1)),
+    "all faults, versions and the command": Settings(
+        writers=1, count=3, partitions=1, faults=replace(ALL, reruns=2, operators=1)
+    ),
+    "all faults, versions and the command, from protocol 1 to 2": Settings(
+        writers=1, count=3, partitions=1, protocol=1, faults=replace(ALL, reruns=2, operators=1, upgrades=1)
+    ),
+}
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -131,8 +169,8 @@ def test_the_model_reaches_what_it_is_for() -> None:
         seen.update(["skipped"] if outcome.skipped is not None else [])
         return outcome
 
-    def take_over(scope: Any, now_ms: float) -> Steps[Any]:
-        ownership = yield from driver.take_over(scope, now_ms)
+    def take_over(scope: Any, clock_ms: Clock) -> Steps[Any]:
+        ownership = yield from driver.take_over(scope, clock_ms)
         seen.update(name for name in ("completed", "aborted", "missing") if getattr(ownership, name))
         return ownership
 
@@ -158,11 +196,11 @@ def with_outcomes(
     return replace(decisions.recorded(decision, outcomes), number=decision.number)
 
 
-def without_taking_over(scope: Any, now_ms: float) -> Steps[Any]:
+def without_taking_over(scope: Any, clock_ms: Clock) -> Steps[Any]:
     """Planning reads without fencing, so it shares the driver's epoch with an older driver."""
     known = yield from describe(scope.driver_id)
     if scope.driver_id not in known:
-        return (yield from driver.take_over(scope, now_ms))
+        return (yield from driver.take_over(scope, clock_ms))
     decision = yield from driver.read_decision(scope)
     if decision is not None:
         yield proof.ends_of(scope, decision.parts)
@@ -198,7 +236,7 @@ def repairs_whatever_the_tasks_are(reports: Any, **named: Any) -> Steps[Any]:
         parts = tuple(report.part for report in reports if report.part is not None)
         previous, found = yield from driver.look(reports[0].run.scope, parts)
         assert previous is not None
-        decision = decisions.repaired(previous, parts)
+        decision = decisions.repaired(reports[0].run.scope, previous, parts)
         return (
             yield from driver.decide(
                 reports[0].run.scope, reports[0].run.driver_epoch, decision, parts, found
@@ -207,9 +245,9 @@ def repairs_whatever_the_tasks_are(reports: Any, **named: Any) -> Steps[Any]:
     return (yield from batches.commit(reports, **named))
 
 
-def takes_expired_markers_for_missing(scope: Any, now_ms: float) -> Steps[Any]:
+def takes_expired_markers_for_missing(scope: Any, clock_ms: Clock) -> Steps[Any]:
     """What is not proven by a progress marker is taken for lost."""
-    found = yield from driver.take_over(scope, now_ms)
+    found = yield from driver.take_over(scope, clock_ms)
     if found.decision is None:
         return found
     parts = tuple(replace(part, outcome=decisions.Outcome.UNRECORDED) for part in found.decision.parts)
@@ -245,7 +283,7 @@ def counts_what_is_lost(reports: Any, **named: Any) -> Steps[Any]:
     return (yield from driver.decide(one.scope, one.driver_epoch, decision, parts, found))
 
 
-def takes_what_is_told_by_now(scope: Scope, now_ms: float) -> Steps[Any]:
+def takes_what_is_told_by_now(scope: Scope, clock_ms: Clock) -> Steps[Any]:
     """A decision whose offsets are reported late is not waited for."""
 
     def ask(wanted: tuple[Operation, ...]) -> Steps[Any]:
@@ -256,7 +294,18 @@ def takes_what_is_told_by_now(scope: Scope, now_ms: float) -> Steps[Any]:
             answers.append(next(one for one in answers if isinstance(one, dict)))
         return tuple(answers)
 
-    return (yield from through(driver.take_over(scope, now_ms), ask))
+    return (yield from through(driver.take_over(scope, clock_ms), ask))
+
+
+def looks_where_the_first_markers_were(reports: Any, **named: Any) -> Steps[Any]:
+    """The markers of a repair are looked for where the lost transactions had theirs."""
+    run = reports[0].run
+    if run.is_repair:
+        previous = yield from driver.read_decision(run.scope)
+        assert previous is not None
+        former = replace(run, scope=replace(run.scope, partitions=previous.partitions))
+        reports = [replace(report, run=former) for report in reports]
+    return (yield from batches.commit(reports, **named))
 
 
 def leaves_no_marker(scope: Any, driver_epoch: Any, *_: Any) -> Steps[None]:
@@ -277,7 +326,7 @@ WRONG: dict[str, tuple[str, dict[str, Any]]] = {
     "repair of other tasks": (_OTHER_TASKS, {"commit": repairs_whatever_the_tasks_are}),
     "expired progress markers taken for missing": ("weeks", {"take_over": takes_expired_markers_for_missing}),
     "ids without a transaction left to their tasks": (_CRASHES, {"commit": ends_only_what_is_open}),
-    "no progress marker": (_TIMEOUTS, {"finish": leaves_no_marker}),
+    "no progress marker": (_DRIVERS, {"finish": leaves_no_marker}),
     "what is lost counts as written": ("versions of applications", {"commit": counts_what_is_lost}),
     "a decision that is reported late is not waited for": (
         "versions of applications, offsets reported late",
@@ -290,6 +339,19 @@ WRONG: dict[str, tuple[str, dict[str, Any]]] = {
 def test_a_wrong_protocol_is_found_out(name: str) -> None:
     setting, wrong = WRONG[name]
     assert problems(replace(SETTINGS[setting], **wrong), _UNTIL_FOUND, stop=True)
+
+
+def test_a_marker_that_nobody_finds_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of the two repairs of this is enough: the decision says where the markers are, and planning
+    records what they do not show."""
+
+    def are_visible(*_: Any) -> Steps[bool]:
+        yield from ()
+        return True
+
+    monkeypatch.setattr(proof, "are_visible", are_visible)
+    wrong = replace(SETTINGS["partitions are added"], commit=looks_where_the_first_markers_were)
+    assert problems(wrong, 10 * WALKS, stop=True)
 
 
 def in_all_orders(settings: Settings, most: int) -> Iterator[World]:

@@ -97,7 +97,7 @@ def test_rows_are_visible_once_their_batch_is_committed_or_completed_by_the_next
     assert described[run.scope.task_id(0, 0)].producer.epoch == reports[0].part.producer.epoch + raised
     run.decided(2, 3)
     assert len(run.read()) == 6
-    found = later.run(driver.take_over(later.scope, wall_ms()))
+    found = later.run(driver.take_over(later.scope, wall_ms))
     assert (len(found.completed), found.aborted, found.missing) == (3, (), frozenset())
     assert all(0 <= wall_ms() - began < 60_000 for began in found.completed), "brokers say when they began"
     later.await_rows([f"{number}-{index}" for number in range(3) for index in range(3)])
@@ -117,9 +117,9 @@ def test_an_abort_completes_its_own_decision_only_where_the_epoch_behind_it_was_
     run.record_only(handover, *reports)
     with closing(RawProducer(run.servers, run.scope.driver_id)) as raw:
         assert raw.end(handover.driver_epoch, commit=True) == "NONE"
-        assert run.run(driver.abort(run.scope, replaced.driver_epoch, wall_ms())) is None
+        assert run.run(driver.abort(run.scope, replaced.driver_epoch, wall_ms)) is None
         assert raw.end(handover.driver_epoch, commit=True) == "NONE"
-    assert len(run.run(driver.abort(run.scope, handover.driver_epoch, wall_ms())).completed) == 2
+    assert len(run.run(driver.abort(run.scope, handover.driver_epoch, wall_ms)).completed) == 2
     assert run.take_over().role(BatchIdentity("query", 0), 0).value == "skip"
     run.await_rows(["0-0", "0-1"])
 
@@ -273,7 +273,7 @@ def test_an_attempt_that_has_sent_nothing_yet_is_ended_too(job: Callable[..., Jo
         if ends == "commit":
             assert run.commit(report).aborted == (), "it was no transaction"
         elif ends == "abort":
-            assert len(run.run(driver.abort(run.scope, handover.driver_epoch, wall_ms())).aborted) == 1
+            assert len(run.run(driver.abort(run.scope, handover.driver_epoch, wall_ms)).aborted) == 1
         else:
             run.take_over()
         assert run.run(describe(name))[name].state in ABORTED
@@ -291,18 +291,19 @@ def _commit_and_expire_marks(run: Job) -> None:
         deleted.result(30)
 
 
-_WEEK_MS = 7 * 86_400_000
+def in_a_week_ms() -> float:
+    return wall_ms() + 7 * 86_400_000
 
 
 def test_a_complete_batch_stays_complete_when_its_markers_have_expired(job: Callable[..., Job]) -> None:
     """Catches: a weekly job's batch was called incomplete, and the error's advice doubled its rows."""
     run = job()
     _commit_and_expire_marks(run)
-    found = run.run(driver.take_over(run.scope, wall_ms() + _WEEK_MS))
+    found = run.run(driver.take_over(run.scope, in_a_week_ms))
     assert (found.missing, found.unknown, found.completed) == (frozenset(), frozenset(), ())
     # The run that follows takes the ids over, and dies. Then no id tells of the batch any more.
     run.write(TaskHandover.of(run.scope, found, wall_ms()), 1, 0, ["lost"])
-    found = run.run(driver.take_over(run.scope, wall_ms() + _WEEK_MS))
+    found = run.run(driver.take_over(run.scope, in_a_week_ms))
     assert (found.missing, found.unknown, len(found.aborted)) == (frozenset(), frozenset(), 1)
     run.await_rows(["0-0", "0-1"])
 
@@ -313,7 +314,7 @@ def test_what_brokers_have_forgotten_is_called_unknown_and_not_missing(job: Call
     _commit_and_expire_marks(run)
     # As an attempt does that was frozen just before.
     run.run(init_producer(run.scope.task_id(1, 0)))
-    found = run.run(driver.take_over(run.scope, wall_ms() + _WEEK_MS))
+    found = run.run(driver.take_over(run.scope, in_a_week_ms))
     assert (found.missing, found.unknown) == (frozenset(), {1})
     reported = TaskHandover.of(run.scope, found, wall_ms())
     with pytest.raises(IncompleteBatchError, match=r"cannot be known any more.*Only if they are not"):
@@ -337,7 +338,7 @@ def test_a_driver_that_was_replaced_calls_no_batch_incomplete(job: Callable[...,
 
     with pytest.raises(TransactionError, match="another driver has taken the transactional ids over"):
         first.run(through(batch.commit(reports, records_empty=False), freezes))
-    assert first.run(driver.abort(first.scope, handover.driver_epoch, wall_ms())) is None
+    assert first.run(driver.abort(first.scope, handover.driver_epoch, wall_ms)) is None
     second.await_rows(["0-0", "0-1", "1-0", "1-1"])
 
 
@@ -355,7 +356,7 @@ def test_a_driver_that_was_replaced_before_its_decision_leaves_its_successor_alo
     until(lambda: second.run(driver.read_decision(second.scope)), "the decision")
     with pytest.raises(TransactionError, match="leave it alone"):
         first.commit(report)
-    assert first.run(driver.abort(first.scope, older.driver_epoch, wall_ms())) is None
+    assert first.run(driver.abort(first.scope, older.driver_epoch, wall_ms)) is None
     second.await_rows(["newer"])
 
 
