@@ -18,18 +18,18 @@ MODULES = sorted(
 )
 
 
-def tests_of(module: Path) -> Path:
+def path_of_tests(module: Path) -> Path:
     return TESTS / module.parent / f"test_{module.name}"
 
 
 def test_each_module_has_a_test_file() -> None:
-    assert [path for path in MODULES if not tests_of(path).exists()] == []
+    assert [path for path in MODULES if not path_of_tests(path).exists()] == []
 
 
 def test_each_module_has_a_quick_test(pytestconfig: pytest.Config) -> None:
     """A test that starts no program. It checks the files that this run has collected."""
     slow = {path for path, quick in pytestconfig.stash[FILES].items() if not quick}
-    assert sorted(f"kafka_sink/{path}" for path in MODULES if tests_of(path) in slow) == []
+    assert sorted(f"kafka_sink/{path}" for path in MODULES if path_of_tests(path) in slow) == []
 
 
 def test_tests_seldom_sleep_or_use_private_attributes() -> None:
