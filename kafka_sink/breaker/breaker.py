@@ -133,7 +133,7 @@ class CircuitBreakManager:
 
     @property
     def rows(self) -> int:
-        """Rows whose attempts have ended, over the producer's life."""
+        """Rows whose first attempt has ended, over the producer's life."""
         return self.rows_of_forgotten + sum(broker.rows for broker in self.brokers.values())
 
     def available_nodes(self) -> Set[int]:

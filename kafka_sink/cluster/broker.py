@@ -38,11 +38,12 @@ _WEIGHT_ABOVE, _WEIGHT_BELOW = 0.1, 0.5
 @dataclass(slots=True, eq=False)
 class SentRequest:
     """A Produce request with its batches. ``names`` maps the ids of topics that were sent by id (from v13
-    on)."""
+    on). ``new_rows`` are in a request for the first time."""
 
     request: Request
     batches: list[ProducerBatch]
     names: dict[bytes, str]
+    new_rows: int = 0
 
 
 class BrokerCounts:
@@ -104,7 +105,7 @@ class Broker:
         self.setup_ms: float | None = None
         # When it last responded to a request without rows, or to the first request of a connection.
         self.probed_ms: float | None = None
-        # Rows of requests that have ended, over the producer's life.
+        # Rows of requests that have ended, over the producer's life; rows that are sent again count once.
         self.rows = 0
         # The mean latency and the first one; None before the first response. ``responses`` counts the first
         # few, which say little.
@@ -195,7 +196,7 @@ class Broker:
     def _ended(self) -> SentRequest:
         self.request_sent_ms = self.oldest_request_ms or 0.0
         sent = self.sent.popleft()
-        self.rows += sent.request.records
+        self.rows += sent.new_rows
         return sent
 
     def observe(self, latency_ms: float) -> None:

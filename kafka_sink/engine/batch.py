@@ -101,6 +101,8 @@ class ProducerBatch:
     record_count: int = field(init=False, default=0)
     raw_bytes: int = field(init=False, default=0)
     attempts: int = field(init=False, default=0)
+    # Whether a request has had its rows, perhaps in the batch that it is a piece of.
+    was_sent: bool = field(init=False, default=False)
     # Failed attempts that count against ``retries``: not those that only an earlier batch made fail.
     retries_spent: int = field(init=False, default=0)
     # 1 while the sender has taken it out of its queue, as a request may refer to its memory; else 0.

@@ -83,6 +83,7 @@ def produce_request(
     in_transaction = identity is not None and identity.transactional_id is not None
     names: dict[bytes, str] = {}
     topics: dict[str, tuple[bytes | None, list[produce.PartitionData]]] = {}
+    new_rows = 0
     for batch in taken:
         # A batch gets its first sequence here; splits and closed gaps change it (``Partition``).
         if identity is not None:
@@ -90,6 +91,8 @@ def produce_request(
         views = batch.write_header(transactional=in_transaction)
         batch.move_to(BatchState.IN_FLIGHT)
         batch.attempts += 1
+        new_rows += 0 if batch.was_sent else batch.record_count
+        batch.was_sent = True
         topic, partition = batch.partition
         of_topic = topics.get(topic)
         if of_topic is None:
@@ -120,7 +123,7 @@ def produce_request(
         asked=len(topics) + len(taken),
         records=sum([batch.record_count for batch in taken]),
     )
-    return SentRequest(request, list(taken), names)
+    return SentRequest(request, list(taken), names, new_rows)
 
 
 def probe_brokers(

@@ -234,6 +234,7 @@ class _Piece:
             dead_letters=parent.dead_letters,
             held=True,
         )
+        self.batch.was_sent = parent.was_sent
 
     @property
     def raw_bytes(self) -> int:

@@ -134,8 +134,8 @@ FAILURE_RATE_OPTIONS = (
         values.integer(1, LONG_MAX),
         1_000,
         BREAKER,
-        "Minimum number of rows that must have been sent before failures can mute a partition. With the "
-        "coordinator, rows of all tasks count.",
+        "Minimum number of rows that must have been sent before failures can mute a partition. A row that is "
+        "sent again counts once. With the coordinator, rows of all tasks count.",
     ),
     OptionSpec(
         "trigger.failure.perc",

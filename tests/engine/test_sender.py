@@ -20,11 +20,13 @@ from kafka_sink.engine.batch import ProducerBatch
 from kafka_sink.engine.responses import ResponseHandler
 from kafka_sink.engine.sender import Sender, take_muted, tell_of_moves
 from kafka_sink.model import MetadataUpdate, Node, TopicPartition
+from kafka_sink.network.apis import PRODUCE
 from kafka_sink.network.client import NetworkClient
 from kafka_sink.rows.column_plan import ColumnPlan
 from tests.support.breaker_cluster import IdleBreaker
 from tests.support.brokers import Brokers
 from tests.support.fake_broker import FakeCluster
+from tests.support.fake_replies import error
 from tests.support.queues import partition_of
 from tests.support.scripted_cluster import keyless, mutes, rows, task, written
 from tests.support.sequences import batch
@@ -219,6 +221,17 @@ def test_rows_of_a_forgotten_broker_still_count_for_the_breaker() -> None:
         producer.network.wakeup()
         until(lambda: 1 not in known.brokers, "the other is forgotten")
         assert producer.breaker.manager.rows == 3
+
+
+@pytest.mark.parametrize(("code", "times"), [(19, 2), (10, 1)], ids=["sent again", "split"])
+def test_rows_count_once_for_the_breaker_however_often_they_are_sent(code: int, times: int) -> None:
+    """Catches: 350 rows passed trigger.message.count = 1000 with their third attempt."""
+    with FakeCluster({"t": 1}) as cluster, task(cluster) as producer:
+        cluster.script(PRODUCE, *[error(code)] * times)
+        producer.send(rows(0, 40))
+        assert producer.finish().records == 40
+        assert len(cluster.received(PRODUCE)) > times
+        assert producer.breaker.manager.rows == 40
 
 
 def test_muted_partitions_are_taken_out_of_what_is_ready() -> None:

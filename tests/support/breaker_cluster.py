@@ -85,7 +85,7 @@ class Cluster:
         assert found is not None
         broker = self.brokers[found.leader]
         batch = batch_of(self.partition(partition), rows)
-        broker.sent[0].request.records = rows
+        broker.sent[0].new_rows = rows
         if not has_response(cause):
             broker.failed()
         else:
