@@ -202,6 +202,8 @@ class Breaker:
         # ``TaskMutes.view`` as of the last pass, () where nothing is muted: what keyless rows avoid. Any
         # thread may read it; the sender's replaces it.
         self.view: Container[TopicPartition] = ()
+        # The same of ``MutedPartitions.probes``.
+        self.probes: Mapping[TopicPartition, float] = {}
         # No latency up to this is suspicious, and no silence.
         self.prompt_ms = math.inf
         # A user's class hears of each batch, as in the KIP.
@@ -365,7 +367,7 @@ class Breaker:
             self._alone = True
             self.task_mutes.on_coordinator_lost()
         view = self.manager.refresh()
-        self.view = view if view else ()
+        self.view, self.probes = view if view else (), view.probes
         self._publish_changes(shared)
         if not self.is_current.is_set() and shared is not None and shared.is_current:
             self.is_current.set()
@@ -426,7 +428,7 @@ class Breaker:
     def close(self) -> None:
         """No calls follow."""
         self.manager.close()
-        self.view = ()
+        self.view, self.probes = (), {}
         if self._breaker is not None:
             self._call(self._breaker.close)
 

@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass, field
 from typing import SupportsIndex
 
 from kafka_sink.clock import WAITED_FOR_MS
@@ -132,11 +132,16 @@ class Mute:
 
 @dataclass(frozen=True, slots=True)
 class MutedPartitions:
-    """Contains a partition if it is muted by itself or if its present leader is muted."""
+    """Contains a partition if it is muted by itself or if its present leader is muted.
+
+    ``probes``: muted partitions that are not contained, as the next keyless rows are their probe, and since
+    when.
+    """
 
     nodes: Set[int] = frozenset()
     partitions: Set[TopicPartition] = frozenset()
     leader: Callable[[TopicPartition], PartitionMetadata | None] = lambda _: None
+    probes: Mapping[TopicPartition, float] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.nodes or self.partitions)

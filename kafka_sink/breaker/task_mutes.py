@@ -66,7 +66,7 @@ class TaskMutes:
         self._brokers: Mapping[int, Broker] = cluster.brokers
         # The versions of mutes and metadata that the view shows, and what it left open.
         self._seen = (-1, -1)
-        self._open: Set[Target] = frozenset()
+        self._open: Mapping[TopicPartition, float] = {}
         # By partition, the muted broker that leads it, or did as of when a leader was last known.
         self._led_by: Mapping[TopicPartition, int] = {}
         # When the loss of the coordinator last delayed probes.
@@ -146,12 +146,12 @@ class TaskMutes:
 
     def publish(self) -> MutedPartitions:
         """Bring ``view`` up to date, in each pass of the sender."""
-        open_to_new = frozenset[Target]()
+        open_to_new: dict[TopicPartition, float] = {}
         if self.mutes:
             for mute in self.mutes.values():
                 if mute.probe_ends_ms <= self.now_ms:
                     mute.end_probe(self.now_ms)
-            open_to_new = self.open_to_new_rows()
+            open_to_new = {name: self._open.get(name, self.now_ms) for name in self.open_to_new_rows()}
         seen = (self.version, self._cluster.version)
         if seen != self._seen or open_to_new != self._open:
             self._seen, self._open = seen, open_to_new
@@ -176,11 +176,12 @@ class TaskMutes:
         # Mutes hold before any metadata has come.
         if not mutes or (known and not available):
             return NOTHING_MUTED
-        avoided = mutes.keys() - self._open
+        avoided = mutes.keys() - self._open.keys()
         return MutedPartitions(
             {target for target in avoided if isinstance(target, int)},
             led_by.keys() | {target for target in avoided if isinstance(target, TopicPartition)},
             self._cluster.leader,
+            self._open,
         )
 
     def refresh_leaderless(self, now_ms: float) -> None:
@@ -328,9 +329,13 @@ class TaskMutes:
 
     # -- which muted targets a task has rows for --------------------------------------------------------
 
-    def open_to_new_rows(self) -> frozenset[Target]:
-        """Partitions whose probe may go while no batch waits that could be it: new rows may go there."""
-        found = frozenset(mute.target for mute in self.mutes.values() if self._takes_new_rows(mute))
+    def open_to_new_rows(self) -> Set[TopicPartition]:
+        """Partitions whose probe may go while no batch waits that could be it: the next keyless rows do."""
+        found = {
+            mute.target
+            for mute in self.mutes.values()
+            if isinstance(mute.target, TopicPartition) and self._takes_new_rows(mute)
+        }
         if not found:
             return found
         # The response to a batch that is under way is as good as a probe's.
@@ -344,11 +349,10 @@ class TaskMutes:
             return False
         if not mute.is_due(now_ms) or mute.is_waited_for(now_ms):
             return False
-        # One more interval than a probe needs: a waiting batch would have been the probe by now.
-        return mute.permits_new_rows if mute.is_shared else mute.is_due(now_ms - self.retry_interval_ms)
+        return mute.permits_new_rows or not mute.is_shared
 
     def note_free_rows(self, topics: Iterable[str]) -> None:
-        """The task has rows of these topics that may go to any partition. Called by its thread."""
+        """The task has rows of these topics that may go to any partition. Called by the task's thread."""
         now_ms = self.now_ms
         lately = {topic: at for topic, at in self._free_rows_ms.items() if now_ms - at <= WAITED_FOR_MS}
         self._free_rows_ms = {**lately, **dict.fromkeys(topics, now_ms)}
@@ -371,11 +375,26 @@ class TaskMutes:
 
     def acceptable(self) -> list[Target]:
         """Muted partitions that no batch of this task waits for, but that its rows could go to."""
-        now_ms, found = self.now_ms, self._free_rows_ms
         return [
             target
             for target, mute in self.mutes.items()
             if isinstance(target, TopicPartition)
-            and now_ms - found.get(target.topic, -math.inf) <= WAITED_FOR_MS
-            and not mute.is_waited_for(now_ms)
+            and self._has_free_rows(target)
+            and not mute.is_waited_for(self.now_ms)
         ]
+
+    def _has_free_rows(self, target: TopicPartition) -> bool:
+        return self.now_ms - self._free_rows_ms.get(target.topic, -math.inf) <= WAITED_FOR_MS
+
+    def return_permits(self) -> list[Target]:
+        """End the coordinator's permits for which this task has no rows, or none any longer, and return their
+        targets: another task may have rows."""
+        returned: list[Target] = []
+        for target, mute in self.mutes.items():
+            if not isinstance(target, TopicPartition) or mute.permit_ends_ms <= self.now_ms or mute.is_probed:
+                continue
+            can_take_rows = mute.permits_new_rows and self._has_free_rows(target)
+            if not (can_take_rows or mute.is_waited_for(self.now_ms)):
+                mute.permit_ends_ms, mute.permits_new_rows = -math.inf, False
+                returned.append(target)
+        return returned

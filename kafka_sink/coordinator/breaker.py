@@ -101,11 +101,13 @@ class Outcomes(Message, frozen=True):
 
 
 class MuteChanges(Message, frozen=True):
-    """What the task has muted and unmuted by evidence of its own, and its probes that failed."""
+    """What the task has muted and unmuted by evidence of its own, and its probes that failed. ``unused``: it
+    has no rows for these probes, which another task may make."""
 
     muted: Annotated[tuple[OwnMute, ...], Meta(max_length=MAX_TARGETS)] = ()
     unmuted: _Targets = ()
     failed: _Targets = ()
+    unused: _Targets = ()
 
 
 class Answer(Message, frozen=True):
@@ -274,6 +276,12 @@ class BreakerChannel(Channel):
             unmuted = [one.target for one in part if not one.muted]
             lost = tuple(failed[start : start + MAX_TARGETS])
             self._say(MuteChanges(tuple(muted), tuple(unmuted), lost))
+        unused = self._table.return_permits()
+        for start in range(0, len(unused), MAX_TARGETS):
+            self._say(MuteChanges(unused=tuple(unused[start : start + MAX_TARGETS])))
+        for target in unused:
+            # It is named again once there are rows for it.
+            self._named.pop(target, None)
 
     def _say_outcomes(self, partitions: Iterable[TopicPartition]) -> None:
         found = []

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 from collections import OrderedDict, deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
 from random import Random
@@ -317,11 +317,13 @@ class BreakerService(Service):
                 self._ask(peer, target, reason, silence_ms, now_ms)
             elif self._failing is None:
                 self._mute(target, reason, now_ms, peer)
-        for target in message.failed:
-            found = self.mutes.get(target)
-            # Otherwise the batch was sent before the mute.
-            if found is not None and found.prober == peer:
-                found.end_probe(now_ms + self._interval_ms)
+        # Where another task is the prober, the batch was sent before the mute, or the permit is over.
+        for mute in self._probed_by(peer, message.failed):
+            mute.end_probe(now_ms + self._interval_ms)
+        for mute in self._probed_by(peer, message.unused):
+            mute.waiting.discard(peer)
+            mute.acceptable.discard(peer)
+            mute.end_probe(now_ms)
         for target in message.unmuted:
             found = self.mutes.get(target)
             if found is not None and peer in (found.origin, found.prober):
@@ -330,6 +332,10 @@ class BreakerService(Service):
                 self._hurry(found, now_ms)
             elif isinstance(target, int) and (asked := self._inquiries.get(target)) and asked.peer == peer:
                 del self._inquiries[target]
+
+    def _probed_by(self, peer: int, targets: Iterable[Target]) -> list[_Mute]:
+        mutes = filter(None, map(self.mutes.get, targets))
+        return [mute for mute in mutes if mute.prober == peer]
 
     def _ask(self, peer: int, node: int, reason: str, silence_ms: float, now_ms: float) -> None:
         """Whether others have responses of a broker that a task wants muted."""
@@ -372,7 +378,7 @@ class BreakerService(Service):
         if target in self.mutes or is_full or is_paused or self._is_full():
             return
         mute = self.mutes[target] = _Mute(target, reason, now_ms, origin, size, now_ms + self._interval_ms)
-        if origin is not None:
+        if origin is not None and isinstance(target, int):
             # Another task is the first to probe.
             mute.tried.add(origin)
         self._mutes_bytes += size - self._removed.pop(target, 0)
@@ -428,17 +434,22 @@ class BreakerService(Service):
         return self._checked_ms + _CHECK_MS if self.mutes and self._tasks else math.inf
 
     def _able(self, mute: _Mute, now_ms: float) -> list[tuple[int, bool]]:
-        """Some that may probe now, and whether with new rows. Any task can probe a broker, as that needs no
-        row. A partition's probe needs a batch; if no other task has one, or none for another interval, new
-        rows may go there."""
+        """Some tasks that may probe now, and whether with new rows.
+
+        Any task can probe a broker, as that needs no row. A partition's probe needs a batch: one that waits,
+        if possible of another task than the one whose word muted it, or else one of new rows.
+        """
         # No probe goes out before the mute that it is for.
         if mute.prober is not None or now_ms < mute.retry_at_ms or mute.target in self._added:
             return []
-        able: list[tuple[Collection[int], bool]] = [(mute.waiting, False), (mute.acceptable, True)]
+        others, waiting = mute.waiting - {mute.origin}, mute.waiting
+        able: list[tuple[Collection[int], bool]] = [
+            (others, False),
+            (waiting, False),
+            (mute.acceptable, True),
+        ]
         if isinstance(mute.target, int):
             able = [(self._tasks, False)]
-        elif not mute.waiting and now_ms < mute.retry_at_ms + self._interval_ms:
-            return []
         for _ in range(2):
             for peers, is_new in able:
                 there = ((one, is_new) for one in peers if one not in mute.tried and one in self._tasks)

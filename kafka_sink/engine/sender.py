@@ -283,7 +283,9 @@ class Sender(threading.Thread):
             delay = min(delay, self._probe(broker, partitions, now_ms))
         if not muted:
             return delay
-        unsent = [partition for partitions in of_muted.values() for partition in partitions]
+        # A batch that may be the probe stays, also while there is no connection to its broker yet.
+        may_probe = self._breaker.task_mutes.may_probe
+        unsent = [one for partitions in of_muted.values() for one in partitions if not may_probe(one.id)]
         unsent += [one for one in leaderless if one.id in muted]
         return 0.0 if unsent and self._move_unsent(unsent, muted) else delay
 

@@ -28,11 +28,13 @@ class Choices(NamedTuple):
     """The partitions of a topic to which new rows may go.
 
     ``available`` partitions have a leader and accept new rows; if it is empty, all partitions do. ``muted``
-    partitions get no new rows. It is empty if nothing else is available, because they are then used.
+    partitions get no new rows. It is empty if nothing else is available, because they are then used. Each of
+    ``probes`` is muted as well, but gets the rows of one sticky batch, which show whether it works again.
     """
 
     available: tuple[int, ...]
     muted: tuple[int, ...] = ()
+    probes: tuple[int, ...] = ()
 
 
 def choices_of(
@@ -40,6 +42,7 @@ def choices_of(
     unavailable: Collection[int],
     muted: Container[TopicPartition],
     near: Container[int],
+    probes: Container[TopicPartition] = (),
 ) -> Choices:
     """The available partitions, without those that are muted or led by an unavailable broker.
 
@@ -57,7 +60,13 @@ def choices_of(
             available = others
         else:
             resting = ()
-    return Choices(tuple([number for number in available if leaders[number] in near] or available), resting)
+    due: tuple[int, ...] = ()
+    if probes:
+        due = tuple(number for number in available if TopicPartition(topic.name, number) in probes)
+        avoided = frozenset(due)
+        available = [number for number in available if number not in avoided] or available
+    preferred = [number for number in available if leaders[number] in near]
+    return Choices(tuple(preferred or available), resting, due)
 
 
 class BatchCapacity(NamedTuple):
@@ -80,6 +89,7 @@ CapacityOf = Callable[[TopicPartition, float], BatchCapacity]
 # exact to the row) and at most this many batches' worth of rows.
 _MIN_BATCHES = 0.9
 _MAX_BATCHES = 2.0
+_NO_PROBES: Mapping[TopicPartition, float] = {}
 
 
 @dataclass(slots=True)
@@ -116,6 +126,9 @@ class Partitioner:
         self._adaptive = adaptive
         self._random = random
         self._sticky: dict[str, _StickyPartition] = {}
+        # ``MutedPartitions.probes``, and those of them that have got their rows.
+        self._probes: Mapping[TopicPartition, float] = {}
+        self._probed: dict[TopicPartition, float] = {}
 
     def chooses(self, key: pa.Array | None, explicit: Int32s | None) -> tuple[bool, bool]:
         """Whether ``assign`` may choose the partition of some of these rows, and whether it may choose that
@@ -140,13 +153,17 @@ class Partitioner:
         unavailable: Collection[int] = (),
         muted: Container[TopicPartition] = (),
         near: Container[int] = (),
+        probes: Mapping[TopicPartition, float] = _NO_PROBES,
     ) -> OrderedRows:
         """Assign partitions and order the rows by partition. The rows of one partition keep their order.
 
         ``now_ms`` is the wall clock, the timestamp of rows without one. Rows without keys avoid partitions
         that are ``muted`` or led by an ``unavailable`` broker, if there are other partitions, and prefer
-        partitions led by ``near`` brokers. Raises InvalidRowError for a partition that does not exist.
+        partitions led by ``near`` brokers. The first of these rows, up to a batch's worth, go to one of the
+        ``probes`` (see ``MutedPartitions``). Raises InvalidRowError for a partition that does not exist.
         """
+        self._probes = probes
+        self._probed = {name: number for name, number in self._probed.items() if probes.get(name) == number}
         columns = RecordColumns.of(rows.key, rows.value, rows.headers)
         counts = np.array([len(topics[name].partitions.leaders) for name in rows.topics], dtype=np.int32)
         bases = np.zeros(len(counts) + 1, dtype=np.int32)
@@ -161,7 +178,7 @@ class Partitioner:
         # With thousands of topics, the choices cost more than the rows. If all rows have keys, only mutes
         # need them.
         if slots is None or muted:
-            found = [choices_of(topics[name], unavailable, muted, near) for name in rows.topics]
+            found = [choices_of(topics[name], unavailable, muted, near, probes) for name in rows.topics]
         if slots is None:
             # Sizes are upper bounds, so that the rows given to a partition fit its batch. Only a choice needs
             # them.
@@ -234,12 +251,13 @@ class Partitioner:
         topic: TopicMetadata,
         available: tuple[int, ...],
         muted: tuple[int, ...] = (),
+        probes: tuple[int, ...] = (),
     ) -> Int32s:
         """The partitions of rows of one topic.
 
         ``sizes`` are the sizes of the rows' records. ``explicit`` is the partition column, with -1 for null.
-        ``available`` and ``muted`` are those of ``Choices``. Raises InvalidRowError for a partition that the
-        topic does not have.
+        ``available``, ``muted`` and ``probes`` are those of ``Choices``. Raises InvalidRowError for a
+        partition that the topic does not have.
         """
         count = len(topic.partitions.leaders)
         if explicit is not None:
@@ -265,20 +283,27 @@ class Partitioner:
         if keyed is None or keyed.null_count or explicit is not None:
             free = np.flatnonzero(result < 0)
             if len(free):
-                result[free] = self._assign_sticky(sizes[free], topic.name, count, available)
+                result[free] = self._assign_sticky(sizes[free], topic.name, count, available, probes)
         return result
 
-    def _assign_sticky(self, sizes: Ints, topic: str, count: int, available: tuple[int, ...]) -> Int32s:
+    def _assign_sticky(
+        self, sizes: Ints, topic: str, count: int, available: tuple[int, ...], probes: tuple[int, ...]
+    ) -> Int32s:
         """The partitions of rows without a key.
 
-        Each step gives one partition rows up to the end of a batch, and then chooses the next partition.
+        Each step gives one partition rows up to the end of a batch, and then chooses the next partition. A
+        probe that is due comes first, so that a muted partition gets its probe when it is due however few
+        rows there are.
         """
         result = np.empty(len(sizes), dtype=np.int32)
         cumulated = np.cumsum(sizes, dtype=np.int64)
         row_bytes = float(cumulated[-1]) / len(sizes)
         choices = available or tuple(range(count))
         state = self._sticky.get(topic)
-        if state is None or state.partition not in choices:
+        probe = self._next_probe(topic, probes)
+        if probe is not None:
+            state = self._sticky[topic] = _StickyPartition(probe)
+        elif state is None or state.partition not in choices:
             state = self._sticky[topic] = _StickyPartition(self._choose(choices, topic, count, None))
         ended: set[int] = set()
         at, before = 0, 0
@@ -297,9 +322,21 @@ class Partitioner:
                 before, at = int(cumulated[end - 1]), end
             if at < len(sizes):
                 ended.add(state.partition)
-                state.partition = self._choose(choices, topic, count, state.partition)
+                probe = self._next_probe(topic, probes)
+                state.partition = (
+                    self._choose(choices, topic, count, state.partition) if probe is None else probe
+                )
                 state.batches_given = 0.0
         return result
+
+    def _next_probe(self, topic: str, probes: tuple[int, ...]) -> int | None:
+        """A muted partition that gets the next rows; it gets no others before its next probe."""
+        for number in probes:
+            name = TopicPartition(topic, number)
+            if name not in self._probed:
+                self._probed[name] = self._probes[name]
+                return number
+        return None
 
     def _choose(self, choices: tuple[int, ...], topic: str, count: int, current: int | None) -> int:
         """Choose the next partition: more likely a short queue (KIP-794), or all equally if that is switched

@@ -78,12 +78,15 @@ def test_any_response_unmutes_a_broker(manager: CircuitBreakManager) -> None:
 
 
 def test_where_no_batch_waits_new_rows_are_a_partitions_probe(manager: CircuitBreakManager) -> None:
-    """Catches: a partition that stays muted for ever, as keyless rows avoid it and none else go there."""
+    """Catches: a partition that stays muted for ever, as keyless rows avoid it and none else go there. And
+    one that got its probe only after two intervals."""
     manager.mute(A0)
-    manager.task_mutes.now_ms = 3_999.0
+    manager.task_mutes.now_ms = 1_999.0
     assert A0 in manager.refresh()
-    manager.task_mutes.now_ms = 4_000.0
+    assert not manager.refresh().probes
+    manager.task_mutes.now_ms = 2_000.0
     assert A0 not in manager.refresh()
+    assert list(manager.refresh().probes) == [A0]
     assert manager.is_muted(A0)
     manager.task_mutes.batches_sent([batch(A0)])
     assert A0 in manager.refresh(), "one probe, then it is muted again"
@@ -114,6 +117,23 @@ def test_a_permitted_probe_opens_at_once_and_ends_with_its_permit(manager: Circu
     assert A1 in mutes, "that permit is for a batch that waits"
     manager.task_mutes.now_ms += manager.task_mutes.retry_interval_ms
     assert A0 in manager.refresh()
+
+
+def test_a_permit_without_rows_for_it_is_returned(manager: CircuitBreakManager) -> None:
+    """Catches: the permit of a task without rows kept all other tasks from probing for an interval."""
+    mutes = manager.task_mutes
+    mutes.apply_shared({A0: "x", A1: "y", B0: "z"})
+    mutes.may_probe(A0)
+    mutes.note_free_rows(["b"])
+    mutes.permit([A0, A1], new_rows=False)
+    mutes.permit([B0], new_rows=True)
+    assert mutes.return_permits() == [A1]
+    assert mutes.return_permits() == []
+    mutes.batches_sent([batch(A0)])
+    mutes.now_ms = 1_501.0
+    assert mutes.return_permits() == [B0], "the rows came long ago"
+    assert B0 in manager.refresh()
+    assert mutes.mutes[A0].is_probed
 
 
 def test_a_task_wants_the_partitions_that_its_free_rows_avoid(manager: CircuitBreakManager) -> None:

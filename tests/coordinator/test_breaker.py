@@ -219,10 +219,23 @@ def test_a_failed_probe_is_said() -> None:
     bench = Bench()
     bench.mute(P0)
     bench.task.waiting = {P0}
+    bench.task.run_pass()
     bench.tell(Probe((P0,), False))
     assert P0 not in bench.task.waiting, "it went out"
     bench.task.answer(P0, REPLICAS)
     assert bench.only(MuteChanges).failed == (P0,)
+
+
+def test_a_probe_that_the_task_has_no_rows_for_is_left_to_another() -> None:
+    bench = Bench()
+    bench.mute(P0)
+    bench.task.manager.task_mutes.may_probe(P0)
+    assert [type(one) for one in bench.said(600.0)] == [Waiting]
+    bench.said(1_500.0)
+    bench.tell(Probe((P0,), False))
+    assert bench.only(MuteChanges).unused == (P0,)
+    bench.task.manager.task_mutes.may_probe(P0)
+    assert [type(one) for one in bench.said(600.0)] == [Waiting], "it has rows again"
 
 
 def test_muted_partitions_with_rows_are_named_some_of_many_and_again_when_they_change() -> None:

@@ -345,19 +345,39 @@ def test_the_next_probe_waits_after_a_failure_and_after_its_task_is_gone() -> No
     assert third != second
 
 
-def test_a_partition_needs_a_task_with_a_batch_and_after_another_interval_one_with_rows() -> None:
+def test_a_partitions_first_probe_is_made_after_the_interval_by_a_task_with_a_batch_or_else_with_rows() -> (
+    None
+):
+    """Catches: the first permit went to a task with rows, and the one with batches came an interval later."""
     bench = Bench(4, **OWN)
     bench.mutes(0, [P0])
     bench.run(100)
     bench.say(1, Waiting((), (P0,)))
+    bench.say(0, Waiting((P0,), ()))
     bench.run(INTERVAL)
-    assert not bench.of(Probe), "no task has a batch"
-    bench.run(INTERVAL)
+    bench.say(0, failed(P0))
+    bench.run(INTERVAL + 100)
     bench.say(1, failed(P0))
     bench.say(2, Waiting((P0,), ()))
     bench.run(INTERVAL + 100)
+    assert [peer for _, peer in bench.of(Probe)] == [0, 1, 2]
+    assert [probe.new_rows for probe in bench.sent(Probe)] == [False, True, False]
+
+
+def test_a_probe_that_a_task_has_no_rows_for_goes_to_another_at_once() -> None:
+    """Catches: with a task that had no rows any longer, the first probe came after two intervals."""
+    bench = Bench(4, **OWN)
+    bench.mutes(0, [P0])
+    bench.run(100)
+    bench.say(1, Waiting((P0,), ()))
+    bench.say(2, Waiting((), (P0,)))
+    bench.answer = lambda peer, message: (
+        [MuteChanges(unused=(P0,))] if isinstance(message, Probe) and peer == 1 else ()
+    )
+    bench.run(INTERVAL + 100)
     assert [peer for _, peer in bench.of(Probe)] == [1, 2]
-    assert [probe.new_rows for probe in bench.sent(Probe)] == [True, False]
+    bench.say(1, MuteChanges(unused=(P0,)))
+    assert bench.service.mutes[P0].prober == 2, "it returns its own permit only"
 
 
 def test_no_probe_goes_out_before_the_mute_that_it_is_for() -> None:

@@ -6,7 +6,8 @@ import random
 import time
 from collections import Counter
 from collections.abc import Iterable
-from itertools import groupby
+from itertools import groupby, pairwise
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -220,6 +221,29 @@ def test_many_muted_partitions_cost_no_look_at_each_other() -> None:
     found = choices_of(wide, (), muted, ())
     assert time.process_time() - started < 0.5
     assert (len(found.available), len(found.muted)) == (15_000, 15_000)
+
+
+@pytest.mark.parametrize("rows", [5, 2000])
+def test_the_next_rows_without_a_key_are_the_probe_of_a_muted_partition_once(rows: int) -> None:
+    """Catches: at 20 kB/s a probe came 43 s after a mute, for an interval of 1.5 s: by chance, and only when
+    the sticky partition had got its 512 KiB."""
+    values = pa.record_batch({"value": pa.array([b"x" * 100] * rows, pa.binary())})
+    table = extract(ColumnPlan.of([("value", "binary")], "t"), values, 0)
+    topics, due, again = {"t": topic()}, TopicPartition("t", 2), TopicPartition("t", 3)
+    one = partitioner(adaptive=True)
+
+    def sent(**choice: Any) -> Counter[int]:
+        ordered = one.order(table, topics, 0, **choice)
+        sizes = [stop - start for start, stop in pairwise(ordered.starts)]
+        return Counter({place.partition: size for place, size in zip(ordered.partitions, sizes, strict=True)})
+
+    sent()
+    assert 0 < sent(probes={due: 1.0})[2] <= 50, "a batch's worth"
+    for _ in range(10):
+        assert not sent(probes={due: 1.0})[2], "until it is probed again"
+    assert sent(probes={due: 2.0, again: 2.0}, near={1})[2]
+    assert sent(probes={due: 2.0, again: 2.0}, near={1})[3] or rows > 5
+    assert not sent(muted={due}, probes={due: 3.0})[2], "as another thread has just changed them"
 
 
 def test_rows_stay_in_the_rack_while_it_has_a_leader_that_takes_them() -> None:

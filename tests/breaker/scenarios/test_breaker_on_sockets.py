@@ -123,6 +123,21 @@ def test_batches_of_a_muted_partition_go_in_order_once_a_probe_succeeds(cluster:
     assert len(sent) >= 6
 
 
+def test_a_muted_partition_gets_the_next_keyless_rows_once_its_probe_is_due(cluster: FakeCluster) -> None:
+    with task(cluster, **PATIENT, **{f"{BREAKER}mute_retry_interval": 300}) as producer:
+        producer.send(keyless(0))
+        producer.finish()
+        producer.begin()
+        producer.breaker.manager.mute(P0)
+        producer.network.wakeup()
+        until(lambda: producer.breaker.probes, "the probe is due")
+        before = len(written(cluster))
+        producer.send(keyless(1))
+        until(lambda: not producer.breaker.manager.is_muted(P0), "the probe ends the mute")
+        producer.finish()
+        assert len(written(cluster)) == before + 1
+
+
 def test_expired_rows_name_broker_partitions_time_and_last_error(cluster: FakeCluster) -> None:
     cluster.script(PRODUCE, *[error(19)] * 1_000, node_id=0)
     options = {f"{BREAKER}trigger_message_count": 1, f"{BREAKER}mute_retry_interval": 100, **PATIENT}

@@ -386,6 +386,8 @@ def test_a_permit_does_not_outlive_its_connection() -> None:
     (task,) = job.tasks
     job.run(10)
     tell(task, added={P0: "x"})
+    task.run_pass()
+    assert not task.gate.task_mutes.may_probe(P0)
     deliver(task.exchange, Probe((P0,), False), job.now)
     task.run_pass()
     assert task.gate.task_mutes.may_probe(P0)
