@@ -14,8 +14,8 @@ import math
 import os
 import secrets
 import threading
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -42,13 +42,16 @@ if TYPE_CHECKING:
     from kafka_sink.dead_letters.rejected_rows import RejectedRows
 
 
-def record_batches(data: Any) -> tuple[pa.Schema | None, Iterator[pa.RecordBatch]]:
-    """The schema, where it is known before the first batch is read, and the batches.
+Batches = Generator[pa.RecordBatch, None, None]
+
+
+def record_batches(data: Any) -> tuple[pa.Schema | None, Batches]:
+    """The schema, if it is known before the first batch is read, and the batches, which are to be closed.
 
     Raises SchemaError for something else; the iterator raises it for an item, and what ``data`` raises.
     """
     if isinstance(data, pa.RecordBatch):
-        return data.schema, iter((data,))
+        return data.schema, (batch for batch in (data,))
     if hasattr(data, "__arrow_c_stream__"):
         try:
             reader = pa.RecordBatchReader.from_stream(data)
@@ -63,7 +66,7 @@ def record_batches(data: Any) -> tuple[pa.Schema | None, Iterator[pa.RecordBatch
     raise _unfit(data)
 
 
-def _with_objects(data: Any, reader: pa.RecordBatchReader) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+def _with_objects(data: Any, reader: pa.RecordBatchReader) -> tuple[pa.Schema, Batches]:
     """What the reader has, in which columns of Python objects get the type POLARS_OBJECT.
 
     Polars hands over the objects' addresses, which Arrow's schema does not distinguish from other bytes.
@@ -76,14 +79,22 @@ def _with_objects(data: Any, reader: pa.RecordBatchReader) -> tuple[pa.Schema, I
     ]
     for place in places:
         schema = schema.set(place, schema.field(place).with_type(POLARS_OBJECT))
+    return schema, _read(reader, schema, places)
 
-    def marked(batch: pa.RecordBatch) -> pa.RecordBatch:
-        arrays = batch.columns
-        for place in places:
-            arrays[place] = pa.ExtensionArray.from_storage(POLARS_OBJECT, arrays[place])
-        return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
-    return schema, map(marked, reader) if places else iter(reader)
+def _read(reader: pa.RecordBatchReader, schema: pa.Schema, objects: Sequence[int]) -> Batches:
+    """``objects``: the places of the columns that get the type POLARS_OBJECT."""
+    try:
+        for batch in reader:
+            if objects:
+                arrays = batch.columns
+                for place in objects:
+                    arrays[place] = pa.ExtensionArray.from_storage(POLARS_OBJECT, arrays[place])
+                batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
+            yield batch
+    finally:
+        # Until then, a DuckDB connection takes no other query.
+        reader.close()
 
 
 def _has_objects(data: Any, name: str) -> bool:
@@ -94,7 +105,7 @@ def _has_objects(data: Any, name: str) -> bool:
     return type(data).__module__.partition(".")[0] == "polars"
 
 
-def _batches_of_each(items: Iterable[Any]) -> Iterator[pa.RecordBatch]:
+def _batches_of_each(items: Iterable[Any]) -> Batches:
     for item in items:
         if not hasattr(item, "__arrow_c_stream__") and not hasattr(item, "__arrow_c_array__"):
             raise _unfit(item)
@@ -144,6 +155,8 @@ class ArrowProducer:
         self._producer: Producer | None = None
         self._transaction: WriteTransaction | None = None
         self._failure: BaseException | None = None
+        # Whether the thread's present ``send`` has taken rows.
+        self._sending = threading.local()
         # Those of the schemas that were used last, the last one first.
         self._columns: tuple[ArrowColumns | EncodedColumns, ...] = ()
         self._schemas: dict[str, None] = {}
@@ -191,16 +204,28 @@ class ArrowProducer:
 
         It waits for memory for kafka.max.block.ms at most. Rows are sent after kafka.linger.ms or when a
         batch is full; ``flush`` and the end of the block wait until they are acknowledged. Raises SchemaError
-        for columns that cannot be written, of which nothing is taken, and what ``Producer.send`` raises. Then
-        the write has failed, and so do all further calls.
+        for columns that cannot be written, InvalidRowError for damaged data, what ``data`` raises and what
+        ``Producer.send`` raises. If any row was taken, the write has failed: each later call raises the
+        error again. If none was taken, the write is as it was before.
         """
-        schema, batches = record_batches(data)
-        if schema is not None:
-            self._columns_of(schema)
-        for batch in batches:
-            columns = self._columns_of(batch.schema)
-            for converted in columns.converted(batch):
-                self._take(columns.plan, converted)
+        outer, self._sending.took_rows = getattr(self._sending, "took_rows", False), False
+        try:
+            schema, batches = record_batches(data)
+            with closing(batches):
+                if schema is not None:
+                    self._columns_of(schema)
+                for batch in batches:
+                    columns = self._columns_of(batch.schema)
+                    for converted in columns.converted(batch):
+                        self._take(columns.plan, converted)
+        except BaseException as failure:
+            if self._sending.took_rows:
+                # A repeated call would write these rows twice. Failures of the producer are there before.
+                self._failure = self._failure or failure
+            raise
+        finally:
+            # A generator may call ``send`` while another call reads it.
+            self._sending.took_rows |= outer
 
     def flush(self) -> None:
         """Wait until all rows so far are acknowledged. Each batch is bounded by kafka.delivery.timeout.ms.
@@ -245,7 +270,9 @@ class ArrowProducer:
     def _failure_again(self) -> Exception:
         if isinstance(self._failure, Exception):
             return self._failure
-        return DeliveryError(f"the write was interrupted before ({type(self._failure).__name__})")
+        error = DeliveryError(f"the write was interrupted before ({type(self._failure).__name__})")
+        error.__cause__ = self._failure
+        return error
 
     def _columns_of(self, schema: pa.Schema) -> ArrowColumns | EncodedColumns:
         known = self._columns
@@ -266,12 +293,20 @@ class ArrowProducer:
     def _reject(self, rows: RejectedRows, plan: ColumnPlan) -> None:
         """Rows that do not fit their schema."""
         with self._own_lock(), self._turn() as producer:
+            self._sending.took_rows = True
             if self._transaction is None or self._transaction.begin(plan.parts, producer.begin_transaction):
                 producer.reject(rows)
 
     def _take(self, plan: ColumnPlan, batch: pa.RecordBatch) -> None:
-        with self._own_lock(), self._turn() as producer:
-            transaction = self._transaction
+        transaction = self._transaction
+        with self._own_lock():
+            if transaction is not None and self._failure is None:
+                transaction.require(plan.parts)
+            self._append(plan, batch, transaction)
+
+    def _append(self, plan: ColumnPlan, batch: pa.RecordBatch, transaction: WriteTransaction | None) -> None:
+        with self._turn() as producer:
+            self._sending.took_rows |= batch.num_rows > 0
             if transaction and not transaction.take(batch, plan.parts, producer.begin_transaction):
                 return
             if self._held_schema is None or not batch.schema.equals(self._held_schema):
@@ -384,11 +419,12 @@ def write_arrow(data: Any, options: Mapping[str, Any]) -> WriteResult:
     """See ``kafka_sink.write_arrow``."""
     producer = ArrowProducer(options)
     schema, batches = record_batches(data)
-    if schema is not None:
-        # Before any broker is asked. With a format, the registry is asked when the rows come.
-        check_early(schema, producer.options)
-    with producer:
-        producer.send(batches)
-        producer.flush()
+    with closing(batches):
+        if schema is not None:
+            # Before any broker is asked. With a format, the registry is asked when the rows come.
+            check_early(schema, producer.options)
+        with producer:
+            producer.send(batches)
+            producer.flush()
     assert producer.result is not None
     return producer.result

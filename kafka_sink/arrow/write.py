@@ -130,19 +130,21 @@ class WriteTransaction:
         """Whether the rows are to be written; not so where their version was written before.
 
         The transaction begins before the first row. ``columns``: the batch's columns by part of a record.
-        Raises DeliveryError for other columns than before, as the rows could not be compared.
         """
         attempt = self._begun(columns)
-        if columns != self._columns:
-            raise DeliveryError(
-                "the batches of one write with delivery.guarantee=exactly-once must have the same columns"
-            )
         if not attempt.writes:
             attempt.digest_only(iter((batch,)))
             return False
         for _ in attempt.rows(iter((batch,)), begin):
             pass
         return True
+
+    def require(self, columns: Sequence[int | None]) -> None:
+        """Raise DeliveryError for other columns than before, as the rows could not be compared."""
+        if self._attempt is not None and columns != self._columns:
+            raise DeliveryError(
+                "the batches of one write with delivery.guarantee=exactly-once must have the same columns"
+            )
 
     def begin(self, columns: Sequence[int | None], begin: BeginTransaction) -> bool:
         """Begin the transaction, unless it has begun. Return whether rows are to be written."""

@@ -226,6 +226,22 @@ def test_batches_of_two_kinds_in_turns_ask_the_registry_twice(
     assert places == sorted(places)
 
 
+def test_a_row_that_became_a_dead_letter_was_taken(registry: Server) -> None:
+    """Catches: a send that fails behind it, is repeated, and has the dead letter twice."""
+
+    def source() -> Iterator[pa.RecordBatch]:
+        yield pa.record_batch({"value": [float("nan")]})
+        raise KeyError
+
+    with FakeCluster({TOPIC: 1}) as cluster:
+        given = {**task_options(cluster), "value.format": "json", "schema.registry.url": registry.url}
+        failed = pytest.raises(KeyError)
+        with failed, kafka_sink.producer({**given, "errors.tolerance": "all"}) as writing:
+            for data in (source(), pa.record_batch({"value": [1.0]})):
+                with pytest.raises(KeyError):
+                    writing.send(data)
+
+
 def test_null_values_of_topics_with_schemas_of_their_own(registry: Server) -> None:
     """Catches: a batch of tombstones alone, which fails."""
     kind = pa.struct([("x", pa.int64())])

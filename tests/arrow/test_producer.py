@@ -7,18 +7,21 @@ import gc
 import logging
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
+from functools import partial
 from itertools import count, takewhile
 from types import FrameType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 import kafka_sink
 import kafka_sink.arrow.producer
+from kafka_sink.arrow.columns import CONVERTED_ROWS
 from kafka_sink.arrow.producer import ArrowProducer
 from kafka_sink.arrow.write import WriteTransaction
 from kafka_sink.clock import WAIT_LISTENER
@@ -175,6 +178,93 @@ def test_a_row_that_is_refused_fails_the_write_and_all_further_calls(
     assert "of 3 rows 3 are acknowledged" in caplog.text
     assert written(cluster) == [0, 1, 2]
     assert sender_threads() == []
+
+
+def damaged(count: int, at: int) -> pa.DictionaryArray:
+    """Texts, of which one has an index that the dictionary does not have."""
+    places = np.zeros(count, dtype=np.int32)
+    places[at] = 7
+    kind = pa.dictionary(pa.int32(), pa.string())
+    return pa.DictionaryArray.from_buffers(kind, count, [None, pa.py_buffer(places)], pa.array(["0"]))
+
+
+def sources_that_fail(place: int) -> Iterator[tuple[Any, type[Exception]]]:
+    """Data in three pieces, of which the one at ``place`` cannot be taken, and the error."""
+    wrong = pa.record_batch({"value": [1]})
+    for bad, error_class in ((wrong, SchemaError), (7, SchemaError)):
+        pieces: list[Any] = [rows(0, 1)] * 3
+        pieces[place] = bad
+        yield pieces, error_class
+        yield (piece for piece in pieces), error_class
+
+    def source() -> Iterator[pa.RecordBatch]:
+        for number in range(3):
+            if number == place:
+                raise KeyError("of the program")
+            yield rows(0, 1)
+
+    yield source(), KeyError
+    # Arrow's streams have errors of their own.
+    yield pa.RecordBatchReader.from_batches(rows(0, 0).schema, source()), Exception
+    count = 3 * CONVERTED_ROWS
+    yield pa.table({"value": damaged(count, place * CONVERTED_ROWS)}), Exception
+    partitions = np.zeros(3, dtype=np.int32)
+    partitions[place] = -7
+    if place:
+        batches = pa.table({"value": ["0", "1", "2"], "partition": partitions}).to_batches(max_chunksize=1)
+        yield pa.Table.from_batches(batches), InvalidRowError
+
+
+class RecordedTransaction:
+    """What becomes of a write's transaction, without brokers that have any."""
+
+    def __init__(self) -> None:
+        self.ends: list[str] = []
+
+    def require(self, columns: Any) -> None: ...
+
+    def take(self, *_: object) -> bool:
+        return True
+
+    def commit(self) -> tuple[Any, dict[str, float]]:
+        self.ends.append("committed")
+        return SimpleNamespace(outcome="committed", note="", transactions={}), {}
+
+    def abort(self, error: BaseException) -> dict[str, Any]:
+        self.ends.append("aborted")
+        return {}
+
+
+@pytest.mark.parametrize("is_exactly_once", [False, True])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_send_that_fails_after_it_took_rows_fails_the_block(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, place: int, *, is_exactly_once: bool
+) -> None:
+    """Catches: a program that repairs a row and sends again, and so writes the rows before it twice."""
+    for data, error_class in sources_that_fail(place):
+        transaction = RecordedTransaction()
+        if is_exactly_once:
+            monkeypatch.setattr(kafka_sink.arrow.producer, "plan", lambda *_, found=transaction: found)
+        outcome = pytest.raises(error_class) if place else nullcontext()
+        with outcome as failed, producer(cluster) as writing:
+            with pytest.raises(error_class) as first:
+                writing.send(data)
+            calls: list[Callable[[], None]] = [partial(writing.send, rows(0, 3)), writing.flush]
+            for call in calls:
+                if not place:
+                    call()
+                    continue
+                with pytest.raises(error_class) as again:
+                    call()
+                assert again.value is first.value
+        if place:
+            assert failed is not None
+            assert failed.value is first.value
+            assert writing.result is None
+        else:
+            assert writing.result is not None
+            assert writing.result.rows == 3
+        assert transaction.ends == (["aborted" if place else "committed"] if is_exactly_once else [])
 
 
 def test_a_delivery_that_fails_is_told_to_a_program_that_sends_no_more(cluster: FakeCluster) -> None:

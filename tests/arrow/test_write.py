@@ -6,6 +6,7 @@ import datetime
 import signal
 import sys
 import textwrap
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,7 +14,7 @@ import pytest
 
 import kafka_sink
 from kafka_sink.arrow.producer import ArrowProducer
-from kafka_sink.errors import ChangedBatchError, ConfigurationError
+from kafka_sink.errors import ChangedBatchError, ConfigurationError, SchemaError
 from kafka_sink.model import TopicPartition
 from local_kafka import LocalBroker
 from tests.support.commands import printed_by, start
@@ -107,6 +108,19 @@ def test_a_block_is_one_transaction_that_is_aborted_where_it_fails_and_can_be_wr
     assert producer.result is not None
     assert not producer.result.already_written
     assert sorted(map(int, committed_values(broker, topic))) == list(range(10))
+
+
+def test_a_transaction_has_no_rows_of_a_send_that_failed_half_way(broker: LocalBroker, topic: str) -> None:
+    """Catches: a program that repairs its data and sends again, and commits 5 rows of 3."""
+    wrong = pa.table({"value": [7]})
+    failed = pytest.raises(SchemaError, match="unsupported type int64")
+    with failed, kafka_sink.producer(exactly_once(broker, topic)) as producer:
+        for data in ([values(0, 2), wrong], [values(0, 2), values(2, 1)]):
+            with suppress(SchemaError):
+                producer.send(data)
+    assert committed_values(broker, topic) == []
+    assert kafka_sink.write_arrow([values(0, 2), values(2, 1)], exactly_once(broker, topic)).rows == 3
+    assert sorted(committed_values(broker, topic)) == [b"0", b"1", b"2"]
 
 
 def test_the_topic_of_a_write_must_be_there(broker: LocalBroker) -> None:
