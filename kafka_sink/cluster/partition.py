@@ -81,7 +81,7 @@ class Partition:
     __slots__ = (
         *("_assigned", "_assigned_as", "_failed", "_failed_before", "_failed_ms", "_streak"),
         *("_taken", "_taken_before", "_taken_ms", "_window_ends_ms"),
-        *("batches", "counts", "established_until_ms", "gap", "has_taken"),
+        *("taken_after_gap", "batches", "counts", "established_until_ms", "gap", "has_taken"),
         *("id", "in_flight", "last_offset", "leader", "limits", "metadata_version", "missing_since_ms"),
         *("needs_restart", "next_sequence", "producer", "restarts", "retry_at_ms"),
         *("transaction", "unacknowledged"),
@@ -131,6 +131,8 @@ class Partition:
         self.needs_restart = False
         # The first sequence of records that were dropped. Later batches have sequences that are too high.
         self.gap: int | None = None
+        # Whether a leader has taken a batch after the gap, which it does only if it has lost its state.
+        self.taken_after_gap = False
         # Batches with a sequence and without an acknowledgement, in sequence order.
         self.unacknowledged: deque[ProducerBatch] = deque()
         # How many batches have got a sequence, and the place of each unacknowledged one among them. Pieces
@@ -193,7 +195,10 @@ class Partition:
         that has taken five others no longer knows whether it has it.
         """
         if self.gap is not None:
-            return False
+            # Whether earlier batches were written has to be known before the sequences after the gap change.
+            return (
+                batch.possibly_written and batch is self.unacknowledged[0] and not self._is_after_gap(batch)
+            )
         if not self.unacknowledged:
             return True
         if self.needs_restart:
@@ -230,6 +235,7 @@ class Partition:
             self._taken_ms = now_ms
             self._taken += 1
         self.established_until_ms = now_ms + _ESTABLISHED_MS
+        self.taken_after_gap |= self.gap is not None and self._is_after_gap(batch)
         self.last_offset = max(self.last_offset, last_offset)
         if self.unacknowledged and self.unacknowledged[0] is batch:
             self.unacknowledged.popleft()
@@ -282,7 +288,7 @@ class Partition:
         self.producer = (NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
         self.restarts += 1
         self.established_until_ms = -math.inf
-        self.needs_restart = False
+        self.needs_restart = self.taken_after_gap = False
         self.gap = None
 
     def replaced(self, batch: ProducerBatch, pieces: list[ProducerBatch]) -> None:
@@ -312,10 +318,20 @@ class Partition:
     @property
     def after_gap(self) -> list[ProducerBatch]:
         """The batches whose sequences ``close_gap`` would change."""
-        gap = self.gap
-        if gap is None:
-            return []
-        return [batch for batch in self.unacknowledged if _is_after(batch.sequence.base_sequence, gap)]
+        return [batch for batch in self.unacknowledged if self._is_after_gap(batch)]
+
+    def _is_after_gap(self, batch: ProducerBatch) -> bool:
+        return self.gap is not None and _is_after(batch.sequence.base_sequence, self.gap)
+
+    def disprove_after_gap(self) -> None:
+        """Settle that the batches after dropped records were not written, although responses were lost.
+
+        The leader had the producer's state when they were sent, since several batches were in flight, and so
+        takes none of them before the dropped records. A copy that arrives late may find that their sequences
+        are the next ones, so ``restart`` has to follow: brokers reject the former epoch then.
+        """
+        for batch in self.after_gap:
+            batch.possibly_written = False
 
     def close_gap(self) -> None:
         """Batches behind dropped records take over their sequences.
@@ -333,7 +349,7 @@ class Partition:
             batch.assign_sequence(moved)
             at = (at + batch.record_count) % _SEQUENCE_RANGE
         self.next_sequence = at
-        self.gap = None
+        self.gap, self.taken_after_gap = None, False
 
 
 def _is_after(sequence: int, other: int) -> bool:

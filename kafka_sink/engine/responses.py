@@ -450,10 +450,24 @@ class ResponseHandler:
                         "the sequences of %s restart, because its leader rejected them", partition.id
                     )
             if partition.gap is not None:
-                reason = "records before this batch were rejected"
-                unresolved = [batch for batch in partition.after_gap if batch.possibly_written]
-                if not self._fail_unresolved(partition, unresolved, reason):
-                    identity.close_gap(partition)
+                self._mend_gap(identity, partition)
+
+    def _mend_gap(self, identity: ProducerIdentity, partition: Partition) -> None:
+        after_gap, unresolved = partition.after_gap, partition.unresolved
+        in_doubt = [batch for batch in unresolved if batch in after_gap]
+        if not in_doubt:
+            identity.close_gap(partition)
+        elif partition.taken_after_gap or identity.transactional_id is not None:
+            # A transaction has one epoch, so a late copy of these batches could still be taken.
+            self._fail_unresolved(partition, in_doubt, "records before this batch were rejected")
+        elif len(in_doubt) == len(unresolved):
+            partition.disprove_after_gap()
+            identity.restart(partition)
+            _log.warning(
+                "the sequences of %s restart, because its leader rejected records and a response to later "
+                "ones was lost",
+                partition.id,
+            )
 
     def _fail_unresolved(self, partition: Partition, batches: Sequence[ProducerBatch], reason: str) -> bool:
         """Fail batches that may have been written, as under a new sequence they could be written twice;

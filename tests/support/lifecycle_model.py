@@ -431,6 +431,9 @@ class Model:
                 assert self.pinned.setdefault(batch, batch.sequence) == batch.sequence, (
                     "a sequence changed after a possible write"
                 )
+            else:
+                # That it was written may have been disproved since.
+                self.pinned.pop(batch, None)
 
     def _check_logs(self) -> None:
         written: set[int] = set()
