@@ -14,13 +14,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kafka_sink.printable import message_line
+from kafka_sink.secret import redacted
+
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
 
 class KafkaSinkError(Exception):
-    """The base class of all errors of this package."""
+    """The base class of all errors of this package. A message is one printable line, whatever it quotes."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(message_line(message))
+
+
+class _AboutSchemaError(KafkaSinkError):
+    """Its message may quote any part of a schema. The schema registry chose that text and has the login."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(redacted(message))
 
 
 class ConfigurationError(KafkaSinkError, ValueError):
@@ -31,11 +44,11 @@ class MissingTopicError(ConfigurationError):
     """A topic that an option names does not exist and was not created."""
 
 
-class SchemaError(KafkaSinkError, ValueError):
+class SchemaError(_AboutSchemaError, ValueError):
     """A column is missing or has an unsupported type. Raised at planning."""
 
 
-class RegistryError(KafkaSinkError):
+class RegistryError(_AboutSchemaError):
     """The schema registry cannot be reached, or it returned an error. The message contains no secret.
 
     ``is_temporary``: the registry may succeed later. ``is_missing``: it does not have the subject, version or

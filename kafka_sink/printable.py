@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from kafka_sink.secret import repeats_secret
+from kafka_sink.secret import redacted
 
 MAX_CHARACTERS = 300
-_REPEATS = "[hidden: it repeats a secret]"
+# Of an error's message, of which texts of a peer may be a part.
+_MAX_MESSAGE = 10_000
 # Names, IPv4 and IPv6 addresses that a resolver may be asked for and that a log line may contain.
 _HOST = re.compile(r"[\w.%:-]{1,255}")
 
@@ -19,9 +20,13 @@ def is_host(text: str) -> bool:
 
 
 def printable(text: str, limit: int = MAX_CHARACTERS) -> str:
-    """Like ``one_line``, for texts of peers and libraries. A text that contains a secret is hidden
-    completely."""
-    return _REPEATS if repeats_secret(text) else one_line(text, limit)
+    """Like ``one_line``, for texts of peers and libraries: known secrets are hidden in them."""
+    return one_line(redacted(text), limit)
+
+
+def message_line(text: str) -> str:
+    """An error's message on one line."""
+    return one_line(text, _MAX_MESSAGE)
 
 
 def one_line(text: str, limit: int = MAX_CHARACTERS) -> str:

@@ -12,7 +12,7 @@ import threading
 import time
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
 from kafka_sink.errors import ConfigurationError, KafkaSinkError, RegistryError, SchemaError
@@ -32,6 +32,8 @@ MAX_SCHEMA = 256 << 10
 # A response has a schema as a JSON text, which may take six characters for one, and little beside it.
 _MAX_RESPONSE = 2 << 20
 _MAX_REFERENCES = 200
+# The schemas that one schema uses, and their names, in sum.
+_MAX_ALL_SCHEMAS = 2 << 20
 _MAX_REASON = 1000
 _OK, _NOT_FOUND, _CONFLICT = 200, 404, 409
 _SERVER_ERROR = 500
@@ -46,6 +48,14 @@ _T = TypeVar("_T")
 Found = dict[str, Any]
 
 
+class _Reference(NamedTuple):
+    """Where to find a schema that another one uses, and under which name it uses it."""
+
+    name: str
+    subject: str
+    version: int
+
+
 class _RefusedError(Exception):
     """The registry's status of 400 and above, and what it says."""
 
@@ -58,7 +68,6 @@ class Registry:
     """A registry. Calls raise RegistryError once it is schema.registry.timeout.ms old."""
 
     def __init__(self, options: SinkOptions, format_name: str = "") -> None:
-        self._url = options.schema_registry_url
         self._timeout_s = options.schema_registry_timeout_ms / 1000
         self._deadline_s = time.monotonic() + self._timeout_s
         self._normalize = "true" if options.normalize_schemas else "false"
@@ -69,11 +78,13 @@ class Registry:
         # Known as long as this lives: what the registry says may repeat it.
         user_info = options.schema_registry_basic_auth_user_info
         self._password = None if user_info is None else Secret.known(user_info.reveal().partition(":")[2])
+        self._basic = None if user_info is None else Secret.known(_encoded(user_info))
         context = _context(options)
         self._clients = [
             HttpClient(url.strip().rstrip("/"), lambda: context, self._timeout_s, _BOUND)
-            for url in self._url.split(",")
+            for url in options.schema_registry_url.split(",")
         ]
+        self._where = "the schema registry at " + ", ".join(client.shown for client in self._clients)
 
     def __enter__(self) -> Registry:
         return self
@@ -111,26 +122,44 @@ class Registry:
         return _registered(self._read(found), {**found, "id": schema_id, "version": -1})
 
     def _read(self, found: Found) -> Schema:
-        references: dict[str, str] = {}
-        self._add_references(found, references)
-        kind = found.get("schemaType") or "AVRO"
-        return Schema(printable(str(kind)), _checked(found.get("schema")), tuple(references.items()))
+        kind = printable(str(found.get("schemaType") or "AVRO"))
+        return Schema(kind, _checked(found.get("schema")), tuple(self._references(found).items()))
 
-    def _add_references(self, found: Found, into: dict[str, str]) -> None:
-        for reference in found.get("references") or ():
-            name, subject, version = (reference.get(one) for one in ("name", "subject", "version"))
-            if not isinstance(name, str) or not isinstance(subject, str) or not isinstance(version, int):
-                raise RegistryError("a schema's references cannot be read")
-            if name in into:
+    def _references(self, found: Found) -> dict[str, str]:
+        """The schemas that a schema uses, by name, each after the schemas that it uses itself.
+
+        The registry decides how many there are and how deep they go. So the number of names and the
+        characters of all that is kept have a bound, and no response is kept.
+        """
+        texts: dict[str, str] = {}
+        names, left = set[str](), _MAX_ALL_SCHEMAS
+        # The schemas on the way down: name, text, and which of its references are still to be followed.
+        path: list[tuple[str | None, str, list[_Reference]]] = [(None, "", _references_of(found))]
+        while path:
+            name, text, references = path[-1]
+            if not references:
+                path.pop()
+                if name is not None:
+                    texts[name] = text
                 continue
-            if len(into) >= _MAX_REFERENCES:
-                raise RegistryError(f"a schema has more than {_MAX_REFERENCES} references")
+            reference = references.pop()
+            if reference.name in names:
+                continue
+            names.add(reference.name)
             used = self._ask(
-                f"read version {version} of the subject '{printable(subject)}', which a schema uses",
-                f"{_subject(subject)}/versions/{version}{self._format}",
+                f"read version {reference.version} of the subject '{printable(reference.subject)}', which a "
+                "schema uses",
+                f"{_subject(reference.subject)}/versions/{reference.version}{self._format}",
             )
-            self._add_references(used, into)
-            into[name] = _checked(used.get("schema"))
+            text, its_own = _checked(used.get("schema")), _references_of(used)
+            left -= len(text) + sum(len(one.name) + len(one.subject) for one in its_own)
+            if len(names) > _MAX_REFERENCES or left < 0:
+                raise RegistryError(
+                    f"a schema uses more than {_MAX_REFERENCES} others, or others of more than "
+                    f"{_MAX_ALL_SCHEMAS:,} characters in sum, which is not supported"
+                )
+            path.append((reference.name, text, its_own))
+        return texts
 
     # -- requests -------------------------------------------------------------------------------------
 
@@ -151,7 +180,7 @@ class Registry:
                 raise self._explained(what, failure) from None
             return answer.result()
         raise RegistryError(
-            f"the schema registry at {self._url} did not respond within {_BOUND} = "
+            f"{self._where} did not respond within {_BOUND} = "
             f"{self._timeout_s * 1000:.0f} ms. The attempt was to {what}",
             is_temporary=True,
         )
@@ -198,9 +227,8 @@ class Registry:
         if self._headers is None:
             options = self._options
             headers = HiddenValues({"Accept": f"{_CONTENT}, application/json", "Content-Type": _CONTENT})
-            if user_info := options.schema_registry_basic_auth_user_info:
-                pair = base64.b64encode(user_info.reveal().encode()).decode("ascii")
-                headers["Authorization"] = f"Basic {pair}"
+            if self._basic is not None:
+                headers["Authorization"] = f"Basic {self._basic.reveal()}"
             elif token := options.schema_registry_bearer_auth_token or self._token():
                 headers["Authorization"] = f"Bearer {token.reveal()}"
                 if cluster := options.schema_registry_bearer_auth_logical_cluster:
@@ -228,7 +256,7 @@ class Registry:
         return TokenSource(settings, TokenEndpoint(settings, _BOUND).fetch).get().text
 
     def _explained(self, what: str, failure: BaseException) -> BaseException:
-        where = f"the schema registry at {self._url}"
+        where = self._where
         if isinstance(failure, RegistryError) or not isinstance(failure, Exception):
             return failure
         if not isinstance(failure, _RefusedError):
@@ -258,6 +286,10 @@ class Registry:
         )
 
 
+def _encoded(user_info: Secret) -> str:
+    return base64.b64encode(user_info.reveal().encode()).decode("ascii")
+
+
 def _subject(name: str) -> str:
     return f"/subjects/{quote(name, safe='')}"
 
@@ -274,6 +306,20 @@ def _registered(schema: Schema, found: Found, subject: str = "") -> RegisteredSc
         raise RegistryError("the schema registry's response names no id")
     guid = guid if isinstance(guid, str) and _GUID.fullmatch(guid) else ""
     return RegisteredSchema(schema, number, guid, subject, version if isinstance(version, int) else -1)
+
+
+def _references_of(found: Found) -> list[_Reference]:
+    """The references of a schema, the last one first. Raises RegistryError."""
+    listed = found.get("references") or []
+    if not isinstance(listed, list) or len(listed) > _MAX_REFERENCES:
+        raise RegistryError(f"a schema's references are not a list of at most {_MAX_REFERENCES}")
+    references = []
+    for one in reversed(listed):
+        name, subject, version = map(one.get, _Reference._fields) if isinstance(one, dict) else (None,) * 3
+        if not isinstance(name, str) or not isinstance(subject, str) or not isinstance(version, int):
+            raise RegistryError("a schema's references cannot be read")
+        references.append(_Reference(name, subject, version))
+    return references
 
 
 def _checked(text: object) -> str:

@@ -102,14 +102,31 @@ def parse(raw: Mapping[str, str]) -> ParsedOptions:
 
 
 def _lowered(raw: Mapping[str, str]) -> tuple[dict[str, Secret], str]:
-    """The stripped values by lower-case name, and the name of an option that has two values, or ""."""
+    """The stripped values by lower-case name, and the name of an option that has two values, or "".
+
+    Raises ConfigurationError for a value that cannot be encoded in UTF-8.
+    """
     given: dict[str, Secret] = {}
     doubled = ""
     for key, text in raw.items():
         name, value = key.strip().lower(), Secret(text.strip())
+        if not _is_unicode(text):
+            raise ConfigurationError(
+                f"Option '{name}' is not valid Unicode: it contains half a surrogate pair, as a text "
+                "does that was read from bytes that are not UTF-8"
+            )
         if given.setdefault(name, value) != value:
             doubled = name
     return given, doubled
+
+
+def _is_unicode(text: str) -> bool:
+    # The exception has the text in its arguments, so it ends here.
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 class _Given:

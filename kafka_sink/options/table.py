@@ -909,7 +909,7 @@ class SinkOptions:
         """Identity pool on Confluent Cloud, for a token.""", aliases=("bearer.auth.identity.pool.id",),
     )
     schema_registry_bearer_auth_issuer_endpoint_url: str = _option(
-        "schema.registry.bearer.auth.issuer.endpoint.url", values.text(), "", FORMATS,
+        "schema.registry.bearer.auth.issuer.endpoint.url", values.url(), "", FORMATS,
         """URL of the token endpoint that issues tokens for the registry (OAuth client credentials).""",
         aliases=("bearer.auth.issuer.endpoint.url",),
     )
@@ -1024,10 +1024,10 @@ class SinkOptions:
     def shown(self) -> dict[str, str]:
         """The options that differ from their defaults, for the live view, as users write them.
 
-        Addresses, logins and certificates are left out.
+        Addresses of brokers, logins, certificates and queries of URLs are left out.
         """
         return {
-            spec.name: spec.kind.show(value)
+            spec.name: values.without_query(text) if "://" in (text := spec.kind.show(value)) else text
             for spec in SPECS
             if not (spec.secret or spec.required or spec.group == SECURITY)
             and (value := getattr(self, spec.attribute)) != spec.default

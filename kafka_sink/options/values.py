@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -221,20 +221,52 @@ def strategy() -> Kind:
     return Kind("string", ", ".join(_STRATEGIES), parse)
 
 
+def url() -> Kind:
+    """An address that begins with ``http://`` or ``https://``, or nothing."""
+
+    def parse(text: str) -> str:
+        if text:
+            check_url(text, ("http", "https"))
+        return text
+
+    return Kind("string", "http:// or https://", parse)
+
+
 def urls() -> Kind:
     """Addresses that begin with ``http://`` or ``https://``, separated by commas."""
 
     def parse(text: str) -> str:
         for entry in text.split(",") if text else ():
-            if "@" in entry:
-                raise ValueError(
-                    "has an entry with an @: the login belongs in schema.registry.basic.auth.user.info"
-                )
-            if not entry.strip().startswith(("http://", "https://")):
-                raise ValueError("has an entry that does not begin with http:// or https://")
+            check_url(entry.strip(), ("http", "https"))
         return text
 
     return Kind("list", "http:// or https://, comma-separated", parse)
+
+
+def check_url(text: str, allowed: Sequence[str]) -> None:
+    """Raise ValueError, without the text, if it is not a URL of an ``allowed`` scheme with a host and a
+    valid port. Files have no host."""
+    if "@" in text:
+        raise ValueError(
+            "has an entry with an @: the login belongs in an option of its own, such as "
+            "schema.registry.basic.auth.user.info"
+        )
+    if text.partition("://")[0].lower() not in allowed or "://" not in text:
+        raise ValueError(
+            f"has an entry that does not begin with {' or '.join(f'{one}://' for one in allowed)}"
+        )
+    try:
+        parts = urlsplit(text)
+        valid = parts.scheme == "file" or (parts.hostname is not None and parts.port != 0)
+    except ValueError:
+        valid = False
+    if not valid:
+        raise ValueError("has an entry whose host is missing or whose port is not 1 to 65535")
+
+
+def without_query(urls: str) -> str:
+    """The URLs without what follows ``?`` or ``#``, which may be a key or a login."""
+    return ",".join(re.split("[?#]", one)[0] for one in urls.split(","))
 
 
 def topics() -> Kind:

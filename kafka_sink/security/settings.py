@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kafka_sink.errors import ConfigurationError
-from kafka_sink.options.values import looks_like_key
+from kafka_sink.options.values import check_url, looks_like_key
 from kafka_sink.secret import Secret
 from kafka_sink.security.jaas import LoginModule, parse_jaas
 
@@ -335,11 +335,11 @@ def _tokens(options: SinkOptions, login: LoginModule) -> TokenSettings:
     client_secret = options.sasl_oauthbearer_client_credentials_client_secret
     client_secret = client_secret or _secret(login, "clientSecret")
     scheme = url.partition("://")[0].lower()
-    if url and (scheme not in ("https", "http", "file") or "@" in url):
-        raise ConfigurationError(
-            "Option 'kafka.sasl.oauthbearer.token.endpoint.url' must begin with https://, http:// or file:// "
-            "and hold no credentials"
-        )
+    try:
+        if url:
+            check_url(url, ("https", "http", "file"))
+    except ValueError as error:
+        raise ConfigurationError(f"Option 'kafka.sasl.oauthbearer.token.endpoint.url' {error}") from None
     assertion = _assertion(options, _retriever(options, scheme))
     if scheme in ("https", "http") and assertion is None and (not client_id or client_secret is None):
         raise ConfigurationError(

@@ -127,6 +127,7 @@ class TokenEndpoint:
         contexts = TlsContexts(settings.tls)
         self._http = HttpClient(settings.url, contexts.current, settings.connect_timeout_s, bound)
         self._shown = self._http.shown
+        self._sent = Secret("")
 
     def fetch(self) -> Token:
         """Fetch a token. Raises AuthenticationError where the endpoint grants none, ConfigurationError where
@@ -161,7 +162,9 @@ class TokenEndpoint:
             }
         )
         if settings.assertion is None:
-            headers["Authorization"] = f"Basic {self._credentials(proof)}"
+            # Kept, because the endpoint's response may repeat it.
+            self._sent = Secret.known(self._credentials(proof))
+            headers["Authorization"] = f"Basic {self._sent.reveal()}"
         body = urlencode(self._form(proof))
         try:
             return self._http.request(

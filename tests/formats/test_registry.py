@@ -28,6 +28,7 @@ from kafka_sink import doctor
 from kafka_sink.errors import ConfigurationError, RegistryError, SchemaError
 from kafka_sink.formats import planning
 from kafka_sink.formats.planning import PartFormat, RegisteredSchema, RowEncoding
+from kafka_sink.formats.registry import Registry
 from kafka_sink.formats.row_encoder import RowEncoder
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
@@ -106,7 +107,10 @@ def test_a_registry_that_is_down_is_told_in_a_bound() -> None:
     ("given", "said"),
     [
         ({"schema__registry__url": ""}, "value.format=avro needs schema.registry.url"),
-        ({"schema__registry__url": "http://u:p@host"}, "the login belongs in"),
+        ({"schema__registry__url": "http://u:p@host"}, "the login belongs in an option of its own"),
+        ({"schema__registry__url": "http://host:99999"}, "port is not 1 to 65535"),
+        ({"schema__registry__url": "http://host:x"}, "port is not 1 to 65535"),
+        ({"schema__registry__bearer__auth__issuer__endpoint__url": "ftp://h"}, "does not begin with http://"),
         ({"value__schema": "{}", "use__latest__version": "true"}, "both select the schema"),
         ({"value__format": "protobuf"}, "value.format=protobuf needs a schema"),
         ({"value__format": "bytes"}, "has no effect without value.format or key.format"),
@@ -214,7 +218,7 @@ def test_a_registry_that_repeats_the_login_does_not_show_it(fake: Server, login:
         return 400, {}, json.dumps({"message": f"bad header: {handler.headers['Authorization']}"}).encode()
 
     fake.respond = echo
-    with pytest.raises(RegistryError, match=r"hidden: it repeats a secret.*HTTP 400") as caught:
+    with pytest.raises(RegistryError, match=r"bad header: .*\[hidden\].*HTTP 400") as caught:
         planned(options(schema__registry__url=fake.url, **LOGINS[login]))
     assert SECRET not in str(caught.value)
     pair = base64.b64encode(f"somebody:{SECRET}".encode()).decode()
@@ -289,4 +293,64 @@ def test_references_that_are_none(fake: Server) -> None:
     fake.respond = lambda _: (404, {}, b'{"message": "no\\nERROR forged"}')
     with pytest.raises(RegistryError) as caught:
         planned(given)
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("kind", ["chain", "names", "characters"])
+def test_references_cost_a_bounded_number_of_requests_and_bytes(fake: Server, kind: str) -> None:
+    """Catches: a registry took 7.8 GiB in 30 s by responses that were kept while their references were
+    followed, and ended planning with a RecursionError at 987 of them."""
+
+    def respond(_: object) -> tuple[int, dict[str, str], bytes]:
+        length, count = (9000, 200) if kind == "names" else (0, 1)
+        names = [f"r{len(fake.requests)}-{index}" + "n" * length for index in range(count)]
+        body = {
+            "id": 5,
+            "version": 1,
+            "schema": f'"{"s" * 250_000}"' if kind == "characters" else '"string"',
+            "references": [{"name": name, "subject": "s", "version": 1} for name in names],
+            "more": [{}] * 1000,
+        }
+        return 200, {}, json.dumps(body).encode()
+
+    fake.respond = respond
+    with pytest.raises(RegistryError, match=r"uses more than 200 others, or .* in sum"):
+        planned(options(schema__registry__url=fake.url, use__latest__version="true"))
+    assert len(fake.requests) == {"chain": 202, "names": 3, "characters": 10}[kind]
+
+
+def test_references_that_name_each_other_come_once_and_after_what_they_use(fake: Server) -> None:
+    uses = {"root": ["a", "b"], "a": ["c", "a"], "b": ["c", "a"], "c": ["b", "a"]}
+
+    def respond(handler: Any) -> tuple[int, dict[str, str], bytes]:
+        subject = handler.path.split("/")[2]
+        listed = [{"name": name, "subject": name, "version": 1} for name in uses.get(subject, uses["root"])]
+        text = json.dumps({"type": "enum", "name": subject, "symbols": ["A"]})
+        body = {"id": 5, "version": 1, "schema": text, "references": listed}
+        return 200, {}, json.dumps(body).encode()
+
+    fake.respond = respond
+    with Registry(options(schema__registry__url=fake.url)) as registry:
+        found = registry.version("root", None).schema.references
+    assert [name for name, _ in found] == ["b", "c", "a"]
+
+
+def test_query_of_an_address_is_not_shown(fake: Server) -> None:
+    """Catches: errors and the live view showed the key in it."""
+    says(fake, {"message": "no"}, 404)
+    given = options(schema__registry__url=f"{fake.url}/path?key=s3cret", use__latest__version="true")
+    with pytest.raises(RegistryError, match=r"/path does not read") as caught:
+        planned(given)
+    assert "s3cret" not in str(caught.value)
+    assert given.shown()["schema.registry.url"] == f"{fake.url}/path"
+
+
+def test_schema_that_repeats_the_login_does_not_show_it(fake: Server) -> None:
+    """Catches: names of a registered schema were quoted as they are."""
+    name = f"{SECRET}\x1b[2J\nforged"
+    says(fake, {"id": 5, "version": 1, "schema": json.dumps({"type": name})})
+    login = {"schema__registry__basic__auth__user__info": f"somebody:{SECRET}"}
+    with pytest.raises(SchemaError, match="names a type") as caught:
+        planned(options(schema__registry__url=fake.url, use__latest__version="true", **login))
+    assert SECRET not in str(caught.value)
     assert str(caught.value).isprintable()

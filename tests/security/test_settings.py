@@ -164,7 +164,7 @@ def test_tokens_and_iam_by_options_and_by_jaas() -> None:
         ("SASL_SSL", {**SCRAM_256, "sasl.jaas.config": SCRAM[:-1] + " tokenauth=true;"}, "delegation tokens"),
         ("SASL_SSL", {"sasl.mechanism": "OAUTHBEARER"}, "needs kafka.sasl.oauthbearer.token.endpoint.url"),
         ("SASL_SSL", TOKENS, "needs a client id and a secret"),
-        ("SASL_SSL", TOKENS | URL_WITH_LOGIN, "hold no credentials"),
+        ("SASL_SSL", TOKENS | URL_WITH_LOGIN, "login belongs in an option of its own"),
         ("SASL_SSL", {**TOKENS, "sasl.oauthbearer.token.provider": "a.b"}, "set only one"),
         ("SASL_SSL", {**TOKENS, "sasl.login.callback.handler.class": "my.Handler"}, "names a Java class"),
         ("SASL_SSL", TOKENS | EXTENSION, "no SASL extension"),

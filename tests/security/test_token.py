@@ -278,7 +278,7 @@ def test_an_endpoint_that_repeats_the_secret_does_not_show_it(endpoint: TokenSer
     """Catches: the Authorization header's base64."""
     text = json.dumps({"error": "invalid_client", "error_description": f"no {repeated}\nERROR forged"})
     endpoint.responds(401, text.encode())
-    with pytest.raises(AuthenticationError, match=r"invalid_client: \[hidden: it repeats") as caught:
+    with pytest.raises(AuthenticationError, match=r"invalid_client: no \[hidden\]") as caught:
         asking(endpoint.url).fetch()
     assert repeated not in str(caught.value)
     assert str(caught.value).isprintable()
@@ -417,7 +417,7 @@ def test_an_assertion_is_the_grant_itself_and_is_not_shown(endpoint: TokenServer
     grant = "urn:ietf:params:oauth:grant-type:jwt-bearer"
     assert sent(endpoint) == {"grant_type": grant, "assertion": "hun.ter.two"}
     endpoint.responds(400, b'{"error": "invalid_client", "error_description": "hun.ter.two"}')
-    with pytest.raises(AuthenticationError, match=r"invalid_client: \[hidden: it.*assertion .key") as caught:
+    with pytest.raises(AuthenticationError, match=r"invalid_client: \[hidden\].*assertion .key") as caught:
         TokenEndpoint(tokens(endpoint.url, file=str(path))).fetch()
     assert "hun.ter" not in str(caught.value)
 
