@@ -93,7 +93,7 @@ check-pythons: $(STAMP)  ## make check-types on the oldest and the newest Python
 		echo "Checking on Python $$version ..."; \
 		UV="$(abspath $(BIN)/uv)" UV_FIND_LINKS="$(abspath $(VENV)/wheels)" $(MAKE) --no-print-directory \
 			check-types PYTHON="$$python" VENV="$(VENV)-$$version" \
-			TYPED="kafka_sink pyspark_kafka_chunked.py packages/local_kafka/local_kafka examples" || exit 1; \
+			TYPED="kafka_sink pyspark_kafka_chunked.py pyspark_kafka_chunked_underscore.py packages/local_kafka/local_kafka examples" || exit 1; \
 	done
 
 pins: $(STAMP)  ## renew constraints.txt: the newest versions of all that the checks and tests run with

@@ -17,8 +17,8 @@ from kafka_sink.printable import one_line
 LOGGER = logging.getLogger("kafka_sink")
 # Lines quote names of topics, prefixes and others' transactions.
 _LONGEST = 10_000
-# The format of Spark's own lines, which surround these.
-_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+# The format of Spark's own lines, which surround these. The messages begin with "kafka-chunked".
+_FORMAT = "%(asctime)s %(levelname)s %(message)s"
 _DATE_FORMAT = "%y/%m/%d %H:%M:%S"
 
 
@@ -32,6 +32,11 @@ def report_json(line: str) -> None:
     """Log a line of JSON, without anything before it unless the user's own handlers add that."""
     with _visible("%(message)s"):
         LOGGER.info("%s", line)
+
+
+def debug(line: str) -> None:
+    """Log a line for those who set the level of the logger ``kafka_sink`` to DEBUG."""
+    LOGGER.debug("%s", one_line(line, _LONGEST))
 
 
 def warn(line: str) -> None:
@@ -49,7 +54,7 @@ def task_lines() -> AbstractContextManager[None]:
 
     Python prints only their text otherwise, and the stderr of an executor has lines of many tasks.
     """
-    form = f"%(asctime)s %(levelname)s %(name)s on {socket.gethostname()}: %(message)s"
+    form = f"%(asctime)s %(levelname)s kafka-chunked on {socket.gethostname()}: %(message)s"
     return _visible(form, logging.WARNING)
 
 

@@ -992,6 +992,9 @@ class SinkOptions:
     breaker: BreakerSettings = BreakerSettings()
     # Nor are the settings of a topic, under topic.config: brokers check them.
     topic_config: tuple[tuple[str, str], ...] = ()
+    # The attributes that the job set, unlike those that follow from other options. Writes that differ in this
+    # alone have equal options.
+    given: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
 
     # fmt: on
 
@@ -1022,7 +1025,9 @@ class SinkOptions:
         return dataclasses.replace(self, **unread)
 
     def shown(self) -> dict[str, str]:
-        """The options that differ from their defaults, for the live view, as users write them.
+        """The options that the job set to another value than the default, as users write them.
+
+        The live view shows them.
 
         Addresses of brokers, logins, certificates and queries of URLs are left out.
         """
@@ -1030,6 +1035,7 @@ class SinkOptions:
             spec.name: values.without_query(text) if "://" in (text := spec.kind.show(value)) else text
             for spec in SPECS
             if not (spec.secret or spec.required or spec.group == SECURITY)
+            and spec.attribute in self.given
             and (value := getattr(self, spec.attribute)) != spec.default
         }
 

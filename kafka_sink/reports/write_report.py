@@ -1,8 +1,9 @@
 """What the driver reports when a write ends: to the log, to the live view, and to the delivery report.
 
-For a query, the log has a line for the first micro-batch, one for each micro-batch with trouble, and once a
-minute a digest of the others. Each commit runs in its own process, so the sums since the last digest are kept
-in a note in the application's folder. Writes in ``foreachBatch`` also count as micro-batches.
+For a query, the log has a line for the first micro-batch that has rows, one for each micro-batch with
+trouble, and once a minute a digest of the others. Each commit runs in its own process, so the sums since the
+last digest are kept in a note in the application's folder. Writes in ``foreachBatch`` also count as
+micro-batches.
 """
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ def report(options: SinkOptions, coordinator: PlannedCoordinator, ended: EndedWr
         if is_due:
             notes = "".join(f"; {note}" for note in (*ended.schemas, ended.note) if note)
             driver_log.report(ended.label + summarise(ended.results) + notes)
+        driver_log.debug(ended.label + details(ended.results))
         _advise(ended)
 
 
@@ -159,20 +161,26 @@ def summarise(results: Sequence[TaskResult]) -> str:
     parallel."""
     counts = total(results)
     rows, unconfirmed = counts.records, counts.unconfirmed
-    parts = [f"{rows:,} rows acknowledged"] if rows or not unconfirmed else []
+    parts = [f"{_count(rows, 'row', 'rows')} acknowledged"] if rows or not unconfirmed else []
     if unconfirmed:
-        parts.append(f"{unconfirmed:,} rows sent unconfirmed")
-    tasks = _count(len(results), "task", "tasks")
-    line = " and ".join(parts) + f"{_topics(results)} by {tasks}{_skipped(results)}"
-    if not counts.batches:
-        return line
-    batches = _count(counts.batches, "batch", "batches")
-    requests = _count(counts.requests, "request", "requests")
-    line += f": {_size(counts.raw_bytes)} as {_size(counts.sent_bytes)} in {batches} and {requests}"
+        parts.append(f"{_count(unconfirmed, 'row', 'rows')} sent unconfirmed")
+    line = " and ".join(parts) + _topics(results)
+    if counts.batches:
+        line += f" in {_times(results, rows + unconfirmed)}"
     for name, count in counts.by_name().items():
         if nouns := SPECS[name].nouns:
             line += f", {_count(int(count), *nouns)}"
-    return f"{line}; {_times(results)}{_memory(results)}"
+    return line + _skipped(results)
+
+
+def details(results: Sequence[TaskResult]) -> str:
+    """What ``summarise`` leaves out: sizes, numbers of batches and requests, and memory."""
+    counts = total(results)
+    batches = _count(counts.batches, "batch", "batches")
+    requests = _count(counts.requests, "request", "requests")
+    sizes = f"{_size(counts.raw_bytes)} as {_size(counts.sent_bytes)}"
+    tasks = _count(len(results), "task", "tasks")
+    return f"{tasks}, {sizes} in {batches} and {requests}{_memory(results)}"
 
 
 def about_empty_tasks(results: Sequence[TaskResult]) -> str | None:
@@ -259,9 +267,13 @@ def _topics(results: Sequence[TaskResult]) -> str:
     return f" in {', '.join(names[:_TOPICS_NAMED])}{more} ({_count(total, 'partition', 'partitions')})"
 
 
-def _times(results: Sequence[TaskResult]) -> str:
+def _times(results: Sequence[TaskResult], rows: int) -> str:
+    """The time of the slowest task. From a second on also the rate, and what took at least a tenth."""
     slowest = max(results, key=_ELAPSED_MS)
-    parts = [f"{slowest.elapsed_ms / 1000:.2f} s"]
+    seconds = slowest.elapsed_ms / 1000
+    if seconds < 1:
+        return f"{seconds:.2f} s"
+    parts = [f"{seconds:.2f} s, {rows / seconds:,.0f} rows/s"]
     for name, spent in (
         ("held back by the rate limit", slowest.rate_wait_ms),
         ("waiting for memory", slowest.pool_wait_ms),
@@ -298,6 +310,8 @@ class _UnreportedWrites:
     times."""
 
     since_s: float
+    # Whether a micro-batch with rows had a line of its own.
+    is_announced: bool = False
     writes: int = 0
     first: int | None = None
     rows: int = 0
@@ -329,17 +343,17 @@ def _is_due(ended: EndedWrite, now_s: float) -> tuple[bool, str]:
     if not ended.query or not spark_application.folder():
         return True, ""
     key = f"digest of {ended.query}"
-    sums = _noted(key)
-    if sums is None:
-        spark_application.note(key, json.dumps(asdict(_UnreportedWrites(now_s))))
-        return True, ""
-    own = _has_trouble(ended)
+    sums = _noted(key) or _UnreportedWrites(now_s)
+    counts = total(ended.results)
+    is_first = not sums.is_announced and bool(counts.records or counts.unconfirmed)
+    sums.is_announced |= is_first
+    own = is_first or _has_trouble(ended)
     if not own:
         sums.add(ended)
     digest = ""
     # If the clock was set back, the minute also ends.
     if sums.writes and not 0 <= now_s - sums.since_s < _INTERVAL_S:
-        digest, sums = sums.line(ended, now_s), _UnreportedWrites(now_s)
+        digest, sums = sums.line(ended, now_s), _UnreportedWrites(now_s, sums.is_announced)
     spark_application.note(key, json.dumps(asdict(sums)))
     return own, digest
 

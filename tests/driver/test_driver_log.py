@@ -21,7 +21,7 @@ def test_warnings_of_a_task_have_time_level_and_host(capsys: pytest.CaptureFixtu
     planned().write(warned_of())
     line = capsys.readouterr().err
     assert re.fullmatch(
-        rf"\d\d/\d\d/\d\d [\d:]+ WARNING kafka_sink on {socket.gethostname()}: a broker is slow\n", line
+        rf"\d\d/\d\d/\d\d [\d:]+ WARNING kafka-chunked on {socket.gethostname()}: a broker is slow\n", line
     )
 
 

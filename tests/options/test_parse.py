@@ -177,7 +177,8 @@ def test_settings_of_topics_belong_to_topic_create() -> None:
 
 
 def test_shown_options_hold_neither_logins_nor_defaults() -> None:
-    shown = {"topic": "orders", "kafka.linger.ms": "5", "value.format": "json"}
+    # Catches: kafka.allow.auto.create.topics=false, which follows from topic.create.
+    shown = {"topic": "orders", "topic.create": "true", "kafka.linger.ms": "5", "value.format": "json"}
     shown["schema.registry.url"] = "http://registry"
     login = {"kafka.sasl.mechanism": "PLAIN", "kafka.sasl.username": "u", "kafka.sasl.password": "hunter2"}
     others = {"kafka.acks": "all", "kafka.security.protocol": "SASL_SSL"}

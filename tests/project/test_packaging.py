@@ -67,7 +67,7 @@ def test_the_wheel_has_all_that_runs_and_nothing_else(wheel: Path) -> None:
     (metadata,) = (text.decode() for name, text in files.items() if name.endswith("METADATA"))
     (entry_points,) = (text.decode() for name, text in files.items() if name.endswith("entry_points.txt"))
     tops = {top for name in files if not (top := name.split("/")[0]).endswith(".dist-info")}
-    assert tops == {"kafka_sink", "pyspark_kafka_chunked.py"}
+    assert tops == {"kafka_sink", "pyspark_kafka_chunked.py", "pyspark_kafka_chunked_underscore.py"}
     sources = {str(path.relative_to(ROOT)) for path in (ROOT / "kafka_sink").rglob("*.py")}
     assert sources | {"kafka_sink/py.typed"} <= set(files)
     assert "Requires-Python: >=3.10" in metadata
@@ -346,10 +346,12 @@ def test_sparks_lookup_finds_the_sink_and_one_that_cannot_be_imported_says_so_on
     project_environment: dict[str, str], tmp_path: Path
 ) -> None:
     import pyspark_kafka_chunked
+    import pyspark_kafka_chunked_underscore
     from kafka_sink.spark.datasource import KafkaChunkedDataSource
 
     assert pyspark_kafka_chunked.DefaultSource is KafkaChunkedDataSource
     assert pyspark_kafka_chunked.DefaultSource.name() == "kafka-chunked"
+    assert pyspark_kafka_chunked_underscore.DefaultSource.name() == "kafka_chunked"
     printed = printed_by(BROKEN, project_environment, tmp_path)
     assert "cannot be imported" in printed
     assert "PYSPARK_PYTHON" in printed

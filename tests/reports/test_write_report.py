@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kafka_sink.model import PartitionResult, TaskResult
-from kafka_sink.reports.write_report import about_empty_tasks, about_large_arrow_batches, summarise
+from kafka_sink.reports.write_report import about_empty_tasks, about_large_arrow_batches, details, summarise
 
 
 def wrote(*partitions: tuple[str, int, int], **values: float) -> TaskResult:
@@ -12,8 +12,7 @@ def wrote(*partitions: tuple[str, int, int], **values: float) -> TaskResult:
 
 
 def test_a_job_of_two_tasks() -> None:
-    line = summarise(
-        [
+    tasks = [
             wrote(
                 ("flights", 0, 300_000), ("flights", 1, 36_776),
                 batches=80, raw_bytes=41_000_000, sent_bytes=17_500_000, requests=40, retries=1,
@@ -24,12 +23,18 @@ def test_a_job_of_two_tasks() -> None:
                 batches=1, raw_bytes=1_100_000, sent_bytes=500_000, requests=1, splits=2, elapsed_ms=2.0,
                 flush_ms=2.0,
             ),
-        ]
-    )  # fmt: skip
-    assert line == (
-        "336,777 rows acknowledged in flights (2 partitions) by 2 tasks: 42.1 MB as 18.0 MB in 81 batches "
-        "and 41 requests, 1 retry, 2 splits; 1.50 s (0.40 s waiting for memory)"
+        ]  # fmt: skip
+    assert summarise(tasks) == (
+        "336,777 rows acknowledged in flights (2 partitions) in 1.50 s, 224,518 rows/s (0.40 s waiting for "
+        "memory), 1 retry, 2 splits"
     )
+    assert details(tasks) == "2 tasks, 42.1 MB as 18.0 MB in 81 batches and 41 requests"
+
+
+def test_a_small_write_is_reported_with_rows_topic_and_time_alone() -> None:
+    """Catches: sizes, requests and memory in the line about two rows, and "1 rows"."""
+    task = wrote(("t", 0, 1), batches=1, raw_bytes=29, sent_bytes=151, elapsed_ms=130.0, flush_ms=70.0)
+    assert summarise([task]) == "1 row acknowledged in t (1 partition) in 0.13 s"
 
 
 def test_memory_of_the_task_that_held_most() -> None:
@@ -38,33 +43,31 @@ def test_memory_of_the_task_that_held_most() -> None:
         return TaskResult(batches=1, metrics=dict(zip(names, (used, heap, saved), strict=True)))
 
     tasks = [with_memory(2_000_000, 0, 0), with_memory(3_000_000, 500_000, 60_000_000)]
-    line = summarise(tasks)
+    line = details(tasks)
     assert line.endswith("; 3.5 MB of memory at most in a task (63.5 MB with the strategy 'full')")
-    assert summarise(tasks[:1]).endswith("; 2.0 MB of memory at most in a task")
+    assert details(tasks[:1]).endswith("; 2.0 MB of memory at most in a task")
 
 
 def test_nothing_written() -> None:
-    assert summarise([]) == "0 rows acknowledged by 0 tasks"
-    assert summarise([TaskResult()]) == "0 rows acknowledged by 1 task"
+    assert summarise([]) == summarise([TaskResult()]) == "0 rows acknowledged"
 
 
 def test_unconfirmed_rows_are_not_called_acknowledged() -> None:
-    assert summarise([TaskResult(unconfirmed=3)]) == "3 rows sent unconfirmed by 1 task"
+    assert summarise([TaskResult(unconfirmed=3)]) == "3 rows sent unconfirmed"
     both = summarise([TaskResult(records=2, unconfirmed=3)])
-    assert both == "2 rows acknowledged and 3 rows sent unconfirmed by 1 task"
+    assert both == "2 rows acknowledged and 3 rows sent unconfirmed"
 
 
 def test_many_topics_are_counted() -> None:
     line = summarise([wrote(*((f"t{number}", 0, 1) for number in range(2000)))])
-    assert line == "2,000 rows acknowledged in t0, t1, t10 and 1,997 more topics (2,000 partitions) by 1 task"
+    assert line == "2,000 rows acknowledged in t0, t1, t10 and 1,997 more topics (2,000 partitions)"
 
 
 def test_sizes() -> None:
     sizes = {999: "999 B", 1000: "1.0 kB", 1_500_000: "1.5 MB", 2_340_000_000: "2.3 GB", 10**12: "1.0 TB"}
     for count, text in sizes.items():
-        assert f": {text} as 0 B in 1 batch and 0 requests; 0.00 s" in summarise(
-            [TaskResult(batches=1, raw_bytes=count)]
-        )
+        task = TaskResult(batches=1, raw_bytes=count)
+        assert details([task]) == f"1 task, {text} as 0 B in 1 batch and 0 requests"
 
 
 def test_many_tasks_without_rows_have_advice() -> None:

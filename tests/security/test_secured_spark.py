@@ -115,12 +115,12 @@ def test_the_sentence_that_helps_is_one_line_that_stands_out(driver: Driver) -> 
         return log[log.index(f"begin {name}") : log.index(f"end {name}")]
 
     planning = part("planning").splitlines()
-    (line,) = [one for one in planning if " ERROR kafka_sink: " in one]
+    (line,) = [one for one in planning if " ERROR kafka-chunked" in one]
     assert "Required attribute 'value' not found" in line
     assert len(planning) <= 4, "lines up to the one that helps"
     task = part("task").splitlines()
     partition = "Invalid partition: column 'partition' has 7 in a row for topic 'last-line'"
-    (line,) = [one for one in task if " ERROR kafka_sink: " in one]
+    (line,) = [one for one in task if " ERROR kafka-chunked" in one]
     assert "kafka-chunked: aborted, 1 of 1 tasks did not finish: task 0 on " in line
     assert partition in line
     assert task.index(line) >= len(task) - 3
@@ -129,7 +129,7 @@ def test_the_sentence_that_helps_is_one_line_that_stands_out(driver: Driver) -> 
         above, said, _ = part(name).partition(SPARK_FAILED)
         assert said
         assert cause in above
-    (line,) = [one for one in log.splitlines() if " ERROR kafka_sink: kafka-chunked, micro-batch " in one]
+    (line,) = [one for one in log.splitlines() if " ERROR kafka-chunked, micro-batch " in one]
     assert partition in line
     assert line.endswith("or set errors.tolerance=all to skip such rows")
 

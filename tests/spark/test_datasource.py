@@ -86,7 +86,7 @@ def test_one_line_of_the_log_says_what_to_do(capsys: pytest.CaptureFixture[str])
         with pytest.raises(KafkaSinkError) as caught:
             KafkaChunkedDataSource(GIVEN | options).writer(schema, False)
         (line,) = capsys.readouterr().err.splitlines()
-        assert re.search(rf"^\S+ \S+ ERROR kafka_sink: kafka-chunked: .*{pattern}", line), mistake
+        assert re.search(rf"^\S+ \S+ ERROR kafka-chunked: .*{pattern}", line), mistake
         assert line.endswith(str(caught.value)), mistake
 
 

@@ -60,10 +60,10 @@ def test_commit_says_what_was_written_unless_the_summary_is_switched_off(
 ) -> None:
     StreamWriter(planned()).commit([FIVE], 7)
     (line,) = capsys.readouterr().err.splitlines()
-    assert "INFO kafka_sink: kafka-chunked, micro-batch 7: 5 rows acknowledged in t (1 partition)" in line
+    assert "INFO kafka-chunked, micro-batch 7: 5 rows acknowledged in t (1 partition)" in line
     assert driver_log.LOGGER.handlers == []
     BatchWriter(planned()).commit([])
-    assert "kafka-chunked: 0 rows acknowledged by 0 tasks" in capsys.readouterr().err
+    assert "kafka-chunked: 0 rows acknowledged" in capsys.readouterr().err
     BatchWriter(planned(log_summary="false")).commit([FIVE])
     assert capsys.readouterr().err == ""
 
@@ -76,7 +76,7 @@ def test_commit_without_every_message_raises(
         DeliveryError, match=rf"^1 of {len(messages)} tasks did not report.*Trigger\.Continuous"
     ):
         StreamWriter(planned()).commit(messages, 0)
-    assert "ERROR kafka_sink" in capsys.readouterr().err
+    assert "ERROR kafka-chunked" in capsys.readouterr().err
 
 
 def test_abort_says_what_kafka_keeps(capsys: pytest.CaptureFixture[str]) -> None:
@@ -95,7 +95,7 @@ def test_abort_says_why_the_commit_before_it_failed(capsys: pytest.CaptureFixtur
         StreamWriter(write).commit([FIVE, None], 3)
     StreamWriter(write).abort([FIVE, None], 3)
     last = capsys.readouterr().err.splitlines()[-1]
-    assert "ERROR kafka_sink: kafka-chunked, micro-batch 3: aborted, 1 of 2 tasks did not finish" in last
+    assert "ERROR kafka-chunked, micro-batch 3: aborted, 1 of 2 tasks did not finish" in last
     assert last.endswith("Use Trigger.ProcessingTime or Trigger.AvailableNow.")
 
 

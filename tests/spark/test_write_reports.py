@@ -69,6 +69,16 @@ def test_advice_is_given_once_for_a_query(
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.usefixtures("application")
+def test_the_first_micro_batch_with_rows_has_a_line(capfd: pytest.CaptureFixture[str]) -> None:
+    """Catches: "0 rows acknowledged" as the only line of a stream's first minute."""
+    empty = TaskCommitted(TaskResult(), query="q-1")
+    for batch, task in enumerate([empty, committed((0, 9), query="q-1"), committed((10, 19), query="q-1")]):
+        planned().commit([task], batch)
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "micro-batch 1: 10 rows acknowledged in t (1 partition)" in line
+
+
 def test_the_json_summary_has_the_numbers_and_ages_of_transactions(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
@@ -110,7 +120,7 @@ def test_a_skip_is_told_whatever_the_log_is_like(form: str, capfd: pytest.Captur
     options = planned(log_summary="false", log_summary_format=form).options
     write_report.report(options, PlannedCoordinator(), ended)
     warning, *more = capfd.readouterr().err.splitlines()
-    assert "WARNING kafka_sink: kafka-chunked, micro-batch 7: its 1,234 rows are skipped" in warning
+    assert "WARNING kafka-chunked, micro-batch 7: its 1,234 rows are skipped" in warning
     assert [json.loads(line)["outcome"] for line in more] == ["skipped"] * (form == "json")
 
 
