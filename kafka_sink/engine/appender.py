@@ -427,6 +427,8 @@ class RecordAppender:
             if one.missing is not None:
                 size, granted_stop, first_record = one.missing
                 granted = self._wait_for_memory(size, first_record, check)
+                if granted.capacity < size:
+                    granted_stop = ordered.rows_within(row, granted_stop, granted.capacity - _FRAME_BYTES)
 
     def carry_out(self, one: AppendPass) -> None:
         """Write what a pass has planned. Takes the accumulator's lock only to let batches go."""

@@ -132,6 +132,8 @@ class BufferAllocator:
     ) -> ChunkedBuffer:
         """Memory for a new batch. Waits in the pool's queue for it.
 
+        With `full` the heap's limit may leave less than ``projected``, but at least ``first_record``.
+
         ``watch`` is called at the start of the wait and repeatedly during it. If it raises, the wait ends.
 
         Raises BufferExhaustedError after the timeout, RecordTooLargeError at once if more than buffer.memory
@@ -142,9 +144,7 @@ class BufferAllocator:
         buffer = ChunkedBuffer(self.pool, arena, chunks, full_bytes, self._heap_arena)
         try:
             if not buffer.grow(projected):
-                # The batch has already waited, so it takes the rest even beyond the heap's limit. The excess
-                # is bounded by what one request asks for.
-                buffer.grow_on_heap(projected)
+                buffer.grow(buffer.capacity + buffer.growable_bytes)
         except BaseException:
             buffer.release()
             raise

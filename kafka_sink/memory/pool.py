@@ -6,7 +6,8 @@ it is returned. Memory is allocated on demand. At every moment outside the lock:
 
     used + free = allocated <= total        used: lent out; free: kept for reuse
     used + reserved <= total                reserved: gathered for waiting requests, not lent yet
-    a request waits  =>  used + reserved = total        so that no request overtakes it
+    a request waits  =>  used + reserved = total, or it has gathered all it needs and waits for the heap
+                                                        so that no request overtakes it
 
 Heap memory is counted separately and never enters the pool. It holds what a codec needs in addition to a
 buffer of `full`, compressed data that is larger than estimated, and what the pieces of a split batch need
@@ -113,19 +114,20 @@ class PoolClient:
 
 
 class _Waiter:
-    """A waiting request. It has gathered ``gathered`` of ``need`` bytes and is granted when it has all of
-    them.
+    """A waiting request. It has gathered ``gathered`` of ``need`` bytes, and is granted when it has all of
+    them and the heap is within its limit.
 
     ``turn`` is a lock that the pool releases at that moment, or when the client is closed; the waiting thread
     blocks on it. The pool's lock guards all other fields.
     """
 
-    __slots__ = ("client", "gathered", "need", "turn")
+    __slots__ = ("client", "gathered", "is_granted", "need", "turn")
 
     def __init__(self, need: int, client: PoolClient) -> None:
         self.need = need
         self.client = client
         self.gathered = 0
+        self.is_granted = False
         self.turn = threading.Lock()
         self.turn.acquire()
 
@@ -135,9 +137,9 @@ class BufferPool:
 
     ``poolable_size`` is the size that the producer which created the pool takes; other producers get chunks
     of their size through ``arena``. A request is granted completely or not at all, and ``try_take`` never
-    overtakes a waiting request. ``full_bytes`` arguments are what the `full` strategy would hold for the same
-    data; only the metrics use them. ``open_batches`` is the number of batches of all producers that hold
-    memory; without the lock it is a hint.
+    takes what a waiting request needs. ``full_bytes`` arguments are what the `full` strategy would hold for
+    the same data; only the metrics use them. ``open_batches`` is the number of batches of all
+    producers that hold memory; without the lock it is a hint.
     """
 
     def __init__(
@@ -184,6 +186,7 @@ class BufferPool:
             if not client.closed:
                 self._heap_needs[client] = min(need_bytes, self.total_bytes)
                 self._limit_heap()
+                self._serve()
 
     def withdraw_heap(self, client: PoolClient) -> None:
         """Lower the heap's limit to what the other clients need.
@@ -231,7 +234,7 @@ class BufferPool:
         """
         need = count * arena.size
         with self._lock:
-            # This also keeps it from overtaking: while a request waits, all memory is used or reserved.
+            # This also keeps it from overtaking: what a request waits for is used or reserved.
             if self._used + need > self._grantable or (new_batches and self._heap > self.heap_limit_bytes):
                 return None
             return self._lend(arena, count, full_bytes, new_batches)
@@ -275,9 +278,9 @@ class BufferPool:
             with self._lock:
                 if client.closed:
                     raise ProducerClosedError("the producer was closed while a row waited for memory")
-                # Decide by the count and not by acquire's result: the memory may have arrived just after the
+                # Decide by the flag and not by acquire's result: the memory may have arrived just after the
                 # timeout.
-                if waiter.gathered < need:
+                if not waiter.is_granted:
                     raise self._exhaustion(waiter, started_ms, timeout_ms, ahead)
                 self._ungather(waiter)
                 chunks = self._lend(arena, count, full_bytes, 1)
@@ -355,17 +358,21 @@ class BufferPool:
             return ahead
 
     def _serve(self) -> None:
-        """Give available memory to the oldest request, and once that has all it needs, to the next one."""
+        """Reserve available memory for the oldest request, and once that has all it needs, for the next one.
+
+        Requests that have all they need are granted in turn once the heap is within its limit.
+        """
         waiters = self._waiters
-        while waiters and not self.overdrawn:
-            waiter = waiters[0]
+        for waiter in waiters:
             grant = min(waiter.need - waiter.gathered, self._grantable - self._used)
             waiter.gathered += grant
             self._grantable -= grant
             if waiter.gathered < waiter.need:
-                return
-            waiters.popleft()
-            waiter.turn.release()
+                break
+        while waiters and waiters[0].gathered == waiters[0].need and not self.overdrawn:
+            granted = waiters.popleft()
+            granted.is_granted = True
+            granted.turn.release()
 
     def _ungather(self, waiter: _Waiter) -> None:
         self._grantable += waiter.gathered

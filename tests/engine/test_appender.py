@@ -11,6 +11,8 @@ from unittest.mock import patch
 import pyarrow as pa
 import pytest
 
+from kafka_sink.cluster.broker import Broker
+from kafka_sink.cluster.partition import Partition
 from kafka_sink.engine import appender
 from kafka_sink.engine.accumulator import RecordAccumulator
 from kafka_sink.engine.appender import RecordAppender
@@ -118,14 +120,26 @@ class Bench:
         data = b"".join(view for batch in self.batches(partition) for view in batch.buffer.views())
         return [int(number) for number in re.findall(rb"<(\d+)>", data)]
 
+    def ready(self) -> dict[Broker, list[Partition]]:
+        """Each partition has a broker of its own."""
+        return self.accumulator.ready(self.brokers.led_by(lambda p: p.partition), 1e6)[0]
+
     def answer(self) -> None:
-        """The broker takes all that is ready."""
-        while ready := self.accumulator.ready(self.brokers.led_by(lambda p: p.partition), 1e6)[0]:
-            for broker, queues in ready.items():
-                for batch in fill_request(self.accumulator, broker, queues, 1 << 30, lambda batch: True):
-                    batch.move_to(BatchState.IN_FLIGHT)
-                    self.sent.append(batch.size)
-                    self.accumulator.complete([(batch, 0, -1)])
+        """The brokers take all that is ready."""
+        while ready := self.ready():
+            self.take(ready)
+
+    def answer_once(self) -> None:
+        """One broker takes a batch, a sealed one if there is any."""
+        found = sorted(self.ready().items(), key=lambda one: one[1][0].batches[0].state is BatchState.OPEN)
+        self.take(dict(found[:1]))
+
+    def take(self, ready: dict[Broker, list[Partition]]) -> None:
+        for broker, queues in ready.items():
+            for batch in fill_request(self.accumulator, broker, queues, 1 << 30, lambda batch: True):
+                batch.move_to(BatchState.IN_FLIGHT)
+                self.sent.append(batch.size)
+                self.accumulator.complete([(batch, 0, -1)])
 
     def unowned(self) -> int:
         """Bytes lent out that no batch holds."""
@@ -304,6 +318,34 @@ def test_where_raw_rows_take_all_memory_a_batch_closes_for_the_next_one(codec: C
         )
         numbers = [int(number) for number in re.findall(rb"<(\d+)>", raw)]
         assert numbers == [start + at for start in range(0, 8_000, 400) for at in range(partition, 400, 3)]
+
+
+def test_rows_that_waited_under_full_take_no_heap_beyond_its_limit() -> None:
+    """Catches: one grant beyond the limit for each wait, 5 % of buffer.memory."""
+    bench = Bench(
+        memory=256 << 10,
+        batch_size=32 << 10,
+        compression=CompressionType.ZSTD,
+        strategy=full_allocator,
+        heap=0,
+    )
+    teach_ratio(bench.accumulator, 0.1)
+    limit, peak = bench.pool.heap_limit_bytes, 0
+
+    def check() -> None:
+        nonlocal peak
+        peak = max(peak, bench.pool.metrics().max_heap_bytes)
+        if bench.pool.queued:
+            bench.answer_once()
+
+    for start in (0, 320):
+        bench.append(unit(start, [index % 8 for index in range(320)], size=1_000), check)
+    for start in range(640, 2_640, 400):
+        bench.append(unit(start, [8] * 400, size=1_000), check)
+    bench.appender.flush()
+    bench.answer()
+    assert limit - (64 << 10) < peak <= limit
+    assert not bench.accumulator.incomplete
 
 
 def refuse(bench: Bench, partition: int = 0) -> int:

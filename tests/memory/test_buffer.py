@@ -460,9 +460,9 @@ def test_full_opens_with_batch_size_whatever_its_rows_take_before_they_are_compr
     assert (pool.metrics().used_bytes, pool.metrics().heap_bytes) == (3 * BATCH, 2 * BATCH)
     assert allocator.try_open(BATCH + 1, 10) is None
     assert pool.metrics().used_bytes == 3 * BATCH
-    # What was waited for is not refused again.
+    # A request that has waited gets batch.size, which holds its first rows, and nothing beyond the limit.
     waited = allocator.open(BATCH + 1, 0, first_record=10)
-    assert (pool.metrics().heap_bytes, waited.overflowed) == (3 * BATCH, False)
+    assert (pool.metrics().heap_bytes, waited.capacity) == (2 * BATCH, BATCH)
     for one in (buffer, large, waited):
         one.release()
     assert_idle(pool)

@@ -326,6 +326,24 @@ def test_a_timeout_gives_back_what_was_gathered_and_serves_the_next() -> None:
     assert metrics.bufferpool_wait_ratio >= 50 / 30_000 * 0.99
 
 
+def test_what_a_request_waits_for_is_reserved_also_while_the_heap_exceeds_its_limit() -> None:
+    """Catches: a batch that grew took the memory of a request that had only to wait for the heap."""
+    pool = WatchedPool(256, heap_limit_bytes=10)
+    arena, heap = pool.arena(64), pool.heap_arena(64)
+    beyond = pool.take_heap(heap, 1)
+    first = Request(pool, arena, 2, PoolClient())
+    second = Request(pool, arena, 1, PoolClient())
+    assert pool.try_take(arena, 2) is None
+    grown = pool.try_take(arena, 1)
+    assert grown is not None
+    assert pool.metrics().reserved_bytes == 192
+    assert [first.done, second.done] == [False, False]
+    pool.give(heap, beyond)
+    for chunks in (first.result(), second.result(), grown):
+        pool.give(arena, chunks)
+    assert pool.metrics().reserved_bytes == 0
+
+
 def test_memory_that_comes_with_the_timeout_is_taken() -> None:
     """Granted after the wait has timed out, before the waiter has looked."""
     pool = WatchedPool(1000)
