@@ -81,7 +81,7 @@ class Partition:
     __slots__ = (
         *("_assigned", "_assigned_as", "_failed", "_failed_before", "_failed_ms", "_streak"),
         *("_taken", "_taken_before", "_taken_ms", "_window_ends_ms"),
-        *("taken_after_gap", "batches", "counts", "established_until_ms", "gap", "has_taken"),
+        *("taken_after_gap", "topic_id", "batches", "counts", "established_until_ms", "gap", "has_taken"),
         *("id", "in_flight", "last_offset", "leader", "limits", "metadata_version", "missing_since_ms"),
         *("needs_restart", "next_sequence", "producer", "restarts", "retry_at_ms"),
         *("transaction", "unacknowledged"),
@@ -100,6 +100,8 @@ class Partition:
         # As of this version of the metadata.
         self.leader: Broker | None = None
         self.metadata_version: int | None = None
+        # Of the topic that its batches were sent to; None before they are and where brokers send no ids.
+        self.topic_id: bytes | None = None
         # Whether a broker has taken a batch of this producer.
         self.has_taken = False
         # Batches that brokers took, and failures, in the window that ends at ``_window_ends_ms`` and in the
@@ -148,6 +150,13 @@ class Partition:
                 break
             place += 1
         self.batches.insert(place, batch)
+
+    def belongs_to(self, topic_id: bytes) -> None:
+        """Its topic has this id. A topic that took the place of a deleted one does not know the producer, so
+        its first batch goes alone, as a partition's first one does."""
+        if self.topic_id not in (None, topic_id):
+            self.established_until_ms, self.last_offset = -math.inf, -1
+        self.topic_id = topic_id
 
     # -- outcomes: the evidence of the breaker's failure rate ------------------------------------------
     #

@@ -126,7 +126,7 @@ class RecordAccumulator:
 
     def ready(
         self,
-        leader: Callable[[TopicPartition], Broker | None],
+        leader: Callable[[Partition], Broker | None],
         now_ms: float,
         metadata_version: int | None = None,
     ) -> tuple[dict[Broker, list[Partition]], list[Partition], float]:
@@ -164,7 +164,7 @@ class RecordAccumulator:
                         delay = min(delay, wait)
                         continue
                 if metadata_version is None or partition.metadata_version != metadata_version:
-                    partition.leader, partition.metadata_version = leader(partition.id), metadata_version
+                    partition.leader, partition.metadata_version = leader(partition), metadata_version
                 if partition.leader is None:
                     leaderless.append(partition)
                 else:

@@ -245,8 +245,10 @@ class Sender(threading.Thread):
                 self._breaker.manager.rows_of_forgotten += broker.rows
                 del self._cluster.brokers[broker.id]
 
-    def _leader(self, partition: TopicPartition) -> Broker | None:
-        info = self._cluster.leader(partition)
+    def _leader(self, partition: Partition) -> Broker | None:
+        topic, info = self._cluster.topic(partition.id.topic), self._cluster.leader(partition.id)
+        if topic is not None and topic.topic_id is not None:
+            partition.belongs_to(topic.topic_id)
         return None if info is None or info.leader < 0 else self._cluster.broker(info.leader)
 
     # -- produce ----------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from kafka_sink.cluster.broker import Broker
+from kafka_sink.cluster.partition import Partition
 from kafka_sink.engine.accumulator import HOLD_MS, RecordAccumulator
 from kafka_sink.engine.batch import BatchState, ProducerBatch
 from kafka_sink.engine.deliveries import Deliveries
@@ -56,8 +57,8 @@ class Bench:
         batch.seal()
         return batch
 
-    def leader(self, partition: TopicPartition) -> Broker | None:
-        node = self.leaders.get(partition, partition.partition % 2)
+    def leader(self, partition: Partition) -> Broker | None:
+        node = self.leaders.get(partition.id, partition.id.partition % 2)
         return self.brokers.of(node) if node >= 0 else None
 
     def ready(self, now: float) -> tuple[dict[int, set[int]], float]:

@@ -74,6 +74,21 @@ def test_a_recreated_topic_is_looked_up_by_name(cluster: FakeCluster) -> None:
     assert (result.records, written(cluster)) == (10, [5, 6, 7, 8, 9])
 
 
+def test_a_recreated_topic_gets_its_first_batch_alone_where_requests_name_topics() -> None:
+    """Catches: the second batch was written before the first, which was refused, and failed the task."""
+    with FakeCluster({TOPIC: 1}, versions={PRODUCE: (3, 12)}) as cluster:
+        with task(cluster, metadata_max_age_ms=100, batch_size=1) as producer:
+            producer.send(rows(0, 1))
+            until(lambda: producer.acknowledged == producer.rows, "its acknowledgement")
+            cluster.create_topic(TOPIC, 1)
+            seen = len(cluster.received(METADATA))
+            until(lambda: len(cluster.received(METADATA)) > seen + 1, "the new topic's metadata")
+            cluster.script(PRODUCE, error(6, delay_ms=200))
+            producer.send(rows(1, 4))
+            assert producer.finish().records == 5
+        assert written(cluster) == [1, 2, 3, 4]
+
+
 def test_a_topic_that_comes_late_is_waited_for() -> None:
     with FakeCluster({TOPIC: 1}) as cluster:
         cluster.script(METADATA, error(3), error(3), error(5))

@@ -83,9 +83,9 @@ class Brokers(dict[int, Broker]):
             self[node_id].node = made.node
         return self[node_id]
 
-    def led_by(self, leader: Callable[[TopicPartition], int]) -> Callable[[TopicPartition], Broker]:
+    def led_by(self, leader: Callable[[TopicPartition], int]) -> Callable[[Partition], Broker]:
         """Partitions' leaders, as RecordAccumulator.ready looks them up."""
-        return lambda partition: self.of(leader(partition))
+        return lambda partition: self.of(leader(partition.id))
 
     def broker(self, node_id: int) -> Broker:
         """As ClusterMetadata has it."""

@@ -15,6 +15,7 @@ from typing import Any
 from kafka_sink.breaker.breaker import Breaker, CircuitBreakManager
 from kafka_sink.clock import ExponentialBackoff
 from kafka_sink.cluster.broker import Broker, SentRequest
+from kafka_sink.cluster.partition import Partition
 from kafka_sink.dead_letters.rejected_rows import DeadLetters
 from kafka_sink.engine.accumulator import RecordAccumulator
 from kafka_sink.engine.appender import RecordAppender
@@ -213,8 +214,8 @@ class Model:
         self.appender.flush()
         self.accumulator.flushing = False
 
-    def leader(self, partition: TopicPartition) -> Broker | None:
-        known = self.metadata.leader(partition)
+    def leader(self, partition: Partition) -> Broker | None:
+        known = self.metadata.leader(partition.id)
         return None if known is None or known.leader < 0 else self.brokers[known.leader]
 
     # -- the sender -----------------------------------------------------------------------------------
