@@ -1,1 +1,2 @@
-"""``value.format`` and ``key.format``: columns as Avro, Protobuf or JSON, with their schema in a registry."""
+"""``value.format`` and ``key.format``: encode columns as Avro, Protobuf or JSON, with schemas from a
+registry."""

@@ -1,7 +1,7 @@
-"""Encodes columns as Avro's binary form, all rows at once, by a schema that is given.
+"""Encodes columns as Avro's binary form, all rows at once, with a given schema.
 
-What does not fit is found at planning: ``encoder`` compares the schema with the columns' types, and names the
-field. Only nulls, symbols and sizes are left to the rows.
+Most problems are found at planning: ``encoder`` compares the schema with the columns' types, and its errors
+name the field. Only nulls, enum symbols and sizes have to be checked for each row.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _ZERO = byte_columns.constant(b"\0")
 
 
 def encoder(schema: AvroSchema, kind: pa.DataType, column: str) -> Encoder:
-    """Encode columns of this type; nulls where the schema takes none are errors of their rows.
+    """Return an encoder for columns of this type. It reports rows with nulls that the schema does not allow.
 
-    Raises SchemaError, naming the field, where no row of this type fits.
+    Raises SchemaError, which names the field, if no row of this type fits the schema.
     """
     return _AvroCompiler(schema).of(schema.root, kind, column)
 
@@ -67,7 +67,7 @@ class _AvroCompiler:
         )
 
     def _of_value(self, schema: Schema, kind: pa.DataType, path: str) -> Encoder:
-        """For a type that is no union; the caller looks after nulls."""
+        """Return an encoder for a type that is not a union. The caller handles nulls."""
         name = schema["type"]
         plain_kind = columns.plain_type(kind)
         if name == "record" and pa.types.is_struct(plain_kind):
@@ -104,7 +104,7 @@ class _AvroCompiler:
         return _Record(fields)
 
     def _missing(self, field: Schema, path: str, places: dict[str, int]) -> bytes:
-        """The bytes of a field without a column: its default, or null."""
+        """The bytes of a field without a column: those of its default, or of null."""
         kind = self._named(field["type"])
         if "default" in field:
             return avro_schema.encoded_default(
@@ -120,7 +120,7 @@ class _AvroCompiler:
 
 
 def _near(name: str, known: Sequence[str]) -> str:
-    """A name that differs in its case only."""
+    """A hint about a name that differs in case only, or an empty text."""
     near = next((one for one in known if one.lower() == name.lower()), None)
     return "" if near is None else f" (found '{near}', and names are case-sensitive)"
 
@@ -140,7 +140,7 @@ def _shown(schema: Schema | Sequence[Schema]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Required:
-    """A value where the schema takes no null."""
+    """A value for which the schema does not allow null."""
 
     value: Encoder
     path: str
@@ -154,7 +154,7 @@ class _Required:
 
 @dataclass(frozen=True, slots=True)
 class _Union:
-    """A union of which the column's values are branch ``branch``, and its nulls branch ``null``."""
+    """A union. The column's values are encoded as branch ``branch``, and its nulls as branch ``null``."""
 
     value: Encoder
     branch: int
@@ -177,7 +177,8 @@ class _Union:
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """``fields`` in the schema's order: the place of a column and its encoder, or the bytes of a default."""
+    """``fields`` are in the schema's order: the index of a column and its encoder, or the bytes of a
+    default."""
 
     fields: Sequence[tuple[int, Encoder] | list[Word]]
 
@@ -222,7 +223,7 @@ class _AvroMap:
 
 
 def _block(counts: Int64s, encoded: pa.Array, nulls: Bools | None) -> list[Piece]:
-    """Entries as one block: their number unless there are none, the entries, and a zero."""
+    """Entries as one block: their number (left out if there are none), the entries, and a zero."""
     empty = counts == 0
     end: list[Word] = _ZERO if nulls is None else byte_columns.nothing_where(nulls, _ZERO)
     return [
@@ -237,7 +238,7 @@ def _block(counts: Int64s, encoded: pa.Array, nulls: Bools | None) -> list[Piece
 
 @dataclass(frozen=True, slots=True)
 class _Integer:
-    """int and long; ``numbers`` gives those of a column."""
+    """int and long. ``numbers`` returns the numbers of a column."""
 
     numbers: Callable[[pa.Array], Any]
 
@@ -247,8 +248,8 @@ class _Integer:
 
 @dataclass(frozen=True, slots=True)
 class _Finer:
-    """Instants in a finer unit than the column's, ``factor`` of which make one of its own; the latest are too
-    large for it."""
+    """Instants in a finer unit than the column's. ``factor`` finer units make one unit of the column, so the
+    latest instants do not fit."""
 
     factor: int
     path: str
@@ -263,7 +264,7 @@ class _Finer:
 
 @dataclass(frozen=True, slots=True)
 class _AvroFixed:
-    """A few bytes of the same number in each row."""
+    """A few bytes, of which each row has the same number."""
 
     size: int
     numbers: Callable[[pa.Array], UInt64s]
@@ -280,7 +281,7 @@ class _Nothing:
 
 @dataclass(frozen=True, slots=True)
 class _Bytes:
-    """string and bytes: the length, and the content."""
+    """string and bytes: the length, followed by the content."""
 
     def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
         sizes = lengths(column).astype(np.int64)
@@ -302,7 +303,7 @@ class _FixedBytes:
 
 @dataclass(frozen=True, slots=True)
 class _Enum:
-    """Symbols, as strings."""
+    """Symbols of an enum, which are strings in the column."""
 
     symbols: pa.Array
     path: str
@@ -316,7 +317,8 @@ class _Enum:
 
 @dataclass(frozen=True, slots=True)
 class _Decimal:
-    """``size``: of fixed; None: as few bytes as hold the number, with their length before them."""
+    """``size`` is the size of Avro's fixed. If it is None, the number takes as few bytes as possible, after
+    their count."""
 
     kind: pa.DataType
     size: int | None
@@ -333,7 +335,7 @@ _TEXT = _Bytes()
 
 
 def _leaf(schema: Schema, kind: pa.DataType, path: str) -> Encoder | None:
-    """None where the two do not go together."""
+    """The encoder for a type without children; None if schema and type do not match."""
     name, logical = schema["type"], schema.get("logicalType")
     found: Encoder | None = None
     if pa.types.is_decimal(kind):
@@ -359,20 +361,20 @@ def _leaf(schema: Schema, kind: pa.DataType, path: str) -> Encoder | None:
 
 
 def _uuid(schema: Schema, path: str) -> Encoder | None:
-    """As text, or as 16 bytes."""
+    """An encoder for UUIDs, which are written as text or as 16 bytes."""
     is_text = schema["type"] == "string"
     found = _leaf(schema, pa.string() if is_text else pa.binary(), path)
     convert = columns.uuid_texts if is_text else columns.uuid_bytes
     return None if found is None else columns.Converted(convert, found)
 
 
-# The bits of a whole number that each holds exactly.
+# The number of bits up to which each type represents every whole number exactly.
 _EXACT = {"int": 31, "long": 63, "float": 24, "double": 53}
 _FLOATS = {pa.float16(): 11, pa.float32(): 24, pa.float64(): 53}
 
 
 def _bits(kind: pa.DataType) -> float:
-    """How many a number of this type has beside its sign; infinitely many where it is none."""
+    """The number of value bits of a numeric type, without the sign; infinity for other types."""
     if pa.types.is_integer(kind):
         return int(kind.bit_width) - bool(pa.types.is_signed_integer(kind))
     return _FLOATS.get(kind, math.inf)
@@ -386,9 +388,9 @@ def _whole(name: str, logical: str | None, kind: pa.DataType, path: str) -> Enco
 
 
 def _whole_numbers(name: str, logical: str | None, kind: pa.DataType) -> Callable[[pa.Array], Any] | None:
-    """How a column becomes numbers of int or long; None if it does not."""
+    """The function that converts a column to numbers of int or long; None if there is no such conversion."""
     if pa.types.is_integer(kind) and _bits(kind) <= _EXACT[name]:
-        # A number stands for what the logical type says.
+        # A plain number is accepted for any logical type, and is written as it is.
         return columns.numbers_of
     if pa.types.is_date(kind) and name == "int" and logical == "date":
         return lambda column: arrays.numbers(column.cast(pa.date32()), np.int32)
@@ -418,8 +420,10 @@ def _instants(logical: str | None, kind: pa.DataType, path: str) -> Encoder | No
 
 
 def _scaled(numbers: Any, unit: int, wanted: int) -> Any:
-    """Numbers of a unit as those of another, each of so many a second; an instant belongs to the one that it
-    lies in, before 1970, too."""
+    """Convert numbers from ``unit`` to ``wanted``, both given as units per second.
+
+    An instant is rounded down to the coarser unit in which it lies, also before 1970.
+    """
     if unit == wanted:
         return numbers
     return numbers // (unit // wanted) if unit > wanted else numbers.astype(np.int64) * (wanted // unit)

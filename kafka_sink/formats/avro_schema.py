@@ -1,4 +1,4 @@
-"""Avro schemas: reading those that are given with their defaults, deriving one from columns (Avro 1.12)."""
+"""Avro schemas (Avro 1.12): reads a given schema with its defaults, or derives a schema from columns."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kafka_sink.records import varint
 PRIMITIVES = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
 _NAMED = frozenset({"record", "error", "enum", "fixed"})
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# Schemas come from a registry: what one holds does not decide how deep we go.
+# Schemas come from a registry, so their nesting must not decide how deep the recursion goes.
 _MAX_DEPTH = 200
 
 Schema = Mapping[str, Any]
@@ -28,8 +28,11 @@ Schema = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class AvroSchema:
-    """A schema as read: ``root`` is its outermost type, ``named`` are the types that it and its references
-    define, by full name. Types are mappings with "type"; a union has "type": "union" and "branches"."""
+    """A schema that was read.
+
+    ``root`` is its outermost type. ``named`` are the types that the schema and its references define, by full
+    name. Types are mappings with "type". A union has "type": "union" and "branches".
+    """
 
     root: Schema
     named: Mapping[str, Schema]
@@ -37,15 +40,17 @@ class AvroSchema:
 
     @property
     def full_name(self) -> str:
-        """The name of the outermost type, as subjects by record have it. Empty for a type without one."""
+        """The name of the outermost type, which subjects by record name contain; empty for a type without a
+        name."""
         name: str = self.root.get("full_name", "")
         return name
 
 
 def read(text: str, references: Iterable[str] = ()) -> AvroSchema:
-    """A schema as JSON; ``references`` define names that it uses, each after those that it uses itself.
+    """Read a schema from JSON. Raises SchemaError.
 
-    Raises SchemaError."""
+    ``references`` define the names that the schema uses. Each comes after the references that it uses itself.
+    """
     named: dict[str, Schema] = {}
     try:
         for reference in references:
@@ -63,7 +68,7 @@ def _parsed(text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError:
-        # A schema may be just a type's name.
+        # A schema may consist of a type's name only.
         if _NAME.fullmatch(text.strip()):
             return text.strip()
         raise SchemaError(f"the Avro schema is not JSON: {printable(text, 100)}") from None
@@ -109,7 +114,7 @@ class _AvroReader:
             "type": "record" if kind == "error" else kind,
             "full_name": full_name,
         }
-        # Before its fields, which may name it.
+        # Register the type before its fields are read, because they may refer to it.
         self._named[full_name] = schema
         if schema["type"] == "record":
             schema["fields"] = [
@@ -134,12 +139,12 @@ def _part(found: Mapping[str, Any], name: str) -> Any:
 
 
 def derived(field: pa.Field, record_name: str) -> str:
-    """The schema of a column of any type, as JSON. A struct is a record of that name.
+    """The schema of a column of any type, as JSON. A struct becomes a record with this name.
 
-    Types and names are those of Spark's ``to_avro``, with two differences for schemas that evolve: a column
-    that may be null is a union that begins with null, and has the default null, so that a new column keeps
-    the schema compatible; a decimal is bytes, as Kafka Connect and ksqlDB have it. Raises SchemaError, naming
-    the column.
+    Types and names are those of Spark's ``to_avro``, with two differences that help schemas to evolve. A
+    column that may be null becomes a union whose first branch is null, with the default null, so that adding
+    such a column keeps the schema compatible. A decimal becomes bytes, as in Kafka Connect and ksqlDB. Raises
+    SchemaError, which names the column.
     """
     namespace, _, name = record_name.rpartition(".")
     return json.dumps(_derived(field.type, name, namespace, field.name), separators=(",", ":"))
@@ -232,7 +237,8 @@ _WRONG = (KeyError, TypeError, ValueError, AttributeError, struct.error, IndexEr
 
 
 def encoded_default(schema: AvroSchema, kind: Schema, value: Any, path: str) -> bytes:
-    """A default as the schema has it in JSON, by the type of its field. Raises SchemaError."""
+    """Encode a default that the schema contains as JSON, according to the field's type. Raises
+    SchemaError."""
     try:
         return _encoded_default(schema, kind, value)
     except SchemaError:
@@ -242,7 +248,7 @@ def encoded_default(schema: AvroSchema, kind: Schema, value: Any, path: str) -> 
 
 
 def _encoded_default(schema: AvroSchema, kind: Schema, value: Any) -> bytes:
-    # A text may be written as often as what has it.
+    # A text counts by its length, because a type that contains it may occur very often.
     schema.steps.take(1 + len(value) if isinstance(value, str) else 1)
     name = kind["type"]
     if name == "named":
@@ -269,7 +275,8 @@ def _encoded_default(schema: AvroSchema, kind: Schema, value: Any) -> bytes:
 
 
 def _default_of_union(schema: AvroSchema, branches: list[Schema], value: Any) -> bytes:
-    """A default belongs to the first branch, but newer versions take any that fits."""
+    """Encode a union's default. It belongs to the first branch, but newer versions of Avro accept any
+    branch."""
     for at, branch in enumerate(branches):
         try:
             return varint.scalar(at) + _encoded_default(schema, branch, value)

@@ -1,10 +1,10 @@
-"""Bytes of rows, put together for whole columns.
+"""Builds the bytes of rows, for whole columns at once.
 
-A row is a sequence of pieces: words of up to eight bytes, for numbers, and binary arrays, for texts and for
-what was encoded before. Neighbouring words go to a slot, which has room for the widest row. They are written
-a column at a time, each word over the unused end of the one before, so that a number of three bytes costs no
-more than one of eight, and no mask drops the bytes that it does not need. Arrow then gathers slots and texts
-in one pass.
+A row is a sequence of pieces. A piece is either a word of up to eight bytes, for numbers, or an entry of a
+binary array, for texts and for parts that are already encoded. Consecutive words share a slot, which has room
+for the widest row. They are written one column at a time. Each word overwrites the unused bytes of the word
+before it, so a number of three bytes costs no more than one of eight, and no mask has to remove unused bytes.
+Arrow then gathers slots and texts in one pass.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from kafka_sink.records.arrays import (
 
 _WORD = 8
 _MAX_BYTES = int(np.iinfo(np.int32).max)
-# A varint of eight bytes holds as many bits.
+# The number of bits in a varint of eight bytes.
 _SEPTETS_BITS = 56
 
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """Up to eight bytes of each row: the low ``size`` bytes of ``value``, the lowest first.
+    """Up to eight bytes of each row: the low ``size`` bytes of ``value``, lowest byte first.
 
-    Each is an array with one number a row, or one number for all rows. No size exceeds ``widest``. Bytes
-    beyond a row's size are zero.
+    ``value`` and ``size`` are arrays with one number for each row, or one number for all rows. No size
+    exceeds ``widest``. The bytes after a row's size are zero.
     """
 
     value: UInt64s | int
@@ -51,7 +51,7 @@ class Word:
     widest: int
 
     def followed_by(self, other: Word) -> Word:
-        """Both in one word; their widest must fit."""
+        """Combine both words into one. Their greatest sizes together must not exceed eight bytes."""
         value: Any
         if isinstance(self.size, int):
             if isinstance(self.value, int) and isinstance(other.value, int):
@@ -85,7 +85,7 @@ def constant(content: bytes) -> list[Piece]:
 
 
 def fixed(value: UInt64s, size: int, nulls: Bools | None = None) -> Word:
-    """The low ``size`` bytes of each number, none of a null."""
+    """The low ``size`` bytes of each number; no bytes for null."""
     if nulls is None:
         return Word(value, size, size)
     present = ~nulls
@@ -93,13 +93,14 @@ def fixed(value: UInt64s, size: int, nulls: Bools | None = None) -> Word:
 
 
 def zigzag(numbers: npt.NDArray[np.signedinteger[Any]]) -> UInt64s:
-    """Small magnitudes as small numbers without a sign: 0, -1, 1, -2 become 0, 1, 2, 3."""
+    """Map signed numbers to unsigned ones: 0, -1, 1, -2 become 0, 1, 2, 3, so that small magnitudes stay
+    small."""
     wide = numbers.astype(np.int64, copy=False)
     return ((wide << 1) ^ (wide >> 63)).view(np.uint64)
 
 
 def varint(numbers: UInt64s, nulls: Bools | None = None) -> list[Word]:
-    """Varints of Protocol Buffers and Avro: seven bits a byte, the lowest first."""
+    """Varints as in Protocol Buffers and Avro: seven bits in each byte, the lowest bits first."""
     if nulls is not None:
         numbers = np.where(nulls, np.uint64(0), numbers)
     low, high = (int(numbers.min()), int(numbers.max())) if len(numbers) else (0, 0)
@@ -109,7 +110,7 @@ def varint(numbers: UInt64s, nulls: Bools | None = None) -> list[Word]:
         sizes = sizes * ~nulls
     if widest <= _WORD:
         return [Word(_spread_septets(numbers, sizes, widest), sizes, widest)]
-    # The rest goes to a word of its own: at most eight bits, in two bytes.
+    # The remaining bits go to a second word: at most eight bits, in two bytes.
     rest = numbers >> np.uint64(_SEPTETS_BITS)
     has_rest = rest > 0
     rest_sizes = has_rest * np.int64(1) + (rest > np.uint64(0x7F))
@@ -119,11 +120,12 @@ def varint(numbers: UInt64s, nulls: Bools | None = None) -> list[Word]:
 
 
 def _varint_sizes(numbers: UInt64s, narrowest: int, widest: int) -> Int64s | int:
-    """Bytes of each number, at most ``widest``; one number if all have as many."""
+    """The size of each varint, at most ``widest``; one number if all have the same size."""
     if narrowest == widest:
         return widest
     if widest - narrowest > 2:
-        # A float's exponent counts the bits, up to those that it holds exactly.
+        # The exponent of a float is its number of bits. Numbers beyond those that a float represents exactly
+        # are capped.
         floats = np.minimum(numbers, np.uint64(_FLOATS_BITS)).astype(np.float64)
         found: Int64s = _SIZES.take(floats.view(np.int64) >> 52)
         return found
@@ -134,7 +136,7 @@ def _varint_sizes(numbers: UInt64s, narrowest: int, widest: int) -> Int64s | int
 
 
 def _spread_septets(numbers: UInt64s, sizes: Int64s | int, widest: int) -> UInt64s:
-    """Seven bits of each number in each byte, with the high bit set in all bytes but the last."""
+    """Put seven bits of each number into each byte, with the high bit set in all bytes except the last."""
     if widest == 1:
         return numbers
     spread = numbers
@@ -152,17 +154,18 @@ def _spread_septets(numbers: UInt64s, sizes: Int64s | int, widest: int) -> UInt6
     return spread
 
 
-# By the size of a varint: the high bits of all of its bytes but the last.
+# For each size of a varint, the high bits of all its bytes except the last.
 _CONTINUED = np.array(
     [sum(0x80 << (8 * byte) for byte in range(size - 1)) for size in range(_WORD + 1)], dtype=np.uint64
 )
 _FLOATS_BITS = (1 << 53) - 1
-# By the exponent of a float: the size of the varint of a number with as many bits. Zero has the exponent 0.
+# For each exponent of a float, the size of the varint of a number with that many bits. Zero has the exponent
+# 0.
 _SIZES = np.array([max(1, (exponent - 1023 + 7) // 7) for exponent in range(1023 + 53)], dtype=np.int64)
 
 
 def nothing_where(nulls: Bools, pieces: Iterable[Word]) -> list[Word]:
-    """The same words, without a byte where ``nulls`` is true."""
+    """The same words, but without bytes where ``nulls`` is true."""
     present = ~nulls
     return [
         Word(np.where(present, word.value, np.uint64(0)), present * np.int64(1) * word.size, word.widest)
@@ -171,7 +174,8 @@ def nothing_where(nulls: Bools, pieces: Iterable[Word]) -> list[Word]:
 
 
 def spread(array: pa.Array, nulls: Bools) -> pa.Array:
-    """The entries of a binary array at the rows that are not null, in order; the other rows are empty."""
+    """Put the entries of a binary array into the rows that are not null, in order. The other rows are
+    empty."""
     sizes = np.zeros(len(nulls), dtype=np.int32)
     sizes[~nulls] = lengths(array)
     first = int(offsets(array)[0])
@@ -183,7 +187,7 @@ def spread(array: pa.Array, nulls: Bools) -> pa.Array:
 
 
 def grouped(array: pa.Array, counts: Int64s) -> pa.Array:
-    """Neighbouring entries of a binary array without nulls as one: the next ``counts[i]`` become entry i."""
+    """Join consecutive entries of a binary array without nulls: ``counts[i]`` entries become entry i."""
     ends = np.zeros(len(counts) + 1, dtype=np.int64)
     np.cumsum(counts, out=ends[1:])
     bounds = np.ascontiguousarray(offsets(array)[ends], dtype=np.int32)
@@ -191,9 +195,9 @@ def grouped(array: pa.Array, counts: Int64s) -> pa.Array:
 
 
 def join(pieces: Iterable[Piece], rows: int, nulls: Bools | None = None) -> pa.Array:
-    """Each row's pieces as one entry of a binary array, null where ``nulls`` is true.
+    """Join each row's pieces to one entry of a binary array, which is null where ``nulls`` is true.
 
-    Raises OverflowError where they take 2 GiB or more.
+    Raises OverflowError if they take 2 GiB or more.
     """
     if not rows:
         return binary_of(())
@@ -211,23 +215,24 @@ def join(pieces: Iterable[Piece], rows: int, nulls: Bools | None = None) -> pa.A
 
 
 def _gathered(parts: Sequence[list[Word] | pa.Array], rows: int) -> pa.Array:
-    # What a word writes beyond its size, the next one overwrites; the last one needs room for it.
+    # The next word overwrites the bytes that a word writes after its size. The last word needs room for them.
     stride = sum(word.widest for part in parts if isinstance(part, list) for word in part) + _WORD
     size = stride * rows + sum(_size(part) for part in parts if not isinstance(part, list))
     if size > _MAX_BYTES:
         raise OverflowError(f"rows encode to {size} bytes; a table stays below 2 GiB")
     data = np.empty(size, dtype=np.uint8)
     slots = np.arange(0, stride * rows, stride)
-    # Each part's bytes of each row, and what lies between them and those of the next part.
+    # For each row and part, its first byte and the byte after its last. What lies between two parts is
+    # skipped later.
     edges = np.empty(2 * rows * len(parts) + 1, dtype=np.int32)
-    # Parts lie in any order, but Arrow wants the last edge behind the first.
+    # The parts of a row may lie in any order, but Arrow requires that the last edge is not before the first.
     edges[-1] = size
     bounds = edges[:-1].reshape(rows, len(parts), 2)
     at, text_at = 0, stride * rows
     for number, part in enumerate(parts):
         starts, ends = bounds[:, number, 0], bounds[:, number, 1]
         if isinstance(part, list):
-            # The same bytes in all rows are in the first one's slot only.
+            # If the bytes are the same in all rows, only the slot of the first row contains them.
             is_same = all(isinstance(word.value, int) and isinstance(word.size, int) for word in part)
             own = slots[:1] if is_same else slots
             starts[:], ends[:] = own + at, _write(part, data, at, own)
@@ -249,7 +254,7 @@ def _size(text: pa.Array) -> int:
 
 
 def _write(words: Sequence[Word], data: Bytes, at: int, slots: Int64s) -> Int64s:
-    """Write the words of each row, from the place ``at`` of its slot on; the places where they end."""
+    """Write the words of each row from position ``at`` of its slot; return the positions where they end."""
     rows, stride = len(slots), int(slots[-1]) // max(1, len(slots) - 1)
     rest = iter(words)
     for word in rest:
@@ -280,7 +285,7 @@ def _packed(words: Iterable[Word]) -> list[Word]:
 
 
 def _every_second(edges: Int32s, data: Bytes) -> pa.Array:
-    """What lies between the edges 0 and 1, 2 and 3 ..."""
+    """The bytes between edges 0 and 1, 2 and 3, and so on."""
     count = len(edges) - 1
     entries = pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(edges), pa.py_buffer(data)])
     return pc.take(entries, indices(np.arange(0, count, 2, dtype=np.int32)), boundscheck=False)

@@ -1,4 +1,4 @@
-"""Columns in the few Arrow types that encoders know, and their rows that a schema does not take."""
+"""Reduces columns to the few Arrow types that encoders support, and reports rows that do not fit a schema."""
 
 from __future__ import annotations
 
@@ -32,25 +32,26 @@ from kafka_sink.records.record_columns import binary
 
 
 class UnfitRowsError(KafkaSinkError):
-    """Rows that the schema does not take: those that ``rows`` marks. ``path`` names the field."""
+    """Rows that do not fit the schema. ``rows`` marks them, and the message names the field by its
+    ``path``."""
 
     def __init__(self, rows: Bools, path: str, problem: str) -> None:
         super().__init__(f"field '{path}' {problem}" if path else problem)
         self.rows = rows
 
     def move(self, places: npt.NDArray[np.signedinteger[Any]], count: int) -> None:
-        """Mark these of so many rows, in whose order the user knows them."""
+        """Mark the rows at ``places``, of ``count`` rows, in the order in which the user knows them."""
         self.rows = np.zeros(count, dtype=np.bool_)
         self.rows[places] = True
 
 
 def joined(path: str, name: str) -> str:
-    """A field's name with those around it."""
+    """A field's name after the names of the fields that contain it."""
     return f"{path}.{name}" if path else name
 
 
 def unsupported_type(path: str, kind: pa.DataType, wanted: object) -> SchemaError:
-    """No column of this type fits what the schema wants."""
+    """The error for a column whose type does not fit the schema."""
     return SchemaError(
         f"column '{path}' has the type {shown(kind)}, and the schema wants {wanted}: cast it to what fits, "
         "or register another schema"
@@ -66,7 +67,7 @@ def missing_type(path: str, kind: pa.DataType, whose: str) -> SchemaError:
 
 
 def require_text_keys(kind: pa.MapType, path: str, whose: str) -> None:
-    """Raise SchemaError for a map with other keys."""
+    """Raise SchemaError for a map whose keys are not strings."""
     if plain_type(kind.key_type) != pa.string():
         raise SchemaError(
             f"column '{path}' is a map with keys of {kind.key_type}, and {whose} have strings: cast them"
@@ -74,7 +75,7 @@ def require_text_keys(kind: pa.MapType, path: str, whose: str) -> None:
 
 
 def reject(wrong: Bools, path: str, problem: str, nulls: Bools | None = None) -> None:
-    """Raise UnfitRowsError where rows are wrong that are not null."""
+    """Raise UnfitRowsError if a row is wrong that is not null."""
     if nulls is not None:
         wrong = wrong & ~nulls
     if wrong.any():
@@ -82,12 +83,12 @@ def reject(wrong: Bools, path: str, problem: str, nulls: Bools | None = None) ->
 
 
 def require_no_nulls(nulls: Bools, path: str) -> None:
-    """Raise UnfitRowsError for a field that takes none."""
+    """Raise UnfitRowsError if a field that must not be null is null."""
     reject(nulls, path, "is null, and the schema takes no null there")
 
 
 def require_utf8(column: pa.Array, path: str, problem: str) -> None:
-    """Raise UnfitRowsError for texts that are none."""
+    """Raise UnfitRowsError for texts that are not valid UTF-8."""
     if not is_utf8(column):
         entries = as_binary(column).to_pylist()
         wrong = [one is not None and one.decode(errors="replace").encode() != one for one in entries]
@@ -95,10 +96,11 @@ def require_utf8(column: pa.Array, path: str, problem: str) -> None:
 
 
 class Encoder(Protocol):
-    """Encode columns of one Arrow type by one schema."""
+    """Encodes columns of one Arrow type with one schema."""
 
     def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
-        """The pieces of each row, which have no byte where ``nulls`` is true; None: no entry is null.
+        """The pieces of each row. A row has no bytes where ``nulls`` is true; None means that no entry is
+        null.
 
         Raises UnfitRowsError.
         """
@@ -106,7 +108,7 @@ class Encoder(Protocol):
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
-    """The type that ``plain`` gives a column, whose children are as they were."""
+    """The type of a column after ``plain``. The types of its children are unchanged."""
     if pa.types.is_dictionary(kind):
         return plain_type(kind.value_type)
     if isinstance(kind, pa.BaseExtensionType):
@@ -136,16 +138,16 @@ def is_uuid(kind: pa.DataType) -> bool:
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Of those that ``plain`` gives."""
+    """Whether a type that ``plain`` returns is a list."""
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
 
 
-# Most columns, told by what costs least.
+# The ids of types that ``plain`` need not convert. Most columns have one of them, and this check costs least.
 _PLAIN = {kind.id for kind in (pa.bool_(), pa.int32(), pa.int64(), pa.float64(), pa.string(), pa.binary())}
 
 
 def plain(column: pa.Array) -> pa.Array:
-    """The same entries without a dictionary or views."""
+    """The same entries without dictionaries, views, extension types and 64-bit offsets."""
     kind = column.type
     if kind.id in _PLAIN:
         return column
@@ -161,7 +163,7 @@ def plain(column: pa.Array) -> pa.Array:
 
 
 def present_only(column: pa.Array, nulls: Bools, encode: Callable[[pa.Array], list[Piece]]) -> list[Piece]:
-    """``encode`` of the entries that are not null; the others are empty."""
+    """Call ``encode`` with the entries that are not null. The others become empty."""
     present = np.flatnonzero(~nulls)
     try:
         pieces = encode(column.take(indices(present)))
@@ -172,22 +174,25 @@ def present_only(column: pa.Array, nulls: Bools, encode: Callable[[pa.Array], li
 
 
 def entries(column: pa.Array) -> tuple[Int64s, list[pa.Array]]:
-    """How many entries each row of a list or map has, 0 for null, and the entries of all rows: those of a
-    list in one array, the keys and values of a map in two."""
+    """The number of entries of each row of a list or map (0 for null), and the entries of all rows.
+
+    The entries of a list are one array; the keys and values of a map are two.
+    """
     counts = lengths(column).astype(np.int64)
     ends = offsets(column)
     first, last = int(ends[0]), int(ends[-1])
     children = [column.keys, column.items] if pa.types.is_map(column.type) else [column.values]
     children = [child.slice(first, last - first) for child in children]
     if column.null_count and int(counts.sum()) != last - first:
-        # Arrow lets a null entry span elements that mean nothing.
+        # In Arrow, a null entry may span elements, which have no meaning.
         kept = indices(np.flatnonzero(np.repeat(~null_mask(column), np.diff(ends))))
         children = [child.take(kept) for child in children]
     return counts, children
 
 
 def of_rows(counts: Int64s, encode: Callable[[], pa.Array]) -> pa.Array:
-    """``encode`` of the entries of lists; its errors about entries become those of the lists' rows."""
+    """Call ``encode`` for the entries of lists. Its errors about entries are turned into errors about
+    rows."""
     try:
         return encode()
     except UnfitRowsError as error:
@@ -201,14 +206,14 @@ def bits_of_bools(column: pa.Array) -> UInt64s:
 
 
 def numbers_of(column: pa.Array) -> npt.NDArray[Any]:
-    """Whole numbers or floats as they are; nulls have any value."""
+    """The whole numbers or floats of a column. Null entries have arbitrary values."""
     kind = column.type
     code = "f" if pa.types.is_floating(kind) else "i" if pa.types.is_signed_integer(kind) else "u"
     return numbers(column, f"{code}{kind.bit_width // 8}")
 
 
 def bits_of_floats(column: pa.Array, size: int) -> UInt64s:
-    """Numbers as floats of ``size`` bytes."""
+    """The bits of numbers as floats of ``size`` bytes."""
     found = numbers_of(column).astype(f"<f{size}", copy=False)
     bits: UInt64s = found.view(f"<u{size}").astype(np.uint64, copy=False)
     return bits
@@ -259,20 +264,20 @@ def _halves(column: pa.Array) -> tuple[UInt64s, UInt64s]:
 
 
 def big_endian(column: pa.Array, size: int) -> list[Word]:
-    """The unscaled numbers in ``size`` bytes each, which hold them."""
+    """The unscaled numbers in ``size`` bytes each, which must be enough for them."""
     low, high = _halves(column)
     sign = (high.view(np.int64) >> 63).view(np.uint64)
     found = []
     for begin in range(size, 0, -8):
         end = max(begin - 8, 0)
-        # Bytes ``end`` to ``begin`` from the right.
+        # Take bytes ``end`` to ``begin``, counted from the lowest byte.
         part = _bytes_from(low, high, sign, end) & np.uint64((1 << 8 * (begin - end)) - 1)
         found.append(Word(part.byteswap() >> np.uint64(64 - 8 * (begin - end)), begin - end, begin - end))
     return found
 
 
 def _bytes_from(low: UInt64s, high: UInt64s, sign: UInt64s, end: int) -> UInt64s:
-    """Eight bytes, beginning ``end`` bytes from the right."""
+    """Eight bytes of each number, after skipping its lowest ``end`` bytes."""
     if end >= 16:
         return sign
     if end >= 8:
@@ -283,10 +288,10 @@ def _bytes_from(low: UInt64s, high: UInt64s, sign: UInt64s, end: int) -> UInt64s
 
 
 def minimal(column: pa.Array, nulls: Bools | None, length: Callable[[Int64s], UInt64s]) -> list[Piece]:
-    """The unscaled numbers in as few bytes as hold them, after their number; ``length`` prepares it for a
-    varint.
+    """The unscaled numbers in as few bytes as possible, each after the number of its bytes.
 
-    A negative power of two takes a byte more than it needs, as fastavro's do.
+    ``length`` prepares that number for a varint. As with fastavro, a negative power of two takes one byte
+    more than necessary.
     """
     low, high = _halves(column)
     sign = (high.view(np.int64) >> 63).view(np.uint64)
@@ -302,7 +307,7 @@ def minimal(column: pa.Array, nulls: Bools | None, length: Callable[[Int64s], UI
 
 
 def _sizes(low: UInt64s, high: UInt64s, sign: UInt64s) -> Int64s:
-    # The magnitude of a negative number is its complement and one more.
+    # The magnitude of a negative number is its complement plus one.
     least = (low ^ sign) - sign
     most = (high ^ sign) + ((sign & np.uint64(1)) & (least == 0).astype(np.uint64))
     sizes: Int64s = np.ones(len(low), dtype=np.int64)
@@ -318,7 +323,7 @@ def _sizes(low: UInt64s, high: UInt64s, sign: UInt64s) -> Int64s:
 
 
 def _reversed(numbers: UInt64s, sizes: Int64s) -> Word:
-    """The low ``sizes`` bytes of each number, the highest first."""
+    """The low ``sizes`` bytes of each number, highest byte first."""
     shift = (64 - 8 * sizes).view(np.uint64)
-    # numpy defines a shift by 64: it leaves nothing.
+    # numpy defines the result of a shift by 64: it is 0.
     return Word(np.left_shift(numbers, shift).byteswap(), sizes, 8)

@@ -1,7 +1,7 @@
-"""JSON Schemas (draft 7): deriving one from columns, and comparing columns with one that is given.
+"""JSON Schemas (draft 7): derives one from columns, and compares columns with a given one.
 
-Names, types and what is required are compared. What only values decide (pattern, minimum, enum ...) is not
-checked: consumers' deserializers do that where they validate.
+Names, types and required properties are compared. Rules that only values can break (pattern, minimum, enum
+...) are not checked: the consumers' deserializers check them if they validate.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Schema = Any
 
 
 def parsed(text: str) -> Schema:
-    """Raises SchemaError."""
+    """Parse a schema. Raises SchemaError."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
@@ -35,8 +35,10 @@ def parsed(text: str) -> Schema:
 
 
 def derived(field: pa.Field, title: str) -> str:
-    """The schema of a column. Objects take no other properties, so that a new column that may be null keeps
-    the schema compatible. Raises SchemaError, naming the column."""
+    """The schema of a column. Raises SchemaError, which names the column.
+
+    Objects do not allow additional properties, so that a new nullable column keeps the schema compatible.
+    """
     schema = {"$schema": _DRAFT, "title": title, **_derived(field.type, field.name)}
     return json.dumps(schema, separators=(",", ":"))
 
@@ -94,7 +96,8 @@ def _type_of(kind: pa.DataType) -> str | None:
 
 
 def check(text: str, references: Sequence[tuple[str, str]], kind: pa.DataType, path: str) -> None:
-    """Raises SchemaError, naming the field, where no row of this type fits the schema."""
+    """Check that rows of this type may fit the schema. Raises SchemaError, which names the field, if none
+    does."""
     root = parsed(text)
     others = {name: parsed(own) for name, own in references}
     try:
@@ -135,7 +138,7 @@ class _Checker:
         if pa.types.is_struct(kind):
             self._check_object(schema, kind, path, depth)
         elif is_list(kind) and isinstance(schema.get("items"), dict | bool):
-            # A list of schemas is by place: only values decide which it is.
+            # A list of schemas applies to elements by position, so only values can break it.
             self.check(schema["items"], kind.value_type, f"{path}[]", depth + 1)
         elif pa.types.is_map(kind) and "additionalProperties" in schema:
             self.check(schema["additionalProperties"], kind.item_type, f"{path}{{}}", depth + 1)

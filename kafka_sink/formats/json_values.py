@@ -1,7 +1,7 @@
 """Encodes columns as JSON, all rows at once, and compares them with a JSON Schema at planning.
 
-Objects have all fields of a struct, null ones as null, in the columns' order and without spaces. Dates and
-times are ISO 8601, binary is Base64, as Java's serializers write them.
+Objects contain all fields of a struct, including null ones, in the columns' order and without spaces. Dates
+and times are in ISO 8601 and binary is in Base64, as Java's serializers write them.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from kafka_sink.records.arrays import (
 
 _NULL = b"null"
 _FIRST_PRINTABLE = 0x20
-# As json.dumps writes them; the others become \u00XX.
+# The short escapes that json.dumps also writes. Other characters are escaped as \u00XX.
 _SHORT = {0x22: '\\"', 0x5C: "\\\\", 0x08: "\\b", 0x0C: "\\f", 0x0A: "\\n", 0x0D: "\\r", 0x09: "\\t"}
 _ESCAPED = np.array([byte < _FIRST_PRINTABLE or byte in (0x22, 0x5C) for byte in range(256)])
 _BASE64 = np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", dtype=np.uint8)
 
 
 def encoder(text: str, references: Sequence[tuple[str, str]], kind: pa.DataType, path: str) -> Encoder:
-    """Encode columns of this type. Raises SchemaError, naming the field, where they do not fit."""
+    """An encoder for columns of this type. Raises SchemaError, which names the field, if they do not fit."""
     json_schema.check(text, references, kind, path)
     return of_type(kind, path)
 
 
 def of_type(kind: pa.DataType, path: str) -> Encoder:
-    """Encode columns of this type whatever a schema says. Raises SchemaError."""
+    """An encoder for columns of this type, without a schema. Raises SchemaError."""
     return _OrNull(_of_value(kind, path))
 
 
@@ -136,7 +136,7 @@ class _JsonMap:
 
 
 def _separated(counts: Int64s, encoded: pa.Array) -> pa.Array:
-    """The entries of each row, of which the first loses the comma before it."""
+    """The entries of each row. The first entry of a row loses the comma in front of it."""
     ends = np.zeros(len(counts) + 1, dtype=np.int64)
     np.cumsum(counts, out=ends[1:])
     bounds = offsets(encoded)[ends].astype(np.int64)
@@ -153,14 +153,14 @@ class _JsonText:
 
 
 def escaped(column: pa.Array) -> pa.Array:
-    """Strings with what JSON escapes; those without any are not copied."""
+    """Escape strings for JSON. An array in which nothing has to be escaped is not copied."""
     ends = offsets(column)
     content = values_buffer(column)[int(ends[0]) : int(ends[-1])]
     flagged = _ESCAPED[content]
     if not flagged.any():
         return column
     found = set(np.unique(content[flagged]).tolist())
-    # The backslash first: the others bring more of them.
+    # Replace the backslash first, because the other replacements add backslashes.
     for byte in sorted(found, key=lambda byte: byte != 0x5C):
         column = pc.replace_substring(column, chr(byte), _SHORT.get(byte, f"\\u{byte:04x}"))
     return column
@@ -173,13 +173,13 @@ class _Base64:
 
 
 def base64(column: pa.Array) -> pa.Array:
-    """Each entry of a binary array without nulls in Base64."""
+    """Each entry of a binary array without nulls, in Base64."""
     sizes = lengths(column).astype(np.int64)
     groups = (sizes + 2) // 3
     ends = np.zeros(len(sizes) + 1, dtype=np.int64)
     np.cumsum(groups, out=ends[1:])
     row = np.repeat(np.arange(len(sizes)), groups)
-    # Three bytes a group; those beyond an entry count as zero.
+    # A group has three bytes. Bytes after the end of an entry count as zero.
     place = (np.arange(int(ends[-1])) - ends[row]) * 3
     at = place + offsets(column)[:-1].astype(np.int64)[row]
     data = np.concatenate((values_buffer(column), np.zeros(3, dtype=np.uint8)))
@@ -199,7 +199,7 @@ def base64(column: pa.Array) -> pa.Array:
 
 @dataclass(frozen=True, slots=True)
 class _Printed:
-    """Values whose texts need no escape."""
+    """Values whose texts need no escaping."""
 
     texts: Callable[[pa.Array], pa.Array]
     path: str
@@ -215,7 +215,7 @@ class _Printed:
         return [as_binary(self.texts(column))]
 
 
-# The first of January of year 1 and the last of December of 9999, since 1970.
+# The first day of year 1 and the last day of year 9999, as days since 1970.
 _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
 _PER_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_000_000}
 
@@ -249,7 +249,7 @@ def _printer(kind: pa.DataType) -> Callable[[pa.Array], pa.Array] | None:
 
 def _instant(column: pa.Array) -> pa.Array:
     zone = "Z" if column.type.tz else ""
-    # The text of one without a zone is the same, and needs no database of zones.
+    # Without a zone, the text of an instant is the same, and needs no time zone database.
     text = column.cast(pa.int64()).cast(pa.timestamp(column.type.unit)).cast(pa.string())
     return _quoted(pc.replace_substring(text, " ", "T"), zone)
 

@@ -1,8 +1,8 @@
-"""Which columns are encoded, and by which schemas: planned on the driver, once for each job, for tasks.
+"""Plans which columns are encoded and with which schemas. It runs on the driver, once for each job.
 
-Planning asks the registry for schemas, and checks that the columns fit them. What it has found is noted for
-the micro-batches of a query, which ask no more and go on if the registry is down. Imports nothing heavy:
-commits load it, too.
+Planning asks the registry for schemas and checks that the columns fit them. The result is kept in a note for
+the micro-batches of a query, which therefore do not ask again and go on if the registry is down. This module
+imports nothing that is slow to import, because commits also load it.
 """
 
 from __future__ import annotations
@@ -26,21 +26,23 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-# Of the sink itself: the parts of a record beside its value.
+# The columns of the sink itself: the parts of a record other than its value.
 OWN = ("key", "topic", "headers", "partition", "timestamp")
 HEADERS_TYPE = "array<struct<key:string,value:binary>>"
-# Of the schema's GUID or id, as newer deserializers look for it.
+# The headers in which newer deserializers look for the schema's GUID or id.
 ID_HEADERS = {"value": "__value_schema_id", "key": "__key_schema_id"}
-# Of a derived schema, as Spark's to_avro has it.
+# The default name of a derived schema's record, as in Spark's to_avro.
 _DERIVED_NAME = "topLevelRecord"
 
 
 @dataclass(frozen=True, slots=True)
 class PartFormat:
-    """How the value or the key becomes bytes: ``part`` is which, ``format`` is avro, json or protobuf.
+    """How the value or the key becomes bytes. ``part`` is "value" or "key"; ``format`` is avro, json or
+    protobuf.
 
-    ``schemas`` are by topic, or one under "" for all. ``column`` is the place of its column in Spark's
-    batches, or the places and names of those that become a record. ``message`` names one of Protobuf's.
+    ``schemas`` are by topic, or one schema under "" for all topics. ``column`` is the index of its column in
+    Spark's batches, or the indexes and names of the columns that become a record. ``message`` is the name of
+    a Protobuf message.
     """
 
     part: str
@@ -51,7 +53,7 @@ class PartFormat:
     message: str = ""
 
     def __str__(self) -> str:
-        """For the summary: the format, and each subject with version and id."""
+        """The text for the summary: the format, and each subject with version and id."""
         found = sorted({str(schema) for _, schema in self.schemas})
         more = f" and {len(found) - 3:,} more" if len(found) > 3 else ""
         return f"{self.part} as {self.format} by {', '.join(found[:3])}{more}"
@@ -59,7 +61,8 @@ class PartFormat:
 
 @dataclass(frozen=True, slots=True)
 class RowEncoding:
-    """``parts`` are encoded; ``kept`` are the columns that go on as they are: name, Spark's type, place."""
+    """``parts`` are encoded. ``kept`` are the columns that are passed on unchanged: name, Spark's type,
+    index."""
 
     parts: tuple[PartFormat, ...]
     kept: tuple[tuple[str, str, int], ...]
@@ -75,7 +78,7 @@ class RowEncoding:
 
 
 def message_name(options: SinkOptions, part: str) -> str:
-    """Which message of a Protobuf schema it is; empty for its first one."""
+    """The name of the message in a Protobuf schema; empty for its first message."""
     name = str(getattr(options, f"{part}_record_name"))
     return "" if name == _DERIVED_NAME else name
 
@@ -83,9 +86,9 @@ def message_name(options: SinkOptions, part: str) -> str:
 def layout(
     columns: Sequence[tuple[str, str]], formats: dict[str, str], topic: str | None
 ) -> tuple[dict[str, int | tuple[tuple[int, str], ...]], tuple[tuple[str, str, int], ...]]:
-    """Which columns each encoded part is made of, and which go on as they are.
+    """The columns of which each encoded part consists, and the columns that are passed on unchanged.
 
-    ``formats``: of value and key, without those that are bytes. A part without a column is left out.
+    ``formats`` are those of value and key, except bytes. A part without a column is left out.
     """
     places = {name: index for index, (name, _) in enumerate(columns)}
     parts: dict[str, int | tuple[tuple[int, str], ...]] = {}
@@ -104,16 +107,19 @@ def layout(
     return parts, kept
 
 
-# Of schemas, by format.
+# The registry's schema type for each format.
 KINDS = {"avro": "AVRO", "json": "JSON", "protobuf": "PROTOBUF"}
-# A second's work, and far more than real schemas need.
+# About one second of work, and far more than real schemas need.
 _MAX_STEPS = 200_000
 
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """``kind`` is AVRO, PROTOBUF or JSON; ``references`` are (name, text) of the schemas that it uses, each
-    after those that it uses itself."""
+    """A schema. ``kind`` is AVRO, PROTOBUF or JSON.
+
+    ``references`` are (name, text) of the schemas that it uses, each after the references that it uses
+    itself.
+    """
 
     kind: str
     text: str
@@ -121,14 +127,16 @@ class Schema:
 
 
 class Steps:
-    """How many steps may be spent on one schema: a short one can name its parts so often that they never
-    end."""
+    """How many steps may be spent on one schema.
+
+    Even a short schema can refer to its own parts so often that following all references would never end.
+    """
 
     def __init__(self) -> None:
         self._left = _MAX_STEPS
 
     def take(self, count: int = 1) -> None:
-        """Raise SchemaError once they are used up, from then on always."""
+        """Use up steps. Raises SchemaError when none are left, and in every later call."""
         self._left -= count
         if self._left < 0:
             raise SchemaError("the schema names its own parts too often to be followed: make it simpler")
@@ -136,8 +144,10 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class RegisteredSchema:
-    """A schema with its id, and where it is registered: subject and version, "" and -1 where only the id is
-    known. ``guid`` is empty for registries that have none."""
+    """A schema with its id, and with the subject and version under which it is registered.
+
+    If only the id is known, they are "" and -1. ``guid`` is empty for registries that have no GUIDs.
+    """
 
     schema: Schema
     id: int
@@ -150,9 +160,9 @@ class RegisteredSchema:
         return f"{self.subject}{version} (id {self.id})" if self.subject else f"schema id {self.id}"
 
 
-# What Spark passes for a variant is a struct of its two binaries.
+# Spark passes a variant as a struct of its two binaries, so it must be recognised by Spark's type.
 _VARIANT = re.compile(r"(?:^|[:<,])variant(?:$|[,>])")
-# Beyond what is read of a note.
+# Longer notes are not written, because they could not be read back completely.
 _MAX_NOTE = 1_000_000
 Columns = Sequence[tuple[str, str]]
 Schemas = tuple[tuple[str, RegisteredSchema], ...]
@@ -161,10 +171,10 @@ Schemas = tuple[tuple[str, RegisteredSchema], ...]
 def plan(
     options: SinkOptions, columns: Columns, arrow_schema: Callable[[], pa.Schema], query: str | None
 ) -> RowEncoding | None:
-    """How rows are encoded; None if key and value are bytes already.
+    """Plan how rows are encoded. Returns None if key and value are bytes already.
 
-    ``arrow_schema`` gives the columns' types in Arrow. ``query`` is set for micro-batches. Raises
-    RegistryError and, naming the field, SchemaError.
+    ``arrow_schema`` returns the columns' Arrow types. ``query`` is set for micro-batches. Raises
+    RegistryError, and SchemaError, which names the field.
     """
     named = {part: getattr(options, f"{part}_format") for part in ID_HEADERS}
     formats = {part: name for part, name in named.items() if name != "bytes"}
@@ -194,7 +204,7 @@ def plan(
 
 
 def _check(columns: Columns) -> None:
-    """Raise SchemaError for columns that Spark does not hand over, or not as what they are."""
+    """Raise SchemaError for columns that Spark does not hand over, or not as the type that they have."""
     for name, (_, kind) in named_columns(columns).items():
         if _VARIANT.search(kind):
             raise SchemaError(
@@ -228,7 +238,7 @@ def _known_or_found(
 
 
 def _key(options: SinkOptions, columns: Columns, query: str | None) -> str:
-    """Of writes that use the same schemas."""
+    """The key of the note that writes with the same schemas share."""
     settings = [
         (spec.name, spec.kind.show(getattr(options, spec.attribute)))
         for spec in SPECS
@@ -239,7 +249,7 @@ def _key(options: SinkOptions, columns: Columns, query: str | None) -> str:
 
 
 def _written(found: dict[str, Schemas]) -> str:
-    """Each schema once: many topics may share one."""
+    """Serialize the schemas. Each distinct schema is included once, because many topics may share one."""
     distinct = list(dict.fromkeys(one.schema for schemas in found.values() for _, one in schemas))
     parts = {
         part: [(topic, {**asdict(one), "schema": distinct.index(one.schema)}) for topic, one in schemas]
@@ -275,7 +285,7 @@ def _found(options: SinkOptions, parts: dict[str, Any], kinds: pa.Schema) -> dic
             schemas = {topic: wanted.registered(registry, topic) for topic in wanted.topics}
         known: dict[Schema, Schema] = {}
         for topic, one in schemas.items():
-            # The same object for all: tasks get it once.
+            # Use one object for equal schemas, so that tasks receive it once.
             schemas[topic] = replace(one, schema=known.setdefault(one.schema, one.schema))
         for schema in known:
             row_encoder.encoder_of(format_name, schema, field.type, field.name, wanted.message)
@@ -284,7 +294,7 @@ def _found(options: SinkOptions, parts: dict[str, Any], kinds: pa.Schema) -> dic
 
 
 def _field(part: str, column: Any, kinds: pa.Schema) -> pa.Field:
-    """The part as one column; of several columns a struct without a name."""
+    """The part as one column. Several columns become a struct without a name."""
     import pyarrow as pa
 
     if isinstance(column, int):
@@ -294,8 +304,7 @@ def _field(part: str, column: Any, kinds: pa.Schema) -> pa.Field:
 
 
 def check_schemas(options: SinkOptions) -> Iterator[tuple[str, RegistryError | None]]:
-    """For the doctor: each part with the schema that the registry has for it now, or the error. Nothing is
-    registered."""
+    """For the doctor: each part with its current schema in the registry, or the error. Registers nothing."""
     import pyarrow as pa
 
     from kafka_sink.formats.registry import Registry, Wanted

@@ -1,7 +1,7 @@
 """Encodes columns as Protobuf messages, all rows at once (https://protobuf.dev/programming-guides/encoding).
 
-Fields are written in the order of their numbers, as Google's libraries do. A null is a field that is absent,
-as is the zero of a field without presence.
+Fields are written in the order of their numbers, as Google's libraries do. Null is encoded as an absent
+field, and so is the default value (such as 0) of a field without presence.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kafka_sink.records import arrays, varint
 from kafka_sink.records.arrays import Bools, Int64s, UInt64s, as_binary, binary_of, lengths, null_mask
 from kafka_sink.records.extension_types import shown
 
-# What follows a tag.
+# The wire types, which follow the field number in a tag.
 _VARINT, _64_BITS, _BYTES, _32_BITS = 0, 1, 2, 5
 _TIMESTAMP, _DURATION = f"{KNOWN}Timestamp", f"{KNOWN}Duration"
 _PER_SECOND = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
@@ -32,7 +32,8 @@ _ALL = (1 << 64) - 1
 
 
 def encoder(schema: ProtobufSchema, name: str, kind: pa.DataType, path: str) -> Encoder:
-    """Encode struct columns as the message of this name. Raises SchemaError, naming the field."""
+    """An encoder of struct columns for the message with this name. Raises SchemaError, which names the
+    field."""
     message = schema.message(name)
     kind = columns.plain_type(kind)
     if not pa.types.is_struct(kind):
@@ -43,7 +44,8 @@ def encoder(schema: ProtobufSchema, name: str, kind: pa.DataType, path: str) -> 
 
 
 def indexes(schema: ProtobufSchema, name: str) -> bytes:
-    """Which message it is, as it follows the schema's id: zero for the first, else path and length."""
+    """The position of the message, which follows the schema's id: 0 for the first message, else length and
+    path."""
     place = schema.message(name).place
     if place == (0,):
         return b"\0"
@@ -100,7 +102,7 @@ class _ProtobufCompiler:
         return _Single(one.number, value, path, has_presence=one.has_presence, is_required=one.is_required)
 
     def _entry(self, one: Field, kind: pa.DataType, path: str) -> _Single:
-        """Both parts of a map's entry are always written."""
+        """The encoder of a map entry's key or value. Both are always written."""
         value = self._value(one, columns.plain_type(kind), path)
         return _Single(one.number, value, path, has_presence=True, is_required=True)
 
@@ -124,7 +126,7 @@ class _ProtobufCompiler:
         if message.full_name == _DURATION and pa.types.is_duration(kind):
             return _Value(_BYTES, _Nested(_Moment(kind.unit, floors=False)))
         if message.full_name.startswith(KNOWN) and len(message.fields) == 1:
-            # A wrapper: the value as a message, so that it may be absent.
+            # A wrapper type contains the value as a message, so that the value may be absent.
             inner = self._field(message.fields[0], kind, path)
             return _Value(_BYTES, _Nested(inner))
         return None
@@ -132,8 +134,8 @@ class _ProtobufCompiler:
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """How a value is written after its tag; ``zeros`` marks the values that a field without presence leaves
-    out."""
+    """How a value is written after its tag. ``zeros`` marks the values that a field without presence
+    omits."""
 
     wire: int
     encode: Encoder
@@ -142,8 +144,10 @@ class _Value:
 
 @dataclass(frozen=True, slots=True)
 class _Message:
-    """``fields``: the place of each field's column, and its encoder. ``oneofs``: the places of those of which
-    a row may have one."""
+    """``fields`` are the index of each field's column and its encoder.
+
+    ``oneofs`` are the indexes of the columns of which a row may have only one value.
+    """
 
     fields: Sequence[tuple[int, Encoder]]
     oneofs: Sequence[tuple[str, Sequence[int]]]
@@ -167,7 +171,7 @@ class _Message:
 
 @dataclass(frozen=True, slots=True)
 class _Single:
-    """A field that is not repeated. Where it is absent, its tag is, too."""
+    """A field that is not repeated. If it is absent, its tag is also omitted."""
 
     number: int
     value: _Value
@@ -191,7 +195,7 @@ class _Single:
 
 @dataclass(frozen=True, slots=True)
 class _Nested:
-    """A message within another: its length, and its bytes."""
+    """A message within another message: its length, followed by its bytes."""
 
     message: Encoder
 
@@ -218,7 +222,7 @@ def _each(item: _Single, items: pa.Array) -> pa.Array:
 
 @dataclass(frozen=True, slots=True)
 class _Packed:
-    """Repeated numbers: one tag, their bytes' length, and the numbers."""
+    """Repeated numbers: one tag, the length in bytes, and the numbers."""
 
     number: int
     value: _Value
@@ -241,7 +245,7 @@ class _Packed:
 
 @dataclass(frozen=True, slots=True)
 class _ProtobufMap:
-    """A map's entries are messages with a key and a value."""
+    """A map. Its entries are messages with a key and a value."""
 
     number: int
     key: _Single
@@ -281,7 +285,7 @@ class _ProtobufFixed:
 
 @dataclass(frozen=True, slots=True)
 class _Content:
-    """string and bytes: the length, and the content."""
+    """string and bytes: the length, followed by the content."""
 
     path: str
     is_text: bool
@@ -294,8 +298,10 @@ class _Content:
 
 @dataclass(frozen=True, slots=True)
 class _Moment:
-    """Timestamp and Duration: seconds and nanoseconds. A timestamp's nanoseconds count forward, also before
-    1970; a duration's have its sign."""
+    """Timestamp and Duration, as seconds and nanoseconds.
+
+    The nanoseconds of a timestamp always count forward, also before 1970. Those of a duration have its sign.
+    """
 
     unit: str
     floors: bool
@@ -316,7 +322,7 @@ class _Moment:
 
 
 def _scalar(name: str, kind: pa.DataType, path: str) -> _Value | None:
-    """None where the two do not go together."""
+    """How a scalar is written; None if the schema's type and the column's type do not match."""
     if name in ("double", "float"):
         return _float(8 if name == "double" else 4, kind)
     if name not in _KINDS:
@@ -353,7 +359,7 @@ def _integer(name: str, kind: pa.DataType, path: str) -> _Value | None:
 
     def numbers(column: pa.Array, nulls: Bools | None) -> UInt64s:
         found = whole(column, nulls)
-        # Without zigzag, a negative int32 is written as if it were an int64.
+        # Without zigzag, a negative int32 is written like an int64.
         return byte_columns.zigzag(found) if name.startswith("sint") else found.view(np.uint64)
 
     return _Value(_VARINT, _Varint(numbers), lambda column: whole(column, None) == 0)
@@ -379,7 +385,8 @@ def _float(size: int, kind: pa.DataType) -> _Value | None:
 
 
 def _whole(name: str, kind: pa.DataType, path: str) -> Callable[[pa.Array, Bools | None], Int64s] | None:
-    """How a column becomes numbers of a type; None if it may not fit, or the type has none."""
+    """The function that converts a column to numbers; None if they may not fit, or the type is not a
+    number."""
     if not name.endswith(("32", "64")):
         return None
     is_signed = pa.types.is_signed_integer(kind)
@@ -404,7 +411,7 @@ def _whole(name: str, kind: pa.DataType, path: str) -> Callable[[pa.Array, Bools
 
 
 def _enum(symbols: dict[str, int], kind: pa.DataType, path: str) -> _Value | None:
-    """Names, or numbers."""
+    """How an enum is written. The column contains its names or its numbers."""
     if kind != pa.string():
         return _scalar("int32", kind, path) if pa.types.is_integer(kind) else None
     names = binary_of([name.encode() for name in symbols]).cast(pa.string())

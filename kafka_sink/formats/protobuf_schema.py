@@ -1,7 +1,8 @@
-"""Protobuf schemas, as descriptors (Base64 of a FileDescriptorProto or FileDescriptorSet) or as the text of a
-.proto file. Tasks read them too, so that they need no library for it.
+"""Protobuf schemas, as descriptors (FileDescriptorProto or FileDescriptorSet in Base64) or as text of a
+.proto file.
 
-A descriptor's fields are those of google/protobuf/descriptor.proto.
+Tasks also read them, with this module, so that they need no Protobuf library. The fields of a descriptor are
+those of google/protobuf/descriptor.proto.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ SCALARS = (
     *("double", "float", "int64", "uint64", "int32", "fixed64", "fixed32", "bool", "string", "group"),
     *("message", "bytes", "uint32", "enum", "sfixed32", "sfixed64", "sint32", "sint64"),
 )
-# By number in a descriptor, which counts from 1.
+# The types by their number in a descriptor, which starts at 1.
 _TYPES = dict(enumerate(SCALARS, 1))
 _NOT_PACKED = ("string", "bytes", "message", "group")
 KNOWN = "google.protobuf."
@@ -39,8 +40,10 @@ _MAX_DEPTH = 100
 
 @dataclass(slots=True)
 class Field:
-    """``kind`` is a name of SCALARS; ``type_name`` is the full name of its message or enum. ``oneof`` names
-    the oneof that it belongs to, one of its own for proto3's optional."""
+    """``kind`` is a name in SCALARS. ``type_name`` is the full name of the field's message or enum.
+
+    ``oneof`` is the name of the oneof that contains the field. A proto3 optional field has its own oneof.
+    """
 
     name: str
     number: int
@@ -55,7 +58,7 @@ class Field:
 
 @dataclass(slots=True)
 class MessageType:
-    """``fields`` by number."""
+    """A message type. ``fields`` are ordered by number."""
 
     full_name: str
     fields: list[Field] = field(default_factory=list)
@@ -65,15 +68,19 @@ class MessageType:
 
 @dataclass(slots=True)
 class ProtobufSchema:
-    """All messages and enums (numbers by name) of a schema and what it imports, by full name. ``own`` are the
-    messages of its file, whose ``place`` is the path of indexes that follows a schema's id."""
+    """All messages and enums of a schema and its imports, by full name. An enum maps names to numbers.
+
+    ``own`` are the messages of the schema's file. Their ``place`` is the path of indexes that follows a
+    schema's id.
+    """
 
     messages: dict[str, MessageType] = field(default_factory=dict)
     enums: dict[str, dict[str, int]] = field(default_factory=dict)
     own: list[str] = field(default_factory=list)
 
     def message(self, name: str) -> MessageType:
-        """The message of this name, full or not; the file's first one without. Raises SchemaError."""
+        """The message with this name, which may be a full name; the file's first message without. Raises
+        SchemaError."""
         if not name and self.own:
             return self.messages[self.own[0]]
         for own in self.own:
@@ -85,7 +92,7 @@ class ProtobufSchema:
 
 
 def read(text: str, references: Sequence[tuple[str, str]] = ()) -> ProtobufSchema:
-    """Raises SchemaError."""
+    """Read a schema. Raises SchemaError."""
     schema = ProtobufSchema()
     for name, known in _WRAPPED.items():
         schema.messages[KNOWN + name] = MessageType(KNOWN + name, [Field("value", 1, known)])
@@ -117,7 +124,7 @@ def _add(schema: ProtobufSchema, text: str) -> None:
 
 
 def _resolve(schema: ProtobufSchema, message: MessageType, one: Field) -> None:
-    """Find the type that a field names, from the innermost scope outwards."""
+    """Find the type of a field by name, from the innermost scope outwards."""
     if not one.type_name or one.kind == "group":
         return
     name = one.type_name.removeprefix(".")
@@ -131,7 +138,7 @@ def _resolve(schema: ProtobufSchema, message: MessageType, one: Field) -> None:
                 one.has_presence = True
             return
         if not scope:
-            # A well-known type that is not supported, or a schema without its references.
+            # It is an unsupported well-known type, or the schema's references are missing.
             one.kind = "unknown"
             return
         scope = scope.rpartition(".")[0]
@@ -154,15 +161,16 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _files(data: bytes) -> list[dict[int, list[Any]]]:
-    """The files of a FileDescriptorSet, each after those that it imports, or the one file of a descriptor."""
+    """The files of a FileDescriptorSet, each after its imports, or the one file of a FileDescriptorProto."""
     found = _grouped(data)
-    # A set has nothing but files; the field 1 of a file is its name.
+    # A set contains only files, in field 1. Field 1 of a file is its name.
     is_set = set(found) == {1} and all(isinstance(one, bytes) and one[:1] == b"\n" for one in found[1])
     return [_grouped(one) for one in found[1]] if is_set else [found]
 
 
 def _grouped(data: bytes) -> dict[int, list[Any]]:
-    """The values of each field by its number: numbers or bytes. Raises ValueError and LookupError."""
+    """The values of each field by its number; values are numbers or bytes. Raises ValueError and
+    LookupError."""
     found: dict[int, list[Any]] = {}
     at = 0
     while at < len(data):

@@ -1,6 +1,6 @@
-"""Encodes Spark's Arrow batches: those that it returns have key and value as bytes, as if rows had them.
+"""Encodes Spark's Arrow batches. In the resulting batches, key and value are columns of bytes.
 
-Rows that do not fit their schema have no bytes: their dead letters hold them as JSON.
+Rows that do not fit their schema cannot be encoded. Their dead letters contain them as JSON.
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ if TYPE_CHECKING:
 
 
 def with_header(own: pa.Array | None, name: str, contents: pa.Array, encoded: pa.Array) -> pa.Array:
-    """Each row's own headers, and one more where ``encoded`` is not null: a tombstone has no schema.
+    """Each row's own headers, plus one more where ``encoded`` is not null: a tombstone has no schema.
 
-    ``own`` is a list of (key, value) structs of text or binary, or None; ``contents`` has the header's value.
+    ``own`` is a list of (key, value) structs of text or binary, or None. ``contents`` are the values of the
+    new header.
     """
     if encoded.null_count:
         contents = with_nulls(contents, null_mask(encoded))
@@ -58,7 +59,8 @@ def with_header(own: pa.Array | None, name: str, contents: pa.Array, encoded: pa
 
 
 def dead_letter_values(column: pa.Array) -> pa.Array:
-    """Each entry as JSON, null for null; as Python shows it where JSON has none, such as for NaN."""
+    """Each entry as JSON, or null. An entry that JSON cannot represent, such as NaN, is shown as Python shows
+    it."""
     column = plain(column)
     nulls = null_mask(column)
     try:
@@ -67,7 +69,7 @@ def dead_letter_values(column: pa.Array) -> pa.Array:
         )
         return byte_columns.join(pieces, len(column), nulls)
     except (UnfitRowsError, SchemaError):
-        # One row at a time: errors.max bounds how many there are.
+        # One row at a time is slow, but errors.max limits the number of such rows.
         return binary_of(
             [_shown(entry).encode(errors="replace") if entry.is_valid else None for entry in column]
         )
@@ -81,7 +83,7 @@ def _shown(entry: pa.Scalar) -> str:
         return str(pa.repeat(entry, 1).to_string())
 
 
-# Of the rows that are encoded at once. More would fall out of the processor's caches.
+# The size of the rows that are encoded at once. More rows would not fit the CPU's caches.
 _MAX_PIECE_BYTES = 4 << 20
 _MAGIC_ID, _MAGIC_GUID = b"\0", b"\1"
 
@@ -92,9 +94,9 @@ def encoded(
     plan: ColumnPlan,
     reject: Callable[[RejectedRows], None] | None,
 ) -> Iterator[pa.RecordBatch]:
-    """The batches encoded; ``plan`` is that of encoded batches.
+    """Encode the batches. ``plan`` is the plan for encoded batches.
 
-    Rows that do not fit their schema go to ``reject``; without it, they raise InvalidRowError.
+    Rows that do not fit their schema are passed to ``reject``. Without it, they raise InvalidRowError.
     """
     encoder: RowEncoder | None = None
     for batch in batches:
@@ -104,8 +106,7 @@ def encoded(
 
 
 class RowEncoder:
-    """Encodes batches of one schema. ``plan`` describes the encoded batches, once ``convert`` has had
-    them."""
+    """Encodes batches of one schema. ``plan`` describes the encoded batches after ``convert``."""
 
     def __init__(
         self,
@@ -124,7 +125,7 @@ class RowEncoder:
         self._topic = next((place for name, _, place in encoding.kept if name == "topic"), None)
 
     def encoded(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """The batch's rows, in order, in one batch or more. Raises InvalidRowError."""
+        """The rows of the batch, in order, in one or more encoded batches. Raises InvalidRowError."""
         pieces = max(1, -(-batch.nbytes // _MAX_PIECE_BYTES))
         rows = max(1, -(-batch.num_rows // pieces))
         for start in range(0, max(1, batch.num_rows), rows):
@@ -164,7 +165,7 @@ class RowEncoder:
         return [*columns[:place], found, *columns[place + 1 :]]
 
     def _as_dead_letters(self, rows: pa.RecordBatch, reason: str) -> RejectedRows:
-        """Rows that have no bytes: their dead letters have the values as JSON."""
+        """Rows that could not be encoded. In their dead letters, the values are JSON."""
         columns = [dead_letter_values(part.column_of(rows)) for part in self._parts]
         columns += [rows.column(place) for _, _, place in self._encoding.kept]
         names = self._names[: len(columns)]
@@ -179,7 +180,7 @@ _HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 
 class PartEncoder:
-    """Encode the values or the keys of batches."""
+    """Encodes the values or the keys of batches."""
 
     def __init__(self, part: PartFormat, kinds: pa.Schema) -> None:
         self.part = part.part
@@ -206,14 +207,14 @@ class PartEncoder:
         self._prefixes, self._header_values = (nothing, named) if part.in_header else (named, nothing)
 
     def column_of(self, batch: pa.RecordBatch) -> pa.Array:
-        """What is encoded: a column, or several as a struct."""
+        """The column to encode. Several columns become a struct."""
         if isinstance(self._column, int):
             return batch.column(self._column)
         arrays = [batch.column(place) for place, _ in self._column]
         return pa.StructArray.from_arrays(arrays, [name for _, name in self._column])
 
     def encoded(self, column: pa.Array, topics: pa.Array | None) -> pa.Array:
-        """The framed bytes of each row, null where the column is. Raises UnfitRowsError."""
+        """The framed bytes of each row; null where the column is null. Raises UnfitRowsError."""
         column = plain(column)
         places = self._places(topics)
         if not column.null_count:
@@ -224,18 +225,18 @@ class PartEncoder:
         return byte_columns.join(pieces, len(column), nulls)
 
     def ids(self, topics: pa.Array | None, rows: int) -> pa.Array:
-        """What the header of each row has."""
+        """The value of each row's header with the schema's id."""
         places = self._places(topics)
         choice = np.zeros(rows, dtype=np.int32) if places is None else places
         return binary_of(self._header_values).take(indices(choice))
 
     def _places(self, topics: pa.Array | None) -> Int64s | None:
-        """Which schema each row has; None: all have the first."""
+        """The index of each row's schema; None if all rows have the first schema."""
         if topics is None or not self._is_by_topic:
             return None
         found = pc.index_in(plain(topics), value_set=self._topics)
         missing = null_mask(found)
-        # A null topic is rejected later, with a text of its own.
+        # A null topic is rejected later, with its own message.
         unknown = missing & ~null_mask(topics) if topics.null_count else missing
         reject(
             unknown,
@@ -257,7 +258,7 @@ class PartEncoder:
         return Word(lead[places], sizes[places], int(sizes.max()))
 
     def _by_schema(self, column: pa.Array, places: Int64s) -> pa.Array:
-        """Rows that share a schema are encoded together, and put back into their order."""
+        """Encode rows with the same schema together, and put all rows back into their order."""
         order = np.argsort(places, kind="stable")
         parts = []
         for place in np.unique(places):
@@ -275,17 +276,19 @@ class PartEncoder:
 
 
 def _name(schema: RegisteredSchema, *, in_header: bool) -> bytes:
-    """How deserializers know the schema. Those that look into headers take both forms there."""
+    """The schema's id or GUID as deserializers expect it. Those that read it from headers accept both
+    forms."""
     if in_header and schema.guid:
         return _MAGIC_GUID + uuid.UUID(schema.guid).bytes
     return _MAGIC_ID + schema.id.to_bytes(4, "big")
 
 
 def encoder_of(format_name: str, schema: Schema, kind: pa.DataType, path: str, message: str = "") -> Encoder:
-    """Encode columns of this type. ``path`` is the column's name in errors, empty for a record of columns.
-    ``message`` names one of Protobuf's, which is the schema's first one otherwise.
+    """An encoder for columns of this type.
 
-    Raises SchemaError, naming the field, where they do not fit the schema.
+    ``path`` is the column's name in errors; it is empty for a record of columns. ``message`` is the name of a
+    Protobuf message; without it, the schema's first message is used. Raises SchemaError, which names the
+    field, if the columns do not fit the schema.
     """
     if schema.kind != KINDS[format_name]:
         raise SchemaError(f"the schema is {schema.kind}, and {path or 'value'}.format={format_name}")
@@ -305,7 +308,7 @@ def encoder_of(format_name: str, schema: Schema, kind: pa.DataType, path: str, m
 
 
 def message_indexes(format_name: str, schema: Schema, message: str) -> bytes:
-    """What follows the schema's id: for Protobuf, which message of the schema's file it is."""
+    """The bytes after the schema's id: for Protobuf, the position of the message in the schema's file."""
     if format_name != "protobuf":
         return b""
     from kafka_sink.formats import protobuf, protobuf_schema
@@ -314,7 +317,7 @@ def message_indexes(format_name: str, schema: Schema, message: str) -> bytes:
 
 
 def derived_schema(format_name: str, field: pa.Field, record_name: str) -> Schema:
-    """The schema of a column's type. Raises SchemaError, naming the column."""
+    """Derive a schema from a column's type. Raises SchemaError, which names the column."""
     if format_name == "avro":
         from kafka_sink.formats import avro_schema
 
@@ -329,7 +332,7 @@ def derived_schema(format_name: str, field: pa.Field, record_name: str) -> Schem
 
 
 def record_name_of(format_name: str, schema: Schema, message: str) -> str:
-    """The record's name in a schema, as subjects have it; empty if it has none."""
+    """The record's name in a schema, as used in subjects; empty if it has none."""
     if format_name == "avro":
         from kafka_sink.formats import avro_schema
 
