@@ -98,7 +98,7 @@ class _AvroCompiler:
             known = [field["name"] for field in schema["fields"]]
             wrong = next(iter(places))
             raise SchemaError(
-                f"column '{columns.joined(path, wrong)}' is no field of the schema's record "
+                f"column '{columns.joined(path, wrong)}' is not a field of the schema's record "
                 f"'{schema['full_name']}'{_near(wrong, known)}: drop it, or register a schema that has it"
             )
         return _Record(fields)
@@ -258,7 +258,7 @@ class _Finer:
         given = arrays.numbers(column, np.int64)
         last = np.iinfo(np.int64).max // self.factor
         wrong = (given > last) | (given < -last)
-        columns.reject(wrong, self.path, "is too far from 1970 for the unit that the schema wants", nulls)
+        columns.reject(wrong, self.path, "is too far from 1970 for the unit in the schema", nulls)
         return [*byte_columns.varint(byte_columns.zigzag(given * self.factor), nulls)]
 
 
@@ -297,7 +297,7 @@ class _FixedBytes:
 
     def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
         wrong = lengths(column) != self.size
-        columns.reject(wrong, self.path, f"is not {self.size} bytes long, as the schema wants", nulls)
+        columns.reject(wrong, self.path, f"does not have the {self.size} bytes of the schema", nulls)
         return [as_binary(column)]
 
 
@@ -311,7 +311,7 @@ class _Enum:
     def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
         index = pc.index_in(column, value_set=self.symbols)
         if index.null_count:
-            columns.reject(null_mask(index), self.path, "is no symbol of the schema's enum", nulls)
+            columns.reject(null_mask(index), self.path, "is not a symbol of the schema's enum", nulls)
         return [*byte_columns.varint(byte_columns.zigzag(arrays.numbers(index, np.int32)), nulls)]
 
 
@@ -436,7 +436,9 @@ def _decimal(schema: Schema, kind: pa.DataType, path: str) -> Encoder | None:
         return None
     size = schema["size"] if schema["type"] == "fixed" else None
     if size is not None and 10**precision > 1 << (8 * size - 1):
-        raise SchemaError(f"the schema's fixed of {size} bytes at '{path}' does not hold {precision} digits")
+        raise SchemaError(
+            f"the schema's fixed of {size} bytes at '{path}' is too small for {precision} digits"
+        )
     return _Decimal(pa.decimal128(precision, scale), size)
 
 

@@ -87,7 +87,7 @@ class _AvroReader:
             branches = [self.read(one, namespace, depth + 1) for one in found]
             return {"type": "union", "branches": branches}
         if not isinstance(found, dict) or "type" not in found:
-            raise SchemaError(f"the Avro schema has {str(found)[:100]!r} where a type belongs")
+            raise SchemaError(f"the Avro schema has {str(found)[:100]!r} instead of a type")
         kind = found["type"]
         if not isinstance(kind, str) or (kind not in PRIMITIVES | _NAMED and kind not in ("array", "map")):
             return self.read(kind, namespace, depth + 1)
@@ -103,7 +103,7 @@ class _AvroReader:
         for full_name in (f"{namespace}.{name}", name) if namespace and "." not in name else (name,):
             if full_name in self._named:
                 return {"type": "named", "full_name": full_name}
-        raise SchemaError(f"the Avro schema names a type {name!r} that neither it nor a reference defines")
+        raise SchemaError(f"the Avro schema uses a type {name!r} that neither it nor a reference defines")
 
     def _of_name(self, found: Mapping[str, Any], kind: str, namespace: str, depth: int) -> Schema:
         name, _, own = str(_part(found, "name")).rpartition(".")[::-1]
@@ -163,8 +163,8 @@ def _field(field: pa.Field, namespace: str, path: str) -> dict[str, Any]:
     path = joined(path, field.name)
     if not _NAME.fullmatch(field.name):
         raise SchemaError(
-            f"column '{path}' has a name that Avro does not take: letters, digits and '_' only, and no digit "
-            f"first. Rename it, as in .withColumnRenamed('{path}', '...')"
+            f"column '{path}' has a name that Avro does not allow: use letters, digits and '_', and no "
+            f"digit first. Rename it, as in .withColumnRenamed('{path}', '...')"
         )
     kind = _derived(field.type, field.name, namespace, path)
     if not field.nullable or kind == "null":
@@ -244,7 +244,7 @@ def encoded_default(schema: AvroSchema, kind: Schema, value: Any, path: str) -> 
     except SchemaError:
         raise
     except (*_WRONG, RecursionError):
-        raise SchemaError(f"the schema's default of field '{path}' is no value of its type") from None
+        raise SchemaError(f"the schema's default of field '{path}' does not have the field's type") from None
 
 
 def _encoded_default(schema: AvroSchema, kind: Schema, value: Any) -> bytes:
@@ -313,5 +313,5 @@ def _encoded_scalar(name: str, kind: Schema, value: Any) -> bytes:
     elif name == "enum":
         found = varint.scalar(kind["symbols"].index(value))
     if found is None:
-        raise ValueError("no value of the type")
+        raise ValueError("not a value of the type")
     return found

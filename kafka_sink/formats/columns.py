@@ -53,13 +53,13 @@ def joined(path: str, name: str) -> str:
 def unsupported_type(path: str, kind: pa.DataType, wanted: object) -> SchemaError:
     """The error for a column whose type does not fit the schema."""
     return SchemaError(
-        f"column '{path}' has the type {shown(kind)}, and the schema wants {wanted}: cast it to what fits, "
-        "or register another schema"
+        f"column '{path}' has the type {shown(kind)}, but the schema requires {wanted}: cast it, or "
+        "register another schema"
     )
 
 
 def missing_type(path: str, kind: pa.DataType, whose: str) -> SchemaError:
-    """No schema of this format has such values."""
+    """The error for a column whose type has no counterpart in this format."""
     return SchemaError(
         f"column '{path}' has the type {shown(kind)}, which {whose} does not have: cast it, for example to "
         "string"
@@ -70,7 +70,8 @@ def require_text_keys(kind: pa.MapType, path: str, whose: str) -> None:
     """Raise SchemaError for a map whose keys are not strings."""
     if plain_type(kind.key_type) != pa.string():
         raise SchemaError(
-            f"column '{path}' is a map with keys of {kind.key_type}, and {whose} have strings: cast them"
+            f"column '{path}' is a map with keys of type {kind.key_type}, but keys of {whose} are "
+            "strings: cast them"
         )
 
 
@@ -84,7 +85,7 @@ def reject(wrong: Bools, path: str, problem: str, nulls: Bools | None = None) ->
 
 def require_no_nulls(nulls: Bools, path: str) -> None:
     """Raise UnfitRowsError if a field that must not be null is null."""
-    reject(nulls, path, "is null, and the schema takes no null there")
+    reject(nulls, path, "is null, but the schema does not allow null there")
 
 
 def require_utf8(column: pa.Array, path: str, problem: str) -> None:

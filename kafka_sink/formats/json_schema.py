@@ -122,7 +122,7 @@ class _Checker:
         if schema is True or pa.types.is_null(kind):
             return
         if schema is False:
-            raise SchemaError(f"the JSON schema takes no value for column '{path}'")
+            raise SchemaError(f"the JSON schema allows no value for column '{path}'")
         if "$ref" in schema:
             self.check(self._referenced(str(schema["$ref"])), kind, path, depth + 1)
             return
@@ -153,7 +153,7 @@ class _Checker:
                 return
             except SchemaError as error:
                 problems.append(error)
-        raise problems[0] if problems else SchemaError(f"the JSON schema takes only null for column '{path}'")
+        raise problems[0] if problems else SchemaError(f"the JSON schema allows only null in column '{path}'")
 
     def _check_type(self, schema: Mapping[str, Any], kind: pa.DataType, path: str) -> None:
         wanted = schema.get("type")
@@ -178,7 +178,7 @@ class _Checker:
                 self.check(properties[name], field.type, joined(path, name), depth + 1)
             elif more is False:
                 raise SchemaError(
-                    f"column '{joined(path, name)}' is no property of the schema, which takes no others: "
+                    f"column '{joined(path, name)}' is not a property of the schema, which allows no others: "
                     "drop it, or register a schema that has it"
                 )
             else:
@@ -191,7 +191,7 @@ class _Checker:
             key = part.replace("~1", "/").replace("~0", "~")
             found = found.get(key) if isinstance(found, dict) else None
         if found is None:
-            raise SchemaError(f"the JSON schema refers to {name!r}, which neither it nor a reference has")
+            raise SchemaError(f"the JSON schema refers to {name!r}, which is not in it or a reference")
         return found
 
 

@@ -148,7 +148,7 @@ class _JsonText:
     path: str
 
     def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
-        columns.require_utf8(column, self.path, "is no UTF-8, and so no text of JSON")
+        columns.require_utf8(column, self.path, "is not valid UTF-8, which JSON strings require")
         return [*byte_columns.constant(b'"'), as_binary(escaped(column)), *byte_columns.constant(b'"')]
 
 
@@ -207,11 +207,11 @@ class _Printed:
     def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
         if pa.types.is_floating(column.type):
             wrong = ~np.isfinite(numbers(column, f"f{column.type.bit_width // 8}"))
-            columns.reject(wrong, self.path, "is NaN or infinite, and JSON has no such number")
+            columns.reject(wrong, self.path, "is NaN or infinite, which JSON cannot represent")
         if pa.types.is_date(column.type) or pa.types.is_timestamp(column.type):
             days = _days(column)
             wrong = (days < _FIRST_DAY) | (days > _LAST_DAY)
-            columns.reject(wrong, self.path, "is not of the years 1 to 9999, as JSON's dates are")
+            columns.reject(wrong, self.path, "is outside the years 1 to 9999, the range of dates in JSON")
         return [as_binary(self.texts(column))]
 
 

@@ -139,7 +139,7 @@ class Steps:
         """Use up steps. Raises SchemaError when none are left, and in every later call."""
         self._left -= count
         if self._left < 0:
-            raise SchemaError("the schema names its own parts too often to be followed: make it simpler")
+            raise SchemaError("the schema refers to its own parts too often: simplify it")
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,9 +183,9 @@ def plan(
     _check(columns)
     parts, kept = layout(columns, formats, options.topic)
     if "key" in formats and "key" not in parts:
-        raise SchemaError(f"key.format={formats['key']}, but there is no column 'key'")
+        raise SchemaError(f"key.format={formats['key']} is set, but there is no column 'key'")
     if "value" in parts and parts["value"] == ():
-        raise SchemaError("there is no column for the value: each is another part of the record")
+        raise SchemaError("there is no column for the value: all columns are other parts of the record")
     schemas = _known_or_found(options, columns, parts, arrow_schema, query)
     return RowEncoding(
         tuple(
@@ -208,7 +208,7 @@ def _check(columns: Columns) -> None:
     for name, (_, kind) in named_columns(columns).items():
         if _VARIANT.search(kind):
             raise SchemaError(
-                f"column '{name}' has the type {kind}, and variants have no schema: make it text, as in "
+                f"column '{name}' has the type {kind}, which has no schema: convert it to text, as in "
                 f".withColumn('{name}', to_json('{name}'))"
             )
 
@@ -229,7 +229,7 @@ def _known_or_found(
     except RegistryError as error:
         if noted is None or not error.is_temporary:
             raise
-        driver_log.warn(f"kafka-chunked: {error}. The write goes on with the schemas of the one before")
+        driver_log.warn(f"kafka-chunked: {error}. The write continues with the schemas of the previous write")
         return _read(noted)
     written = _written(found)
     if len(written) < _MAX_NOTE:

@@ -38,7 +38,7 @@ def encoder(schema: ProtobufSchema, name: str, kind: pa.DataType, path: str) -> 
     kind = columns.plain_type(kind)
     if not pa.types.is_struct(kind):
         raise SchemaError(
-            f"column '{path}' has the type {shown(kind)}, and a Protobuf message is made of a struct"
+            f"column '{path}' has the type {shown(kind)}, but a Protobuf message needs a struct"
         )
     return _ProtobufCompiler(schema).message(message, kind, path)
 
@@ -73,7 +73,7 @@ class _ProtobufCompiler:
         if places:
             wrong = next(iter(places))
             raise SchemaError(
-                f"column '{columns.joined(path, wrong)}' is no field of the message "
+                f"column '{columns.joined(path, wrong)}' is not a field of the message "
                 f"{message.full_name}: drop it, or register a schema that has it"
             )
         of_oneof: dict[str, list[int]] = {}
@@ -292,7 +292,7 @@ class _Content:
 
     def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
         if self.is_text:
-            columns.require_utf8(column, self.path, "is no UTF-8, and so no string of Protobuf")
+            columns.require_utf8(column, self.path, "is not valid UTF-8, which Protobuf strings require")
         return [*byte_columns.varint(lengths(column).astype(np.uint64), nulls), as_binary(column)]
 
 
@@ -402,7 +402,7 @@ def _whole(name: str, kind: pa.DataType, path: str) -> Callable[[pa.Array, Bools
         given = columns.numbers_of(column)
         if is_unsigned and (is_signed or kind.bit_width > bits):
             wrong = (given < 0) | ((given > high) if bits < 64 else False)
-            columns.reject(wrong, path, f"is out of the bounds of {name}", _nulls(column, nulls))
+            columns.reject(wrong, path, f"is out of range for {name}", _nulls(column, nulls))
         wide: Any = given.astype(np.int64, copy=False) if is_signed else given.astype(np.uint64)
         found: Int64s = wide.view(np.int64)
         return found
@@ -419,7 +419,7 @@ def _enum(symbols: dict[str, int], kind: pa.DataType, path: str) -> _Value | Non
 
     def numbers(column: pa.Array) -> Int64s:
         index = pc.index_in(column, value_set=names)
-        columns.reject(null_mask(index), path, "is no name of the schema's enum", _nulls(column))
+        columns.reject(null_mask(index), path, "is not a name in the schema's enum", _nulls(column))
         places = np.where(null_mask(index), 0, arrays.numbers(index, np.int32))
         found: Int64s = values[places]
         return found

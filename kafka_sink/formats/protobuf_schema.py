@@ -87,7 +87,7 @@ class ProtobufSchema:
             if name in (own, own.rpartition(".")[2]):
                 return self.messages[own]
         raise SchemaError(
-            f"the Protobuf schema has no message {name!r}, but {', '.join(self.own[:10]) or 'none'}"
+            f"the Protobuf schema has no message {name!r}; it has {', '.join(self.own[:10]) or 'none'}"
         )
 
 
@@ -261,7 +261,7 @@ def _packed(kind: str, said: bool | None, *, is_proto3: bool) -> bool:
 # -- text --------------------------------------------------------------------------------------------------
 
 _TOKEN = re.compile(
-    # What does not end goes to the end: it is read once, not again for each sign in it.
+    # A comment or text without an end extends to the end of the schema, so that no character is read twice.
     r"\s+|//[^\n]*|/\*.*?(?:\*/|\Z)|(?P<text>\"(?:[^\"\\]|\\.)*(?:\"|\\?\Z)|'(?:[^'\\]|\\.)*(?:'|\\?\Z))"
     r"|(?P<word>[\w.+-]+)|(?P<sign>[^\s\w])",
     re.DOTALL,
@@ -269,7 +269,7 @@ _TOKEN = re.compile(
 
 
 class _SchemaText:
-    """A .proto file: messages, enums, maps, oneofs. Services, options and extensions are skipped."""
+    """Reads messages, enums, maps and oneofs of a .proto file. Skips services, options and extensions."""
 
     def __init__(self, schema: ProtobufSchema, text: str) -> None:
         self._schema = schema
@@ -305,7 +305,7 @@ class _SchemaText:
         return self._tokens[self._at - 1]
 
     def _skip(self) -> list[str]:
-        """Past the end of a statement, with its block if it has one."""
+        """Move past the end of a statement, including its block; return its tokens."""
         depth, begin = 0, self._at
         while True:
             sign = self._next()
@@ -368,7 +368,7 @@ class _SchemaText:
         entry = MessageType(f"{message.full_name}.{name}Entry", is_map_entry=True, place=())
         entry.fields = [self._typed("key", 1, key), self._typed("value", 2, value)]
         self._schema.messages[entry.full_name] = entry
-        # protoc puts it among the nested messages, which counts for those after it.
+        # protoc treats the entry as a nested message, so the indexes of later nested messages increase.
         nested[0] += 1
         self._expect("=")
         number = int(self._next(), 0)
@@ -392,7 +392,7 @@ class _SchemaText:
             None if said is None and found.type_name else _packed(kind, said, is_proto3=self._is_proto3)
         )
         if found.is_packed is None:
-            # An enum is, a message is not: known once the type is.
+            # An enum is packed and a message is not. Which one it is turns out when the type is resolved.
             found.is_packed = self._is_proto3
         found.oneof = oneof or (f"_{name}" if label == "optional" and self._is_proto3 else "")
         found.has_presence = not found.is_repeated and (bool(found.oneof) or not self._is_proto3)

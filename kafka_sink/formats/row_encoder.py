@@ -241,7 +241,7 @@ class PartEncoder:
         reject(
             unknown,
             "",
-            f"the topic is none of schema.registry.topics, so there is no schema for its {self.part}",
+            f"the topic is not in schema.registry.topics, so there is no schema for its {self.part}",
         )
         return numbers(found.fill_null(0), np.int32).astype(np.int64)
 
@@ -291,7 +291,7 @@ def encoder_of(format_name: str, schema: Schema, kind: pa.DataType, path: str, m
     field, if the columns do not fit the schema.
     """
     if schema.kind != KINDS[format_name]:
-        raise SchemaError(f"the schema is {schema.kind}, and {path or 'value'}.format={format_name}")
+        raise SchemaError(f"the schema is {schema.kind}, but {path or 'value'}.format={format_name}")
     if format_name == "avro":
         from kafka_sink.formats import avro, avro_schema
 
@@ -327,7 +327,7 @@ def derived_schema(format_name: str, field: pa.Field, record_name: str) -> Schem
 
         return Schema("JSON", json_schema.derived(field, record_name))
     raise SchemaError(
-        "no Protobuf schema is derived from columns: their fields would have no lasting numbers"
+        "a Protobuf schema cannot be derived from columns, because its fields need lasting numbers"
     )
 
 

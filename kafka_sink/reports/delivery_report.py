@@ -110,14 +110,14 @@ def _opened(path: str) -> int:
         if error.errno == errno.ENXIO:
             raise irregular from None
         if error.errno == errno.ELOOP:
-            raise OSError(errno.ELOOP, "it is a symbolic link: name the file itself") from None
+            raise OSError(errno.ELOOP, "it is a symbolic link: set the path of the file itself") from None
         raise
     found = os.fstat(handle)
     is_regular = stat.S_ISREG(found.st_mode)
     if is_regular and found.st_uid == os.geteuid() and found.st_nlink == 1:
         return handle
     os.close(handle)
-    foreign = OSError(errno.EPERM, "it belongs to another user, or has a second name: delete it")
+    foreign = OSError(errno.EPERM, "it belongs to another user, or it has a hard link: delete it")
     raise foreign if is_regular else irregular
 
 

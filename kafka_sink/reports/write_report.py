@@ -81,7 +81,7 @@ def aborted(ended: EndedWrite) -> str:
     if ended.note:
         return f"{line}; {ended.note}"
     if ended.results:
-        line += f"; Kafka keeps what others wrote: {summarise(ended.results)}"
+        line += f"; Kafka keeps what the other tasks wrote: {summarise(ended.results)}"
     return line
 
 
@@ -190,8 +190,9 @@ def about_empty_tasks(results: Sequence[TaskResult]) -> str | None:
         return None
     return (
         f"{len(results) - busy:,} of {len(results):,} tasks had no rows. Spark runs a task for each "
-        "partition of the DataFrame, after groupBy or join spark.sql.shuffle.partitions of them. Lower "
-        "that (a query with state keeps the number that its checkpoint began with), or write df.coalesce(n)"
+        "partition of the DataFrame; after groupBy or join there are spark.sql.shuffle.partitions of them. "
+        "Lower that setting (a query with state keeps the number with which its checkpoint began), or write "
+        "df.coalesce(n)"
     )
 
 

@@ -60,7 +60,7 @@ class ColumnPlan:
         value = _pick(found, "value", _TEXT_OR_BYTES)
         if value is None:
             made = found_instead(found, "value") or (
-                f" among the columns {some_of(list(found))}: rename one to 'value', or make it, as in "
+                f" among the columns {some_of(list(found))}: rename one to 'value', or create it, as in "
                 ".selectExpr('to_json(struct(*)) AS value')"
             )
             raise SchemaError(f"Required attribute 'value' not found{made}")
@@ -111,14 +111,14 @@ def named_columns(columns: Iterable[tuple[str, str]]) -> dict[str, tuple[int, st
         if name in found:
             # Otherwise Spark reports it in the tasks, for any column: DUPLICATED_FIELD_NAME_IN_ARROW_STRUCT.
             raise SchemaError(
-                f"There are two columns '{name}', and Spark does not hand such rows to a Python sink: "
+                f"There are two columns '{name}', and Spark cannot hand such rows to a Python sink: "
                 "rename or drop one."
             )
         months = _MONTHS.search(spark_type)
         if months:
             # Otherwise pyarrow raises "KeyError: 21" in the tasks, for any column.
             raise SchemaError(
-                f"Column '{name}' has the type {months[1]}, which pyarrow lacks, and Spark hands all "
+                f"Column '{name}' has the type {months[1]}, which pyarrow does not have. Spark hands all "
                 "columns to a Python sink: drop it or cast it to string."
             )
         found[name] = (index, spark_type)
@@ -143,7 +143,7 @@ def _conversion(name: str, spark_type: str, wanted: str) -> str:
     """Spark code that converts the column to a type that the sink accepts."""
     if name == "headers" and spark_type.startswith("map<"):
         return (
-            "make it of the map, as in .withColumn('headers', expr(\"transform(map_entries(headers), h -> "
+            "convert the map, as in .withColumn('headers', expr(\"transform(map_entries(headers), h -> "
             "named_struct('key', h.key, 'value', cast(h.value AS binary)))\"))"
         )
     if name == "timestamp" and spark_type in ("bigint", "int"):
@@ -177,7 +177,7 @@ def ignored_columns(
     """Warnings about columns that seem to be meant for the sink, but are ignored."""
     lines = [
         f"the column '{name}' is ignored, because names are case-sensitive: "
-        f"{rename.format(old=name, new=name.lower())} if it is meant"
+        f"use {rename.format(old=name, new=name.lower())} if it should be written"
         for name in names
         if name.lower() in parts and name.lower() not in names
     ]

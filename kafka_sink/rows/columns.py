@@ -84,7 +84,7 @@ _AS_BINARY = {
 def _binary_column(column: pa.Array, name: str) -> pa.Array:
     wanted = _AS_BINARY.get(column.type.id)
     if wanted is None:
-        raise SchemaError(f"column '{name}' arrived as Arrow type {column.type}, not as a string or binary")
+        raise SchemaError(f"column '{name}' has the Arrow type {column.type}, but must be string or binary")
     if column.type.id == wanted.id:
         return column
     # Both ways share all buffers. A view takes a tenth of a cast's time, but is not possible for the null
@@ -102,7 +102,7 @@ def _as_type(column: pa.Array, arrow_type: pa.DataType) -> pa.Array:
 
 def _timestamps(column: pa.Array, now_ms: int) -> Int64s:
     if not pa.types.is_timestamp(column.type) or column.type.unit != "us":
-        raise SchemaError(f"column 'timestamp' arrived as Arrow type {column.type}, not as microseconds")
+        raise SchemaError(f"column 'timestamp' has the Arrow type {column.type}, but must be in microseconds")
     # Round down, and not towards zero, so that instants before 1970 also get the millisecond in which they
     # lie.
     millis: Int64s = numbers(_as_type(column, pa.int64()), np.int64) // _MICROS_PER_MILLI
@@ -152,7 +152,7 @@ def _headers(column: pa.Array) -> pa.Array | None:
     if not is_utf8(keys):
         # Brokers accept such a key, but the protocol requires UTF-8, and clients fail to read the record.
         invalid = [key.decode(errors="replace").encode() != key for key in as_binary(keys).to_pylist()]
-        _require_header_keys(column, np.array(invalid), "a header whose key is no UTF-8")
+        _require_header_keys(column, np.array(invalid), "a header whose key is not valid UTF-8")
     return column
 
 
@@ -164,7 +164,7 @@ def _require_header_keys(column: pa.Array, entries: Bools, what: str) -> NoRetur
     wrong[np.searchsorted(ends, np.flatnonzero(entries), side="right")] = True
     raise InvalidRowError(
         f"column 'headers' has {what} in {int(wrong.sum())} of {len(column)} rows. "
-        "A header's key is required, and UTF-8.",
+        "A header must have a key, in UTF-8.",
         wrong,
         f"column 'headers' has {what}",
     )
@@ -172,7 +172,7 @@ def _require_header_keys(column: pa.Array, entries: Bools, what: str) -> NoRetur
 
 def _topics(plan: ColumnPlan, table: pa.Table) -> tuple[tuple[str, ...], Int32s | None]:
     if plan.topic_column is None:
-        raise SchemaError("neither a topic nor a column of topics is planned")
+        raise SchemaError("the plan has neither a topic nor a column of topics")
     column = _whole(table, plan.topic_column)
     if column.null_count:
         raise InvalidRowError(
@@ -191,8 +191,8 @@ def _topics(plan: ColumnPlan, table: pa.Table) -> tuple[tuple[str, ...], Int32s 
         wrong = np.isin(index, list(problems))
         problem = next(iter(problems.values()))
         raise InvalidRowError(
-            f"column 'topic' names a topic that Kafka does not take in {int(wrong.sum())} of {len(index)} "
-            f"rows: the name {problem}",
+            f"column 'topic' has an invalid topic name in {int(wrong.sum())} of {len(index)} rows: "
+            f"the name {problem}",
             wrong,
             f"the topic's name {problem}" if len(problems) == 1 else "the topic's name is invalid",
         )

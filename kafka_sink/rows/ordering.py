@@ -62,10 +62,10 @@ def record_too_large(rows: RowBatch, ordered: OrderedRows, limit: int, option: s
         max(0, int(one.numbers()[largest])) for one in (columns.key_lengths, columns.value_lengths)
     )
     return RecordTooLargeError(
-        f"a row for topic '{topic}' makes a record of {int(bounds[largest])} bytes (key {key_bytes}, value "
-        f"{value_bytes}), more than {option} = {limit}. Find such rows by length(value). Raise {option} (and "
-        "the topic's max.message.bytes where it is lower), send smaller rows, or set errors.tolerance=all to "
-        "skip them (errors.deadletterqueue.topic.name keeps them)",
+        f"a row for topic '{topic}' becomes a record of up to {int(bounds[largest])} bytes (key {key_bytes}, "
+        f"value {value_bytes}), more than {option} = {limit}. Find such rows by length(value). Raise "
+        f"{option} (and the topic's max.message.bytes if that is lower), send smaller rows, or set "
+        "errors.tolerance=all to skip them (errors.deadletterqueue.topic.name keeps them)",
         bounds > limit - batch_header.SIZE,
         f"the record is larger than {option} = {limit}",
     )

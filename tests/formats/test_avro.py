@@ -126,10 +126,10 @@ _OTHER_DEFAULT = (field("x", "int"), field("y", "int", default="z"))
 @pytest.mark.parametrize(
     ("fields", "kind", "said"),
     [
-        ([field("x", "int")], {"x": pa.int64()}, "'x' has the type int64, and the schema wants int"),
+        ([field("x", "int")], {"x": pa.int64()}, "'x' has the type int64, but the schema requires int"),
         ([field("x", "int")], {"y": pa.int32()}, "requires field 'x', for which there is no column"),
         ([field("x", "int")], {"X": pa.int32()}, "found 'X', and names are case-sensitive"),
-        ([field("x", "int")], {"x": pa.int32(), "y": pa.int32()}, "column 'y' is no field"),
+        ([field("x", "int")], {"x": pa.int32(), "y": pa.int32()}, "column 'y' is not a field"),
         ([field("x", _MICROS)], {"x": pa.timestamp("us")}, "column 'x'"),
         ([field("x", _FIXED_DECIMAL)], {"x": pa.decimal128(12, 4)}, r"decimal\(12,3\)"),
         ([field("x", ["null", "int", "string"])], {"x": pa.float64()}, r"\[null, int, string\]"),
@@ -153,7 +153,7 @@ _LISTS = pa.map_(pa.string(), pa.list_(pa.int32()))
     ("schema", "kind", "rows", "said"),
     [
         ("int", pa.int32(), [1, None], "field 'x' is null"),
-        (_ENUM, pa.string(), ["S", "XXL"], "is no symbol"),
+        (_ENUM, pa.string(), ["S", "XXL"], "is not a symbol"),
         ({"type": "fixed", "name": "F", "size": 2}, pa.binary(), [b"ab", b"a"], "2 bytes"),
         (
             ["null", {"type": "map", "values": _INTS}],

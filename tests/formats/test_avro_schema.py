@@ -28,7 +28,7 @@ def _doubling(levels: int) -> dict[str, Any]:
         ("[" * 100_000, "cannot be read"),
         (record(1), "cannot be read"),
         (record(field("x", {"type": "fixed", "name": "F", "size": "many"})), "cannot be read"),
-        (record(field("x", "int"), field("y", "Row", default={"x": 1})), "no value of its type"),
+        (record(field("x", "int"), field("y", "Row", default={"x": 1})), "does not have the field's type"),
         (record(field("x", "int"), field("y", _doubling(30), default={})), "too often"),
     ],
 )

@@ -19,8 +19,8 @@ _DOUBLING = {str(one): {"allOf": [{"$ref": f"#/d/{one - 1}"}] * 2} for one in ra
     ("schema", "said"),
     [
         ({"type": "object", "required": ["y"]}, "requires field 'y', for which there is no column"),
-        ({"properties": {"x": {"type": "string"}}}, "'x' has the type int64, and the schema wants string"),
-        ({"additionalProperties": False, "properties": {}}, "column 'x' is no property of the schema"),
+        ({"properties": {"x": {"type": "string"}}}, "'x' has the type int64, but the schema requires string"),
+        ({"additionalProperties": False, "properties": {}}, "column 'x' is not a property of the schema"),
         ({"properties": {"x": {"$ref": "#/d/n"}}, "d": {"n": {"type": "null"}}}, "column 'x'"),
         ({"properties": {"x": {"$ref": "#/definitions/n"}}, "definitions": {}}, "refers to"),
         ({"properties": {"x": {"$ref": "#/properties/x"}}}, "nested more than"),

@@ -106,7 +106,7 @@ def test_dates_that_the_formats_have_not(kind: pa.DataType) -> None:
     first, last = _encoded("true", bounds.cast(kind))
     assert (first[:11], last[:11]) == (b'"0001-01-01', b'"9999-12-31')
     for wrong in (-719_163, 2_932_897, 20_000_000):
-        with pytest.raises(UnfitRowsError, match="of the years 1 to 9999") as caught:
+        with pytest.raises(UnfitRowsError, match="outside the years 1 to 9999") as caught:
             _encoded("true", pa.array([wrong * unit, 0], width).cast(kind))
         assert caught.value.rows.tolist() == [True, False]
         # Its dead letter has what there is.

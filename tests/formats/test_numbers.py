@@ -101,5 +101,5 @@ def test_protobuf() -> None:
             read = [row_class.FromString(one).x for one in encoded(encoder, name, fit)]
             assert read == fit, (kind, name)
             for one in set(extremes(name)).difference(fit):
-                with pytest.raises(UnfitRowsError, match="is out of the bounds"):
+                with pytest.raises(UnfitRowsError, match="is out of range"):
                     encoded(encoder, name, [one])

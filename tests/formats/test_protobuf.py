@@ -240,7 +240,7 @@ def test_messages_enums_maps_oneofs_and_wrappers_are_googles() -> None:
     ("row", "said"),
     [
         ({"card": "c", "cash": 1}, "has several values of the oneof 'pay'"),
-        ({"state": "SOLD"}, "field 'state' is no name of the schema's enum"),
+        ({"state": "SOLD"}, "field 'state' is not a name in the schema's enum"),
         ({"states": ["PAID", None]}, r"field 'states\[\]' is null"),
     ],
 )
@@ -253,10 +253,10 @@ def test_rows_that_do_not_fit_are_marked(row: dict[str, Any], said: str) -> None
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        (pa.struct([("id", pa.string())]), "column 'id' has the type string, and the schema wants int64"),
-        (pa.struct([("nothing", pa.int64())]), "column 'nothing' is no field of the message shop.Order"),
+        (pa.struct([("id", pa.string())]), "column 'id' has the type string, but the schema requires int64"),
+        (pa.struct([("nothing", pa.int64())]), "column 'nothing' is not a field of the message shop.Order"),
         (pa.struct([("at", pa.int64())]), "column 'at' has the type int64"),
-        (pa.int64(), "a Protobuf message is made of a struct"),
+        (pa.int64(), "a Protobuf message needs a struct"),
     ],
 )
 def test_what_does_not_fit_is_named_at_planning(kind: pa.DataType, said: str) -> None:

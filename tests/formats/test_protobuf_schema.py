@@ -19,7 +19,7 @@ def test_a_type_that_is_not_known_takes_no_numbers(declared: str) -> None:
     """Catches: varints where consumers read messages."""
     name = "X" if "group" in declared else "x"
     schema = protobuf_schema.read(f"message Row {{ {declared} }}")
-    with pytest.raises(SchemaError, match=r"the schema wants (google\.type\.Date|group)"):
+    with pytest.raises(SchemaError, match=r"the schema requires (google\.type\.Date|group)"):
         protobuf.encoder(schema, "", pa.struct([(name, pa.int32())]), "")
 
 
@@ -29,7 +29,7 @@ def test_a_group_in_a_descriptor_is_refused() -> None:
     row.nested_type.add(name="X").field.add(name="y", number=1, type=5, label=1)
     row.field.add(name="x", number=1, type=10, label=1, type_name=".Row.X")
     schema = protobuf_schema.read(base64.b64encode(file.SerializeToString()).decode())
-    with pytest.raises(SchemaError, match=r"the schema wants \.Row\.X"):
+    with pytest.raises(SchemaError, match=r"the schema requires \.Row\.X"):
         protobuf.encoder(schema, "", pa.struct([("x", pa.struct([("y", pa.int32())]))]), "")
 
 

@@ -145,7 +145,7 @@ def test_a_column_that_a_registered_schema_forbids_is_told_at_planning(registry:
         schema = json.dumps({"type": "record", "name": "Row", "fields": fields})
         client.register_schema("narrow-value", ClientSchema(schema, "AVRO"))
         latest = options(schema__registry__url=registry.url, topic="narrow", use__latest__version="true")
-        with pytest.raises(SchemaError, match="column 'id' has the type int64, and the schema wants int"):
+        with pytest.raises(SchemaError, match="column 'id' has the type int64, but the schema requires int"):
             planned(latest)
 
 

@@ -137,7 +137,7 @@ def test_a_symbolic_link_is_not_followed(path: Path, tmp_path: Path) -> None:
     refused(path, "symbolic link")
     path.unlink()
     path.hardlink_to(target)
-    refused(path, "second name")
+    refused(path, "hard link")
     assert target.read_text() == ""
 
 

@@ -78,7 +78,11 @@ def test_refusals_end_with_what_to_write() -> None:
         ([VALUE, ("headers", "map<string,string>")], "t", "'value', cast(h.value AS binary)))\"))"),
         ([("Value", "string")], "t", rename),
         ([VALUE, ("TOPIC", "string")], None, ".withColumnRenamed('TOPIC', 'topic'))"),
-        ([("id", "int"), ("n", "int")], "t", "or make it, as in .selectExpr('to_json(struct(*)) AS value')"),
+        (
+            [("id", "int"), ("n", "int")],
+            "t",
+            "or create it, as in .selectExpr('to_json(struct(*)) AS value')",
+        ),
     ]
     for columns, topic, remedy in remedies:
         with pytest.raises(SchemaError) as caught:

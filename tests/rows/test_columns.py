@@ -106,7 +106,7 @@ def test_timestamps_floor_to_milliseconds_and_null_is_now() -> None:
 def test_other_arrow_types_are_named_and_not_misread() -> None:
     with pytest.raises(SchemaError, match=r"timestamp\[ms"):
         read(timestamp=pa.array([1], pa.timestamp("ms", "UTC")))
-    with pytest.raises(SchemaError, match="'value' arrived as Arrow type int64"):
+    with pytest.raises(SchemaError, match="'value' has the Arrow type int64"):
         read(value=pa.array([1]))
 
 
@@ -174,8 +174,8 @@ def test_a_header_key_that_is_no_utf8_is_refused(of_keys: pa.DataType) -> None:
     keys = pa.array(given, binary).view(of_keys)
     entries = pa.StructArray.from_arrays([keys, pa.array([b"1", None, b"3", b"4"])], ["key", "value"])
     headers = pa.ListArray.from_arrays(pa.array([0, 0, 1, 2, 4], pa.int32()), entries).cast(kind)
-    assert "a header whose key is no UTF-8 in 2 of 4 rows" in refused(headers=headers)
-    assert "a header whose key is no UTF-8 in 1 of 2 rows" in refused(headers=headers.slice(2))
+    assert "a header whose key is not valid UTF-8 in 2 of 4 rows" in refused(headers=headers)
+    assert "a header whose key is not valid UTF-8 in 1 of 2 rows" in refused(headers=headers.slice(2))
     assert read(headers=headers.slice(2, 1)).headers is not None
 
 
@@ -193,7 +193,7 @@ def test_topics_that_are_refused() -> None:
     for kind in (pa.string(), pa.large_string()):
         names = pa.array([b"good", b"\xff\xfe", b"bad\xc3", None], _binary_of(kind)).view(kind)
         message = refused(topic=names.slice(0, 3))
-        assert message.startswith("column 'topic' names a topic that Kafka does not take in 2 of 3 rows")
+        assert message.startswith("column 'topic' has an invalid topic name in 2 of 3 rows")
 
 
 texts = st.lists(st.none() | st.binary(max_size=5), max_size=30)

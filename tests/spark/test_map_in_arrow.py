@@ -116,7 +116,7 @@ def test_of_a_job_that_fails_the_log_says_what_was_written(
     with pytest.raises(Exception, match=r"MissingPartitionError: .*column 'partition' has 99") as failed:
         kafka_sink.write(frame, options(**{"kafka.max.block.ms": 3000}))
     assert "hidden" not in str(failed.value)
-    assert re.search("aborted; Kafka keeps what others wrote: [12] rows acknowledged", caplog.text)
+    assert re.search("aborted; Kafka keeps what the other tasks wrote: [12] rows acknowledged", caplog.text)
 
 
 def test_exactly_once_a_job_that_fails_leaves_nothing_and_a_version_is_written_once(

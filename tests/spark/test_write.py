@@ -82,7 +82,7 @@ def test_commit_without_every_message_raises(
 def test_abort_says_what_kafka_keeps(capsys: pytest.CaptureFixture[str]) -> None:
     BatchWriter(planned()).abort([FIVE, None])
     line = capsys.readouterr().err
-    assert "aborted, 1 of 2 tasks did not finish; Kafka keeps what others wrote: 5 rows" in line
+    assert "aborted, 1 of 2 tasks did not finish; Kafka keeps what the other tasks wrote: 5 rows" in line
     StreamWriter(planned()).abort([None, None], 3)
     assert "micro-batch 3: aborted, 2 of 2 tasks did not finish. No task reported" in capsys.readouterr().err
 
