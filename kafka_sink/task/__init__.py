@@ -1,1 +1,1 @@
-"""What a Spark task has: a producer that is kept for the next task, its rate limit, its reports."""
+"""The parts of a Spark task: a producer that is kept for the next task, the rate limit, and reports."""

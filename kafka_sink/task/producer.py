@@ -1,4 +1,4 @@
-"""A task's parts, wired together: rows, accumulator, sender, network, breaker and coordinator."""
+"""Connects the parts of a task: rows, accumulator, sender, network, breaker and coordinator."""
 
 from __future__ import annotations
 
@@ -58,34 +58,34 @@ from kafka_sink.task.report import ProducerTask
 
 _log = logging.getLogger(__name__)
 _CLOSE_TIMEOUT_MS = 5000.0
-# How long a failed task waits until it has told the coordinator what it knows.
+# How long a failed task waits until it has sent its last messages to the coordinator.
 _LAST_WORDS_S = 2.0
-# How often a task that waits for responses checks that its sender is alive.
+# How often a task that waits for responses checks that its sender thread is alive.
 _WATCH_MS = 1000.0
 
 
-# Of a dead letter. Below the default max.message.bytes of topics, 1,048,588.
+# The limit for one dead letter. It is below 1,048,588, the default max.message.bytes of topics.
 _MAX_DEAD_LETTER_BYTES = 1_000_000
 _DEAD_LETTER_MEMORY_BYTES = 8 << 20
 
-# The identity of a producer's work outside of Spark.
+# The identity of work that is not a Spark task.
 NO_TASK = TaskIdentity("", 0, -1)
 POOLS = WorkerPools(monotonic_ms)
-# Those of this process that are not closed, by their id().
+# The producers of this process that are not closed, by their id().
 LIVE_PRODUCERS: WeakValueDictionary[int, Producer] = WeakValueDictionary()
-# A fork copies them without their threads.
+# Cleared in a forked child, where the producers' threads do not exist.
 os.register_at_fork(after_in_child=LIVE_PRODUCERS.clear)
 
 
 def live_metrics() -> list[Metrics]:
-    """Of each live producer. Any thread."""
-    # A copy, made in one step: other threads make and close producers meanwhile.
+    """The metrics of each producer that is not closed. Any thread may call it."""
+    # Copy the references in one step, because other threads may add and remove producers at the same time.
     living = [one() for one in LIVE_PRODUCERS.valuerefs()]
     return [one.metrics() for one in living if one is not None]
 
 
 class WorkerParts:
-    """What outlives a task in a worker: connections, metadata, memory and the sender, of one option set."""
+    """The parts of a producer that outlive a task: connections, metadata, memory and the sender."""
 
     def __init__(self, options: SinkOptions) -> None:
         activity = self.activity = TaskActivity(monotonic_ms)
@@ -97,7 +97,8 @@ class WorkerParts:
         accumulator = self.accumulator = RecordAccumulator(
             options, self.allocator, repr(options.bootstrap_servers)
         )
-        # Read without the accumulator's lock: a partition stays once it is there.
+        # This lookup takes no lock: a partition is never removed, so a reader sees either no partition or the
+        # final one.
         find = accumulator.partitions.get
         manager = CircuitBreakManager(cluster, options.breaker.mute_retry_interval_ms, find)
         breaker = self.breaker = Breaker(load_breaker(options), manager)
@@ -118,7 +119,8 @@ class WorkerParts:
             muted_bytes = memory * options.breaker.muted_buffer_perc // 100
             limit = MutedMemoryLimit(accumulator, muted_bytes, breaker, monotonic_ms)
         self.appender = RecordAppender(accumulator, monotonic_ms, network.wakeup, limit, activity)
-        # Rows that brokers reject may hold all of buffer.memory until their dead letters are written.
+        # Dead letters need their own memory: rejected rows may hold all of buffer.memory until their dead
+        # letters are written.
         pool = BufferPool(_DEAD_LETTER_MEMORY_BYTES, chunk_size(size), clock_ms=monotonic_ms)
         self.dead_letter_memory = BufferAllocator(pool, min(size, _DEAD_LETTER_MEMORY_BYTES // 4))
         self.dead_letter_appender = RecordAppender(
@@ -131,23 +133,24 @@ class WorkerParts:
         return {name: value for name, value in found.items() if value}
 
     def close(self, *, abort: bool) -> None:
-        """End the sender, and give all memory back."""
+        """End the sender and return all memory."""
         self.allocator.close()
         self.dead_letter_memory.close()
         self.sender.close(_CLOSE_TIMEOUT_MS, abort=abort)
-        # The sender gave its memory back to a pool that other producers share.
+        # The sender has returned its memory to the pool, which other producers share.
         self.rest()
 
     def rest(self) -> None:
-        """Free memory goes back to the system."""
+        """Return free memory to the system."""
         self.allocator.rest()
         self.dead_letter_memory.rest()
 
 
 class Producer:
-    """Appends the rows of one task at a time to the parts of its worker, and waits for what becomes of them.
+    """Appends the rows of one task at a time, and waits until they are acknowledged or have failed.
 
-    The parts look after their own threads: whoever has the producer may read their counts and states.
+    The parts synchronise their own threads, so any thread that has the producer may read their counts and
+    states.
     """
 
     def __init__(self, options: SinkOptions, watch_ms: float = _WATCH_MS) -> None:
@@ -176,7 +179,7 @@ class Producer:
         self._shared_breaker: BreakerChannel | None = None
         self._reports: ReportChannel | None = None
         self._writes = WriteChannel(self.abort)
-        # The columns of rows that ``send`` gets without a plan of their own.
+        # The plan for rows that are passed to ``send`` without their own plan.
         self.plan: ColumnPlan | None = None
         self._task = self._new_task(NO_TASK)
         self.sender.start()
@@ -186,7 +189,8 @@ class Producer:
         options, dead_letters, check = self.options, None, self.check
         if options.errors_tolerance != "none":
             topic, max_rows = options.errors_deadletterqueue_topic_name, options.errors_max
-            # One must fit where its row did not, and into a topic with the default max.message.bytes.
+            # A dead letter must fit where its row did not, and must fit a topic with the default
+            # max.message.bytes.
             max_bytes = min(_MAX_DEAD_LETTER_BYTES, options.max_request_size // 2, options.buffer_memory // 2)
             dead_letters = DeadLetters(topic, max_rows, max_bytes, str(task.partition))
             writer = DeadLetterWriter(dead_letters, self._order, self._append_dead_letters)
@@ -206,16 +210,16 @@ class Producer:
         task: TaskIdentity = NO_TASK,
         tasks_at_once: int = 1,
     ) -> None:
-        """A new task: its counts start at zero.
+        """Start a new task. Its counts start at zero.
 
-        ``snapshot`` is the metadata that the driver sent along, with its age. ``tasks_at_once`` is how many
-        tasks may run at the same time: they share the job's rate limit where there is no coordinator.
+        ``snapshot`` is metadata that the driver sent with the task, with its age. ``tasks_at_once`` is how
+        many tasks may run at the same time. Without a coordinator, they share the job's rate limit.
         """
         if snapshot is not None:
             self.cluster.import_snapshot(snapshot, monotonic_ms())
         self._use_coordinator(coordinator)
         if self._rate_limit is not None:
-            # The tasks of a query share it over their micro-batches.
+            # All micro-batches of a query share one limit.
             self._rate_limit.begin(task.query or task.write, tasks_at_once, self._rates)
         parts = self._parts
         if isinstance(parts.identity, TransactionalIdentity):
@@ -233,9 +237,9 @@ class Producer:
     def begin_transaction(
         self, transactional_id: str, producer_id: int, epoch: int, adds_partitions: bool = False
     ) -> None:
-        """Write the rows from now on in this transaction. Only before a task's first row.
+        """Write all following rows in this transaction. May only be called before a task's first row.
 
-        ``adds_partitions``: under transaction protocol 1. Raises ValueError for a producer without
+        ``adds_partitions`` is True with transaction protocol 1. Raises ValueError for a producer without
         delivery.guarantee=exactly-once.
         """
         identity = self._parts.identity
@@ -245,7 +249,7 @@ class Producer:
         self._task.transaction_since_ms = monotonic_ms()
 
     def _use_coordinator(self, address: CoordinatorAddress | None) -> None:
-        """Work with the coordinator at this address from now on, or without one."""
+        """Use the coordinator at this address from now on, or none."""
         if self._coordinator is not None and self._coordinator.address != address:
             self._coordinator.close()
             self._coordinator = self._reports = self._rates = None
@@ -293,18 +297,20 @@ class Producer:
         return coordinator
 
     def _call_breaker(self) -> None:
-        """The sender's next pass begins now, and applies what the coordinator says. Any thread."""
+        """Make the sender's next pass start now, so that it applies the coordinator's messages. Any
+        thread."""
         self.breaker.call()
         self.network.wakeup()
 
     def send(self, batch: pa.RecordBatch | pa.Table, *, plan: ColumnPlan | None = None) -> int:
-        """Append rows, whose columns are those of ``plan``, by default ``self.plan``. Returns the number of
-        partitions that they go to.
+        """Append rows, and return the number of partitions to which they go.
 
-        Raises InvalidRowError (after max.block.ms for a partition that does not exist) or
-        RecordTooLargeError for rows that cannot be sent, MetadataTimeoutError or BufferExhaustedError after
-        max.block.ms, DeliveryError once earlier rows have failed. With errors.tolerance=all, rows that cannot
-        be sent become dead letters, and TooManyDeadLettersError is raised for more than errors.max.
+        ``plan`` describes their columns; the default is ``self.plan``.
+
+        Raises InvalidRowError (after max.block.ms for a partition that does not exist) or RecordTooLargeError
+        for rows that cannot be sent, MetadataTimeoutError or BufferExhaustedError after max.block.ms, and
+        DeliveryError once earlier rows have failed. With errors.tolerance=all, rows that cannot be sent
+        become dead letters, and TooManyDeadLettersError is raised if there are more than errors.max.
         """
         plan = plan or self.plan
         if plan is None:
@@ -321,8 +327,8 @@ class Producer:
             else:
                 task.rows += rows.num_rows
                 ordered = self._rejection.order(plan, rows, self._order, task.dead_letters)
-            # Of the rows that are left. The waits of rejected ones before do not count for these, as in
-            # Kafka's producer.
+            # The wait of the rows that are left. As in Kafka's producer, earlier waits of rejected rows do
+            # not count.
             waited_ms = task.latest_metadata_wait_ms
             task.check()
             if ordered is not None:
@@ -332,7 +338,8 @@ class Producer:
         return partitions
 
     def reject(self, rows: RejectedRows) -> None:
-        """Rows that could not be encoded, with errors.tolerance=all. Raises TooManyDeadLettersError."""
+        """Reject rows that could not be encoded, with errors.tolerance=all. Raises
+        TooManyDeadLettersError."""
         task = self._task
         assert task.dead_letters is not None
         task.rejected_rows += rows.count
@@ -340,28 +347,33 @@ class Producer:
 
     @property
     def dead_letters(self) -> DeadLetters | None:
-        """Of the present task's rows that cannot be written; None where one fails it."""
+        """The dead letters of the current task; None if a row that cannot be written fails the task."""
         return self._task.dead_letters
 
     def write_dead_letters(self) -> bool:
-        """Append the dead letters that wait, for a task that waits for rows. Return whether there may be
-        more, as not all rows so far are acknowledged. Raises as ``send`` does."""
+        """Append the waiting dead letters, while the task waits for rows. Raises the errors of ``send``.
+
+        Returns whether there may be more dead letters, because not all rows so far are acknowledged.
+        """
         dead_letters = self._task.dead_letters
         if dead_letters is None or dead_letters.topic is None:
             return False
         self._task.check()
-        # In this order: a row becomes a dead letter before its batch is complete.
+        # Read in this order: a row becomes a dead letter before its batch is complete, so none is missed.
         return self.accumulator.incomplete > 0 or dead_letters.is_waiting
 
     def _append_dead_letters(self, ordered: OrderedRows) -> None:
-        """Their batches are their own and go at once: memory for the next dead letters waits for them."""
+        """Append dead letters in batches of their own, which are sent at once.
+
+        Their memory is needed for the next dead letters.
+        """
         appender, partitions = self._parts.dead_letter_appender, set(ordered.partitions)
         appender.flush(partitions)
         appender.append(ordered, self.check)
         appender.flush(partitions)
 
     def _order(self, plan: ColumnPlan, batch: pa.RecordBatch | pa.Table) -> OrderedRows:
-        """The rows by partition. Waits for metadata, and for what the coordinator has muted."""
+        """Order the rows by partition. Waits for metadata, and until the coordinator's mutes are known."""
         now_ms = int(wall_ms())
         rows = extract(plan, batch, now_ms)
         options, breaker, task = self.options, self.breaker, self._task
@@ -404,9 +416,9 @@ class Producer:
         )
 
     def finish(self) -> TaskResult:
-        """Send what is left and wait until every row is acknowledged.
+        """Send the remaining rows and wait until every row is acknowledged.
 
-        Every batch is bounded by delivery.timeout.ms, so this ends. Raises DeliveryError with the first
+        The wait ends, because delivery.timeout.ms limits every batch. Raises DeliveryError with the first
         cause and the counts.
         """
         started = monotonic_ms()
@@ -415,7 +427,7 @@ class Producer:
         counts = task.counts()
         rows, accounted = task.rows + task.rejected_rows, counts["records"] + counts["unconfirmed"]
         if accounted + counts["skipped"] != rows:
-            # No row may be lost in silence. No known path leads here.
+            # A check against silent loss of rows. No known path leads here.
             raise DeliveryError(f"of {rows} rows {accounted + counts['skipped']} are accounted for")
         now = monotonic_ms()
         if self._reports is not None:
@@ -430,8 +442,11 @@ class Producer:
         )
 
     def flush(self) -> None:
-        """Send what is left, wait until every row so far is acknowledged, and go on. Raises as
-        ``finish``."""
+        """Send the remaining rows and wait until every row so far is acknowledged. The task can go on
+        afterwards.
+
+        Raises the errors of ``finish``.
+        """
         deliveries, dead_letters = self.accumulator.deliveries, self._task.dead_letters
         self._parts.appender.flush()
         is_complete = False
@@ -441,8 +456,9 @@ class Producer:
                     self.watch_ms / 1000,
                     lambda: deliveries.has_failed or (dead_letters is not None and dead_letters.is_waiting),
                 )
-                # Brokers reject rows meanwhile, and dead letters that are too large. In this order: a row
-                # becomes a dead letter before its batch is complete, and the check finds what has failed.
+                # Meanwhile brokers may reject rows, and dead letters that are too large. The order matters: a
+                # row becomes a dead letter before its batch is complete, and then the check raises if
+                # something has failed.
                 is_complete = not self.accumulator.incomplete
                 is_complete &= dead_letters is None or not dead_letters.is_waiting
                 self._task.check()
@@ -454,12 +470,12 @@ class Producer:
 
     @property
     def acknowledged(self) -> int:
-        """Rows of this task that brokers have acknowledged; with acks=0 rows that were sent."""
+        """The rows of this task that brokers have acknowledged; with acks=0 the rows that were sent."""
         return self.accumulator.deliveries.counts().written
 
     def check(self) -> None:
-        """Raise DeliveryError if rows of this task have failed. A task that waits calls it now and then."""
-        # Read first: a thread that ends records its reason before.
+        """Raise DeliveryError if rows of this task have failed. A waiting task calls it repeatedly."""
+        # Read this first: a thread that ends has recorded its reason before.
         ended = not self.sender.is_alive()
         if self.accumulator.deliveries.has_failed:
             self.accumulator.deliveries.raise_failure(
@@ -471,10 +487,10 @@ class Producer:
             _log.warning("waits for %s", awaited)
 
     def abort(self, cause: Exception, unsent: int = 0) -> None:
-        """Stop sending at once and drop what was not sent. Any thread may call it.
+        """Stop sending at once and drop everything that was not sent. Any thread may call it.
 
-        The task fails with this cause, wherever it waits. The producer serves no other task. ``unsent``: rows
-        that the task has and did not append yet.
+        The task fails with this cause, even if it is waiting. The producer cannot be used for another task.
+        ``unsent`` is how many rows the task has received and not appended yet.
         """
         unacknowledged = self.accumulator.unacknowledged_records()
         self.sender.abort(cause)
@@ -497,22 +513,22 @@ class Producer:
         return 0 if self._task.dead_letters is None else self._task.dead_letters.rows
 
     def _send_last_report(self, channel: ReportChannel, *, failed: bool = False) -> None:
-        """The task's last report, while its counts are there."""
+        """Send the task's last report, while its counts still exist."""
         if channel.identity is not None:
             channel.end(self._task.read(channel.identity, done=True, failed=failed))
 
     def report(self, identity: TaskIdentity) -> TaskReport:
-        """What the live view shows of the present task. Any thread."""
+        """The report of the current task for the live view. Any thread may call it."""
         return self._task.read(identity)
 
     def metrics(self) -> Metrics:
-        """Metrics of the present task, or else of the last one, under Kafka's names: see docs/metrics.md."""
+        """Metrics of the current task, or of the last one, under Kafka's names (docs/metrics.md)."""
         task, counts = self._task, self._task.counts()
         pool, deliveries = self._parts.allocator.pool.metrics(), self.accumulator.deliveries.counts()
         return {
             **task_metrics(pool, task.memory_before, deliveries),
             "record-size-max": task.largest_record,
-            # Of the brokers' last list of themselves, 0 before the first.
+            # The age of the brokers' last list of brokers; 0 before the first list.
             "metadata-age": self.cluster.age_ms(monotonic_ms()) / 1000,
             "metadata-wait-time-ns-total": int(task.metadata_wait_ms * 1e6),
             "muted-partitions": self.breaker.task_mutes.muted_count,
@@ -529,7 +545,7 @@ class Producer:
         return self.sender.is_reusable
 
     def go_idle(self) -> None:
-        """Between tasks: connections and metadata stay, free memory goes back to the system."""
+        """Keep connections and metadata until the next task, and return free memory to the system."""
         self._writes.end()
         self._parts.rest()
         if self._parts.telemetry is not None:
@@ -538,10 +554,10 @@ class Producer:
             self._coordinator.pause()
 
     def close(self, *, abort: bool = False) -> None:
-        """End the sender and its connections and give all memory back, without waiting for responses.
+        """End the sender and its connections and return all memory, without waiting for responses.
 
-        Called by the task's thread, or between tasks. ``abort`` is for a task that failed: Spark runs it
-        again, so bytes that the kernel still holds for the connections are dropped.
+        Called by the task's thread, or between tasks. ``abort`` is for a failed task: Spark runs it again, so
+        bytes that the kernel has not sent yet are dropped.
         """
         LIVE_PRODUCERS.pop(id(self), None)
         self._writes.end()
@@ -551,5 +567,5 @@ class Producer:
             self._coordinator.close()
         self._parts.close(abort=abort)
         if abort and self._coordinator is not None:
-            # Spark ends the process of a failed task next.
+            # Spark ends the process of a failed task next, so the last messages must be sent before.
             self._coordinator.join(_LAST_WORDS_S)

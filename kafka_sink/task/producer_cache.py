@@ -1,7 +1,7 @@
-"""The producers of a worker process between tasks.
+"""Keeps the producers of a worker process between tasks.
 
-A producer is kept by its options, since Spark reuses workers over tasks and micro-batches: connections,
-metadata and producer id survive. A task that fails discards its producer.
+Spark reuses workers for several tasks and micro-batches. A producer with the same options is reused as well,
+so its connections, metadata and producer id survive. A task that fails discards its producer.
 """
 
 from __future__ import annotations
@@ -23,32 +23,36 @@ _CACHED_PRODUCERS = 4
 
 
 class ProducerCache:
-    """Idle producers of this process. The least recently used is dropped first."""
+    """The idle producers of this process. The least recently used one is dropped first."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # guards the one below
+        self._lock = threading.Lock()  # guards _idle: a producer must not be handed to two threads
         self._idle: OrderedDict[SinkOptions, Producer] = OrderedDict()
-        # For the life of the process, as is the cache.
+        # The handler can never be unregistered, but the cache exists as long as the process anyway.
         os.register_at_fork(after_in_child=self._after_fork)
 
     def _after_fork(self) -> None:
-        """Threads and sockets do not survive a fork, and another thread may have held the lock."""
+        """Forget all producers: their threads do not survive a fork, and their sockets are still the
+        parent's.
+
+        The lock is replaced, because another thread of the parent may have held it during the fork.
+        """
         self._lock = threading.Lock()
         self._idle.clear()
 
     def take(self, options: SinkOptions, *, new: bool = False) -> Producer:
-        """An idle producer with these options, or a new one. With ``new`` always a new one."""
+        """Return an idle producer with these options, or a new one. With ``new``, always a new one."""
         with self._lock:
             found = self._idle.pop(options, None)
         if found is not None and found.is_reusable and not new:
             return found
         if found is not None:
-            # The caller wants a new one, or this one's sender ended while it was idle.
+            # The caller wants a new producer, or the sender of this one ended while it was idle.
             found.close()
         return Producer(options)
 
     def put_back(self, producer: Producer) -> None:
-        """Keep a healthy producer for the next task with its options; close any other."""
+        """Keep a healthy producer for the next task with the same options; close any other producer."""
         if not producer.is_reusable:
             producer.close()
             return
@@ -84,15 +88,15 @@ def task_producer(
     tasks_at_once: int = 1,
     again: bool = False,
 ) -> Iterator[Producer]:
-    """A producer for one task, whose columns ``plan`` describes. An exception inside the context discards it
-    with all that is half sent.
+    """A producer for one task, whose columns ``plan`` describes.
 
-    ``coordinator`` is where the task shares metadata and mutes. For ``snapshot``, ``task`` and
-    ``tasks_at_once`` see ``Producer.begin``. ``again`` says that an earlier attempt of the task failed: the
-    task then gets a new producer, because an idle one may hold the same wrong metadata (of a cluster that was
-    replaced, say).
+    An exception inside the context discards the producer with everything that was not acknowledged. The task
+    shares metadata and mutes through ``coordinator``. For ``snapshot``, ``task`` and ``tasks_at_once`` see
+    ``Producer.begin``. ``again`` means that an earlier attempt of the task failed. The task then gets a new
+    producer, because an idle one may have the same wrong metadata, for example of a cluster that was
+    replaced.
     """
-    # One producer serves all topics. Options that only planning reads must not lead to another producer.
+    # One producer serves all topics, and options that only planning reads must not lead to another producer.
     producer = PRODUCERS.take(options.for_tasks(), new=again)
     try:
         producer.begin(coordinator, snapshot, task, tasks_at_once)

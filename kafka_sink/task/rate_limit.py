@@ -1,7 +1,7 @@
-"""max.rows.per.second and max.bytes.per.second in a task: cuts tables into what the task may send now.
+"""max.rows.per.second and max.bytes.per.second in a task: cuts tables into slices that the task may send now.
 
-With a coordinator, the limit is the job's, and each slice waits for a grant. Without one, the task keeps to
-its share of the limit: the limit divided by the number of tasks that run at once.
+With a coordinator, the limit applies to the job, and each slice waits for a grant. Without one, the task
+keeps to its share: the limit divided by the number of tasks that run at the same time.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from kafka_sink.coordinator.rates import RateChannel
 from kafka_sink.options import SinkOptions
 
 _log = logging.getLogger(__name__)
-# How often a task that waits looks whether it has been given up.
+# How often a waiting task checks whether it has been given up.
 _CHECK_MS = 100.0
-# A coordinator that answers and grants nothing for so long, and twice the time in which the task's share
-# allows a row, is done without.
+# If a coordinator answers but grants nothing for this long, plus twice the time in which the task's share
+# allows one row, the task goes on without a grant.
 _NO_GRANT_MS = 60_000.0
-# A slice is what a share allows in this time, so that rows flow evenly.
+# A slice has as many rows as a share allows in this time, so that rows flow evenly.
 _SLICE_S = 0.1
 
 
 def limits_of(options: SinkOptions) -> dict[str, int]:
-    """The limits of a job per second, by what they limit; empty if there are none."""
+    """The limits of a job per second, by what they limit ("rows", "bytes"); empty if there are none."""
     given = {"rows": options.max_rows_per_second, "bytes": options.max_bytes_per_second}
     return {name: limit for name, limit in given.items() if limit}
 
@@ -37,7 +37,7 @@ def sleep_ms(milliseconds: float) -> None:
 
 
 class RateLimit:
-    """Used by the task's thread. Times are monotonic milliseconds."""
+    """The rate limit of one task. Only the task's thread uses it. Times are monotonic milliseconds."""
 
     def __init__(
         self,
@@ -56,9 +56,10 @@ class RateLimit:
         self.begin("")
 
     def begin(self, job: str, tasks: int = 1, grants: RateChannel | None = None) -> None:
-        """A new task, which writes for the job with this name, one of so many that may run at once."""
+        """Start a new task of the job with this name. ``tasks`` is how many of its tasks may run at the same
+        time."""
         self._job = job
-        # Nobody shares a limit of no job.
+        # A write without a job name shares its limit with no other task.
         self._grants = grants if job else None
         self._tasks = max(1, tasks)
         self._share = {name: limit / self._tasks for name, limit in self._limits.items()}
@@ -95,8 +96,9 @@ class RateLimit:
     def _own_share(
         self, rows: int, size: int, check: Callable[[], None], *, despite_coordinator: bool = False
     ) -> int:
-        """How many rows this task's share allows; 0 once there is a coordinator to ask again."""
-        # One task alone has the whole limit.
+        """How many rows the task's own share allows; 0 as soon as there is a coordinator that can be asked
+        again."""
+        # A single task has the whole limit, so there is nothing to warn about.
         if self._tasks > 1 and not self._has_warned:
             self._has_warned = True
             each = " and ".join(f"{share:,.0f} {name}" for name, share in self._share.items())

@@ -1,4 +1,4 @@
-"""What one task owns, and what it reports to the live view."""
+"""The state of one task, and the task's report for the live view."""
 
 from __future__ import annotations
 
@@ -34,18 +34,19 @@ if TYPE_CHECKING:
     from kafka_sink.task.rate_limit import RateLimit
 
 
-# A broker that has answered later than this needs no look at the rows that wait for it.
+# If a broker has answered within this time, the age of rows that wait for it need not be computed.
 _QUIET_MS = 1000.0
 
 
 class ProducerTask:
-    """Made when the task begins. Any thread may read its counts, most of which are those of its worker's
-    parts, and its report.
+    """The state of a task, created when the task begins.
 
-    ``dead_letters``: of its rows that cannot be written. ``check`` is what the task does while it waits with
-    rows: it fails if others have failed, and it writes dead letters, as the rows that brokers rejected may
-    hold the memory that it waits for. ``transaction_since_ms`` is when the task's transaction was begun; None
-    without one.
+    Any thread may read its counts and its report. Most counts belong to the parts of the worker.
+
+    ``dead_letters`` are the rows of the task that cannot be written. ``check`` is called repeatedly while the
+    task waits with rows. It fails the task if other rows have failed, and writes dead letters, because the
+    rows that brokers rejected may hold the memory for which the task waits. ``transaction_since_ms`` is when
+    the task's transaction began; None without a transaction.
     """
 
     def __init__(
@@ -58,7 +59,9 @@ class ProducerTask:
     ) -> None:
         self.dead_letters, self.check = dead_letters, check
         self.rows = self.largest_record = 0
-        # Apart, as the thread that reads a task's rows rejects some while the task's thread sends others.
+        # Counted separately from ``rows``: one thread rejects rows while it reads them, and the task's thread
+        # sends other rows at the same time. A shared counter could lose an increment, and ``finish`` would
+        # fail the task.
         self.rejected_rows = 0
         self.metadata_wait_ms = self.latest_metadata_wait_ms = 0.0
         self._parts = parts
@@ -66,13 +69,13 @@ class ProducerTask:
         self._clock_ms = clock_ms
         self.started_ms = clock_ms()
         self.transaction_since_ms: float | None = None
-        # The last leaders of partitions with rows that wait.
+        # For each partition with waiting rows, the last leader that was known.
         self._led_by: dict[TopicPartition, int | None] = {}
         self.memory_before = parts.allocator.pool.metrics()
         self._before = self._of_all_tasks()
 
     def _of_all_tasks(self) -> dict[str, Number]:
-        """Counts over the producer's life, by their names in ``TaskCounts``."""
+        """Counts over the life of the producer, by their names in ``TaskCounts``."""
         return {
             "buffer_exhausted": self._parts.allocator.pool.metrics().buffer_exhausted_total,
             "metadata_requests": self._parts.cluster.requests,
@@ -85,12 +88,12 @@ class ProducerTask:
         }
 
     def read(self, identity: TaskIdentity, *, done: bool = False, failed: bool = False) -> TaskReport:
-        """The report of the present task."""
+        """The report of the current task."""
         now_ms = self._clock_ms()
         state, since_ms = self._parts.activity.current
         state_ms = max(0.0, now_ms - since_ms)
         began, counts = self.transaction_since_ms, self.counts()
-        # Waits count when they end. The one that goes on must show, too.
+        # The counts contain waits that have ended. A wait that is still going on must also appear.
         if state == MEMORY:
             counts["pool_wait_ms"] += state_ms
         elif state == LIMIT:
@@ -115,7 +118,7 @@ class ProducerTask:
         )
 
     def counts(self) -> dict[str, Any]:
-        """All of the task's counts, by their names in ``TaskCounts``."""
+        """All counts of the task, by their names in ``TaskCounts``."""
         counts, before, other_rack_bytes = self._parts.accumulator.deliveries.counts(), self._before, 0
         if self._parts.rack.name:
             sent = self._parts.sender.broker_metrics(self._clock_ms())
@@ -145,7 +148,7 @@ class ProducerTask:
         addresses, options = self._parts.cluster.nodes(), self._parts.accumulator.options
         counted = self._parts.sender.broker_metrics(now_ms)
         is_quiet = any(now_ms - one.answered_ms > _QUIET_MS for one in counted.values())
-        # Nothing could be sent to some, perhaps.
+        # Perhaps nothing could be sent yet to some brokers that rows wait for.
         waiting = self._waiting() if not done and (is_quiet or len(counted) < len(addresses)) else {}
         counted = {**{node_id: BrokerMetrics() for node_id in addresses if node_id in waiting}, **counted}
         found = {}
@@ -153,7 +156,7 @@ class ProducerTask:
             node, oldest_ms = addresses.get(node_id), one.oldest_ms
             if node_id in waiting and now_ms - one.answered_ms > _QUIET_MS:
                 since_ms = min(rows[2] for rows in waiting[node_id])
-                # Rows also wait for others to fill their batch.
+                # Until the linger time has passed, rows only wait for other rows to fill their batch.
                 oldest_ms = max(oldest_ms, now_ms - max(one.answered_ms, since_ms + options.linger_ms))
             found[node_id] = BrokerReport(
                 "" if node is None else cut(f"{node.host}:{node.port}"),
@@ -168,12 +171,13 @@ class ProducerTask:
         return found
 
     def _waiting(self) -> dict[Target, list[tuple[TopicPartition, int, float]]]:
-        """The partitions with rows that wait, how many, and since when, by partition and by leader."""
+        """For each partition and each leader: the partitions with waiting rows, their number, and since when
+        they wait."""
         waiting: dict[Target, list[tuple[TopicPartition, int, float]]] = {}
         before, self._led_by = self._led_by, {}
         for partition, (rows, since_ms) in self._parts.accumulator.waiting_rows().items():
             info = self._parts.cluster.leader(partition)
-            # Without a leader they wait for the one that it had.
+            # Without a leader, the rows count as waiting for the partition's last leader.
             leader = before.get(partition) if info is None else info.leader
             self._led_by[partition] = leader
             for target in (partition, leader):
@@ -203,12 +207,12 @@ class ProducerTask:
 
 
 def _rounded(values: Mapping[str, Number]) -> dict[str, Number]:
-    # Zeros are left out: most counters of a healthy task are zero.
+    # Zeros are left out, because most counters of a healthy task are zero.
     return {name: round(value, 1) for name, value in values.items() if value}
 
 
 def first_dead_letters(rows: Mapping[tuple[str, str], int]) -> tuple[DeadLetterCount, ...]:
-    """The first of them, and the sum of all others under no topic and no reason."""
+    """The first dead letter counts, and the sum of all further ones without topic and reason."""
     found = [
         DeadLetterCount(cut(topic, TOPIC_MAX_LENGTH), cut(reason), number)
         for (topic, reason), number in islice(rows.items(), MAX_DEAD_LETTERS - 1)
@@ -218,7 +222,7 @@ def first_dead_letters(rows: Mapping[tuple[str, str], int]) -> tuple[DeadLetterC
 
 
 def named_topics(counts: Mapping[str, TopicMetrics]) -> dict[str, TopicMetrics]:
-    """The first topics by name, and the sum of all others under ""."""
+    """The counts of the first topics, and the sum of all further ones under ""."""
     found = dict(islice(counts.items(), MAX_TOPICS - 1))
     others = reduce(TopicMetrics.plus, islice(counts.values(), MAX_TOPICS - 1, None), TopicMetrics())
     return {**found, "": others} if others.batches else found
