@@ -1,1 +1,1 @@
-"""The classes that Spark calls. Only these modules import pyspark."""
+"""The classes that Spark calls. No other package imports pyspark."""

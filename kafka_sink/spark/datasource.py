@@ -1,6 +1,7 @@
-"""``format("kafka-chunked")``: the data source that Spark's planning calls, and its writers.
+"""``format("kafka-chunked")``: the data source that Spark calls to plan a write, and its writers.
 
-Planning and commit import this module, for a stream in every micro-batch, so it avoids slow imports.
+Spark imports this module for planning and for commits, for a stream in every micro-batch, so it avoids slow
+imports.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from kafka_sink.options import parse
 from kafka_sink.spark.short_tracebacks import logged_on_driver, short_tracebacks
 from kafka_sink.spark.write import PlannedWrite
 
-# What PySpark's data source API has beside it: 4.1 and later all, 4.0 most, 3.5 nothing.
+# Optional parts of PySpark's data source API: 4.1 and later have all of them, 4.0 most, 3.5 none.
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.datasource import DataSourceArrowWriter as ArrowWriter
@@ -36,7 +37,7 @@ else:
             from pyspark.sql.datasource import DataSourceStreamWriter
 
             class StreamArrowWriter(DataSourceStreamWriter, ArrowWriter):
-                """PySpark 4.0's tasks hand Arrow batches to each ArrowWriter, whatever else it is."""
+                """In PySpark 4.0, tasks pass Arrow batches to any ArrowWriter, also if it writes a stream."""
 
 
 _COMMIT_MODULE = "python_streaming_sink_runner"
@@ -45,7 +46,7 @@ _SCHEMA = (
     f"{_READ}. To write in SQL, name the columns: CREATE TEMPORARY VIEW orders (key STRING, value STRING) "
     "USING `kafka-chunked` OPTIONS (...), then INSERT INTO orders"
 )
-# Spark passes the options of the INSERT, and none of those that CREATE TABLE has kept.
+# For a table, Spark passes the options of the INSERT only, and not those of CREATE TABLE.
 _NO_OPTIONS = (
     "Option 'kafka.bootstrap.servers' must be specified, and there are no options at all: Spark does not "
     "pass those of a table to a data source in Python. In SQL, write INSERT INTO orders WITH "
@@ -59,14 +60,14 @@ class KafkaChunkedDataSource(DataSource):
     """Writes rows to Kafka. Columns: value, and optionally key, topic, partition, headers and timestamp.
 
     ``df.write.format("kafka-chunked").mode("append").option("kafka.bootstrap.servers", ...).save()``. Spark
-    itself requires ``.mode("append")``. Options: docs/options.md.
+    requires ``.mode("append")``. The options are in docs/options.md.
     """
 
     @classmethod
     def name(cls) -> str:
         return "kafka-chunked"
 
-    # The checkpoint of a stream, which ``streamWriter`` sets; "" for batch writes.
+    # The checkpoint of a stream, set by ``streamWriter``; "" for batch writes.
     subject = ""
 
     @logged_on_driver
@@ -81,14 +82,14 @@ class KafkaChunkedDataSource(DataSource):
         driver_conf.warn_of_shown_secrets(self.options)
         if not _is_of_spark(schema):
             schema = self._of_sail(schema)
-        # Tasks import this module for its writers, and pay for no planning.
+        # Imported here, because tasks import this module for its writers and do not plan.
         from kafka_sink.spark.planning import plan
 
         return BatchWriter(plan(self.options, schema))
 
     @logged_on_driver
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802 - Spark's signature
-        """Plan a micro-batch. Complete mode sets ``overwrite``; its results are appended, too."""
+        """Plan a micro-batch. In complete mode ``overwrite`` is set; the results are still appended."""
         self.subject = self.options.get("checkpointlocation", "")
         driver_conf.warn_of_shown_secrets(self.options)
         from kafka_sink.spark.planning import plan
@@ -125,7 +126,7 @@ class KafkaChunkedDataSource(DataSource):
 
 
 class _Writer:
-    """What both writers have. Spark pickles them."""
+    """The methods that both writers share. Spark pickles the writers."""
 
     def __init__(self, planned: PlannedWrite) -> None:
         self.planned = planned
@@ -156,14 +157,15 @@ class StreamWriter(_Writer, StreamArrowWriter):
 
 
 def _is_of_spark(schema: StructType | pa.Schema) -> TypeGuard[StructType]:
-    """Sail, Spark's API without a JVM, gives Arrow's schema in the place of Spark's."""
+    """Whether the schema is Spark's. Sail, an engine with Spark's API but no JVM, passes Arrow's schema
+    instead."""
     return hasattr(schema, "fields")
 
 
 def _only_commits() -> bool:
     """Whether this process creates a stream's writer only to call its commit or abort.
 
-    Spark does not tell the data source, but runs a Python module of its own for it. If Spark renames that
-    module, each commit takes the query over from its own tasks, and fails with an error about that.
+    Spark does not pass this to the data source, but it runs a separate Python module for it. If Spark renames
+    that module, each commit takes the query over from its own tasks and fails with an error about a takeover.
     """
     return any(_COMMIT_MODULE in argument for argument in sys.argv)

@@ -1,16 +1,18 @@
-"""The worker's socket to the executor's JVM: detects that the JVM closed it, and acknowledges rows at once.
+"""The worker's socket to the executor's JVM: detects that the JVM has closed it, and acknowledges rows at
+once.
 
 Spark closes this socket to end an attempt that was killed, was superseded by a speculative copy, or belongs
-to a cancelled job or a stopped query. PyArrow takes that for the end of the rows, because an Arrow stream may
-end without its end marker.
+to a cancelled job or a stopped query. PyArrow takes this for the end of the rows, because an Arrow stream may
+end without an end marker.
 
 While a task runs, the JVM closes the socket or shuts down its direction only if the attempt has failed.
 BasePythonRunner's Writer calls ``shutdownOutput`` only in its exception handlers, and a reused worker keeps
-its socket (Spark 4.1.1 and 4.3.0, TCP and Unix domain). A hang-up before ``write`` returns therefore means
-that the rows are no longer wanted.
+its socket (Spark 4.1.1 and 4.3.0, TCP and Unix domain). So if the JVM hangs up before ``write`` returns, the
+rows are no longer wanted.
 
-Spark leaves Nagle's algorithm on. So the JVM sends the end of the rows, a few bytes, when the rows before it
-have been acknowledged, and a kernel that expects a response soon delays its acknowledgement by 40 ms.
+Spark does not disable Nagle's algorithm. The JVM therefore sends the end of the rows, a few bytes, only when
+the rows before it have been acknowledged, and a kernel that expects a response soon delays its
+acknowledgement by 40 ms.
 """
 
 from __future__ import annotations
@@ -33,8 +35,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _log = logging.getLogger(__name__)
-# POLLRDHUP means that the peer closed or half-closed, even if there are bytes left to read. The kernel
-# reports the other two without being asked.
+# POLLRDHUP is reported if the peer has closed or half-closed the socket, even if there are bytes left to
+# read. The kernel reports the other two in any case.
 _HANG_UP = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 _WAKE_BYTES = 4096
 _WORKER_FILE = "pyspark/worker.py"
@@ -50,7 +52,8 @@ def watched(descriptor: int | None, on_hang_up: Callable[[Exception], None]) -> 
     if descriptor is None:
         yield lambda: None
         return
-    # A duplicate: the worker could close its descriptor meanwhile, and the number could be reused.
+    # Watch a duplicate: the worker could close its descriptor in the meantime, and the number could be
+    # reused.
     duplicate = os.dup(descriptor)
 
     def check() -> None:
@@ -64,9 +67,9 @@ def watched(descriptor: int | None, on_hang_up: Callable[[Exception], None]) -> 
 
 
 def acknowledged(batches: Iterator[pa.RecordBatch], descriptor: int | None) -> Iterator[pa.RecordBatch]:
-    """Yield the batches. The kernel acknowledges at once what the JVM has sent so far, on this socket.
+    """Yield the batches, and make the kernel acknowledge at once what the JVM has sent on this socket.
 
-    Otherwise the end of the rows comes 40 ms late. If ``descriptor`` is None, nothing is changed.
+    Otherwise the end of the rows arrives 40 ms late. If ``descriptor`` is None, nothing is changed.
     """
     if descriptor is None:
         yield from batches
@@ -74,44 +77,49 @@ def acknowledged(batches: Iterator[pa.RecordBatch], descriptor: int | None) -> I
     with _duplicate(descriptor) as connection:
         _acknowledge(connection)
         for batch in batches:
-            # The kernel forgets the option at its own discretion.
+            # The option must be set again for each batch, because the kernel may reset it at any time.
             _acknowledge(connection)
             yield batch
 
 
 def _duplicate(descriptor: int) -> socket.socket:
-    """A socket object for the worker's socket. Closing it leaves the worker's own open."""
+    """A socket object for the worker's socket. Closing the object leaves the worker's own descriptor open."""
     is_blocking = os.get_blocking(descriptor)
     connection = socket.socket(fileno=os.dup(descriptor))
-    # After socket.setdefaulttimeout, a new object makes the socket non-blocking, for both descriptors.
+    # After socket.setdefaulttimeout, creating the object makes the socket non-blocking for both descriptors.
     os.set_blocking(descriptor, is_blocking)
     return connection
 
 
 def _acknowledge(connection: socket.socket) -> None:
-    # A Unix socket refuses the option, and has no use for it.
+    # A Unix domain socket refuses the option and does not need it.
     with suppress(OSError):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
 
 
 class Watcher:
-    """A thread that polls without a timeout, so it uses no processor time until an event.
+    """A thread that waits for hang-ups in poll, without a timeout, so that it uses no CPU time until an
+    event.
 
-    It is kept from task to task. On busy processors a task waited milliseconds for a new thread to start, and
-    for it to end.
+    The thread is kept from task to task: on a busy CPU, starting and ending a thread for each task took
+    milliseconds.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # guards all below
+        # Guards everything below. Tasks add and remove descriptors, and the thread reads them. The thread
+        # also holds the lock while it calls ``on_hang_up``. Without this, ``remove`` could return while the
+        # call is still running.
+        self._lock = threading.Lock()
         self._watched: dict[int, tuple[int, Callable[[Exception], None]]] = {}
         self._count = 0
         # The pipe that wakes the thread; None before the thread is started.
         self._wakeup: tuple[int, int] | None = None
-        # For the life of the process, as is the watch.
+        # The handler can never be unregistered, but the watcher exists as long as the process anyway.
         os.register_at_fork(after_in_child=self._after_fork)
 
     def _after_fork(self) -> None:
-        """In the child: the parent's thread is not there, and may have held the lock."""
+        """Reset a forked child, in which the parent's thread does not exist. The thread may have held the
+        lock."""
         self._lock = threading.Lock()
         self._watched.clear()
         wakeup, self._wakeup = self._wakeup, None
@@ -119,9 +127,9 @@ class Watcher:
             os.close(end)
 
     def add(self, descriptor: int, on_hang_up: Callable[[Exception], None]) -> int:
-        """Watch it until ``remove`` is called with the number that is returned.
+        """Watch the descriptor until ``remove`` is called with the number that this method returns.
 
-        Raises OSError and RuntimeError if there is no descriptor or no thread left, and watches nothing then.
+        Raises OSError or RuntimeError, and watches nothing, if no descriptor or no thread is left.
         """
         with self._lock:
             if self._wakeup is None:
@@ -132,9 +140,10 @@ class Watcher:
             return self._count
 
     def remove(self, number: int) -> None:
-        """Call nothing any more. Waits for a call under way. The descriptor may be closed then."""
+        """End the watch, and wait for a call that is already running. Afterwards the descriptor may be
+        closed."""
         with self._lock:
-            # After a hang-up or a fork it is not watched any more.
+            # After a hang-up or a fork, it is no longer watched.
             if self._watched.pop(number, None) is not None and self._wakeup is not None:
                 _wake(self._wakeup)
 
@@ -170,7 +179,7 @@ class Watcher:
 
     def _hung_up(self, number: int) -> None:
         with self._lock:
-            # It may have been removed, closed, and its number reused since the poll began.
+            # Since the poll began, the descriptor may have been removed and closed, and its number reused.
             found = self._watched.pop(number, None)
             if found is not None:
                 try:
@@ -180,7 +189,7 @@ class Watcher:
 
 
 def _wake(wakeup: tuple[int, int]) -> None:
-    # A full pipe wakes as well.
+    # If the pipe is full, the thread wakes anyway.
     with suppress(BlockingIOError):
         os.write(wakeup[1], b"\0")
 
@@ -201,11 +210,12 @@ def _has_hung_up(descriptor: int) -> bool:
 
 
 def executor_socket(environ: Mapping[str, str] = os.environ, descriptors: str = "/dev/fd") -> int | None:
-    """The descriptor of the socket that this thread's task reads its rows from. None outside Spark's workers.
+    """The descriptor of the socket from which this thread's task reads its rows. None outside Spark's
+    workers.
 
-    PySpark has no public API for it. In a worker of the daemon, it is ``infile`` in the frame of
+    PySpark has no public API for it. In a worker that the daemon has forked, it is ``infile`` in the frame of
     ``pyspark.worker.main``. In a worker without the daemon, ``infile`` has no descriptor, but the environment
-    contains the address that the worker connected to.
+    contains the address to which the worker has connected.
     """
     infile = _infile_of_worker()
     if infile is None:
@@ -229,13 +239,13 @@ def _infile_of_worker() -> IO[bytes] | None:
 
 
 def _connected_to_factory(environ: Mapping[str, str], descriptors: str) -> int | None:
-    """The open socket whose peer is the one that PythonWorkerFactory named in the environment."""
+    """The open socket whose peer has the address that PythonWorkerFactory put into the environment."""
     path = environ.get("PYTHON_WORKER_FACTORY_SOCK_PATH")
     port = environ.get("PYTHON_WORKER_FACTORY_PORT")
     try:
         names = os.listdir(descriptors)
     except OSError:
-        return None  # a container without it, or without /proc
+        return None  # a container without /dev/fd or /proc
     for descriptor in map(int, names):
         with suppress(OSError):
             if not _is_socket(descriptor):

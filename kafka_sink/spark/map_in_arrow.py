@@ -1,7 +1,8 @@
-"""``kafka_sink.write`` and ``kafka_sink.foreach_batch``: the sink in every PySpark since 3.5, by mapInArrow.
+"""``kafka_sink.write`` and ``kafka_sink.foreach_batch``: the sink for every PySpark since 3.5, with
+mapInArrow.
 
-Planning and commit are the data source's, in the driver's own Python. Each task returns its commit message as
-its only row.
+Planning and commit are the same as for the data source, and run in the driver's own Python. Each task returns
+its commit message as its only row.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ _APP_ID, _VERSION = "txnappid", "txnversion"
 
 
 class ForeachBatch:
-    """What Spark calls with each micro-batch. With exactly-once, the micro-batch's number is the version."""
+    """The function that Spark calls with each micro-batch. With exactly-once, the version is the batch's
+    number."""
 
     def __init__(self, given_options: Mapping[str, Any]) -> None:
         options = texts(given_options)
@@ -49,7 +51,7 @@ class ForeachBatch:
                 "Option 'txnVersion' is not for foreach_batch: the batch's id is the version"
             )
         self._options = options
-        # What is wrong with the options should not wait for the first batch.
+        # Check the options now, so that errors do not appear only in the first micro-batch.
         checked = parse({**options, _VERSION: "0"} if _APP_ID in given else options)
         self._is_named = checked.options.exactly_once
         self._has_name = _APP_ID in given
@@ -72,7 +74,7 @@ class ForeachBatch:
 def write(
     df: DataFrame, options: Mapping[str, Any], query: str | None = None, micro_batch: int | None = None
 ) -> WriteResult:
-    """As ``kafka_sink.write``."""
+    """See ``kafka_sink.write``."""
     _require_driver(df)
     if df.isStreaming:
         raise ConfigurationError(
@@ -93,7 +95,7 @@ def _run(df: DataFrame, planned: PlannedWrite, context: SparkContext) -> WriteRe
             task = _MapTask(planned, _accumulator_of(context))
             rows = df.mapInArrow(task, _SCHEMA).collect()
             if not rows:
-                # No partition, so no task. Spark's own writes run one then, too.
+                # Without a partition there is no task. Spark's own writes also run one task in this case.
                 one = df.sparkSession.range(0, 1, 1, 1)
                 rows = one.mapInArrow(replace(task, is_empty=True), _SCHEMA).collect()
             messages = [pickle.loads(row[0]) for row in rows]  # noqa: S301 - from this job's own tasks
@@ -109,14 +111,14 @@ def _run(df: DataFrame, planned: PlannedWrite, context: SparkContext) -> WriteRe
 
 @dataclass
 class _MapTask:
-    """What runs in tasks. Its one row is the commit message. ``is_empty``: without rows."""
+    """The function that runs in tasks. Its one row is the commit message. ``is_empty`` means without rows."""
 
     planned: PlannedWrite
     finished: Accumulator[_Messages]
     is_empty: bool = False
 
     def __post_init__(self) -> None:
-        # PySpark shows it in plans.
+        # PySpark shows this name in query plans.
         self.__name__ = "kafka_chunked"
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -129,8 +131,10 @@ class _MapTask:
 
 
 def _require_driver(df: DataFrame) -> None:
-    """Raise ConfigurationError for what is no DataFrame of Spark, and for one of Spark Connect: its client is
-    not in the application."""
+    """Raise ConfigurationError unless this is a DataFrame of Spark on the driver.
+
+    A DataFrame of Spark Connect is refused, because its client is not part of the application.
+    """
     from pyspark.sql import DataFrame
 
     kind = type(df)
@@ -149,7 +153,8 @@ def _require_driver(df: DataFrame) -> None:
 
 
 def _require_pandas() -> None:
-    """Raise ConfigurationError without the pandas that PySpark's ``mapInArrow`` imports, in every version."""
+    """Raise ConfigurationError if pandas is missing, which PySpark's ``mapInArrow`` imports in every
+    version."""
     from pyspark.sql.pandas.utils import require_minimum_pandas_version
 
     try:
@@ -162,19 +167,20 @@ def _require_pandas() -> None:
 
 
 def application_of(context: SparkContext) -> SparkApplication:
-    """What Spark's workers find in their environment."""
-    # The JVM is its child, unless spark-submit started this Python. Spark's scripts become the JVM, under
-    # their pid.
+    """The application. Spark's workers find the same facts in their environment."""
+    # The JVM is a child of this process, unless spark-submit started this Python. Spark's scripts exec the
+    # JVM, so it has their pid.
     started = getattr(context._gateway, "proc", None)
     pid = None if started is None else started.pid
     return SparkApplication(_local_dirs(context), pid, dict(context.getConf().getAll()))
 
 
 def _local_dirs(context: SparkContext) -> str:
-    """SPARK_LOCAL_DIRS of Spark's workers on the driver's host, which Spark keeps to itself.
+    """SPARK_LOCAL_DIRS of Spark's workers on the driver's host, for which Spark has no public API.
 
-    By a field, as Py4J looks at all methods of a class before it calls one, and loses its connection if a
-    class in a signature is missing. PySpark 4.3.0 comes without one that SparkEnv names.
+    It is read from a field and not through a method: before calling a method, Py4J inspects all methods of
+    the class, and it loses its connection if a class in one of the signatures is missing. PySpark 4.3.0 lacks
+    one that SparkEnv mentions.
     """
     jvm: Any = context._jvm
     try:
@@ -186,19 +192,19 @@ def _local_dirs(context: SparkContext) -> str:
         return str(context._temp_dir)
 
 
-# -- the commit messages of tasks that finished, for a job that fails: Spark returns no row of it ------------
+# -- commit messages of finished tasks, for a job that fails: Spark then returns none of its rows ------------
 #
-# They reach the driver by one accumulator of the application. Spark adds what the first successful attempt of
-# each task says, and nothing of others. An accumulator stays registered for the life of the application, so a
-# write has none of its own.
+# They reach the driver through one accumulator of the application. Spark adds the values of the first
+# successful attempt of each task, and ignores other attempts. An accumulator stays registered for the life of
+# the application, so a write cannot have its own.
 
-# The write's name and the task's message.
+# Pairs of a write's name and a task's message.
 _Messages = list[tuple[str, TaskCommitted]]
 
 
 @contextmanager
 def _finished_tasks(name: str) -> Iterator[Sequence[TaskCommitted]]:
-    """Within the block, the messages of this write are kept in the list that it yields."""
+    """Within the block, the messages of this write are added to the list that it yields."""
     arrived: list[TaskCommitted] = []
     _arriving[name] = arrived
     try:
@@ -207,9 +213,11 @@ def _finished_tasks(name: str) -> Iterator[Sequence[TaskCommitted]]:
         del _arriving[name]
 
 
-# By the name of each write that runs. PySpark's thread for accumulators appends.
+# The lists of the running writes, by write name. PySpark's accumulator thread appends to a list, and the
+# thread that writes adds and removes its own list. Each step is one dictionary or list operation, so no lock
+# is needed.
 _arriving: dict[str, list[TaskCommitted]] = {}
-_lock = threading.Lock()  # guards the one below
+_lock = threading.Lock()  # guards _accumulator, so that two threads do not create two of them
 _accumulator: tuple[SparkContext, Accumulator[_Messages]] | None = None
 
 
@@ -222,7 +230,8 @@ def _accumulator_of(context: SparkContext) -> Accumulator[_Messages]:
 
 
 class _Arrivals(AccumulatorParam[_Messages]):
-    """In tasks a list of messages. On the driver it hands them to their writes, and stays empty."""
+    """In tasks, the value is a list of messages. On the driver it hands them to their writes and stays
+    empty."""
 
     def zero(self, value: _Messages) -> _Messages:
         return []

@@ -1,6 +1,6 @@
-"""Planning a write: checks the options, the columns and the topic, and finds the coordinator.
+"""Plans a write: checks the options, the columns and the topic, and finds the coordinator.
 
-It runs on the driver, for a stream in every micro-batch, so it avoids slow imports.
+This runs on the driver, for a stream in every micro-batch, so it avoids slow imports.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ def plan(
     is_stream_writer: bool = False,
     for_tasks: bool = True,
 ) -> PlannedWrite:
-    """Plan a write. Raises ConfigurationError, SchemaError, and what connections to brokers raise.
+    """Plan a write. Raises ConfigurationError, SchemaError, and the errors of connections to brokers.
 
-    ``schema``: that of the DataFrame. ``query`` is set for micro-batches, which are
-    planned again and again: the text that tells the query from others in its application.
-    ``is_stream_writer``: Spark itself commits by micro-batch, and plans again for it; ``for_tasks`` is false
-    for that second plan.
+    ``schema`` is the DataFrame's. ``query`` is set for micro-batches, which are planned again and again: a
+    text that identifies the query within its application. ``is_stream_writer`` means that Spark itself
+    commits each micro-batch, and plans it a second time for that. ``for_tasks`` is False for that second
+    plan.
     """
     worker.freeze_when_reused()
     parsed = parse(raw)
@@ -62,11 +62,11 @@ def plan(
         encoding = formats.plan(options, columns, partial(_arrow_schema, schema), query)
         options = options.without_registry()
     columns_plan = ColumnPlan.of(columns if encoding is None else encoding.columns, options.topic)
-    # Jobs also pass checkpointLocation to batch writes, within options that they share.
+    # Jobs also pass checkpointLocation to batch writes, among options that they share.
     subject = raw.get("checkpointlocation", "") if is_stream_writer else ""
     name = secrets.token_hex(_NAME_LENGTH // 2)
     if subject:
-        # The query's tasks and its commits plan separately.
+        # The tasks of a query and its commits plan separately, and must find the same name.
         name = hashlib.sha256(subject.encode()).hexdigest()[:_NAME_LENGTH]
     label = "a micro-batch" if is_repeated else "a write"
     in_transactions = None
@@ -98,16 +98,16 @@ def plan(
 def looked_up(
     options: SinkOptions, *, is_repeated: bool, connect_bound_ms: float = CONNECT_BOUND_MS
 ) -> MetadataSnapshot | None:
-    """What ``prepare_topic`` returns, and raises; None where a stream has done so lately.
+    """Call ``prepare_topic``, unless a stream has done so recently; then return None.
 
-    A stream that was connected before waits up to max.block.ms for connections, because brokers may be
-    restarting.
+    A stream that was connected before waits for connections for up to max.block.ms, because brokers may be
+    restarting. Raises the errors of ``prepare_topic``.
     """
     # The key contains the redacted security options, so that another login is checked at once.
     done = f"topics are there: {options.redacted()}"
     if is_repeated and spark_application.happened_within(done, TOPIC_RECHECK_S):
         return None
-    # Few micro-batches ask brokers: the client takes 0.1 s to import.
+    # Imported here, because few micro-batches ask brokers, and the client takes 0.1 s to import.
     from kafka_sink.driver.topic_preparation import prepare_topic
 
     was_connected = is_repeated and spark_application.happened_within(done, math.inf)
@@ -128,14 +128,14 @@ def _of_sink(names: list[str], options: SinkOptions) -> list[str]:
 
 
 def _warn(warnings: Sequence[str], query: str | None) -> None:
-    """Log each once for a query, which is planned again and again."""
+    """Log the warnings. For a query, which is planned again and again, they are logged once."""
     if warnings and (query is None or spark_application.first_time("\n".join((str(query), *warnings)))):
         for warning in warnings:
             driver_log.warn(f"kafka-chunked: {warning}")
 
 
 def _check(options: SinkOptions) -> None:
-    """What would fail, or hide the cause of a failure, once tasks run."""
+    """Check settings that would fail only in tasks, or would hide the cause of a failure there."""
     if options.delivery_report_path:
         from kafka_sink.reports import delivery_report
 
@@ -149,13 +149,13 @@ def _check(options: SinkOptions) -> None:
 def _arrow_schema(schema: StructType) -> pa.Schema:
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    # 4.3 asks for the zone of timestamps, older versions take UTC.
+    # PySpark 4.3 requires the time zone of timestamps; older versions use UTC.
     asks = "timezone" in inspect.signature(to_arrow_schema).parameters
     return to_arrow_schema(schema, timezone="UTC") if asks else to_arrow_schema(schema)
 
 
 def _tasks_at_once(options: SinkOptions) -> int:
-    """Only a rate limit depends on it."""
+    """How many tasks may run at the same time. Only a rate limit needs this number."""
     if not (options.max_rows_per_second or options.max_bytes_per_second):
         return 1
     return driver_conf.tasks_of(driver_conf.conf_of_driver() or {})

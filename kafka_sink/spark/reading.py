@@ -1,4 +1,4 @@
-"""Spark's Arrow batches of one task, read and sent as larger tables."""
+"""Reads the Arrow batches that Spark passes to a task, and sends them as larger tables."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 SPARK_FAILED = "Spark failed while it computed the rows: its error stands above"
-# How often a task that waits for rows writes dead letters, while rows may still be rejected.
+# How often a task that waits for rows writes dead letters, as long as rows may still be rejected.
 _DEAD_LETTERS_MS = 100.0
 
 
 class Sends(Protocol):
-    """The part of a producer that takes rows."""
+    """The part of a producer that accepts rows."""
 
     def send(self, table: pa.Table) -> int: ...
 
@@ -30,9 +30,10 @@ class Sends(Protocol):
 
 
 def rows_of_spark(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the batches. Raises ExecutorDisconnectedError where Spark broke its stream of rows off.
+    """Yield the batches. Raises ExecutorDisconnectedError if Spark has broken off its stream of rows.
 
-    It does so when an expression, a UDF or a source of the user's fails. Arrow's error would hide that one.
+    Spark does so if an expression, a UDF or a source of the user fails. Arrow's own error would hide that
+    failure.
     """
     from pyarrow import ArrowInvalid
 
@@ -62,11 +63,11 @@ def send_tables(
 ) -> int:
     """Pass the rows of all batches to the producer, in order, as tables of about 2 MiB.
 
-    Returns the bytes of the largest batch, by its keys, values and headers.
+    Returns the size of the largest batch, counting keys, values and headers.
 
-    ``plan`` describes the batches as Spark sends them. The tables contain only the columns that it uses. Rows
-    wait for ``linger_ms`` at most, even if Spark sends no next batch. The first batch does not wait: a
-    micro-batch mostly has no other, and waiting for one takes a thread.
+    ``plan`` describes the batches as Spark sends them. The tables contain only the columns that the plan
+    uses. Rows wait for at most ``linger_ms``, even if Spark sends no further batch. The first batch does not
+    wait: a micro-batch usually consists of one batch, and waiting for another one takes a thread.
     """
     from kafka_sink.rows.rebatching import Rebatcher
 
@@ -77,7 +78,7 @@ def send_tables(
     is_first = True
     try:
         while True:
-            # Rejected rows would expire while Spark computes the next batch.
+            # Wake up in time: rejected rows would otherwise expire while Spark computes the next batch.
             longest_ms = _DEAD_LETTERS_MS if producer.write_dead_letters() else math.inf
             with activity.waiting(ROWS):
                 batch = reader.read(min(longest_ms, builder.deadline_ms() - monotonic_ms()))
@@ -101,7 +102,7 @@ def send_tables(
 
 
 class Late(Enum):
-    """Returned if no batch arrived in time."""
+    """The result of a read if no batch arrived in time."""
 
     LATE = "late"
 
@@ -109,9 +110,10 @@ class Late(Enum):
 class TimedReader:
     """Reads an iterator with a timeout, on its own thread.
 
-    Without a timeout the caller's thread reads, which saves switching threads. The two never read at the same
-    time. The thread does not read ahead, because a batch may have 64 MiB. It is a daemon. It ends with the
-    iterator, or after ``close`` once the current read has returned.
+    Without a timeout, the caller's thread reads, which saves switching threads. The two threads never read at
+    the same time: the caller reads only if it has no unanswered request to the thread. The thread does not
+    read ahead, because a batch may have 64 MiB. It is a daemon, so that it cannot keep the process alive. It
+    ends with the iterator, or after ``close`` when the current read returns.
     """
 
     def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
@@ -122,9 +124,9 @@ class TimedReader:
         self._is_asked = False
 
     def read(self, timeout_ms: float) -> pa.RecordBatch | Late | None:
-        """The next batch, None at the end, or LATE after ``timeout_ms``.
+        """Return the next batch, None at the end, or LATE after ``timeout_ms``.
 
-        After LATE the read continues, and a later call returns its batch. Raises what the iterator raises.
+        After LATE the read continues, and a later call returns its batch. Raises the errors of the iterator.
         """
         if not self._is_asked:
             if timeout_ms == math.inf:

@@ -1,4 +1,4 @@
-"""``kafka_sink.register`` and ``kafka_sink.tune``: what a session learns of the sink."""
+"""``kafka_sink.register`` and ``kafka_sink.tune``: what they do with a Spark session."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 USE_WRITE = "use kafka_sink.write, and kafka_sink.foreach_batch for streams"
-# Sessions in which this process has registered it.
+# The sessions in which this process has registered the data source.
 _REGISTERED: WeakSet[SparkSession] = WeakSet()
 
 
 def register(spark: SparkSession) -> None:
-    """As ``kafka_sink.register``.
+    """See ``kafka_sink.register``.
 
-    Spark warns that a data source "replaced a previously registered" or "a statically registered data source"
-    if it is registered twice, or if Spark has found it installed.
+    A data source is registered once, and only if it is not installed. Otherwise Spark warns that a data
+    source "replaced a previously registered" or "a statically registered data source".
     """
     if not hasattr(spark, "dataSource"):
         raise ConfigurationError(f"PySpark {spark.version} has no data sources in Python: {USE_WRITE}")
@@ -37,12 +37,13 @@ def register(spark: SparkSession) -> None:
 
 
 def _is_installed(spark: SparkSession, name: str) -> bool:
-    """Whether Spark finds this very package by itself. One that is shipped with the job must win over it."""
+    """Whether Spark itself finds this very package. A package that is shipped with the job must win over
+    it."""
     loader = getattr(__spec__, "loader", None)
     if isinstance(loader, zipimport.zipimporter):
         return False
     try:
-        # Spark's own lookup. Registering would run it as well, and it runs once in an application.
+        # Spark's own lookup, which runs once per application. Registering the data source would also run it.
         manager = spark._jsparkSession.sessionState().dataSourceManager()
         return bool(manager.dataSourceExists(name))
     except Exception:  # noqa: BLE001 - with Spark Connect no JVM is here; registering is always right
@@ -50,7 +51,7 @@ def _is_installed(spark: SparkSession, name: str) -> bool:
 
 
 def tune(spark: SparkSession, row_bytes: int) -> dict[str, str]:
-    """As ``kafka_sink.tune``."""
+    """See ``kafka_sink.tune``."""
     made, kept = {}, []
     for name, value in spark_application.arrow_batch_settings(row_bytes).items():
         present = spark.conf.get(name, None)

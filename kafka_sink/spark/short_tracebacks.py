@@ -1,8 +1,8 @@
-"""Errors as Spark's users see them: the cause and what to do, in few lines.
+"""Shortens errors for Spark's users to the cause and what to do.
 
-Spark prints the traceback of an error in Python once for the driver and three times for each failed task, and
-PySpark prints it twice more as the driver's exception. Where the message says what to change, frames only
-hide it. On the driver the message is also logged, as one line.
+Spark prints the traceback of a Python error once for the driver and three times for each failed task, and
+PySpark prints it twice more as the driver's exception. If the message already has what to change, the frames
+only hide it. On the driver, the message is also logged, as one line.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from kafka_sink.printable import one_line
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 _log = logging.getLogger(__name__)
-# Bugs, here or in a broker, which frames help to find.
+# These errors are bugs, in this package or in a broker, and frames help to find them.
 _WITH_FRAMES = (BufferOwnershipError, ProducerClosedError, ProtocolError)
-# PySpark's worker formats its last exception without frames where this is set, and then ends.
+# If this variable is set, PySpark's worker formats its last exception without frames. The worker then ends.
 _WITHOUT_FRAMES = "SPARK_HIDE_TRACEBACK"
-# Characters of a line of the log.
+# The maximum number of characters in a log line.
 _MAX_LINE = 4000
 
 
 def logged_on_driver(
     call: Callable[Concatenate[Any, _Arguments], _Result],
 ) -> Callable[Concatenate[Any, _Arguments], _Result]:
-    """For methods that Spark calls on the driver: as ``short_tracebacks``, and the error is logged.
+    """For methods that Spark calls on the driver. Like ``short_tracebacks``, but also logs the error.
 
-    Their object has a ``subject``: the checkpoint of a stream, "" for batch writes.
+    The method's object has a ``subject``: the checkpoint of a stream, or "" for batch writes.
     """
     shortened = short_tracebacks(call)
 
@@ -56,15 +56,15 @@ def log_failure(line: str) -> None:
 
 
 def message_of(error: Exception) -> str:
-    """The error's message; with its type where it is not this package's, whose messages say all."""
+    """The error's message, with the type in front unless it is an error of this package."""
     return str(error) if isinstance(error, KafkaSinkError) else f"{type(error).__name__}: {error}"
 
 
 def short_tracebacks(call: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
     """For methods that Spark calls. PySpark shows errors of this package without frames.
 
-    The whole traceback is logged at DEBUG. A library that is missing becomes a KafkaSinkError that names the
-    line for pip.
+    The whole traceback is logged at DEBUG. The error for a missing library becomes a KafkaSinkError with the
+    pip command to install it.
     """
 
     @functools.wraps(call)
@@ -76,8 +76,8 @@ def short_tracebacks(call: Callable[_Arguments, _Result]) -> Callable[_Arguments
         except KafkaSinkError as error:
             _log.debug("the whole traceback of the error that follows", exc_info=error)
             cause = error.__cause__
-            # The message quotes this package's own. One in the user's code, such as a circuit breaker class,
-            # stays, and so does a bug.
+            # The message already quotes a cause of this package. A cause in the user's code, such as a
+            # circuit breaker class, is kept, and so is a bug.
             if isinstance(cause, KafkaSinkError) and not (isinstance(cause, _WITH_FRAMES) or cause.__cause__):
                 cause = None
             if cause is None:

@@ -1,22 +1,23 @@
-"""Spark's Python workers: their imports, their garbage collections and their memory.
+"""Improves Spark's Python workers: their imports, garbage collections and memory.
 
-PySpark 4.1 calls ``importlib.invalidate_caches()`` whenever a worker starts to plan, to run a task or to
-commit. Before Python 3.12, each ``zipimporter`` then re-reads its archive's directory at once. That takes 100
-to 200 ms for the archives that Spark puts on PYTHONPATH, three times for every job and micro-batch (a third
-of a second of 1.9 s for two million rows, measured). Spark's archives never change while it runs.
+Imports: PySpark 4.1 calls ``importlib.invalidate_caches()`` whenever a worker starts to plan, to run a task
+or to commit. Before Python 3.12, each ``zipimporter`` then re-reads the directory of its archive at once.
+This takes 100 to 200 ms for the archives that Spark puts on PYTHONPATH, three times for every job and
+micro-batch (a third of a second of 1.9 s for two million rows, measured). Spark's archives never change while
+it runs.
 
-PySpark's daemon runs a full collection after everything that a reused worker does: planning, a task or a
-commit. It looks at each object of each imported module. With pandas, Arrow and this package that takes 40 ms
-of processor time after a task and 12 ms after planning or a commit (Python 3.11): together 100 ms for a
-micro-batch of two tasks, more than everything else that its Python processes do.
+Garbage collections: PySpark's daemon runs a full collection after everything that a reused worker does:
+planning, a task or a commit. The collection visits each object of each imported module. With pandas, Arrow
+and this package, this takes 40 ms of CPU time after a task and 12 ms after planning or a commit (Python
+3.11). For a micro-batch of two tasks this is 100 ms, more than everything else that its Python processes do.
 
-Spark may limit a worker's address space, so that an import fails.
+Address space: Spark may limit it, so that an import fails.
 
-glibc takes fresh pages from the kernel for each large batch that Spark hands over, and gives them back after
-it: 100 to 280 page faults a MB, which are a third of the kernel's part of a task that writes. Told to keep
-them, it has 10, after the first two batches of a task: PySpark holds one while it reads the next. Huge pages
-(madvise) save these faults, too, but cost the kernel more time. Other C libraries have no such setting and
-stay as they are.
+Memory: glibc takes new pages from the kernel for each large batch that Spark hands over, and returns them
+after the batch. The 100 to 280 page faults per MB are a third of the kernel's time in a task that writes. If
+glibc keeps the pages, there are 10 faults per MB after the first two batches of a task (PySpark holds one
+batch while it reads the next). Huge pages (madvise) also save these faults, but cost the kernel more time.
+Other C libraries have no such setting and stay unchanged.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ from typing import Any
 
 from kafka_sink.errors import KafkaSinkError
 
-# pyspark.zip, py4j-0.10.9.9-src.zip, spark-core_2.13-4.1.1.jar
+# Examples: pyspark.zip, py4j-0.10.9.9-src.zip, spark-core_2.13-4.1.1.jar
 _SPARK_ARCHIVES = ("pyspark", "py4j-", "spark-core_")
-# Since 3.12, a zipimporter postpones re-reading its directory until it is next used.
+# Since Python 3.12, a zipimporter re-reads its directory only when it is next used.
 _READS_AT_ONCE = sys.version_info < (3, 12)
 
 
@@ -59,12 +60,11 @@ _calls = 0
 
 
 def freeze_when_reused() -> None:
-    """Called at the start of planning, a task or a commit. The second call in a process exempts all present
-    objects from garbage collections.
+    """Exempt all existing objects from garbage collection, in the second call in a worker of the daemon.
 
-    Everything is imported by then (PySpark imports pandas at the end of the first task), and the daemon has
-    just collected the garbage. The objects are still freed when nothing refers to them any more. Only
-    reference cycles among them stay. Elsewhere than in a worker of the daemon, nothing happens.
+    Called at the start of planning, a task or a commit. At the second call everything is imported (PySpark
+    imports pandas at the end of the first task), and the daemon has just collected the garbage. The objects
+    are still freed when nothing refers to them any longer. Only reference cycles among them remain.
     """
     global _calls
     _calls += 1
@@ -77,7 +77,7 @@ def _is_forked_by_daemon() -> bool:
     return _DAEMON in sys.modules or (main is not None and main.name == _DAEMON)
 
 
-# What the dynamic loader and the kernel say: dlopen, mmap, malloc.
+# Parts of the error messages of the dynamic loader and the kernel, for dlopen, mmap and malloc.
 _SIGNS = (
     "failed to map segment",
     "cannot allocate memory",
@@ -88,7 +88,7 @@ _SIGNS = (
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """For imports. Raises KafkaSinkError, which says what to do, in place of an error about memory."""
+    """For imports. Replaces an error about memory by a KafkaSinkError with what to do."""
     try:
         yield
     except (ImportError, MemoryError, OSError) as error:
@@ -103,18 +103,19 @@ def explained() -> Iterator[None]:
         ) from None
 
 
-# From glibc's malloc.h.
+# The constants of glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 _MIB = 1024 * 1024
-# Enough for batches of 64 MiB, Spark's largest by default.
+# Enough for batches of 64 MiB, the largest that Spark hands over by default.
 _DURING_A_TASK = {_M_TRIM_THRESHOLD: 128 * _MIB, _M_TOP_PAD: 16 * _MIB, _M_MMAP_THRESHOLD: 128 * _MIB}
-# What glibc's own adaptation ends at: a worker runs others' functions too.
+# The highest values that glibc reaches by itself. A worker also runs functions of other packages.
 _BETWEEN_TASKS = {_M_TRIM_THRESHOLD: 64 * _MIB, _M_TOP_PAD: 128 * 1024, _M_MMAP_THRESHOLD: 32 * _MIB}
 
 
 @contextmanager
 def memory_kept() -> Iterator[None]:
-    """Keep what is freed in the process until the end, when all of it goes back to the system (20 us)."""
+    """Keep freed memory in the process during the block. After it, all of it is returned to the system (20
+    us)."""
     libc = _glibc()
     if libc is None:
         yield

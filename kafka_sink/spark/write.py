@@ -1,7 +1,7 @@
 """A write: tasks send Spark's Arrow batches as larger tables, and the driver commits or aborts.
 
-Batch and streaming share one implementation. The two classes that Spark calls only adapt its signatures.
-Spark may pickle a planned write at any time, so it contains no socket, thread or lock.
+Batch and streaming writes share this implementation. The two classes that Spark calls only adapt its
+signatures. Spark may pickle a planned write at any time, so it contains no socket, thread or lock.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from kafka_sink.spark import worker
 from kafka_sink.spark.reading import SPARK_FAILED, checked_batches, rows_of_spark, send_tables
 from kafka_sink.spark.short_tracebacks import log_failure, message_of
 
-# Planning and commit import this module, too, and few writes use transactions.
+# Planning and commits also import this module, and few writes use transactions.
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.datasource import WriterCommitMessage
@@ -48,17 +48,18 @@ else:
     try:
         from pyspark.sql.datasource import WriterCommitMessage
     except ImportError:
-        # Spark 3.5 calls no data source, and so asks for no class of its own.
+        # Spark 3.5 does not call a data source, so it does not require its own message class.
         WriterCommitMessage = object
 
-# The local properties that Spark sets for tasks of a micro-batch.
+# The local properties that Spark sets for the tasks of a micro-batch.
 _BATCH_ID = "streaming.sql.batchId"
 _QUERY_ID = "sql.streaming.queryId"
-# And for all tasks of a write. In foreachBatch it is the inner write's.
+# The local property that Spark sets for all tasks of a write. In foreachBatch it is that of the inner write.
 _DESCRIPTION = "spark.job.description"
-# Spark calls ``abort`` within moments of a commit that failed.
+# Spark calls ``abort`` shortly after a failed commit, so the note of an older failure does not count.
 _COMMIT_FAILED_S = 60.0
-# What ``abort`` says where it knows no cause: Spark passes it none, and tells it of no cancelled job.
+# What ``abort`` logs if it knows no cause. Spark passes none to it, and does not report that a job was
+# cancelled.
 _NO_CAUSE = f"No task reported an error of the sink. {SPARK_FAILED}, or the job was stopped"
 
 
@@ -66,14 +67,15 @@ _NO_CAUSE = f"No task reported an error of the sink. {SPARK_FAILED}, or the job 
 class TaskCommitted(WriterCommitMessage):
     """A task's commit message: brokers have acknowledged all rows of the task.
 
-    ``report``: with delivery.guarantee=exactly-once, the open transaction that contains the rows.
+    ``report`` is the open transaction that contains the rows, with delivery.guarantee=exactly-once.
     """
 
     result: TaskResult
     report: AttemptReport | None = None
-    # Spark does not tell a commit which query it is for.
+    # The query's id. Spark does not pass it to a commit.
     query: str = ""
-    # The write's name in reports: without the option checkpointLocation, commits have another one.
+    # The write's name in reports. Without the option checkpointLocation, the name in the commit is a
+    # different one.
     write: str = ""
     # Spark's taskAttemptId.
     task: int = -1
@@ -81,35 +83,37 @@ class TaskCommitted(WriterCommitMessage):
 
 @dataclass(frozen=True)
 class PlannedWrite:
-    """A planned write. Picklable; ``write`` runs in tasks, ``commit`` and ``abort`` on the driver."""
+    """A planned write. It can be pickled. ``write`` runs in tasks, ``commit`` and ``abort`` on the driver."""
 
     options: SinkOptions
     plan: ColumnPlan
     coordinator: PlannedCoordinator = field(default_factory=PlannedCoordinator)
     planned_at_s: float = field(default_factory=time.time)
-    # The same in tasks and commit, also for a stream, which Spark plans again to commit.
+    # The name is the same in tasks and commit, even for a stream, for which Spark plans a second time to
+    # commit.
     name: str = field(default_factory=lambda: secrets.token_hex(8))
     transactions: PlannedTransactions | None = None
-    # How many tasks run at once, where that matters.
+    # How many tasks may run at the same time. Only planned if there is a rate limit.
     tasks_at_once: int = 1
-    # What the log says a failure is about: the checkpoint of a stream, "" for a batch write.
+    # The checkpoint of a stream, which log lines about failures contain; "" for a batch write.
     subject: str = ""
-    # The micro-batch's number within foreach_batch, whose reports name it: Spark passes none to its commit.
+    # Within foreach_batch: the number of the micro-batch, for reports. Spark does not pass it to the inner
+    # write.
     micro_batch: int | None = None
-    # Where rows are encoded, ``plan`` is that of the encoded batches.
+    # If it is set, ``plan`` is the plan for encoded batches.
     encoding: RowEncoding | None = None
-    # Of ``df.writeStream``: Spark tells its tasks the micro-batch, and commits it.
+    # True for ``df.writeStream``: Spark passes the micro-batch to its tasks, and commits it.
     is_streaming: bool = False
 
     # -- in tasks ----------------------------------------------------------------------------------------
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> TaskCommitted:
-        """Send all rows, and return once all are acknowledged. Raises KafkaSinkError."""
+        """Send all rows, and return when all are acknowledged. Raises KafkaSinkError."""
         try:
             with driver_log.task_lines():
                 return self._write(rows_of_spark(batches))
         except (ExecutorDisconnectedError, WriteOverError):
-            # A consequence of the write's end, never its cause.
+            # This error is a consequence of the write's end, never its cause.
             raise
         except Exception as error:
             self._report_failure(error)
@@ -129,9 +133,9 @@ class PlannedWrite:
         return replace(written, query=micro_batch_of(context)[0], write=name, task=context.taskAttemptId())
 
     def _report_failure(self, error: Exception) -> None:
-        """Tell the coordinator, which tells the driver, whose ``abort`` gets no cause from Spark.
+        """Report the failure to the coordinator, because Spark passes no cause to the driver's ``abort``.
 
-        One attempt with each number reports on each host: thousands of tasks may fail at once.
+        Thousands of tasks may fail at once, so on each host one attempt per attempt number reports.
         """
         context, address = TaskContext.get(), self._coordinator()
         if context is None or address is None:
@@ -145,7 +149,8 @@ class PlannedWrite:
         report_failure(address, name, f"{where}: {message_of(error)}")
 
     def _send(self, batches: Iterator[pa.RecordBatch], attempt: TaskAttempt | None = None) -> TaskResult:
-        # Imported here because the driver imports this module for every commit and needs none of these.
+        # Imported here because the driver imports this module for every commit and needs none of these
+        # modules.
         with worker.explained():
             from kafka_sink.spark.executor_connection import acknowledged, executor_socket, watched
             from kafka_sink.spark.worker import memory_kept
@@ -175,8 +180,11 @@ class PlannedWrite:
     def _encoded(
         self, batches: Iterator[pa.RecordBatch], producer: Producer | None, attempt: TaskAttempt | None
     ) -> Iterator[pa.RecordBatch]:
-        """With formats: batches whose keys and values are bytes. With errors.tolerance=all, rows that do not
-        fit their schema become dead letters, otherwise InvalidRowError is raised."""
+        """With formats, turn the batches into batches whose keys and values are bytes.
+
+        With errors.tolerance=all, rows that do not fit their schema become dead letters; otherwise they raise
+        InvalidRowError.
+        """
         if self.encoding is None:
             return batches
 
@@ -194,7 +202,8 @@ class PlannedWrite:
     def _write_in_transaction(
         self, batches: Iterator[pa.RecordBatch], planned: PlannedTransactions
     ) -> TaskCommitted:
-        """As ``write``, but the rows stay in an open transaction until the batch is committed or aborted."""
+        """Like ``write``, but the rows stay in an open transaction until the batch is committed or
+        aborted."""
         from kafka_sink.transactions import planning as transactions
         from kafka_sink.transactions.task_attempt import OpenTime, TaskAttempt
 
@@ -227,7 +236,7 @@ class PlannedWrite:
                 raise
 
     def _coordinator(self) -> CoordinatorAddress | None:
-        """The coordinator's address. Tasks know the driver's host; planning does not."""
+        """The coordinator's address. The driver's host is known in tasks, but not at planning."""
         context, address = TaskContext.get(), self.coordinator.address
         if context is None or address is None:
             return None
@@ -235,12 +244,12 @@ class PlannedWrite:
         return None if host is None else replace(address, host=without_brackets(host))
 
     def _name_in_task(self) -> str:
-        # A batch write in foreachBatch has the property as well.
+        # Only for streams: a batch write in foreachBatch also has the property.
         context = TaskContext.get() if self.is_streaming else None
         return self._name_of(None if context is None else context.getLocalProperty(_BATCH_ID))
 
     def _name_of(self, batch_id: int | str | None) -> str:
-        """The name with the micro-batch: a reused plan must not end tasks of the next micro-batch."""
+        """The name with the micro-batch, because a reused plan must not end tasks of the next micro-batch."""
         return self.name if batch_id is None else f"{self.name}/{batch_id}"
 
     def _task(self) -> TaskIdentity:
@@ -249,7 +258,7 @@ class PlannedWrite:
             return TaskIdentity(self._name_in_task(), 0, -1)
         query, batch = micro_batch_of(context)
         about = None
-        # Only the live view shows it.
+        # Only the live view shows the job, so only one task reports it, and only if there is a live view.
         has_view = self.coordinator.address is not None and self.coordinator.address.has_view
         if has_view and context.partitionId() == 0:
             name = job_name(context.getLocalProperty(_DESCRIPTION) or "")
@@ -267,17 +276,17 @@ class PlannedWrite:
         )
 
     def _snapshot(self) -> MetadataSnapshot | None:
-        """The metadata snapshot of planning, aged by the wall clocks of both hosts.
+        """The metadata snapshot of planning, with its age according to the wall clocks of both hosts.
 
-        Wrong clocks do no harm, because responses of brokers correct the snapshot. A retried task gets None:
-        the old snapshot may be why the first attempt failed (a recreated topic, for example), and the
-        coordinator has newer metadata.
+        Wrong clocks do no harm, because brokers' responses correct the snapshot. A retried task gets None:
+        the old snapshot may be the reason why the first attempt failed (for example a recreated topic), and
+        the coordinator has newer metadata.
         """
         snapshot = None if self._is_run_again() else self.coordinator.snapshot
         return None if snapshot is None else snapshot.aged(max(0.0, (time.time() - self.planned_at_s) * 1000))
 
     def _is_run_again(self) -> bool:
-        """Whether this is a retry of the task."""
+        """Whether this attempt is a retry of the task."""
         context = TaskContext.get()
         return context is not None and context.attemptNumber() > 0
 
@@ -286,11 +295,12 @@ class PlannedWrite:
     def commit(
         self, messages: Sequence[WriterCommitMessage | None], batch_id: int | None = None
     ) -> EndedWrite:
-        """Check that every task reported, and log a summary. Raises DeliveryError if one did not report."""
+        """Check that every task has reported, and log a summary. Raises DeliveryError if a task did not
+        report."""
         try:
             return self._commit(messages, batch_id)
         except Exception as error:
-            # Spark calls ``abort`` next, in another process.
+            # Spark calls ``abort`` next, in another process, which reads this note.
             spark_application.note(self._failed_commit(batch_id), message_of(error))
             raise
 
@@ -329,9 +339,9 @@ class PlannedWrite:
         *,
         has_all: bool = True,
     ) -> None:
-        """Log why a job failed and what it has written: Kafka keeps that, unless transactions are open.
+        """Log why a job failed and what it has written. Kafka keeps those rows, unless transactions are open.
 
-        ``messages``: one for each task, unless ``has_all`` is false.
+        ``messages`` has one entry for each task, unless ``has_all`` is False.
         """
         cause = self._end_attempts(batch_id)
         cause = spark_application.noted_within(self._failed_commit(batch_id), _COMMIT_FAILED_S) or cause
@@ -340,7 +350,7 @@ class PlannedWrite:
             from kafka_sink.transactions import planning as transactions
 
             with self._waits_shown(ABORTING, batch_id):
-                # Its error must not replace the one that Spark already has.
+                # An error here must not replace the one that Spark already has, so it is only explained.
                 in_transactions, note = transactions.abort_or_explain(self.options, self.transactions)
         ended = self._ended("aborted", messages, batch_id, in_transactions, note)
         ended = replace(ended, cause=cause, tasks=ended.tasks if has_all else None)
@@ -351,16 +361,16 @@ class PlannedWrite:
             driver_log.warn(f"{write_report.aborted(ended)}. {_NO_CAUSE}")
 
     def _end_attempts(self, batch_id: int | None) -> str:
-        """End attempts that still run: superseded speculative copies, and tasks of a cancelled job.
+        """End attempts that are still running: superseded speculative copies, and tasks of a cancelled job.
 
-        Returns why the write failed, as far as a task has reported that.
+        Returns why the write failed, if a task has reported it.
         """
         address = self.coordinator.driver_address
         if address is None:
             return ""
         from kafka_sink.coordinator.writes import end_attempts
 
-        # A restarted query writes the micro-batch again, under the same name.
+        # A restarted query may write the same micro-batch again, under the same name.
         return end_attempts(address, self._name_of(batch_id), again=batch_id is not None)
 
     def _ended(
@@ -373,7 +383,8 @@ class PlannedWrite:
     ) -> EndedWrite:
         tasks = [one for one in messages if isinstance(one, TaskCommitted)]
         query = next((one.query for one in tasks if one.query), "")
-        # Where no task has finished, the name is known by the checkpoint, and the query is not.
+        # If no task has finished, the write's name is derived from the checkpoint, and the query's id is not
+        # known.
         write = next((one.write for one in tasks if one.write), self._name_of(batch_id))
         results = [one.result for one in tasks]
         last = max((one.task for one in tasks), default=-1)
@@ -390,15 +401,16 @@ class PlannedWrite:
 
 
 def micro_batch_of(context: TaskContext) -> tuple[str, int]:
-    """The query's id and the micro-batch's number; "" and -1 where the task belongs to none."""
+    """The query's id and the number of the micro-batch; "" and -1 if the task does not belong to a
+    micro-batch."""
     query, batch = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)
     return (query, int(batch)) if query and batch and batch.isdigit() else ("", -1)
 
 
 def job_name(description: str) -> str:
-    """What users call the job: a query's name, or the description that they gave their job.
+    """The name that users know: that of a query, or the description that they gave to their job.
 
-    Spark describes a query by lines: name, id, runId, batch, the first only where it has one.
+    Spark describes a query in lines: name, id, runId, batch. The name is missing if the query has none.
     """
     first = description.strip().partition("\n")[0].strip()
     return "" if first.startswith("id = ") else printable(first)
@@ -415,5 +427,5 @@ def _micro_batch(context: TaskContext) -> BatchIdentity:
 
 
 def _is_micro_batch(context: TaskContext, batch: BatchIdentity | None) -> bool:
-    """Whether it is a query's micro-batch, or in foreachBatch a version that is the micro-batch's number."""
+    """Whether the batch is a query's micro-batch, or a version in foreachBatch that equals its number."""
     return batch is None or context.getLocalProperty(_BATCH_ID) == str(batch.number)
