@@ -1,1 +1,2 @@
-"""What the side of Spark's driver needs: requests of planning, checks, warnings, its process and settings."""
+"""The driver's side: requests of planning, checks, warnings, the log, and the driver's process and
+settings."""

@@ -1,4 +1,4 @@
-"""Options of the sink on a command line, and what its tools report. Imports nothing that may be missing."""
+"""Options of the sink on a command line, and the findings of its tools. Imports no third-party library."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from functools import partial
 
 from kafka_sink.printable import one_line
 
-# Findings quote what brokers, registries and processes say.
+# Findings quote texts of brokers, registries and processes, so their length must be limited.
 _LONGEST = 10_000
 
 
 def parser_of(program: str, description: str) -> argparse.ArgumentParser:
-    """For a tool that takes options of a job; the description keeps its lines."""
+    """A parser for a tool that takes the options of a job. The description keeps its line breaks."""
     parser = argparse.ArgumentParser(
         prog=program, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -38,8 +38,10 @@ def parser_of(program: str, description: str) -> argparse.ArgumentParser:
 
 
 def given_options(parser: argparse.ArgumentParser, args: argparse.Namespace) -> dict[str, str]:
-    """What was given by ``--options-file`` and, above that, by the others. Ends the program with code 2 and a
-    line that names no value where that cannot be read."""
+    """The options given with ``--options-file``, overridden by the other arguments.
+
+    If they cannot be read, ends the program with code 2 and a line that contains no value.
+    """
     options: dict[str, str] = {}
     if args.options_file:
         try:
@@ -47,7 +49,7 @@ def given_options(parser: argparse.ArgumentParser, args: argparse.Namespace) -> 
                 for name, value in json.load(file).items():
                     options[name] = value if isinstance(value, str) else json.dumps(value)
         except (OSError, ValueError, AttributeError) as error:
-            # Not the text of the file, which may hold passwords.
+            # The error must not quote the file, which may contain passwords.
             reason = error.strerror if isinstance(error, OSError) else "it is not a JSON object"
             parser.error(f"--options-file {args.options_file}: {reason}")
     for pair in args.option:
@@ -61,7 +63,7 @@ def given_options(parser: argparse.ArgumentParser, args: argparse.Namespace) -> 
 
 
 class Level(Enum):
-    """How bad a finding is. A job fails on a PROBLEM."""
+    """How serious a finding is. A PROBLEM makes a job fail."""
 
     OK = "ok"
     NOTE = "note"

@@ -1,8 +1,8 @@
-"""Spark's configuration. Spark does not pass it to planning workers.
+"""Reads Spark's configuration, which Spark does not pass to planning workers.
 
-There it is read from the command line of the driver's JVM, which contains the settings given to
+Planning workers read it from the command line of the driver's JVM, which contains the settings given to
 ``spark-submit`` and PySpark, and from the properties files of ``spark-submit``. Settings that a program makes
-later, in code, are missing. Some would end a write's tasks or show its secrets: planning warns of these.
+later, in code, are missing. Planning warns of settings that would end a write's tasks or show its secrets.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from kafka_sink.driver.driver_process import DriverProcess
 from kafka_sink.options.table import SPECS
 from kafka_sink.options.values import KAFKA_PREFIX
 
-# Spark 4.1 shows a job's options in a stream's plans: in exceptions, in its UI and REST API, in the event
-# log. It hides a value where one of these settings finds something in the name of the option or in the value
-# (Spark's Utils.scala, redact, and SQLConf.scala, redactOptions).
+# Spark 4.1 shows a job's options in a stream's plans: in exceptions, in its UI and REST API, and in the event
+# log. It hides a value if the expression in one of these settings matches the option's name or its value
+# (redact in Spark's Utils.scala, redactOptions in SQLConf.scala).
 REDACTION_SETTING = "spark.redaction.regex"
-# The setting, and what it is where nobody sets it (Spark 4.1 to 4.3).
+# Each setting with its default (Spark 4.1 to 4.3).
 REDACTION_DEFAULTS: Mapping[str, str] = {
     REDACTION_SETTING: "(?i)secret|password|token|access[.]?key",
     "spark.sql.redaction.options.regex": "(?i)url",
@@ -31,12 +31,12 @@ REDACTION_DEFAULTS: Mapping[str, str] = {
 _SECRET_OPTIONS = frozenset(
     name.lower() for spec in SPECS if spec.secret for name in (spec.name, *spec.aliases)
 )
-# Hidden like the others because they are long, but a certificate is public.
+# Options that are secret because they are long, but whose content, such as a certificate, is public.
 _PUBLIC_OPTION = re.compile(r"certificate|[.]ca[.]")
-# Other settings are dropped, because they may be passwords.
+# Settings without this prefix are dropped unless they are listed below, because they may be passwords.
 OWN_PREFIX = "spark.kafka-chunked."
-# Spark may end Python workers that neither take nor return data for so long: the settings of SQL, then
-# those that hold where they are not set (PySpark 4.1 and 4.3).
+# Spark may end Python workers that neither receive nor return data for this long. The settings of SQL come
+# first, then the general settings that apply if those are not set (PySpark 4.1 and 4.3).
 _SECONDS = ("spark.sql.execution.pyspark.udf.idleTimeoutSeconds", "spark.python.worker.idleTimeoutSeconds")
 _KILL = ("spark.sql.execution.pyspark.udf.killOnIdleTimeout", "spark.python.worker.killOnIdleTimeout")
 _KEPT = (
@@ -54,13 +54,12 @@ _KEPT = (
     "spark.ui.port",
 )
 _DEFAULTS_FILE = "spark-defaults.conf"
-# The separator of java.util.Properties: a colon, an equals sign or white space.
+# The separator in a file of java.util.Properties: a colon, an equals sign or white space.
 _SEPARATOR = re.compile(r"\s*[=:\s]\s*")
 
 
 def conf_of_driver() -> dict[str, str] | None:
-    """As ``conf_of``, of the driver of this process; None where it is not found. Costs a read of its command
-    line."""
+    """``conf_of`` for the driver of this process; None if the driver is not found. Reads its command line."""
     driver = driver_process.find_driver_process()
     return None if driver is None else conf_of(driver, os.environ)
 
@@ -74,7 +73,7 @@ def conf_of(driver: DriverProcess, environ: Mapping[str, str]) -> dict[str, str]
 
 
 def spark_conf(arguments: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """The settings that the coordinator uses. ``arguments``: the JVM's command line. Never raises."""
+    """The settings that the coordinator uses. ``arguments`` are the JVM's command line. Never raises."""
     found: dict[str, str] = {}
     files = [value for option, value in pairwise(arguments) if option == "--properties-file"]
     if not files or "--load-spark-defaults" in arguments:
@@ -111,13 +110,13 @@ def _properties(file: str) -> Iterator[tuple[str, str]]:
             yield name, value[0] if value else ""
 
 
-# Where the configuration does not say.
+# The assumed number of tasks if the configuration does not determine it.
 UNKNOWN = 8
 _LOCAL = re.compile(r"local(?:\[(\*|\d+)(?:,\s*\d+)?\])?$")
 
 
 def tasks_of(conf: Mapping[str, str]) -> int:
-    """How many tasks run at once with these settings of Spark."""
+    """How many tasks can run at the same time with these settings of Spark."""
     local = _LOCAL.match(conf.get("spark.master", ""))
     if local is not None:
         return (os.cpu_count() or 1) if local[1] == "*" else int(local[1] or 1)
@@ -126,7 +125,7 @@ def tasks_of(conf: Mapping[str, str]) -> int:
         conf, "spark.dynamicAllocation.maxExecutors"
     )
     if not cores and instances:
-        # One core is the default of YARN and Kubernetes.
+        # One core per executor is the default of YARN and Kubernetes.
         cores = instances * (_number(conf, "spark.executor.cores") or 1)
     return max(1, cores // (_number(conf, "spark.task.cpus") or 1)) if cores else UNKNOWN
 
@@ -140,7 +139,7 @@ _UNITS_S = {"": 1.0, "s": 1.0, "us": 1e-6, "ms": 1e-3, "m": 60.0, "min": 60.0, "
 
 
 def idle_timeout_problem(conf: Callable[[str], str | None], delivery_timeout_ms: int) -> str | None:
-    """What to warn of; None if there is nothing. ``conf``: the value of a setting of Spark."""
+    """A warning about Spark's idle timeout, or None. ``conf`` returns the value of a setting of Spark."""
     name = next((one for one in _SECONDS if conf(one)), None)
     kill = next((value for value in map(conf, _KILL) if value), "false")
     if name is None or kill.strip().lower() != "true":
@@ -163,7 +162,7 @@ def _seconds(text: str) -> float:
 
 
 def warn_of_idle_timeout(delivery_timeout_ms: int) -> None:
-    """Once in an application. Sees the settings that the driver was started with."""
+    """Warn once per application. Only settings with which the driver was started are known."""
     if not spark_application.only_once("idle timeout checked"):
         return
     line = idle_timeout_problem((conf_of_driver() or {}).get, delivery_timeout_ms)
@@ -172,8 +171,9 @@ def warn_of_idle_timeout(delivery_timeout_ms: int) -> None:
 
 
 def warn_of_shown_secrets(options: Mapping[str, str]) -> None:
-    """Once in an application. Sees the settings that the driver was started with."""
-    # Without any expression all secrets would be shown: most jobs have none, and need no look at the driver.
+    """Warn once per application. Only settings with which the driver was started are known."""
+    # With empty expressions, Spark shows all secrets. If that shows none, as for most jobs, the driver's
+    # settings need not be read.
     if not shown_by_spark(options, dict.fromkeys(REDACTION_DEFAULTS, "")) or not spark_application.only_once(
         "secrets checked"
     ):
@@ -184,7 +184,7 @@ def warn_of_shown_secrets(options: Mapping[str, str]) -> None:
 
 
 def redaction_regex() -> str:
-    """Spark's own expression, extended by the secret options that it does not cover."""
+    """Spark's default expression, extended by the secret options that it does not cover."""
     default = REDACTION_DEFAULTS[REDACTION_SETTING]
     names = sorted(name.removeprefix(KAFKA_PREFIX) for name in _SECRET_OPTIONS)
     uncovered = [name for name in names if not re.search(default, name)]
@@ -193,12 +193,12 @@ def redaction_regex() -> str:
 
 
 def shown_by_spark(options: Mapping[str, str], conf: Mapping[str, str]) -> list[str]:
-    """The secret ones of ``options`` that Spark would show. ``conf``: the settings that are known."""
+    """The names of secret options that Spark would show. ``conf`` are the settings that are known."""
     found = [conf.get(name, default) for name, default in REDACTION_DEFAULTS.items()]
     try:
         expressions = [re.compile(expression) for expression in found if expression]
     except re.error:
-        # Java knows expressions that Python does not: nothing can be said.
+        # Java supports expressions that Python does not. Then it is unknown what Spark shows.
         return []
     secret = {name.strip().lower(): value for name, value in options.items()}
     return sorted(

@@ -1,7 +1,7 @@
-"""Log lines that the user sees, of the driver's side and of tasks.
+"""Log lines for the user, from the driver and from tasks.
 
 Spark runs planning and commit in Python workers without a logging configuration, which drops records below
-WARNING. The stderr of these workers reaches the driver's stderr (checked on PySpark 4.1.1 and 4.3.0).
+WARNING. The stderr of these workers is forwarded to the driver's stderr (checked on PySpark 4.1.1 and 4.3.0).
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from contextlib import AbstractContextManager, contextmanager
 from kafka_sink.printable import one_line
 
 LOGGER = logging.getLogger("kafka_sink")
-# Lines quote names of topics, prefixes and others' transactions.
+# Lines quote the names of topics and prefixes, and transactions of other programs, so their length must be
+# limited.
 _LONGEST = 10_000
-# The format of Spark's own lines, which surround these. The messages begin with "kafka-chunked".
+# The format of Spark's own lines, between which these lines appear. Each message begins with "kafka-chunked".
 _FORMAT = "%(asctime)s %(levelname)s %(message)s"
 _DATE_FORMAT = "%y/%m/%d %H:%M:%S"
 
@@ -29,7 +30,7 @@ def report(line: str) -> None:
 
 
 def report_json(line: str) -> None:
-    """Log a line of JSON, without anything before it unless the user's own handlers add that."""
+    """Log a line of JSON. Nothing precedes it, unless the user's own handlers add something."""
     with _visible("%(message)s"):
         LOGGER.info("%s", line)
 
@@ -50,9 +51,9 @@ def error(line: str) -> None:
 
 
 def task_lines() -> AbstractContextManager[None]:
-    """Within the block, warnings of a task have time, level and host, unless the user has handlers.
+    """Within the block, a task's warnings have time, level and host, unless the user has handlers.
 
-    Python prints only their text otherwise, and the stderr of an executor has lines of many tasks.
+    Otherwise Python prints only their text, and an executor's stderr contains lines of many tasks.
     """
     form = f"%(asctime)s %(levelname)s kafka-chunked on {socket.gethostname()}: %(message)s"
     return _visible(form, logging.WARNING)
@@ -60,10 +61,10 @@ def task_lines() -> AbstractContextManager[None]:
 
 @contextmanager
 def _visible(form: str = _FORMAT, lowest: int = logging.INFO) -> Iterator[None]:
-    """Give the logger a handler within the block, unless it has one, and show records from ``lowest`` on.
+    """Within the block, give the logger a handler unless it has one, and show records of at least ``lowest``.
 
-    The handler is removed after each line. Spark installs its own log capture for the time of a call, and
-    would print lines of a permanent handler twice.
+    The handler is removed after each line. Spark installs its own log capture during a call, and would print
+    the lines of a permanent handler twice.
     """
     level = LOGGER.level
     if level == logging.NOTSET:

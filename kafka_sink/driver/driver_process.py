@@ -9,24 +9,25 @@ from dataclasses import dataclass
 
 from kafka_sink import spark_application
 
-# A planning worker's parent is Spark's Python daemon, or the JVM itself where the daemon is switched off.
+# The parent of a planning worker is Spark's Python daemon, or the JVM itself if the daemon is switched off.
 _MAX_ANCESTORS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class DriverProcess:
-    """A pid and when its process started, because pids are reused."""
+    """A process, identified by its pid and its start time, because pids are reused."""
 
     pid: int
     started: str
 
     def is_alive(self) -> bool:
-        """False also for a zombie, which a JVM remains until its parent waits for it."""
+        """Whether it is running. False also for a zombie, which a JVM remains until its parent waits for
+        it."""
         found = _look(self.pid)
         return found is not None and found.started == self.started and not found.zombie
 
     def arguments(self) -> list[str]:
-        """The command line; empty where it cannot be read."""
+        """The command line; empty if it cannot be read."""
         try:
             with open(f"/proc/{self.pid}/cmdline", encoding="utf-8", errors="replace") as file:
                 return file.read().split("\0")
@@ -43,18 +44,18 @@ class _Found:
 
 
 def process(pid: int) -> DriverProcess | None:
-    """The process that has this pid now. None if there is none, or a zombie."""
+    """The process that currently has this pid; None if there is none, or if it is a zombie."""
     found = _look(pid)
     return None if found is None or found.zombie else DriverProcess(pid, found.started)
 
 
 def leave_running(process: subprocess.Popen[bytes]) -> None:
-    """The driver's own Python complains at its end of children that outlive it."""
+    """Keep Python from warning, when it ends, about a child process that is meant to outlive it."""
     atexit.register(setattr, process, "returncode", 0)
 
 
 def find_driver_process() -> DriverProcess | None:
-    """The driver's JVM. None if there is no such process, or no /proc that shows it.
+    """The driver's JVM. None if there is no such process, or if there is no /proc that shows it.
 
     It is the nearest ancestor that does not run Python, unless this process has started it.
     """
@@ -79,7 +80,7 @@ def _look(pid: int) -> _Found | None:
             stat = file.read()
     except OSError:
         return None
-    # The command is in parentheses and may hold any character.
+    # The command is in parentheses and may contain any character.
     head, _, tail = stat.rpartition(")")
     fields = tail.split()
     return _Found(int(fields[1]), fields[19], fields[0] in "ZX", head.partition("(")[2])

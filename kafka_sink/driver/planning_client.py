@@ -1,7 +1,7 @@
 """A blocking client for planning, which sends one request at a time.
 
-It uses the network client of the tasks. Its first connection therefore tests the TLS settings, the login and
-the addresses that tasks will use.
+It uses the same network client as tasks do. Its first connection therefore tests the TLS settings, the login
+and the addresses that tasks will use.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from kafka_sink.network.blocking import BlockingCalls, Call, awaited
 from kafka_sink.network.broker_connection import STEPS, BrokerConnection, ConnectionState
 from kafka_sink.options import SinkOptions
 
-# Brokers of a cluster to try. One that responds is enough.
+# How many brokers of a cluster to try. One that responds is enough.
 _MAX_TRIED = 5
-# Give up on brokers that close this many connections at the first request.
+# Give up if brokers close this many connections at the first request.
 _MAX_RESETS = 3
-# Retrying does not help: the login fails, or the address is no Kafka broker, or one that expects TLS.
+# Retrying does not help: the login fails, or the address is not a Kafka broker, or the broker expects TLS.
 _FINAL = (AuthenticationError, BrokerVersionError, ProtocolError)
 _REMEDIES = {
     errno.ECONNREFUSED: "nothing listens there: check host and port",
@@ -39,10 +39,10 @@ _REMEDIES = {
 
 
 class PlanningClient(BlockingCalls):
-    """For one thread, which closes it.
+    """A client for one thread, which must close it.
 
-    Methods raise BrokersUnreachableError if no broker is usable. It names each address, the step that failed
-    and the remedy. They raise AuthenticationError if the login is the reason.
+    Methods raise BrokersUnreachableError if no broker is usable; its message has each address, the step that
+    failed and the remedy. They raise AuthenticationError if the login is the reason.
     """
 
     def __init__(
@@ -56,15 +56,15 @@ class PlanningClient(BlockingCalls):
         self._bootstrap = [connection.node for connection in self._network.bootstrap]
         self._advertised: Sequence[Node] = ()
         self._resets = 0
-        # Since when nothing has come, and when the caller gives up.
+        # When the last response arrived, and when the caller gives up.
         self._since_ms = self._clock_ms()
         self._until_ms = self._since_ms + options.max_block_ms
 
     def connect(self) -> int:
-        """The id of a broker that accepts requests. Tries all brokers at once. Each address of a broker has
-        the bound, and all of them together have max.block.ms.
+        """Connect to all brokers at once, and return the id of the first that accepts requests.
 
-        Raises ConfigurationError for unusable key and certificate files.
+        Each address of a broker may take the time given to the constructor, and all of them together
+        max.block.ms. Raises ConfigurationError if key or certificate files cannot be used.
         """
         self._network.check_security()
         nodes = self._advertised[:_MAX_TRIED] or self._bootstrap
@@ -93,13 +93,13 @@ class PlanningClient(BlockingCalls):
         return f"any broker to be reached ({lines}; check {option})"
 
     def use_advertised(self, nodes: Sequence[Node]) -> None:
-        """Use the cluster's own addresses from now on, as tasks do."""
+        """From now on use the addresses that the cluster advertises, as tasks do."""
         self._advertised = nodes
         self._network.set_addresses(nodes)
         self._resets = 0
 
     def reach(self, node_id: int) -> bool:
-        """Whether this broker accepts requests, now or within the bound for connecting."""
+        """Whether this broker accepts requests, now or within the time for connecting."""
         if all(node.id != node_id for node in self._advertised):
             return False
         until = self._clock_ms() + self._connect_bound_ms
@@ -122,8 +122,8 @@ class PlanningClient(BlockingCalls):
     ) -> Any | None:
         """Send a request. Returns the response, or None if it timed out or the connection was lost.
 
-        ``asked`` is as in Request. Callers retry after None. Raises BrokersUnreachableError if
-        brokers keep closing connections at the first request.
+        ``asked`` is as in Request. Callers retry after None. Raises BrokersUnreachableError if brokers
+        repeatedly close connections at the first request.
         """
         found: list[Any] = []
 
@@ -142,7 +142,7 @@ class PlanningClient(BlockingCalls):
         self.calls = []
 
     def _on_failure(self, call: Call, cause: Exception, *_: object) -> None:
-        # It may be one that was given up, and another is under way.
+        # The call that failed may have been given up already, while another one is in flight.
         self.calls = [one for one in self.calls if one is not call]
         if isinstance(cause, AuthenticationError):
             raise AuthenticationError(str(cause)) from None
@@ -174,7 +174,7 @@ class PlanningClient(BlockingCalls):
 
 
 def _line(connection: BrokerConnection) -> str:
-    """How far it has come, or why it ended."""
+    """What the connection is doing, or why it failed."""
     node, error = connection.node, connection.last_error
     where = f"{node.host}:{node.port}"
     if error is None:
@@ -193,5 +193,5 @@ def _line(connection: BrokerConnection) -> str:
 
 
 def _without_id(text: str, node: Node) -> str:
-    """Omit negative ids, which are this client's own numbers of bootstrap addresses."""
+    """Remove negative ids, which are this client's own numbers for bootstrap addresses."""
     return text.replace(f" (id {node.id})", "") if node.id < 0 else text

@@ -1,4 +1,4 @@
-"""Looks up or creates the topics that the options name, with retries."""
+"""Looks up or creates the topics in the options, with retries."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from kafka_sink.options import SinkOptions
 from kafka_sink.security.settings import SecuritySettings
 
 _RETRY_PAUSE_S = 0.1
-# The broker's settings behind topic.partitions=-1 and topic.replication.factor=-1.
+# The broker's settings that apply for topic.partitions=-1 and topic.replication.factor=-1.
 _PARTITIONS, _REPLICATION_FACTOR = "num.partitions", "default.replication.factor"
 _AUTO_CREATE = "auto.create.topics.enable"
 
@@ -37,14 +37,14 @@ _AUTO_CREATE = "auto.create.topics.enable"
 def prepare_topic(
     options: SinkOptions, *, connect_bound_ms: float = CONNECT_BOUND_MS
 ) -> MetadataSnapshot | None:
-    """Connect to the cluster and look up the option ``topic``. Create it if ``topic.create`` is true.
+    """Connect to the cluster and look up the option ``topic``. Create the topic if ``topic.create`` is true.
 
-    Returns what tasks may use of the look-up; None where the topic had no leaders yet.
-
-    Blocks for max.block.ms at most, plus about 10 s for connections.
+    Returns metadata for the tasks, or None if the topic had no leaders yet. Blocks for at most max.block.ms,
+    plus about 10 s for connections.
 
     Raises BrokersUnreachableError or AuthenticationError if no broker is usable, ConfigurationError if the
-    topic is missing, not permitted or could not be created, MetadataTimeoutError if brokers do not respond.
+    topic is missing, not permitted or could not be created, and MetadataTimeoutError if brokers do not
+    respond.
     """
     with closing(PlanningClient(options, min(connect_bound_ms, options.max_block_ms))) as client:
         update = TopicPreparation(options, client, named_topics(options)).run()
@@ -52,7 +52,7 @@ def prepare_topic(
 
 
 def named_topics(options: SinkOptions) -> dict[str, str]:
-    """The topics that options name, each with its option."""
+    """The topics in the options, each with the name of its option."""
     named: dict[str | None, str] = {
         **dict.fromkeys(options.topic_create_names, "topic.create.names"),
         options.errors_deadletterqueue_topic_name: "errors.deadletterqueue.topic.name",
@@ -62,14 +62,15 @@ def named_topics(options: SinkOptions) -> dict[str, str]:
 
 
 class TopicPreparation:
-    """One look-up of topics, or of the brokers alone. ``run`` retries requests until it has a result.
+    """One lookup of topics, or of the brokers alone. ``run`` retries requests until it has a result.
 
-    ``topics``: each with the option that names it. All are asked for at once and share one wait.
+    ``topics`` maps each topic to the name of its option. All topics are requested together and share one
+    wait.
     """
 
     def __init__(self, options: SinkOptions, client: PlanningClient, topics: Mapping[str, str]) -> None:
         self._options = options
-        # Those that are not settled yet.
+        # The topics whose lookup has no result yet.
         self._waiting = dict(topics)
         self._client = client
         self._brokers = options.redacted()["kafka.bootstrap.servers"]
@@ -80,7 +81,8 @@ class TopicPreparation:
         self._controller = -1
 
     def run(self) -> MetadataUpdate:
-        """Return once the topics can be written to, with the first look-up. Raises as ``prepare_topic``."""
+        """Return when the topics can be written to, with the first lookup's metadata. Raises as
+        ``prepare_topic``."""
         first = self._metadata()
         self._client.use_advertised(first.update.nodes)
         response: MetadataResponse | None = first
@@ -101,7 +103,7 @@ class TopicPreparation:
         return first.update
 
     def _settle(self, topic: str, response: MetadataResponse | None) -> int:
-        """0 if the topic exists; else the error code of a look-up that has to be repeated."""
+        """Return 0 if the topic exists; otherwise the error code of a lookup that has to be repeated."""
         code = REQUEST_TIMED_OUT if response is None else response.update.errors.get(topic, 0)
         option = self._waiting[topic]
         if response is not None and topic in response.unwritable:
@@ -135,7 +137,7 @@ class TopicPreparation:
     def _request_metadata(self) -> MetadataResponse | None:
         """Request metadata. Brokers may create missing topics if kafka.allow.auto.create.topics is true."""
         topics = tuple(self._waiting)
-        # A topic that this creates must not come first with the brokers' settings.
+        # With topic.create, brokers must not create the topic first with their own settings.
         create = self._options.allow_auto_create_topics and not self._options.topic_create
         found: MetadataResponse | None = self._client.ask(
             self._client.connect(),
@@ -149,7 +151,7 @@ class TopicPreparation:
         return found
 
     def _create(self, topic: str) -> None:
-        """Create the topic. One that another client has created in the meantime is used unchanged."""
+        """Create the topic. If another client has created it in the meantime, it is used unchanged."""
         while True:
             response = self._request_creation(self._creator(), topic)
             code = REQUEST_TIMED_OUT if response is None else response.error_code
@@ -215,10 +217,10 @@ class TopicPreparation:
         )
 
     def _numbers(self, node: int) -> tuple[int, int] | None:
-        """Partitions and replicas to ask this broker for; None where it sent no response.
+        """The numbers of partitions and replicas to request from this broker; None if it sent no response.
 
-        -1 leaves a number to the broker. Brokers before Kafka 2.4 do not know -1 (KIP-464), so they are asked
-        for the settings that newer ones would apply.
+        -1 leaves a number to the broker. Brokers before Kafka 2.4 do not support -1 (KIP-464), so they are
+        asked for the settings that newer brokers would apply.
         """
         options = self._options
         numbers = {
@@ -252,10 +254,12 @@ class TopicPreparation:
             ) from None
 
     def _check_idempotence(self) -> None:
-        """Ask for a producer id: brokers give none to a login without IDEMPOTENT_WRITE and without WRITE on
-        any topic."""
+        """Request a producer id, to check the login's rights.
+
+        Brokers give none to a login that has neither IDEMPOTENT_WRITE nor WRITE on any topic.
+        """
         if not self._options.enable_idempotence:
-            # Tasks connect to these addresses, too, so they are tested.
+            # Tasks also connect to these addresses, so test them.
             self._client.connect()
             return
         response: ProducerIdResponse | None = self._client.ask(
@@ -264,7 +268,7 @@ class TopicPreparation:
             lambda version: requests.encode_init_producer_id(version, -1, -1),
             self._request_timeout_ms(TOPIC_PROPAGATION_MS),
         )
-        # Other errors may pass, and tasks retry.
+        # Other errors may be temporary, and tasks retry.
         if response is not None and response.error_code == CLUSTER_AUTHORIZATION_FAILED:
             raise ConfigurationError(
                 f"{self._login} may not write idempotently ({_named(response.error_code)}). Grant it "
