@@ -1,4 +1,4 @@
-"""Writes the dead letters of rows that can never be written, while other rows go on."""
+"""Writes dead letters for rows that can never be written, while other rows are sent."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ from kafka_sink.rows.column_plan import HEADERS_TYPE, ColumnPlan
 
 
 class DeadLetterWriter:
-    """Used by the task's thread, also while it waits with other rows.
+    """Writes dead letters on the task's thread, even while that thread waits with other rows.
 
-    ``append`` may block, but not for the memory for which those rows wait.
+    ``append`` may block, but never for the memory for which those rows wait.
     """
 
     def __init__(
@@ -58,15 +58,15 @@ class DeadLetterWriter:
         self._is_writing = False
 
     def write(self) -> None:
-        """Append the dead letters of all rows that wait, about 1 MiB at once.
+        """Append the dead letters of all waiting rows, about 1 MiB at a time.
 
-        Raises DeliveryError where they cannot be written, BufferExhaustedError where there is no memory for
+        Raises DeliveryError if they cannot be written, and BufferExhaustedError if there is no memory for
         them within max.block.ms.
         """
         dead_letters = self._dead_letters
         if dead_letters.topic is None or self._is_writing or not dead_letters.is_waiting:
             return
-        # Appending them waits, too, and whatever waits looks here.
+        # Appending them may also wait, and every wait calls this method, so calls could nest.
         self._is_writing = True
         try:
             plan = dead_letter_plan(dead_letters.topic)
@@ -96,7 +96,7 @@ class DeadLetterWriter:
         try:
             self._append(ordered)
         except BufferExhaustedError:
-            # Its text is about kafka.buffer.memory, which dead letters do not use.
+            # The original message is about kafka.buffer.memory, which dead letters do not use.
             raise BufferExhaustedError(
                 f"no memory for {table.num_rows} dead letters for errors.deadletterqueue.topic.name = "
                 f"{topic!r} within kafka.max.block.ms. They have memory of their own, which they hold until "
@@ -105,28 +105,30 @@ class DeadLetterWriter:
             ) from None
 
 
-# A table of dead letters. Their context headers are those of Kafka Connect's sink connectors (KIP-298), as
-# far as a row of a DataFrame has them.
+# Tables of dead letters. The context headers are those of Kafka Connect's sink connectors (KIP-298), as far
+# as they make sense for a row of a DataFrame.
 _MAX_REASON = 500
-# A batch has a header, a record has lengths and deltas, and a header of a record has two lengths.
+# Room for the header of a batch, the lengths and deltas of a record, and the two lengths of each of its
+# headers.
 _OVERHEAD = 256
-# About the context headers of a dead letter.
+# The approximate size of a dead letter's context headers.
 _CONTEXT_BYTES = 600
-# Bytes of the dead letters that are made at once, and have several copies until they are in their batches.
+# The size of the dead letters that are made together. Several copies of them exist until they are in their
+# batches.
 _TABLE_BYTES = 1 << 20
 _COLUMNS = (("key", "binary"), ("value", "binary"), ("headers", HEADERS_TYPE))
 _NO_BINARY = binary_of(())
 
 
 class _Header(NamedTuple):
-    """A context header of all dead letters: one value for all, or one each, where null leaves the header
-    out."""
+    """A context header of all dead letters: one value for all, or an array, in which null omits the
+    header."""
 
     name: bytes
     value: bytes | pa.Array
 
     def sizes(self) -> Int64s | int:
-        """The bytes that it takes in each dead letter."""
+        """The number of bytes that the header takes in each dead letter."""
         if isinstance(self.value, bytes):
             return len(self.name) + len(self.value) + HEADER_OVERHEAD
         present = ~null_mask(self.value)
@@ -134,16 +136,16 @@ class _Header(NamedTuple):
 
 
 def dead_letter_plan(topic: str) -> ColumnPlan:
-    """The plan of the tables that ``dead_letter_table`` makes.
+    """The plan for tables that ``dead_letter_table`` makes.
 
-    Dead letters have the present time. The row's own may be why it was rejected, or so old that the
-    dead letter is soon deleted.
+    Dead letters get the current time. The row's own timestamp may be the reason for the rejection, or so old
+    that the dead letter would soon be deleted.
     """
     return ColumnPlan.of(_COLUMNS, topic)
 
 
 def slices(rows: RejectedRows) -> Iterator[RejectedRows]:
-    """The rows in slices whose dead letters take about 1 MiB, or one row."""
+    """Slices of the rows, each with about 1 MiB of dead letters or one row."""
     before = np.concatenate(([0], np.cumsum(rows.sizes + _CONTEXT_BYTES)))
     start = 0
     while start < rows.count:
@@ -154,7 +156,7 @@ def slices(rows: RejectedRows) -> Iterator[RejectedRows]:
 
 
 def dead_letter_table(rows: RejectedRows, max_bytes: int, task: str) -> pa.Table:
-    """One dead letter per row. A dead letter of more than ``max_bytes`` is cut, and headers say so.
+    """Make one dead letter for each row. A dead letter above ``max_bytes`` is cut, and headers report this.
 
     ``task`` identifies the Spark task.
     """
@@ -164,7 +166,7 @@ def dead_letter_table(rows: RejectedRows, max_bytes: int, task: str) -> pa.Table
         left -= header.sizes()
 
     def note_cut(name: bytes, amounts: Int64s, cut: Bools) -> None:
-        """Say how much there was."""
+        """Add a header with the original amounts, for the rows that were cut."""
         if cut.any():
             context.append(_Header(CUT_PREFIX + name, _texts(amounts, ~cut)))
 
@@ -176,7 +178,7 @@ def dead_letter_table(rows: RejectedRows, max_bytes: int, task: str) -> pa.Table
         own = _without(own, dropped) if dropped.any() else own
     key = rows.key
     if key is not None:
-        # The key identifies the row, and most keys are far shorter than that.
+        # The key identifies the row. Most keys are far shorter than a quarter of the dead letter.
         key, sizes, cut = _cut(key, np.maximum(left // 4, 0))
         note_cut(b"key.length", sizes, cut)
         left -= lengths(key)
@@ -193,7 +195,7 @@ def dead_letter_table(rows: RejectedRows, max_bytes: int, task: str) -> pa.Table
 def _context(rows: RejectedRows, task: str) -> list[_Header]:
     topic = rows.topic
     if isinstance(topic, pa.Array):
-        # A column of topics may hold anything.
+        # A column of topics may contain texts that are longer than any topic name.
         topic = _cut(topic, np.full(rows.count, TOPIC_MAX_LENGTH, dtype=np.int64))[0]
     known: dict[bytes, bytes | pa.Array | None] = {
         b"topic": topic.encode() if isinstance(topic, str) else topic,
@@ -225,7 +227,7 @@ def _texts(numbers: Int64s, nulls: Bools) -> pa.Array:
 
 
 def _cut(content: pa.Array, limits: Int64s) -> tuple[pa.Array, Int64s, Bools]:
-    """The first ``limits[i]`` bytes of each entry; their lengths before, and which were longer."""
+    """The first ``limits[i]`` bytes of each entry, their original lengths, and which of them were longer."""
     sizes = lengths(content).astype(np.int64)
     cut = sizes > limits
     if not cut.any():
@@ -242,7 +244,7 @@ def _without(own: OwnHeaders, dropped: Bools) -> OwnHeaders:
 
 
 def _headers(own: OwnHeaders | None, context: list[_Header], count: int) -> pa.Array:
-    """Each row's own headers and its context as one list column."""
+    """Each row's own headers and its context headers, as one list column."""
     none = np.zeros(count, dtype=np.int64)
     kept, keys, values = (none, _NO_BINARY, _NO_BINARY) if own is None else (own.kept, own.keys, own.values)
     return headers_with(kept, keys, values, context)

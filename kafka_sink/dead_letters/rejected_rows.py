@@ -1,6 +1,6 @@
-"""Rows that can never be written, while they wait for their dead letters. In columns, as there may be many.
+"""Rows that can never be written, until their dead letters are written. They are stored in columns for speed.
 
-``DeadLetters`` collects those of one task, and stops a task that has too many.
+``DeadLetters`` collects the rejected rows of one task, and stops a task that has too many of them.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-# Spark's strings may be no UTF-8, so the names of headers are bytes.
+# Names of headers are bytes, because strings from Spark may not be valid UTF-8.
 Header = tuple[bytes, bytes | None]
 
-# A row beside its content: lengths, timestamp, partition.
+# The memory of a row in addition to its content: lengths, timestamp, partition.
 _ROW_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
 class OwnHeaders:
-    """The headers that rows had: row i ``counts[i]`` of them, which take ``sizes[i]`` bytes in a dead letter.
+    """The headers that rows had. Row i had ``counts[i]``, which take ``sizes[i]`` bytes in a dead letter.
 
-    ``keys`` (binary, no nulls) and ``values`` (binary) are those of all rows. ``kept[i]`` are of row i: all
-    that it had, or none where they are too many for any dead letter.
+    ``keys`` (binary, without nulls) and ``values`` (binary) are those of all rows in sequence. ``kept[i]`` of
+    them belong to row i: all headers that it had, or none if they are too many for any dead letter.
     """
 
     counts: Int64s
@@ -53,11 +53,12 @@ class OwnHeaders:
 
 @dataclass(frozen=True, slots=True)
 class RejectedRows:
-    """Rows of which each has the same flaw. Arrays have one entry a row; None: no row has this part.
+    """Rows with the same problem. Arrays have one entry for each row; None means that no row has this part.
 
-    ``key``, ``value`` and a ``topic`` by row are binary, ``partition`` is -1 where none was chosen,
-    ``timestamps_ms`` are milliseconds since the epoch, NO_TIMESTAMP where a row has none. ``sizes`` are about
-    the bytes of each row. ``reason`` says what is wrong with a row, ``error`` is the exception's class.
+    ``key``, ``value`` and a ``topic`` by row are binary. ``partition`` is -1 if none was chosen.
+    ``timestamps_ms`` are milliseconds since the epoch, NO_TIMESTAMP for a row without one. ``sizes`` are the
+    approximate bytes of each row. ``reason`` is what is wrong with each row, and ``error`` is the exception's
+    class.
     """
 
     key: pa.Array | None
@@ -85,7 +86,7 @@ class RejectedRows:
         return None if name is None else name.decode(errors="replace")
 
     def counts_by_topic(self) -> list[tuple[str, int]]:
-        """Rows by the topic that they were for, "" where it was null."""
+        """The number of rows for each topic, "" for a null topic."""
         if self.topic is None or isinstance(self.topic, str):
             return [(self.topic or "", self.count)]
         counted = self.topic.value_counts()
@@ -94,7 +95,7 @@ class RejectedRows:
 
     def slice(self, start: int, stop: int) -> RejectedRows:
         def part(of: Any) -> Any:
-            """Of what each row has of its own."""
+            """A slice of a part that has an entry for each row."""
             return of if of is None or isinstance(of, str | int) else of[start:stop]
 
         return replace(
@@ -111,8 +112,10 @@ class RejectedRows:
 
 @dataclass(frozen=True, slots=True)
 class RejectedRecords:
-    """Rows that a broker rejected, as encoded: record i is ``bodies[ends[i - 1]:ends[i]]``, from its key's
-    length on. Otherwise as RejectedRows."""
+    """Rows that a broker rejected, in encoded form; otherwise like RejectedRows.
+
+    Record i is ``bodies[ends[i - 1]:ends[i]]``, from the length of its key on.
+    """
 
     bodies: bytes | bytearray
     ends: Int64s
@@ -134,57 +137,60 @@ class RejectedRecords:
         return self.topic
 
     def counts_by_topic(self) -> list[tuple[str, int]]:
-        """Rows by the topic that they were for."""
+        """The number of rows for each topic."""
         return [(self.topic, self.count)]
 
 
 Rejected = RejectedRows | RejectedRecords
 
 
-# -- the headers that say of a dead letter what it is and why, as Kafka Connect has them (KIP-298) ----------
+# -- headers of a dead letter that describe it and the reason for it, as in Kafka Connect (KIP-298) ---------
 
 
 PREFIX = b"__connect.errors."
-# Not Kafka Connect's: the row's own timestamp, and what was cut off.
+# The prefix of headers that Kafka Connect does not have: the row's own timestamp, and what was cut off.
 CUT_PREFIX = b"kafka-chunked.errors."
-# Kafka Connect's name for the step that failed.
+# Kafka Connect's name for the stage that failed.
 STAGE = b"KAFKA_PRODUCE"
 NAME = b"kafka-chunked"
-# Bytes of a record's header beside its key and value: two lengths, and some to spare.
+# The bytes of a record's header in addition to its key and value: two lengths, with some reserve.
 HEADER_OVERHEAD = 12
 _log = logging.getLogger(__name__)
 UNLIMITED = -1
-# Rows may name any number of topics.
+# Rows may contain any number of topics, so this many pairs of topic and error are counted separately.
 _MAX_REASONS = 1000
-# Rows that a task logs one by one. The summary counts all.
+# This many rows of a task are logged one by one. The summary counts all of them.
 _LOGGED = 3
 _LONGEST_REASON = 1000
-# Bytes of rejected rows that wait, from which on the sender leaves others in their batches, and so in
-# buffer.memory. It takes as many out of a batch at once.
+# If this many bytes of rejected rows wait, the sender leaves further ones in their batches, and so within
+# buffer.memory. It takes at most this many out of a batch at a time.
 MAX_WAITING_BYTES = 4 << 20
 
 
 class DeadLetters:
-    """Thread-safe: the task's thread and the sender's add, the task's thread takes.
+    """The rejected rows of one task. Thread-safe: the task's thread and the sender's thread add rows, and the
+    task's thread takes them.
 
     ``topic`` is the dead letter topic. Without one, rows are counted and their content is dropped.
-    ``max_rows`` is the maximum number in ``task``, whose dead letters these are, ``max_bytes`` the maximum
-    size of one.
+    ``max_rows`` is the maximum number of rows for the task. ``max_bytes`` is the maximum size of one dead
+    letter. ``task`` identifies the task in its dead letters.
     """
 
     def __init__(self, topic: str | None, max_rows: int, max_bytes: int, task: str = "") -> None:
         self.topic, self.task = topic, task
         self.max_bytes = max_bytes
         self._max_rows = max_rows
-        self._lock = threading.Lock()  # guards everything below
+        # Guards everything below. Without it, rows that both threads add at the same time could exceed the
+        # maximum unnoticed, and counts could be lost.
+        self._lock = threading.Lock()
         self._waiting: deque[Rejected] = deque()
         self._waiting_bytes = 0
-        # By topic and class of the error.
+        # The number of rows, by topic and by the error's class.
         self._reasons: Counter[tuple[str, str]] = Counter()
         self._rows = 0
 
     def require_room(self, rows: int, reason: str) -> None:
-        """Raise TooManyDeadLettersError where so many more rows would exceed the maximum."""
+        """Raise TooManyDeadLettersError if this many more rows would exceed the maximum."""
         rows += self._rows
         if self._max_rows != UNLIMITED and rows > self._max_rows:
             raise TooManyDeadLettersError(
@@ -193,7 +199,8 @@ class DeadLetters:
             )
 
     def add(self, rejected: Rejected) -> None:
-        """Rows that can never be written. Beyond the maximum, TooManyDeadLettersError is raised."""
+        """Add rows that can never be written. Raises TooManyDeadLettersError if there are more than the
+        maximum."""
         with self._lock:
             self.require_room(rejected.count, rejected.reason)
             logged = max(0, min(_LOGGED - self._rows, rejected.count))
@@ -213,16 +220,17 @@ class DeadLetters:
 
     @property
     def has_room(self) -> bool:
-        """Whether the sender may add rows. Those that wait are in memory beyond buffer.memory."""
+        """Whether the sender may add rows, whose memory is in addition to buffer.memory. Read without the
+        lock."""
         return self._waiting_bytes < MAX_WAITING_BYTES
 
     @property
     def is_waiting(self) -> bool:
-        """Whether ``take`` has any. Read without the lock."""
+        """Whether ``take`` would return rows. Read without the lock."""
         return bool(self._waiting)
 
     def take(self) -> Rejected | None:
-        """Rows whose dead letters are not yet written, the first that were added; None if there are none."""
+        """Remove and return the rows that were added first; None if there are none."""
         with self._lock:
             if not self._waiting:
                 return None
@@ -235,13 +243,13 @@ class DeadLetters:
         return self._rows
 
     def reasons(self) -> dict[str, int]:
-        """Counts by the class of the error."""
+        """The number of rows for each class of error."""
         counts: Counter[str] = Counter()
         for (_, error), count in self.by_topic().items():
             counts[error] += count
         return dict(counts)
 
     def by_topic(self) -> dict[tuple[str, str], int]:
-        """Counts by topic and class of the error."""
+        """The number of rows for each topic and class of error."""
         with self._lock:
             return dict(self._reasons)

@@ -1,6 +1,8 @@
-"""With errors.tolerance=all: takes rows that can never be written out of a table, as dead letters.
+"""With errors.tolerance=all: removes rows that can never be written from a table, and makes them dead
+letters.
 
-While all rows are valid this costs nothing: the errors that would fail the task name the invalid rows.
+While all rows are valid, this costs nothing: the errors that would otherwise fail the task mark the invalid
+rows.
 """
 
 from __future__ import annotations
@@ -43,8 +45,8 @@ from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import NO_PARTITION, RowBatch
 from kafka_sink.rows.ordering import partitions_needed
 
-# Brokers learn of an added partition one by one. After this time a partition that is still unknown does not
-# exist.
+# Brokers learn of an added partition at different times. A partition that is still unknown after this time
+# does not exist.
 PARTITION_WAIT_MS = 5000.0
 _CHECK_MS = 100.0
 
@@ -52,7 +54,7 @@ Order = Callable[[ColumnPlan, pa.Table], OrderedRows]
 
 
 class RowRejection:
-    """Used by the task's thread. ``max_block_ms`` is max.block.ms, ``max_age_ms`` metadata.max.age.ms."""
+    """Used by the task's thread. The limits are the options max.block.ms and metadata.max.age.ms."""
 
     def __init__(
         self,
@@ -65,15 +67,16 @@ class RowRejection:
         self._clock_ms = clock_ms
         self._max_block_ms = max_block_ms
         self._max_age_ms = max_age_ms
-        # By topic, how many partitions it has at most, and until when that is known.
+        # For each topic, the number of partitions that brokers have confirmed, and until when this is valid.
         self._confirmed: dict[str, tuple[int, float]] = {}
 
     def order(
         self, plan: ColumnPlan, table: pa.RecordBatch | pa.Table, order: Order, dead_letters: DeadLetters
     ) -> OrderedRows | None:
-        """``order`` of the valid rows; None if there are none. The others go to ``dead_letters``.
+        """Call ``order`` with the valid rows; None if there are none. Invalid rows are added to
+        ``dead_letters``.
 
-        Raises what ``order`` raises about anything but rows, and TooManyDeadLettersError.
+        Raises the errors of ``order`` that are not about rows, and TooManyDeadLettersError.
         """
         left = table if isinstance(table, pa.Table) else pa.Table.from_batches([table])
         while left.num_rows:
@@ -87,11 +90,13 @@ class RowRejection:
         return None
 
     def await_topics(self, rows: RowBatch, check: Callable[[], None]) -> dict[str, TopicMetadata]:
-        """Metadata of the rows' topics. Waits for missing partitions for 5 s, for those of all topics at
-        once, and again only after metadata.max.age.ms. A topic that is not authorized is asked for as long.
+        """The metadata of the rows' topics.
 
-        Raises MetadataTimeoutError after max.block.ms, InvalidRowError with the rows for a topic that can
-        never be written or a partition that does not exist.
+        Waits up to 5 s for missing partitions, for those of all topics together, and waits again only after
+        metadata.max.age.ms. A topic that is not authorized is requested for equally long.
+
+        Raises MetadataTimeoutError after max.block.ms, and InvalidRowError, which marks the rows, for a topic
+        that can never be written or a partition that does not exist.
         """
         try:
             topics = self._cluster.await_topics(
@@ -118,16 +123,16 @@ class RowRejection:
     def _await_partitions(
         self, needed: dict[str, int], check: Callable[[], None]
     ) -> dict[str, TopicMetadata]:
-        """Metadata of these topics, with all partitions or newer than this call.
+        """The metadata of these topics, with all needed partitions, or newer than this call.
 
-        Raises MetadataTimeoutError after max.block.ms without any.
+        Raises MetadataTimeoutError if there is none after max.block.ms.
         """
         started_ms = self._clock_ms()
         with suppress(MissingPartitionError):
-            # One wait for all of them.
+            # Wait once for the partitions of all topics.
             wait_ms = min(PARTITION_WAIT_MS, self._max_block_ms)
             return self._cluster.await_topics(needed, wait_ms, check, needed)
-        # Only a broker's response shows that there is no such partition.
+        # The partition only counts as missing when a broker has responded without it.
         while old := [name for name in needed if self._is_older(name, started_ms)]:
             if self._clock_ms() - started_ms >= self._max_block_ms:
                 raise MetadataTimeoutError(
@@ -145,7 +150,7 @@ class RowRejection:
         return {name: topic for name, topic in found.items() if topic is not None}
 
     def _is_older(self, topic: str, than_ms: float) -> bool:
-        # One look at the clock: between two, the thread may have to wait.
+        # Read the clock only once, because the thread may be delayed between two readings.
         now_ms = self._clock_ms()
         known = self._cluster.snapshot(now_ms, [topic]).topics
         return not known or known[0].age_ms > now_ms - than_ms
@@ -164,8 +169,8 @@ def _rows_of(rows: RowBatch, topic: str) -> Bools:
     return mask
 
 
-# Rows that can never be written as columns for their dead letters, whether the task or a broker rejected
-# them.
+# Columns for the dead letters of rows that can never be written, which either the task or a broker has
+# rejected.
 
 
 _NO_BYTES = binary_of([b""])[0]
@@ -173,7 +178,7 @@ _MICROS_PER_MILLI = 1000
 
 
 def rows_of_table(plan: ColumnPlan, table: pa.Table, error: InvalidRowError) -> RejectedRows:
-    """The rows that an error is about, which it marks."""
+    """The rows that the error marks."""
     if error.rows is None:
         raise ValueError("the error does not say which rows it is about")
     few = table.take(indices(np.flatnonzero(error.rows)))
@@ -215,16 +220,16 @@ def _numbers(column: pa.Array | None, kind: pa.DataType, missing: int) -> Int64s
 
 
 def _milliseconds(column: pa.Array | None) -> Int64s | int:
-    # As numbers: Python's dates end at the year 9999.
+    # Computed with numbers, because Python's dates end with the year 9999.
     micros = _numbers(column, pa.int64(), NO_TIMESTAMP * _MICROS_PER_MILLI)
     return micros // _MICROS_PER_MILLI
 
 
 def _listed_headers(column: pa.Array) -> OwnHeaders:
-    """A null header, and a header without a key, keep their place under an empty key. In keys, bytes that are
-    no UTF-8 are replaced, since clients could not read the dead letter.
+    """The rows' own headers. A null header, and a header without a key, are kept with an empty key.
 
-    The fields go by their positions: Spark compares their names without case.
+    Bytes in keys that are not valid UTF-8 are replaced, because clients could not read the dead letter.
+    Struct fields are taken by position, because Spark ignores the case of their names.
     """
     counts = lengths(column).astype(np.int64)
     names, contents = column.flatten().flatten()
@@ -236,7 +241,7 @@ def _listed_headers(column: pa.Array) -> OwnHeaders:
 
 
 def _header_sizes(counts: Int64s, keys: pa.Array, values: pa.Array) -> Int64s:
-    """The bytes of each row's headers in a dead letter."""
+    """The bytes that each row's headers take in a dead letter."""
     before = np.zeros(len(keys) + 1, dtype=np.int64)
     np.cumsum(np.add(lengths(keys), lengths(values), dtype=np.int64) + HEADER_OVERHEAD, out=before[1:])
     ends = np.cumsum(counts)
@@ -245,7 +250,7 @@ def _header_sizes(counts: Int64s, keys: pa.Array, values: pa.Array) -> Int64s:
 
 
 def rows_of_records(records: RejectedRecords, max_bytes: int) -> RejectedRows:
-    """Records as they were encoded, without headers that cannot fit into a dead letter of ``max_bytes``."""
+    """Decode records. Headers that cannot fit into a dead letter of ``max_bytes`` are left out."""
     data = np.frombuffer(records.bodies, dtype=np.uint8)
     starts = np.concatenate(([0], records.ends[:-1])).astype(np.int64)
     key, at = _field(data, starts)
@@ -265,7 +270,8 @@ def rows_of_records(records: RejectedRecords, max_bytes: int) -> RejectedRows:
 
 
 def _field(data: Bytes, at: Int64s) -> tuple[pa.Array, Int64s]:
-    """The bytes after their length at each position, null for -1; and the positions after them."""
+    """The bytes after the length at each position (null for length -1), and the positions after these
+    bytes."""
     size, begin = varint.read_column(data, at)
     end = begin + np.maximum(size, 0)
     return spans(data, begin, end, size < 0), end
@@ -274,7 +280,7 @@ def _field(data: Bytes, at: Int64s) -> tuple[pa.Array, Int64s]:
 def _encoded_headers(data: Bytes, at: Int64s, counts: Int64s, limit: int) -> OwnHeaders:
     kept = np.where(counts > limit, 0, counts)
     first = np.cumsum(kept) - kept
-    # Where each header's key and value begin and end, and whether the value is null.
+    # For each header, where its key and its value begin and end, and whether the value is null.
     edges = np.zeros((4, int(kept.sum())), dtype=np.int64)
     nulls = np.zeros(edges.shape[1], dtype=np.bool_)
     rows = np.flatnonzero(kept)
@@ -299,10 +305,11 @@ def _encoded_headers(data: Bytes, at: Int64s, counts: Int64s, limit: int) -> Own
 def headers_with(
     kept: Int64s, keys: pa.Array, values: pa.Array, added: Sequence[tuple[bytes, bytes | pa.Array]]
 ) -> pa.ListArray:
-    """A list column of headers, gathered from all keys and all values: row i has the next ``kept[i]`` of
-    these, and behind them those that are added.
+    """A list column of headers. Row i gets the next ``kept[i]`` of ``keys`` and ``values``, and then those in
+    ``added``.
 
-    An added one has one value for all rows, or one each, where null leaves it out.
+    An added header has one value for all rows, or an array with one value for each, in which null omits the
+    header.
     """
     count = len(kept)
     present = [
@@ -313,7 +320,7 @@ def headers_with(
     np.cumsum(kept + sum(present, np.zeros(count, dtype=np.int64)), out=ends[1:])
     key_at = np.empty(int(ends[-1]), dtype=np.int32)
     value_at = np.empty(len(key_at), dtype=np.int32)
-    # How far those that are added have moved each of the others.
+    # By how many places the added headers move each of the existing ones.
     place = np.repeat(ends[:-1] - (np.cumsum(kept) - kept), kept)
     place += np.arange(len(place))
     key_at[place] = value_at[place] = np.arange(len(place))
