@@ -99,9 +99,9 @@ class DeadLetterWriter:
             # The original message is about kafka.buffer.memory, which dead letters do not use.
             raise BufferExhaustedError(
                 f"no memory for {table.num_rows} dead letters for errors.deadletterqueue.topic.name = "
-                f"{topic!r} within kafka.max.block.ms. They have memory of their own, which they hold until "
-                "brokers acknowledge them: the brokers of that topic take dead letters more slowly than rows "
-                "are rejected, or do not respond"
+                f"{topic!r} within kafka.max.block.ms. They have their own memory, which is in use until "
+                "brokers acknowledge them. The brokers of that topic accept dead letters more slowly than "
+                "rows are rejected, or do not respond"
             ) from None
 
 

@@ -195,7 +195,7 @@ class DeadLetters:
         if self._max_rows != UNLIMITED and rows > self._max_rows:
             raise TooManyDeadLettersError(
                 f"{rows} rows of this task can never be written, more than errors.max = {self._max_rows}. "
-                f"The last one: {one_line(reason, _LONGEST_REASON)}. Mend the rows, or raise errors.max"
+                f"The last one: {one_line(reason, _LONGEST_REASON)}. Fix the rows, or raise errors.max"
             )
 
     def add(self, rejected: Rejected) -> None:

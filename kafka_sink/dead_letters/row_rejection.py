@@ -136,8 +136,8 @@ class RowRejection:
         while old := [name for name in needed if self._is_older(name, started_ms)]:
             if self._clock_ms() - started_ms >= self._max_block_ms:
                 raise MetadataTimeoutError(
-                    f"no broker said within kafka.max.block.ms = {self._max_block_ms:.0f} ms whether topic "
-                    f"{old[0]!r} has the partitions that rows name"
+                    f"no broker reported within kafka.max.block.ms = {self._max_block_ms:.0f} ms whether "
+                    f"topic {old[0]!r} has the partitions in column 'partition'"
                 )
             check()
             with suppress(MissingPartitionError):

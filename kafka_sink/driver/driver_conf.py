@@ -213,7 +213,7 @@ def shown_by_spark(options: Mapping[str, str], conf: Mapping[str, str]) -> list[
 def redaction_warning(names: Iterable[str]) -> str:
     listed = ", ".join(f"'{name}'" for name in names)
     return (
-        f"Spark may show the secret option {listed} in plans, exceptions, its UI and its event log: name a "
+        f"Spark may show the secret option {listed} in plans, exceptions, its UI and its event log: use a "
         f"file instead (kafka.ssl.keystore.location), or start the session with "
         f"{REDACTION_SETTING}={redaction_regex()}"
     )

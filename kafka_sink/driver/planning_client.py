@@ -178,7 +178,7 @@ def _line(connection: BrokerConnection) -> str:
     node, error = connection.node, connection.last_error
     where = f"{node.host}:{node.port}"
     if error is None:
-        what = f"{connection.step} did not end" if connection.step else "not tried"
+        what = f"{connection.step} did not complete" if connection.step else "not tried"
         return f"{where}: {what}; no response: check the address and firewalls"
     if isinstance(error, KafkaSinkError):
         return f"{where}: {_without_id(str(error), node).removeprefix(f'{where} ')}"

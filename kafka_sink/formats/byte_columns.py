@@ -219,7 +219,7 @@ def _gathered(parts: Sequence[list[Word] | pa.Array], rows: int) -> pa.Array:
     stride = sum(word.widest for part in parts if isinstance(part, list) for word in part) + _WORD
     size = stride * rows + sum(_size(part) for part in parts if not isinstance(part, list))
     if size > _MAX_BYTES:
-        raise OverflowError(f"rows encode to {size} bytes; a table stays below 2 GiB")
+        raise OverflowError(f"rows encode to {size} bytes; a table must stay below 2 GiB")
     data = np.empty(size, dtype=np.uint8)
     slots = np.arange(0, stride * rows, stride)
     # For each row and part, its first byte and the byte after its last. What lies between two parts is

@@ -394,15 +394,15 @@ class BufferPool:
         if self.overdrawn:
             overdraft = (
                 f", but compressed data larger than estimated and pieces of batches that brokers rejected "
-                f"(MESSAGE_TOO_LARGE) take {self._heap} bytes beyond it, more than the "
-                f"{self.heap_limit_bytes} that may be"
+                f"(MESSAGE_TOO_LARGE) hold {self._heap} bytes outside of it, more than the limit of "
+                f"{self.heap_limit_bytes}"
             )
         return BufferExhaustedError(
             f"no memory for a record batch within kafka.max.block.ms: waited {now_ms - started_ms:.0f} of "
-            f"{timeout_ms:.0f} ms behind {ahead} other requests for {waiter.need} bytes, of which "
-            f"{waiter.gathered} were gathered; {free} of kafka.buffer.memory = {self.total_bytes} bytes are "
-            f"free{overdraft}. The brokers take rows more slowly than the task makes them, or do not "
-            "respond: look at them, or raise kafka.max.block.ms"
+            f"{timeout_ms:.0f} ms for {waiter.need} bytes after {ahead} earlier requests "
+            f"({waiter.gathered} bytes reserved so far); {free} of kafka.buffer.memory = {self.total_bytes} "
+            f"bytes are free{overdraft}. The brokers accept rows more slowly than the task makes them, or do "
+            "not respond: check the brokers, or raise kafka.max.block.ms"
         )
 
     def _note_wait(self, started_ms: float) -> None:

@@ -126,7 +126,7 @@ def spans(
     first = int(starts[0])
     if int(ends[-1]) - first > np.iinfo(np.int32).max:
         raise OverflowError(
-            f"{count} entries lie in {int(ends[-1]) - first} bytes; a table stays below 2 GiB"
+            f"{count} entries lie in {int(ends[-1]) - first} bytes; a table must stay below 2 GiB"
         )
     edges = np.empty(2 * count, dtype=np.int32)
     edges[0::2], edges[1::2] = starts - first, ends - first
@@ -186,7 +186,7 @@ def narrow(array: pa.Array, kind: pa.DataType) -> pa.Array:
     ends = offsets(array)
     first, size = int(ends[0]), int(ends[-1] - ends[0])
     if size > np.iinfo(np.int32).max:
-        raise OverflowError(f"{len(array)} entries take {size} bytes; a table stays below 2 GiB")
+        raise OverflowError(f"{len(array)} entries take {size} bytes; a table must stay below 2 GiB")
     data = array.buffers()[2]
     return pa.Array.from_buffers(
         kind,

@@ -107,7 +107,7 @@ def encode(rows: RecordColumns, timestamps: Int64s | int, runs: Sequence[RowRang
         heads = _by_mask(rows, timestamps, runs)
     size = heads.ends[-1]
     if size > _MAX_JOIN:
-        raise OverflowError(f"{count} rows encode to {size} bytes; a table stays below 2 GiB")
+        raise OverflowError(f"{count} rows encode to {size} bytes; a table must stay below 2 GiB")
     # Without headers, the last byte of a record is its header count 0, which is part of the next record's
     # prefix.
     first = 1 if rows.headers is None else 0

@@ -108,8 +108,8 @@ class KafkaChunkedDataSource(DataSource):
 
         if parse(self.options).options.exactly_once:
             raise ConfigurationError(
-                "Option 'delivery.guarantee' = exactly-once needs Spark: Sail does not tell a task which one "
-                "it is, and which attempt. Use kafka_sink.write_arrow, or at-least-once"
+                "Option 'delivery.guarantee' = exactly-once needs Spark: Sail does not provide the number of "
+                "a task and of its attempt. Use kafka_sink.write_arrow, or at-least-once"
             )
         return from_arrow_schema(schema)
 

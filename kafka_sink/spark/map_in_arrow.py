@@ -48,7 +48,7 @@ class ForeachBatch:
         given = {name.strip().lower() for name in options}
         if _VERSION in given:
             raise ConfigurationError(
-                "Option 'txnVersion' is not for foreach_batch: the batch's id is the version"
+                "Option 'txnVersion' cannot be set in foreach_batch: the batch's id is the version"
             )
         self._options = options
         # Check the options now, so that errors do not appear only in the first micro-batch.
@@ -78,7 +78,7 @@ def write(
     _require_driver(df)
     if df.isStreaming:
         raise ConfigurationError(
-            "kafka_sink.write takes no streaming DataFrame: use "
+            "kafka_sink.write does not accept a streaming DataFrame: use "
             "df.writeStream.foreachBatch(kafka_sink.foreach_batch(options))"
         )
     _require_pandas()
@@ -147,8 +147,8 @@ def _require_driver(df: DataFrame) -> None:
         )
     if not isinstance(df, DataFrame):
         raise ConfigurationError(
-            f"kafka_sink.write takes a DataFrame of Spark, not {kind.__module__}.{kind.__name__}; "
-            "kafka_sink.write_arrow takes Arrow data, and frames of Polars and pandas"
+            f"kafka_sink.write needs a DataFrame of Spark, not {kind.__module__}.{kind.__name__}; "
+            "kafka_sink.write_arrow accepts Arrow data, and frames of Polars and pandas"
         )
 
 

@@ -16,7 +16,7 @@ from kafka_sink.rows.column_plan import ColumnPlan
 if TYPE_CHECKING:
     import pyarrow as pa
 
-SPARK_FAILED = "Spark failed while it computed the rows: its error stands above"
+SPARK_FAILED = "Spark failed while computing the rows; see its error above"
 # How often a task that waits for rows writes dead letters, as long as rows may still be rejected.
 _DEAD_LETTERS_MS = 100.0
 

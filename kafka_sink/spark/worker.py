@@ -96,7 +96,7 @@ def explained() -> Iterator[None]:
         if not isinstance(error, MemoryError) and not any(sign in text.lower() for sign in _SIGNS):
             raise
         raise KafkaSinkError(
-            "this Python process may not use the memory its libraries need "
+            "this Python process may not use as much memory as its libraries need "
             f"({text or type(error).__name__}). Spark limits its address space: raise "
             "spark.executor.pyspark.memory (tasks) or spark.sql.planner.pythonExecution.memory (start and "
             "commit), or leave them unset"

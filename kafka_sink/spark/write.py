@@ -60,7 +60,7 @@ _DESCRIPTION = "spark.job.description"
 _COMMIT_FAILED_S = 60.0
 # What ``abort`` logs if it knows no cause. Spark passes none to it, and does not report that a job was
 # cancelled.
-_NO_CAUSE = f"No task reported an error of the sink. {SPARK_FAILED}, or the job was stopped"
+_NO_CAUSE = f"No task reported an error of the sink. The job was stopped, or {SPARK_FAILED}"
 
 
 @dataclass(frozen=True)
@@ -313,8 +313,8 @@ class PlannedWrite:
         if missing:
             problem = (
                 f"{missing} of {len(messages)} tasks did not report what they wrote, so their rows cannot be "
-                "counted as written. Trigger.Continuous is not supported, as Spark does not run the tasks of "
-                "a Python sink in it. Use Trigger.ProcessingTime or Trigger.AvailableNow."
+                "counted as written. Trigger.Continuous is not supported, because Spark does not run the "
+                "tasks of a Python sink in it. Use Trigger.ProcessingTime or Trigger.AvailableNow."
             )
             raise DeliveryError(problem)
         outcome, note, in_transactions = "committed", "", dict[str, EndedTransactions]()

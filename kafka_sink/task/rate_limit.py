@@ -102,9 +102,11 @@ class RateLimit:
         if self._tasks > 1 and not self._has_warned:
             self._has_warned = True
             each = " and ".join(f"{share:,.0f} {name}" for name, share in self._share.items())
-            why = "grants no rows" if despite_coordinator else "is missing"
+            why = "grants no rows" if despite_coordinator else "cannot be reached"
             _log.warning(
-                "the coordinator that shares the rate limit %s: this task keeps to %s per second", why, each
+                "the coordinator that shares the rate limit %s: this task limits itself to %s per second",
+                why,
+                each,
             )
         while True:
             check()

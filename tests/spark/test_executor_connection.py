@@ -239,7 +239,7 @@ def test_a_stream_that_spark_broke_off_is_spark_s_failure(pair: Pair, sent: int)
         with worker.makefile("rb") as source:
             yield from pa.ipc.open_stream(source)
 
-    with pytest.raises(ExecutorDisconnectedError, match="its error stands above"):
+    with pytest.raises(ExecutorDisconnectedError, match="see its error above"):
         list(rows_of_spark(batches()))
 
 
