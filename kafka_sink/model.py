@@ -144,7 +144,7 @@ class PartitionResult(NamedTuple):
 
     It is a tuple because a commit message contains thousands of them, and the driver unpickles those of all
     tasks. ``offset_ranges`` are inclusive (first, last) pairs in ascending order; adjacent ranges are merged.
-    There is none for rows whose offsets the broker did not return.
+    No range contains rows whose offsets the broker did not return.
     """
 
     topic: str

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from kafka_sink.secret import redacted
 
 MAX_CHARACTERS = 300
-# Of an error's message, of which texts of a peer may be a part.
+# The maximum length of an error's message, of which a part may be texts of a peer.
 _MAX_MESSAGE = 10_000
 # Names, IPv4 and IPv6 addresses that a resolver may be asked for and that a log line may contain.
 _HOST = re.compile(r"[\w.%:-]{1,255}")

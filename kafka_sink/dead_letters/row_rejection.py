@@ -320,7 +320,7 @@ def headers_with(
     np.cumsum(kept + sum(present, np.zeros(count, dtype=np.int64)), out=ends[1:])
     key_at = np.empty(int(ends[-1]), dtype=np.int32)
     value_at = np.empty(len(key_at), dtype=np.int32)
-    # By how many places the added headers move each of the existing ones.
+    # The added headers move each of the existing ones by this many places.
     place = np.repeat(ends[:-1] - (np.cumsum(kept) - kept), kept)
     place += np.arange(len(place))
     key_at[place] = value_at[place] = np.arange(len(place))

@@ -249,7 +249,7 @@ def _key(options: SinkOptions, columns: Columns, query: str | None) -> str:
 
 
 def _written(found: dict[str, Schemas]) -> str:
-    """Serialize the schemas. Each distinct schema is included once, because many topics may share one."""
+    """Serialise the schemas. Each distinct schema is included once, because many topics may share one."""
     distinct = list(dict.fromkeys(one.schema for schemas in found.values() for _, one in schemas))
     parts = {
         part: [(topic, {**asdict(one), "schema": distinct.index(one.schema)}) for topic, one in schemas]

@@ -350,7 +350,7 @@ def test_schema_that_repeats_the_login_does_not_show_it(fake: Server) -> None:
     name = f"{SECRET}\x1b[2J\nforged"
     says(fake, {"id": 5, "version": 1, "schema": json.dumps({"type": name})})
     login = {"schema__registry__basic__auth__user__info": f"somebody:{SECRET}"}
-    with pytest.raises(SchemaError, match="names a type") as caught:
+    with pytest.raises(SchemaError, match="uses a type") as caught:
         planned(options(schema__registry__url=fake.url, use__latest__version="true", **login))
     assert SECRET not in str(caught.value)
     assert str(caught.value).isprintable()
