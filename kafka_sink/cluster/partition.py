@@ -181,6 +181,10 @@ class Partition:
         self._failed_ms = now_ms
         self._failed += 1
 
+    def is_failing(self, now_ms: float) -> bool:
+        """Whether its last attempt failed recently for a reason that blames its broker."""
+        return self._streak > 0 and now_ms - self._failed_ms < 2 * OUTCOME_WINDOW_MS
+
     def forget_outcomes(self) -> None:
         self._taken = self._taken_before = self._failed = self._failed_before = self._streak = 0
 

@@ -289,7 +289,7 @@ class Sender(threading.Thread):
         may_probe = self._breaker.task_mutes.may_probe
         unsent = [one for partitions in of_muted.values() for one in partitions if not may_probe(one.id)]
         unsent += [one for one in leaderless if one.id in muted]
-        return 0.0 if unsent and self._move_unsent(unsent, muted) else delay
+        return 0.0 if unsent and self._move_unsent(unsent, muted, now_ms) else delay
 
     def _refresh_stale(
         self,
@@ -309,26 +309,32 @@ class Sender(threading.Thread):
             self._cluster.mark_stale(topic, now_ms)
         return self._metadata.refresh(now_ms) if stale else math.inf
 
-    def _move_unsent(self, sources: Sequence[Partition], muted: Container[TopicPartition]) -> bool:
+    def _move_unsent(
+        self, sources: Sequence[Partition], muted: Container[TopicPartition], now_ms: float
+    ) -> bool:
         """Move keyless rows that were never sent away from muted partitions; return whether there were any.
 
         A task ends once all of its rows are acknowledged. Rows that it gave to a partition before it noticed
-        that the broker is frozen would wait for that broker, although any other partition will do.
+        that the broker is frozen would wait for that broker, although any other partition will do. The rows
+        lose their place in the order, so they stay if the other partitions fail as well.
         """
-        targets = {topic: self._targets(topic, muted) for topic in {one.id.topic for one in sources}}
+        targets = {topic: self._targets(topic, muted, now_ms) for topic in {one.id.topic for one in sources}}
         moved = self._accumulator.move_unsent(sources, targets)
         if moved:
             self._deliveries.count(moved=tell_of_moves(moved, self._breaker))
         return bool(moved)
 
-    def _targets(self, topic: str, muted: Container[TopicPartition]) -> list[TopicPartition]:
+    def _targets(self, topic: str, muted: Container[TopicPartition], now_ms: float) -> list[TopicPartition]:
         """Partitions that take rows now; those of connected brokers where there are any."""
         known = self._cluster.topic(topic)
         connected = {broker.id for broker in self._cluster.brokers.values() if broker.is_connected}
         choices = Choices(()) if known is None else choices_of(known, (), muted, connected)
         found = [TopicPartition(topic, number) for number in choices.available]
         # Where all partitions are muted, all are available.
-        return [partition for partition in found if partition not in muted]
+        targets = [name for name in found if name not in muted]
+        written = self._accumulator.partitions
+        failing = {name for name in targets if name in written and written[name].is_failing(now_ms)}
+        return [name for name in targets if name not in failing]
 
     def _note_waits(
         self, ready: Mapping[Broker, Sequence[Partition]], blocked: Collection[Broker], now_ms: float

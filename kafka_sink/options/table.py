@@ -276,7 +276,8 @@ class SinkOptions:
     )
     enable_idempotence: bool = _option(
         "kafka.enable.idempotence", values.boolean(), True, DELIVERY,
-        """Retries neither duplicate rows nor change their order within a partition. Requires `acks=all`,
+        """Retries neither duplicate rows nor change their order within a partition. (Keyless rows that leave
+        a muted partition before they are sent follow newer rows in another one.) Requires `acks=all`,
         `retries` above 0 and at most 5 requests in flight. If one of these is set to another value,
         idempotence is disabled with a warning; if `true` was set explicitly, this is an error.""",
     )

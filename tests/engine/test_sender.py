@@ -296,6 +296,35 @@ def test_rows_leave_a_muted_partition_that_its_topic_has_no_more() -> None:
         assert written(cluster, 0) == [0]
 
 
+def test_rows_stay_in_a_muted_partition_while_the_others_fail_too() -> None:
+    """Catches: with every leader failing, rows moved round and lost their order."""
+    options: dict[str, object] = {
+        "producer_circuit_breaker_class": f"{IdleBreaker.__module__}.{IdleBreaker.__name__}",
+        "linger_ms": 60_000,
+    }
+    muted, other = TopicPartition("t", 0), TopicPartition("t", 1)
+    with FakeCluster({"t": 2}) as cluster, task(cluster, **options) as producer:
+        producer.breaker.manager.mute(other)
+        producer.network.wakeup()
+        until(lambda: other in mutes(producer), "the other's mute")
+        producer.send(keyless(0))
+        assert list(producer.accumulator.partitions) == [muted]
+        with producer.accumulator.lock:
+            failing = producer.accumulator.partition(other)
+        producer.breaker.manager.unmute(other)
+        producer.network.wakeup()
+        until(lambda: other not in mutes(producer), "the end of the other's mute")
+        failing.count_failure(monotonic_ms(), monotonic_ms())
+        producer.breaker.manager.mute(muted)
+        producer.accumulator.flushing = True
+        producer.network.wakeup()
+        until(lambda: muted in mutes(producer), "the mute")
+        throughout(lambda: producer.metrics()["record-moved-total"] == 0, 0.1, "the rows stay")
+        failing.forget_outcomes()
+        until(lambda: written(cluster, 1) == [0], "a target")
+        assert producer.finish().records == 1
+
+
 @pytest.mark.parametrize(
     ("batches", "rows", "text"),
     [
