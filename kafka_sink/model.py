@@ -157,19 +157,6 @@ class PartitionResult(NamedTuple):
     raw_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class EndedTransactions:
-    """How many transactions a write has committed, aborted or recovered, and how long they were open.
-
-    ``oldest_ms`` is the longest time that one of them was open: from its first row, by the coordinating
-    broker's clock, to its end, by the driver's clock. It is 0 if no broker reports when the transactions
-    began.
-    """
-
-    count: int = 0
-    oldest_ms: int = 0
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskResult(TaskCounts):
     """The result of one Spark task, sent in its commit message: its counts, and values that are not added up.

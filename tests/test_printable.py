@@ -15,7 +15,6 @@ from kafka_sink.driver import driver_log
 from kafka_sink.driver.command_line import note, ok, problem
 from kafka_sink.printable import MAX_CHARACTERS, one_line, printable, printable_list
 from kafka_sink.transactions import __main__ as transactions
-from kafka_sink.transactions.task_attempt import TaskAttempt
 from tests.support.breaker_cluster import Cluster
 
 FORGED = "t\n26/01/01 00:00:00 ERROR kafka_sink: all is lost\r\x1b[2J\x1b]0;title\x07\u202ereversed"
@@ -40,11 +39,11 @@ def test_one_line_of_any_text() -> None:
 
 
 def test_a_rows_topic_in_the_line_about_a_dead_letter(caplog: pytest.LogCaptureFixture) -> None:
-    """And names that a broker or another application has chosen in lines of the driver and of tasks."""
-    for log in (driver_log.report, driver_log.warn, driver_log.error, TaskAttempt._warn):
+    """And names that a broker or another application has chosen in lines of the driver."""
+    for log in (driver_log.report, driver_log.warn, driver_log.error):
         log(f"kafka-chunked: an earlier run with transactional.id.prefix '{FORGED}' 100 %")
         assert_plain(caplog.records[-1].getMessage())
-    assert len(caplog.records) == 4
+    assert len(caplog.records) == 3
     dead_letters = DeadLetters("dead-letters", 10, 1000)
     rows = RejectedRows(
         None, pa.array([b"v"]), None, pa.array([FORGED.encode()]), 0, 0, np.array([1]), f"why {FORGED}", "E"

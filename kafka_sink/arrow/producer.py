@@ -29,7 +29,7 @@ from kafka_sink.coordinator.address import PlannedCoordinator
 from kafka_sink.coordinator.live.messages import TaskIdentity
 from kafka_sink.driver import driver_log
 from kafka_sink.errors import DeliveryError, ProducerClosedError, SchemaError
-from kafka_sink.model import EndedTransactions, TaskResult
+from kafka_sink.model import TaskResult
 from kafka_sink.records.extension_types import POLARS_OBJECT
 from kafka_sink.reports import write_report
 from kafka_sink.reports.delivery_report import EndedWrite, WriteResult
@@ -362,7 +362,7 @@ class ArrowProducer:
     # -- the end ------------------------------------------------------------------------------------
 
     def _finish(self) -> None:
-        note, outcome, in_transactions = "", "committed", dict[str, EndedTransactions]()
+        note, outcome, in_transactions = "", "committed", dict[str, int]()
         with self._own_lock(), self._turn() as producer:
             self._send_held(producer)
             result = producer.finish()
@@ -396,7 +396,7 @@ class ArrowProducer:
         self,
         outcome: str,
         results: list[TaskResult],
-        in_transactions: Mapping[str, EndedTransactions],
+        in_transactions: Mapping[str, int],
         note: str = "",
     ) -> None:
         schemas = tuple(self._schemas)

@@ -16,7 +16,6 @@ from kafka_sink.coordinator.live.messages import DriverWaiting
 from kafka_sink.driver import driver_log
 from kafka_sink.driver.topic_preparation import prepare_topic
 from kafka_sink.errors import DeliveryError
-from kafka_sink.model import EndedTransactions
 from kafka_sink.options import SinkOptions, parse, texts
 from kafka_sink.options.table import COORDINATOR, SPECS
 from kafka_sink.reports import delivery_report
@@ -186,7 +185,7 @@ class WriteTransaction:
             self._resources.close()
             return planning.commit(self._options, self._planned, [report], self._clients), attempt.metrics
 
-    def abort(self, error: BaseException) -> Mapping[str, EndedTransactions]:
+    def abort(self, error: BaseException) -> Mapping[str, int]:
         """After a failure, also one of ``commit``. Returns what became of the transactions.
 
         It logs that, and raises no KafkaSinkError: that must not replace the one that the user gets.
@@ -199,6 +198,6 @@ class WriteTransaction:
         with DriverWaiting(self._options, "", ABORTING, "a write"):
             ended, note = planning.abort_or_explain(self._options, self._planned, self._clients)
         # None were open where none had begun.
-        if not ended or any(one.count for one in ended.values()):
+        if not ended or any(ended.values()):
             driver_log.warn(f"kafka-chunked: the write failed; {note}")
         return ended

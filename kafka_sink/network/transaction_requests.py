@@ -354,16 +354,17 @@ def _count_partitions(reader: Reader) -> int:
     return partitions
 
 
-def encode_list_transactions(version: int, states: Sequence[str], pattern: str, age_ms: int = -1) -> bytes:
-    """List transactions in these states whose coordinator is the receiving broker, of those that have been
-    open for longer than ``age_ms``; versions before 1 ignore that. ``pattern`` filters ids; versions before
-    2 ignore it."""
+def encode_list_transactions(version: int, states: Sequence[str], pattern: str) -> bytes:
+    """List transactions in these states whose coordinator is the receiving broker.
+
+    ``pattern`` filters ids; versions before 2 ignore it.
+    """
     request = Writer(LIST_TRANSACTIONS, version)
     request.texts(states)
-    # Of any producer.
+    # Of any producer, and of any age.
     request.length(())
     if version >= _FIRST_WITH_DURATION:
-        request.fields("q", age_ms)
+        request.fields("q", -1)
     if version >= _FIRST_WITH_PATTERN:
         request.text(pattern)
     return request.finished()

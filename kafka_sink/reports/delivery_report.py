@@ -14,7 +14,7 @@ from typing import Any
 
 from kafka_sink.counts import total
 from kafka_sink.errors import ConfigurationError
-from kafka_sink.model import EndedTransactions, TaskResult, TopicPartition
+from kafka_sink.model import TaskResult, TopicPartition
 from kafka_sink.options import SinkOptions
 from kafka_sink.options.values import local_path
 
@@ -42,7 +42,7 @@ class EndedWrite:
     batch: int | None
     tasks: int | None
     results: Sequence[TaskResult]
-    transactions: Mapping[str, EndedTransactions] = field(default_factory=dict)
+    transactions: Mapping[str, int] = field(default_factory=dict)
     note: str = ""
     last_task: int = -1
     schemas: tuple[str, ...] = ()

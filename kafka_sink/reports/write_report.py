@@ -86,11 +86,7 @@ def aborted(ended: EndedWrite) -> str:
 
 
 def _transaction_fields(ended: EndedWrite) -> dict[str, Any]:
-    if not ended.transactions:
-        return {}
-    counts: dict[str, Any] = {name: one.count for name, one in ended.transactions.items()}
-    oldest = {name: one.oldest_ms for name, one in ended.transactions.items()}
-    return {"transactions": {**counts, "oldestMs": oldest}}
+    return {"transactions": dict(ended.transactions)} if ended.transactions else {}
 
 
 def _advise(ended: EndedWrite) -> None:
@@ -133,7 +129,7 @@ def write_ended(options: SinkOptions, ended: EndedWrite) -> WriteEnded:
         len(ended.results),
         total(ended.results).by_name(),
         topics if len(topics) <= MAX_FINAL_TOPICS else {},
-        {name: one.count for name, one in ended.transactions.items()},
+        dict(ended.transactions),
         ended.last_task,
         printable(ended.cause, MAX_CAUSE),
     )
@@ -361,9 +357,9 @@ def _is_due(ended: EndedWrite, now_s: float) -> tuple[bool, str]:
 
 def _has_trouble(ended: EndedWrite) -> bool:
     """Whether someone may want to look at this write: rows were skipped, batches were sent again, the circuit
-    breaker tripped, or transactions were aborted or recovered."""
+    breaker tripped, or transactions were aborted."""
     counts = total(ended.results)
-    others = sum(one.count for name, one in ended.transactions.items() if name != "committed")
+    others = sum(count for name, count in ended.transactions.items() if name != "committed")
     return bool(counts.skipped or counts.retries or counts.breaker_trips or others)
 
 

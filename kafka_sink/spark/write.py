@@ -22,7 +22,7 @@ from kafka_sink.coordinator.address import CoordinatorAddress, PlannedCoordinato
 from kafka_sink.coordinator.live.messages import DriverWaiting, TaskIdentity, about_job
 from kafka_sink.driver import driver_log
 from kafka_sink.errors import DeliveryError, ExecutorDisconnectedError, WriteOverError
-from kafka_sink.model import EndedTransactions, TaskResult
+from kafka_sink.model import TaskResult
 from kafka_sink.options import SinkOptions
 from kafka_sink.printable import printable
 from kafka_sink.reports import write_report
@@ -220,7 +220,7 @@ class PlannedWrite:
                 context.attemptNumber(),
                 self.plan.parts,
                 self.options.max_block_ms,
-                OpenTime(self.options.transaction_timeout_ms, (time.time() - self.planned_at_s) * 1000),
+                OpenTime(self.options.transaction_timeout_ms),
                 in_query=_is_micro_batch(context, planned.batch),
             )
             if not attempt.writes:
@@ -317,7 +317,7 @@ class PlannedWrite:
                 "tasks of a Python sink in it. Use Trigger.ProcessingTime or Trigger.AvailableNow."
             )
             raise DeliveryError(problem)
-        outcome, note, in_transactions = "committed", "", dict[str, EndedTransactions]()
+        outcome, note, in_transactions = "committed", "", dict[str, int]()
         if self.transactions is not None:
             from kafka_sink.transactions import planning as transactions
 
@@ -345,7 +345,7 @@ class PlannedWrite:
         """
         cause = self._end_attempts(batch_id)
         cause = spark_application.noted_within(self._failed_commit(batch_id), _COMMIT_FAILED_S) or cause
-        in_transactions, note = dict[str, EndedTransactions](), ""
+        in_transactions, note = dict[str, int](), ""
         if self.transactions is not None:
             from kafka_sink.transactions import planning as transactions
 
@@ -378,7 +378,7 @@ class PlannedWrite:
         outcome: str,
         messages: Sequence[WriterCommitMessage | None],
         batch_id: int | None,
-        in_transactions: Mapping[str, EndedTransactions],
+        in_transactions: Mapping[str, int],
         note: str,
     ) -> EndedWrite:
         tasks = [one for one in messages if isinstance(one, TaskCommitted)]

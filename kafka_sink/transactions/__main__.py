@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from functools import partial
 from typing import TextIO
 
@@ -131,9 +130,9 @@ def _known_scope(client: TransactionClient, prefix: str, topic: str | None, know
 
 
 def _unknown(prefix: str, known: Iterable[str]) -> str:
-    # The option's value, of which each writer has names of its own; or one with a character too many.
-    near = sorted(one for one in known if one.startswith(prefix)) or get_close_matches(prefix, known, _NEAR)
-    hint = "; similar ones: " + ", ".join(near[:_NEAR]) if near else ""
+    # Each writer's prefix begins with the option's value, and has more letters.
+    similar = sorted(name for name in known if name.startswith(prefix))
+    hint = "; similar ones: " + ", ".join(similar[:_NEAR]) if similar else ""
     return (
         f"no broker knows transactional.id.prefix '{prefix}'{hint}. list without --prefix shows all. Brokers "
         "forget ids that were not used for transactional.id.expiration.ms, and show only those that this "
@@ -206,7 +205,7 @@ def _open(scope: Scope) -> Steps[dict[str, Described]]:
 
 def _complete(client: TransactionClient, scope: Scope, out: TextIO) -> int:
     ownership = client.run(driver.take_over(scope, wall_ms), *_TIMEOUT)
-    _say(f"{len(ownership.completed)} transactions committed, {len(ownership.aborted)} aborted", out)
+    _say(f"{ownership.completed} transactions committed, {ownership.aborted} aborted", out)
     problem = driver.problem_of(scope, ownership)
     if problem:
         _say(problem, out)

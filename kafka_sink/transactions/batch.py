@@ -7,13 +7,11 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from kafka_sink.errors import ChangedBatchError, IncompleteBatchError, TransactionError
-from kafka_sink.model import EndedTransactions
 from kafka_sink.transactions import decision as decisions
 from kafka_sink.transactions import driver, proof
 from kafka_sink.transactions.decision import BatchIdentity, Decision, Part, RowsDigest, WrittenNumbers
 from kafka_sink.transactions.driver import Ownership
 from kafka_sink.transactions.operations import ProducerEpoch, Scope, Steps
-from kafka_sink.transactions.proof import BeganMs
 
 # Share of kafka.transaction.timeout.ms from which on it is warned of.
 LONG_OPEN = 0.5
@@ -46,14 +44,14 @@ class BatchRun:
 
     ``scope`` is where their progress markers are: the commit's own process may see more partitions of the
     topic by now. ``is_repair``: the batch was decided, and just the tasks that are missing write.
-    ``recovered`` and ``last_decision`` as in TaskHandover.
+    ``follows_another``: the last decision is another writer's. ``last_decision`` as in TaskHandover.
     """
 
     driver_epoch: ProducerEpoch
     batch: BatchIdentity
     scope: Scope
     is_repair: bool
-    recovered: EndedTransactions
+    follows_another: bool
     last_decision: int
 
 
@@ -62,23 +60,21 @@ class TaskHandover:
     """What planning gives to tasks: the driver epoch that the decision needs, and what ``writer`` has
     written.
 
-    ``recovered`` are the transactions that planning ended for an earlier run. ``last_decision`` is the number
-    of the last decision that planning saw, 0 if there was none.
+    ``last_decision`` is the number of the last decision that planning saw, 0 if there was none.
     """
 
     driver_epoch: ProducerEpoch
     writer: str = ""
     written: WrittenNumbers = field(default_factory=WrittenNumbers)
     incomplete: Incomplete | None = None
-    recovered: EndedTransactions = field(default_factory=EndedTransactions)
     last_decision: int = 0
 
     @classmethod
-    def of(cls, scope: Scope, ownership: Ownership, now_ms: float) -> TaskHandover:
+    def of(cls, scope: Scope, ownership: Ownership) -> TaskHandover:
         """The part of ownership that tasks need: a decision may name thousands of transactions."""
-        decision, recovered = ownership.decision, ended(ownership.completed + ownership.aborted, now_ms)
+        decision = ownership.decision
         if decision is None:
-            return cls(ownership.driver_epoch, recovered=recovered)
+            return cls(ownership.driver_epoch)
         broken = None
         problem = driver.problem_of(scope, ownership)
         if problem is not None:
@@ -86,12 +82,13 @@ class TaskHandover:
             batch = None if ownership.unknown else decision.batch
             broken = Incomplete(batch, ownership.missing, problem)
         writer = decision.batch.writer
-        return cls(ownership.driver_epoch, writer, decision.written, broken, recovered, decision.number)
+        return cls(ownership.driver_epoch, writer, decision.written, broken, decision.number)
 
     def run(self, scope: Scope, batch: BatchIdentity) -> BatchRun:
         """What the batch's tasks report alike."""
         is_repair = self.incomplete is not None
-        return BatchRun(self.driver_epoch, batch, scope, is_repair, self.recovered, self.last_decision)
+        follows_another = bool(self.writer) and self.writer != batch.writer
+        return BatchRun(self.driver_epoch, batch, scope, is_repair, follows_another, self.last_decision)
 
     def role(self, batch: BatchIdentity, task: int, *, in_query: bool = False) -> TaskRole:
         """``in_query``: this version of an application is the micro-batch of that number, in foreachBatch.
@@ -134,28 +131,23 @@ class BatchOutcome:
     where it was not. ``compared``: whether they are known to be the same. ``repaired``: an incomplete batch
     was completed. ``doubt``: why the batch may be there twice, "" where it cannot be.
 
-    ``committed`` and ``aborted`` are when the transactions began. ``recovered``: an earlier run had left
-    them, and planning ended them. ``ended_ms``: when all was done, by the driver's clock.
+    ``committed`` and ``aborted`` count transactions. ``began_ms`` is when the first of those committed began,
+    by its coordinator's clock; -1 if that is not known.
     """
 
     skipped: int | None = None
     batch: BatchIdentity | None = None
     compared: bool = False
-    committed: BeganMs = ()
-    aborted: BeganMs = ()
-    recovered: EndedTransactions = field(default_factory=EndedTransactions)
+    committed: int = 0
+    aborted: int = 0
+    began_ms: int = -1
     repaired: bool = False
     doubt: str = ""
-    ended_ms: float = 0.0
 
     @property
-    def transactions(self) -> dict[str, EndedTransactions]:
-        """By what became of them."""
-        return {
-            "committed": ended(self.committed, self.ended_ms),
-            "aborted": ended(self.aborted, self.ended_ms),
-            "recovered": self.recovered,
-        }
+    def transactions(self) -> dict[str, int]:
+        """How many transactions were ended, by their outcome."""
+        return {"committed": self.committed, "aborted": self.aborted}
 
     @property
     def outcome(self) -> str:
@@ -168,32 +160,20 @@ class BatchOutcome:
         return str(self) if self.skipped is None else f"{self.batch}: {self}"
 
     def __str__(self) -> str:
-        committed, aborted, recovered = self.transactions.values()
         if self.skipped is not None:
             text = f"its {self.skipped:,} rows are skipped, as it was written before"
             text += " with the same rows" if self.compared else "; whether with the same rows is not known"
         else:
-            text = described(committed, "committed to complete the batch" if self.repaired else "committed")
-        if aborted.count:
-            text += "; " + described(aborted, "of other attempts aborted")
-        if recovered.count:
-            text += "; " + described(recovered, "of an earlier run recovered")
+            done = "committed to complete the batch" if self.repaired else "committed"
+            text = described(self.committed, done)
+        if self.aborted:
+            text += "; " + described(self.aborted, "of other attempts aborted")
         return text
 
 
-def ended(began_ms: BeganMs, now_ms: float) -> EndedTransactions:
-    """The transactions that began then and have ended now. The clocks of two hosts may differ."""
-    ages = [max(0, round(now_ms) - one) for one in began_ms if one >= 0]
-    return EndedTransactions(len(began_ms), max(ages, default=0))
-
-
-def described(transactions: EndedTransactions, what: str) -> str:
-    """For a line of the log: how many, what was done with them, and the age of the oldest."""
-    count = transactions.count
-    text = f"{count:,} transaction{'' if count == 1 else 's'} {what}"
-    if transactions.oldest_ms:
-        text += f" (open for {'' if count == 1 else 'at most '}{transactions.oldest_ms / 1000:,.2f} s)"
-    return text
+def described(count: int, what: str) -> str:
+    """For a line of the log: how many transactions, and what was done with them."""
+    return f"{count:,} transaction{'' if count == 1 else 's'} {what}"
 
 
 def commit(
@@ -211,13 +191,15 @@ def commit(
     run = _agreed(reports)
     parts = [report.part for report in reports if report.part is not None]
     roles = {report.role for report in reports}
+    # An empty batch of a new query is recorded, or else its next batch would not know its own writer.
+    records_empty |= run.follows_another
     if not parts and not records_empty and not run.is_repair and roles == {TaskRole.WRITE}:
-        return BatchOutcome(recovered=run.recovered)
+        return BatchOutcome()
     previous, found = yield from driver.look(run.scope, parts)
     last = 0 if previous is None else previous.number
     yield from driver.require_last(run.scope, run.driver_epoch, run.batch, run.last_decision, last)
     if TaskRole.SKIP in roles:
-        return replace(_skipped(run.batch, previous, reports, compare), recovered=run.recovered)
+        return _skipped(run, previous, reports, compare)
     if run.is_repair:
         try:
             incomplete = _repairable(run.batch, previous, reports)
@@ -229,20 +211,27 @@ def commit(
     else:
         decision = decisions.next_decision(run.scope, previous, run.batch, len(reports), parts)
         decision = decision if parts else replace(decision, began_ms=round(now_ms))
-    committed, aborted = yield from driver.decide(run.scope, run.driver_epoch, decision, tuple(parts), found)
-    doubt = _doubt(run.batch, previous)
+    began_ms, aborted = yield from driver.decide(run.scope, run.driver_epoch, decision, tuple(parts), found)
     return BatchOutcome(
-        committed=committed, aborted=aborted, recovered=run.recovered, repaired=run.is_repair, doubt=doubt
+        committed=len(parts),
+        aborted=aborted,
+        began_ms=began_ms,
+        repaired=run.is_repair,
+        doubt=_doubt(run.batch, previous) if parts else "",
     )
 
 
 def _skipped(
-    batch: BatchIdentity, previous: Decision | None, reports: Sequence[AttemptReport], compare: str
+    run: BatchRun, previous: Decision | None, reports: Sequence[AttemptReport], compare: str
 ) -> BatchOutcome:
-    """Raise ChangedBatchError where these are other rows than the batch had."""
+    """Raise ChangedBatchError if these are other rows than the batch had, or for another topic."""
+    batch = run.batch
     if previous is None or not previous.covers(batch):
         raise TransactionError(f"{batch} was written before when this run started, and now it was not")
     given = RowsDigest.total(report.digest for report in reports)
+    target = run.scope.target if compare == "none" else previous.target_of_batch(batch.number)
+    if given.rows and target not in (None, run.scope.target):
+        raise ChangedBatchError(elsewhere(batch, target or "", run.scope.target))
     written = None if compare == "none" else previous.digest_of_batch(batch.number)
     if written is not None and (given.rows != written.rows if compare == "rows" else given != written):
         raise ChangedBatchError(changed(batch, written, given))
@@ -268,10 +257,16 @@ def _repairable(
     changed = len(reports) != previous.tasks or any(
         report.digest != previous.digest_of(report.task) for report in reports
     )
+    scope = reports[0].run.scope
+    if previous.target != scope.target:
+        raise IncompleteBatchError(
+            f"{batch} is incomplete in {_named(previous.target)}, and this run writes to "
+            f"{_named(scope.target)}: nothing was written. Run it again with the topic that it had before"
+        )
     if changed:
         missing = [report.task for report in reports if report.role is TaskRole.WRITE]
         raise IncompleteBatchError(
-            f"{proof.incomplete(reports[0].run.scope, previous, missing)}. This run split the rows "
+            f"{proof.incomplete(scope, previous, missing)}. This run split the rows "
             f"into other tasks ({len(reports)} where there were {previous.tasks}) or had other rows, so it "
             "cannot tell which ones are missing: nothing was written"
         )
@@ -306,6 +301,21 @@ def changed(batch: BatchIdentity, written: RowsDigest, given: RowsDigest) -> str
         f"Nothing is written. {why}: transaction.rerun.compare=rows compares just the number of rows, and "
         f"'none' nothing. {_SEE}"
     )
+
+
+def elsewhere(batch: BatchIdentity, target: str, now: str) -> str:
+    """Of a batch that was written to another topic than this run writes to."""
+    return (
+        f"{batch} was written before, to {_named(target)}, and this run would write it to {_named(now)}. "
+        "Nothing is written. If this is a copy of another query's checkpoint, it counts as the same query: "
+        "give it a transactional.id.prefix of its own. If the query's topic was changed on purpose, set "
+        "transaction.rerun.compare=none for one run: it skips this batch, whose rows stay where they are. "
+        f"{_SEE}"
+    )
+
+
+def _named(target: str) -> str:
+    return f"topic '{target}'" if target else "the topics that its rows name"
 
 
 def went_back(batch: BatchIdentity, written: WrittenNumbers) -> str:

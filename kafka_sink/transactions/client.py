@@ -10,14 +10,13 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
 
 from kafka_sink import kafka_errors
 from kafka_sink.clock import RANDOM, TOPIC_PROPAGATION_MS, ExponentialBackoff, monotonic_ms
 from kafka_sink.errors import BrokerVersionError, ConfigurationError, DeliveryError, is_final
 from kafka_sink.model import Node, TopicPartition
-from kafka_sink.network import admin_requests, apis, requests, transaction_requests
+from kafka_sink.network import apis, requests, transaction_requests
 from kafka_sink.network.blocking import BlockingCalls, Call, KeyType, awaited
 from kafka_sink.network.broker_connection import BrokerConnection
 from kafka_sink.network.client import NetworkClient
@@ -412,8 +411,6 @@ class TransactionClient(BlockingCalls):
                 return [self._describe(answer, name, once_ended=once_ended) for name in names]
             case ops.ListOpen() | ops.ListIds():
                 return self._list(answer, operation)
-            case ops.FetchBrokerSetting(name):
-                return self._fetch_setting(answer, name)
 
     def _init(self, answer: _StepAnswer, name: str, of: ops.ProducerEpoch | None) -> Call:
         timeout = self._options.transaction_timeout_ms
@@ -580,12 +577,11 @@ class TransactionClient(BlockingCalls):
 
     def _list(self, answer: _StepAnswer, operation: ops.ListOpen | ops.ListIds) -> list[Call]:
         states: tuple[str, ...] = ()
-        pattern, age_ms = ops.ANY_ID_PATTERN, -1
+        pattern = ops.ANY_ID_PATTERN
         if isinstance(operation, ops.ListOpen):
-            age_ms = operation.longer_than_ms
             states, pattern = (ops.OPEN,), ops.task_id_pattern(operation.prefix)
             # With protocol 1 ids that are not in use are in that state, too.
-            if self.protocol == PROTOCOL_2 and age_ms < 0:
+            if self.protocol == PROTOCOL_2:
                 states = (ops.OPEN, ops.NO_TRANSACTION)
         answer.result = []
 
@@ -595,33 +591,15 @@ class TransactionClient(BlockingCalls):
             answer.result += [name for name in response.ids if re.match(pattern, name)]
             return True
 
-        return self._of_each_broker(
-            apis.LIST_TRANSACTIONS,
-            lambda _, version: transaction_requests.encode_list_transactions(
-                version, states, pattern, age_ms
-            ),
-            take,
-        )
-
-    def _fetch_setting(self, answer: _StepAnswer, name: str) -> list[Call]:
-        answer.result = {}
-
-        def take(call: Call, response: admin_requests.BrokerConfigs) -> bool:
-            answer.result[call.node] = None if response.error_code else response.configs.get(name)
-            return True
-
-        return self._of_each_broker(
-            apis.DESCRIBE_CONFIGS,
-            lambda node, version: admin_requests.encode_describe_broker(version, node, (name,)),
-            take,
-        )
-
-    def _of_each_broker(
-        self, api: int, encode: Callable[[int, int], bytes], take: Callable[[Call, Any], bool]
-    ) -> list[Call]:
-        """``encode`` makes a request's body of a broker's id and of a version."""
         give_up_ms = self._clock_ms() + _LIST_PATIENCE_MS
         return [
-            Call(api, partial(encode, node), take, None, node, 0, _NODE_TIMEOUT_MS, give_up_ms=give_up_ms)
+            Call(
+                apis.LIST_TRANSACTIONS,
+                lambda version: transaction_requests.encode_list_transactions(version, states, pattern),
+                take,
+                node=node,
+                timeout_ms=_NODE_TIMEOUT_MS,
+                give_up_ms=give_up_ms,
+            )
             for node in self.nodes
         ]

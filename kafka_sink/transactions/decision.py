@@ -27,8 +27,8 @@ from kafka_sink.printable import printable
 from kafka_sink.transactions.operations import OffsetKey, ProducerEpoch, Scope
 
 _CHUNK_BYTES = 3500
-# Another one with each change of what a decision holds or of what it means.
-_FORMAT, _FORMER_FORMATS = "kc4", ("kc1", "kc2", "kc3")
+# It changes whenever the content of a decision or its meaning changes.
+_FORMAT = "kc5"
 # Runs of consecutive versions that are remembered of a writer: a query has one, and so have daily versions
 # within a month.
 _MAX_RUNS = 100
@@ -107,13 +107,14 @@ class WrittenNumbers:
 
     ``runs`` are pairs (first, last) of consecutive ones, ascending, the highest ``_MAX_RUNS``; of numbers up
     to ``forgotten`` that are in none, nobody knows whether they were written. ``digest`` is of the rows of
-    ``last``, which was written last; None where nothing was.
+    ``last``, which was written last; None where nothing was. ``target``, as in Scope, is where they went.
     """
 
     last: int | None = None
     digest: RowsDigest = RowsDigest()
     runs: tuple[tuple[int, int], ...] = ()
     forgotten: int = -1
+    target: str = ""
 
     @property
     def highest(self) -> int:
@@ -123,7 +124,7 @@ class WrittenNumbers:
     def __contains__(self, number: int) -> bool:
         return any(first <= number <= last for first, last in self.runs)
 
-    def plus(self, number: int, digest: RowsDigest) -> WrittenNumbers:
+    def plus(self, number: int, digest: RowsDigest, target: str = "") -> WrittenNumbers:
         """With another number, which was written behind them."""
         runs = list(self.runs)
         if number not in self:
@@ -134,7 +135,7 @@ class WrittenNumbers:
             lowest = next(run for run in runs if not run[0] <= number <= run[1])
             runs.remove(lowest)
             forgotten = max(forgotten, lowest[1])
-        return WrittenNumbers(number, digest, tuple(runs), forgotten)
+        return WrittenNumbers(number, digest, tuple(runs), forgotten, target)
 
     def __str__(self) -> str:
         named = ", ".join(str(first) if first == last else f"{first} to {last}" for first, last in self.runs)
@@ -182,6 +183,7 @@ class Decision:
 
     Progress markers of parts without an outcome are offsets of ``topic``, which had ``partitions`` then:
     Scope's of the run that decided.
+    ``target``, as in Scope, is where its rows went.
     ``before`` is what the batch's writer had written without this batch, which can still be lost.
     ``began_ms``: when the first transaction of ``parts`` began, by its coordinator's clock, or the decision
     where there are none; -1 where that is not known. No progress marker is older.
@@ -195,6 +197,7 @@ class Decision:
     partitions: int
     before: WrittenNumbers = WrittenNumbers()
     began_ms: int = -1
+    target: str = ""
 
     @property
     def is_lost(self) -> bool:
@@ -206,7 +209,8 @@ class Decision:
         """With this batch, unless that is lost. An empty one counts."""
         if self.is_lost:
             return self.before
-        return self.before.plus(self.batch.number, RowsDigest.total(part.digest for part in self.parts))
+        digest = RowsDigest.total(part.digest for part in self.parts)
+        return self.before.plus(self.batch.number, digest, self.target)
 
     def covers(self, batch: BatchIdentity) -> bool:
         return batch.writer == self.batch.writer and batch.number in self.written
@@ -214,6 +218,10 @@ class Decision:
     def digest_of_batch(self, number: int) -> RowsDigest | None:
         """The rows of a batch of this writer; None unless it is one of the last two that were written."""
         return next((one.digest for one in (self.written, self.before) if one.last == number), None)
+
+    def target_of_batch(self, number: int) -> str | None:
+        """The target of a batch of this writer; None unless it is one of the last two that were written."""
+        return next((one.target for one in (self.written, self.before) if one.last == number), None)
 
     def marker_key(self, scope: Scope, part: Part) -> OffsetKey:
         """Where the part's progress marker is: the topic may have got partitions since."""
@@ -232,7 +240,7 @@ def next_decision(
     before = previous.written if previous is not None and is_same else WrittenNumbers()
     number = 1 if previous is None else previous.number + 1
     ordered = tuple(sorted(parts, key=lambda part: part.task))
-    return Decision(number, batch, tasks, ordered, scope.topic, scope.partitions, before)
+    return Decision(number, batch, tasks, ordered, scope.topic, scope.partitions, before, target=scope.target)
 
 
 def repaired(scope: Scope, previous: Decision, parts: Iterable[Part]) -> Decision:
@@ -270,7 +278,8 @@ def encode(decision: Decision, partitions: int) -> list[str]:
         "tasks": decision.tasks,
         "topic": decision.topic,
         "partitions": decision.partitions,
-        "before": [before.last, *astuple(before.digest), before.runs, before.forgotten],
+        "target": decision.target,
+        "before": [before.last, *astuple(before.digest), before.runs, before.forgotten, before.target],
         "began_ms": decision.began_ms,
         "parts": [[part.task, part.slot, *part.producer, *astuple(part.digest)] for part in decision.parts],
         "outcomes": [part.outcome for part in decision.parts],
@@ -326,7 +335,8 @@ class _Body(msgspec.Struct, forbid_unknown_fields=True):
     tasks: _Count32
     topic: str
     partitions: Annotated[int, Meta(ge=1, le=_INT32_MAX)]
-    before: tuple[_Count64 | None, _Count64, _Count64, _Checksum, _Runs, _CountOrUnknown]
+    target: str
+    before: tuple[_Count64 | None, _Count64, _Count64, _Checksum, _Runs, _CountOrUnknown, str]
     began_ms: _CountOrUnknown
     parts: list[tuple[_Count32, _Count32, _Count64, _Count16, _Count64, _Count64, _Checksum]]
     outcomes: list[Outcome]
@@ -367,32 +377,22 @@ def decode(texts: Iterable[str]) -> Decision | None:
 
 def _decision(number: int, body: _Body) -> Decision:
     """Raises ValueError for what no type of ``_Body`` excludes."""
-    last, *digest, runs, forgotten = body.before
-    checksums = (digest[2], *(part[6] for part in body.parts))
+    last, rows, size, checksum, runs, forgotten, target = body.before
+    checksums = (checksum, *(part[6] for part in body.parts))
     numbers = list(chain.from_iterable(runs))
     if max(checksums) > _CHECKSUM_MASK or numbers != sorted(numbers):
         raise ValueError("a checksum or the numbers that were written are out of bounds")
+    before = WrittenNumbers(last, RowsDigest(rows, size, checksum), runs, forgotten, target)
     parts = tuple(
-        Part(task, slot, ProducerEpoch(pid, epoch), RowsDigest(rows, size, checksum), outcome)
-        for (task, slot, pid, epoch, rows, size, checksum), outcome in zip(
-            body.parts, body.outcomes, strict=True
-        )
+        Part(task, slot, ProducerEpoch(pid, epoch), RowsDigest(*digest), outcome)
+        for (task, slot, pid, epoch, *digest), outcome in zip(body.parts, body.outcomes, strict=True)
     )
-    batch, before = (
-        BatchIdentity(body.writer, body.number),
-        WrittenNumbers(last, RowsDigest(*digest), runs, forgotten),
-    )
-    return Decision(number, batch, body.tasks, parts, body.topic, body.partitions, before, body.began_ms)
+    batch, where = BatchIdentity(body.writer, body.number), (body.topic, body.partitions)
+    return Decision(number, batch, body.tasks, parts, *where, before, body.began_ms, body.target)
 
 
 def _parse(text: str) -> tuple[Head, int, str]:
     name, _, rest = text.partition(" ")
-    if name in _FORMER_FORMATS:
-        raise ProtocolError(
-            "an earlier version of kafka-chunked has written here, in a format that this one does not read. "
-            "Stop the query or job when its last batch is complete, and give it another "
-            "transactional.id.prefix: what was written before is not known under that"
-        )
     fields = _HEAD.fullmatch(rest) if name == _FORMAT else None
     if fields is not None:
         number, partitions, chunks, index = map(int, fields.groups()[:4])
@@ -400,5 +400,5 @@ def _parse(text: str) -> tuple[Head, int, str]:
             return Head(number, partitions, chunks), index, fields[5]
     raise ProtocolError(
         f"'{printable(text, 40)}' is not a decision that this version of the sink can read. Does another "
-        "application, or a later version, commit offsets for its groups?"
+        "application, or another version, commit offsets for its groups?"
     )

@@ -40,7 +40,7 @@ from kafka_sink.transactions.operations import (
     fetch_stable_offsets,
     init_producer,
 )
-from kafka_sink.transactions.proof import BeganMs, Clock
+from kafka_sink.transactions.proof import Clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +48,15 @@ class Ownership:
     """What planning found, and the epoch it got, with which the decision is written.
 
     ``unknown``: tasks of ``decision`` for which brokers have forgotten how their transactions ended.
-    ``completed`` and ``aborted``: when the transactions began that an earlier driver had left open and that
-    this one committed or aborted.
+    ``completed`` and ``aborted`` count the transactions that an earlier driver had left open, and that this
+    one committed or aborted.
     """
 
     driver_epoch: ProducerEpoch
     decision: Decision | None = None
     unknown: frozenset[int] = frozenset()
-    completed: BeganMs = ()
-    aborted: BeganMs = ()
+    completed: int = 0
+    aborted: int = 0
 
     @property
     def missing(self) -> frozenset[int]:
@@ -111,12 +111,12 @@ def _settle(scope: Scope, driver_epoch: ProducerEpoch, clock_ms: Clock) -> Steps
     driver_epoch, decision = yield from _remember(
         scope, judgement, decision, clock_ms(), is_proved_otherwise=is_proved_otherwise
     )
-    completed = [part for part in unseen if part not in judgement.lost]
+    completed = sum(part not in judgement.lost and bool(_open_part(scope, part, found)) for part in unseen)
     return Ownership(
         driver_epoch,
         decision,
         frozenset(part.task for part in judgement.unknown),
-        _began_ms(scope, completed, found),
+        completed,
         aborted + judgement.aborted,
     )
 
@@ -220,11 +220,6 @@ def _open_part(scope: Scope, part: Part, found: Mapping[str, Described]) -> Desc
     return one if one is not None and one.state == OPEN and one.producer == part.producer else None
 
 
-def _began_ms(scope: Scope, parts: Iterable[Part], found: Mapping[str, Described]) -> BeganMs:
-    """When the transactions began that were open."""
-    return tuple(one.started_ms for part in parts if (one := _open_part(scope, part, found)))
-
-
 def read_decision(scope: Scope) -> Steps[Decision | None]:
     """The latest decision that brokers show by now. Raises ProtocolError for one that cannot be read."""
     return (yield from _decision_in(scope, (yield from fetch_offsets(scope.decision_key(0).group))))
@@ -291,18 +286,18 @@ def decide(
     decision: Decision,
     parts: tuple[Part, ...],
     found: Mapping[str, Described],
-) -> Steps[tuple[BeganMs, BeganMs]]:
+) -> Steps[tuple[int, int]]:
     """Record a decision and commit those of its parts that are written now.
 
-    ``found`` describes their transactions. Returns when those began, and others that were open and were
-    aborted. Raises TransactionError where readers see nothing of it or another driver completes it,
-    IncompleteBatchError where some transactions had ended by then, DeliveryError where this was not learnt
-    in time.
+    ``found`` describes their transactions. Returns when the first of them began (-1 if that is not known),
+    and how many others were open and were aborted. Raises TransactionError if readers see nothing of it or
+    another driver completes it, IncompleteBatchError if some transactions had ended by then, and
+    DeliveryError if this was not learnt in time.
     """
     found = yield from require_open(scope, decision.batch, parts, found)
-    began = _began_ms(scope, parts, found)
-    earliest = min((one for one in (*began, decision.began_ms) if one >= 0), default=-1)
-    decision = replace(decision, began_ms=earliest)
+    started = [found[part.id_in(scope)].started_ms for part in parts]
+    began_ms = _earliest_ms(*started)
+    decision = replace(decision, began_ms=_earliest_ms(began_ms, decision.began_ms))
     try:
         driver_epoch = yield from record_and_commit(scope, driver_epoch, decision)
         aborted = yield from _commit_parts(scope, driver_epoch, decision, parts)
@@ -310,13 +305,18 @@ def decide(
         raise
     except DeliveryError as error:
         raise DeliveryError(proof.unfinished(scope, decision, error)) from error
-    return began, aborted
+    return began_ms, aborted
+
+
+def _earliest_ms(*times_ms: int) -> int:
+    """-1 stands for an unknown time."""
+    return min((time_ms for time_ms in times_ms if time_ms >= 0), default=-1)
 
 
 def _commit_parts(
     scope: Scope, driver_epoch: ProducerEpoch, decision: Decision, parts: tuple[Part, ...]
-) -> Steps[BeganMs]:
-    """Commit the parts of a new decision; returns when the transactions began that were aborted beside it."""
+) -> Steps[int]:
+    """Commit the parts of a new decision; returns how many other transactions were aborted."""
     # The list first: a broker handles requests of one connection in order, and commits wait for its log.
     names, *results = yield (ListOpen(scope.prefix), *proof.ends_of(scope, parts))
     failed = proof.failed_of(parts, results)

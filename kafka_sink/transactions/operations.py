@@ -152,26 +152,17 @@ class FetchStableOffsets:
 
 @dataclass(frozen=True, slots=True)
 class ListOpen:
-    """Result: the ids that a task with this prefix has an open transaction under, for longer than so many
-    milliseconds. With transaction protocol 2 also those that may begin one, as a task has taken the id over
-    and sent nothing yet; with protocol 1 each id that is not in use looks so."""
+    """Result: the ids that a task with this prefix has an open transaction under. With transaction protocol 2
+    also those that may begin one, as a task has taken the id over and sent nothing yet; with protocol 1 each
+    id that is not in use looks so."""
 
     prefix: str
-    longer_than_ms: int = -1
 
 
 @dataclass(frozen=True, slots=True)
 class ListIds:
     """Result: all ids that brokers know and that look like this sink's, whatever their state. Others' may,
     too."""
-
-
-@dataclass(frozen=True, slots=True)
-class FetchBrokerSetting:
-    """Result: a mapping from each broker that responds to its setting of this name; None where it does not
-    tell."""
-
-    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +181,6 @@ Operation = (
     | FetchStableOffsets
     | ListOpen
     | ListIds
-    | FetchBrokerSetting
 )
 Steps = Generator[tuple[Operation, ...], tuple[Any, ...], Result]
 
@@ -225,11 +215,15 @@ def fetch_stable_offsets(*keys: OffsetKey) -> Steps[Mapping[OffsetKey, str | Non
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Progress is recorded as offsets of ``topic``, which has ``partitions``; nothing is written to it."""
+    """Progress is recorded as offsets of ``topic``, which has ``partitions``; no rows are written for it.
+
+    ``target`` is the topic that all rows go to, "" if rows name their topics.
+    """
 
     prefix: str
     topic: str
     partitions: int
+    target: str = ""
 
     @property
     def driver_id(self) -> str:

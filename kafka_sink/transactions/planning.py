@@ -17,18 +17,15 @@ from kafka_sink import spark_application
 from kafka_sink.clock import wall_ms
 from kafka_sink.driver import driver_log
 from kafka_sink.errors import ConfigurationError, KafkaSinkError
-from kafka_sink.model import EndedTransactions
 from kafka_sink.options import SinkOptions
 from kafka_sink.transactions import batch as batches
 from kafka_sink.transactions import driver
 from kafka_sink.transactions.batch import LONG_OPEN, AttemptReport, BatchOutcome, TaskHandover, described
 from kafka_sink.transactions.decision import BatchIdentity
 from kafka_sink.transactions.operations import (
-    FetchBrokerSetting,
     Location,
     ProducerEpoch,
     Scope,
-    Steps,
     query_id,
 )
 
@@ -133,17 +130,12 @@ def plan(
         partitions = client.partitions(topic, options.max_block_ms)
         if not partitions:
             raise ConfigurationError(f"the topic '{topic}', which progress is recorded for, is not there")
-        require_verified_writes(client, str(options.bootstrap_servers), options.max_block_ms)
-        scope = Scope(name, topic, partitions)
+        scope = Scope(name, topic, partitions, options.topic or "")
         ownership = client.run(driver.take_over(scope, clock_ms), options.max_block_ms)
-        if ownership.decision is None and options.transactional_id_prefix:
-            # Where earlier versions kept what all writers, or all queries, had written. Raises ProtocolError.
-            for end in ("", _ANY_QUERY):
-                former = replace(scope, prefix=options.transactional_id_prefix + end)
-                client.run(driver.read_decision(former), options.max_block_ms)
-    handover = TaskHandover.of(scope, ownership, clock_ms())
+        protocol = client.protocol
+    handover = TaskHandover.of(scope, ownership)
     if options.log_summary:
-        _report_names(scope)
+        _report_names(scope, protocol)
     _report_takeover(scope, ownership, handover)
     if batch is not None:
         # Raises before tasks start: each of them would, and Spark runs tasks that fail again.
@@ -167,12 +159,11 @@ def commit(
         outcome = client.run(steps, options.delivery_timeout_ms, "kafka.delivery.timeout.ms")
     if planned.batch is not None:
         spark_application.forget(_taken_key(planned.scope.prefix))
-    outcome = replace(outcome, ended_ms=clock_ms())
     if outcome.doubt:
         driver_log.warn(f"kafka-chunked: {outcome.doubt}")
     # By two clocks, so it is for warning only.
-    open_ms = outcome.transactions["committed"].oldest_ms
-    if open_ms > LONG_OPEN * options.transaction_timeout_ms:
+    open_ms = clock_ms() - outcome.began_ms
+    if outcome.began_ms >= 0 and open_ms > LONG_OPEN * options.transaction_timeout_ms:
         driver_log.warn(
             f"kafka-chunked: the batch's first transaction was open for {open_ms / 1000:.0f} s, and brokers "
             f"end one after kafka.transaction.timeout.ms = {options.transaction_timeout_ms} ms: raise that, "
@@ -194,12 +185,12 @@ def abort(options: SinkOptions, planned: PlannedTransactions, clients: Clients =
     if ownership is None:
         return BatchOutcome()
     _remember_driver_epoch(planned.scope, ownership.driver_epoch)
-    return BatchOutcome(committed=ownership.completed, aborted=ownership.aborted, ended_ms=wall_ms())
+    return BatchOutcome(committed=ownership.completed, aborted=ownership.aborted)
 
 
 def abort_or_explain(
     options: SinkOptions, planned: PlannedTransactions, clients: Clients = client_of
-) -> tuple[dict[str, EndedTransactions], str]:
+) -> tuple[dict[str, int], str]:
     """As ``abort``, for writes that have failed: what became of the transactions, and the same in words.
     Raises no KafkaSinkError."""
     try:
@@ -210,9 +201,9 @@ def abort_or_explain(
             "so after kafka.transaction.timeout.ms. Until then, consumers with "
             "isolation.level=read_committed wait"
         )
-    note = described(ended.transactions["aborted"], "aborted")
+    note = described(ended.aborted, "aborted")
     if ended.committed:
-        note += "; " + described(ended.transactions["committed"], "committed, as the batch was decided")
+        note += "; " + described(ended.committed, "committed, as the batch was decided")
     return ended.transactions, note
 
 
@@ -295,25 +286,30 @@ def _driver_epoch_key(scope: Scope) -> str:
     return f"transactional.id.prefix {scope.prefix} is owned by"
 
 
-def _report_names(scope: Scope) -> None:
+def _report_names(scope: Scope, protocol: int) -> None:
     """Log the prefix once in an application, for operators who look for what it has left open."""
     key = f"transactional.id.prefix {scope.prefix} is reported"
-    if spark_application.only_once(key):
-        driver_log.report(
-            f"kafka-chunked: writes exactly once under transactional.id.prefix '{scope.prefix}', and records "
-            f"progress for topic '{scope.topic}'"
+    if not spark_application.only_once(key):
+        return
+    relies_on = ""
+    if protocol == 1:
+        # KIP-890's first part, see docs/exactly-once-proof.md. It is on by default.
+        relies_on = (
+            ". As transaction.version is below 2, it relies on "
+            "transaction.partition.verification.enable=true on all brokers"
         )
+    driver_log.report(
+        f"kafka-chunked: writes exactly once under transactional.id.prefix '{scope.prefix}', and records "
+        f"progress for topic '{scope.topic}'{relies_on}"
+    )
 
 
 def _report_takeover(scope: Scope, ownership: driver.Ownership, handover: TaskHandover) -> None:
     if ownership.completed or ownership.aborted:
-        oldest_ms = handover.recovered.oldest_ms
-        # Zero where no broker says when they began.
-        age = f"; the oldest had been open for {oldest_ms / 1000:,.1f} s" if oldest_ms else ""
         driver_log.warn(
             f"kafka-chunked: an earlier run with transactional.id.prefix '{scope.prefix}' had left "
-            f"transactions open: {len(ownership.completed)} completed, as their batch was decided, and "
-            f"{len(ownership.aborted)} aborted{age}"
+            f"transactions open: {ownership.completed} completed, as their batch was decided, and "
+            f"{ownership.aborted} aborted"
         )
     if handover.incomplete is not None:
         driver_log.error(f"kafka-chunked: {handover.incomplete.problem}")
@@ -323,48 +319,3 @@ def _report_takeover(scope: Scope, ownership: driver.Ownership, handover: TaskHa
             "transactions had ended by kafka.transaction.timeout.ms, or somebody gave it up with "
             "'kafka-chunked-transactions rewrite'; it is written when it is run again"
         )
-
-
-# KIP-890's first part. On by default.
-VERIFICATION_SETTING = "transaction.partition.verification.enable"
-# It may be changed while brokers run.
-_ASK_AGAIN_S = 600.0
-
-
-def require_verified_writes(client: TransactionClient, bootstrap_servers: str, timeout_ms: float) -> None:
-    """Raise ConfigurationError where a broker accepts late writes of a transaction that has ended.
-
-    Exactly once depends on it with transaction protocol 1: see docs/exactly-once-proof.md.
-    It asks once in a while in an application, and says so where brokers do not let the principal know.
-    """
-    # Here for the reason that client_of has.
-    from kafka_sink.transactions.client import PROTOCOL_1
-
-    if client.protocol != PROTOCOL_1:
-        return
-    key = f"{VERIFICATION_SETTING} is on at {bootstrap_servers}"
-    if spark_application.happened_within(key, _ASK_AGAIN_S):
-        return
-    found = client.run(broker_setting(VERIFICATION_SETTING), timeout_ms)
-    off = sorted(node for node, value in found.items() if value == "false")
-    if off:
-        raise ConfigurationError(
-            f"delivery.guarantee=exactly-once needs {VERIFICATION_SETTING}=true on all brokers where "
-            f"transaction.version is below 2, and it is false on {'broker' if len(off) == 1 else 'brokers'} "
-            f"{', '.join(map(str, off))}: a late write of an aborted transaction could become part of a "
-            "committed one. Set it, or use delivery.guarantee=at-least-once"
-        )
-    if not client.left_out:
-        spark_application.note(key)
-    unknown = sorted(node for node, value in found.items() if value is None)
-    if unknown and spark_application.only_once(f"{key} is not known"):
-        driver_log.report(
-            f"kafka-chunked: this login may not read from {len(unknown)} of {len(found)} brokers whether "
-            f"{VERIFICATION_SETTING} is on, as it is by default (it lacks DescribeConfigs on the cluster). "
-            "Where it is off, a late write of an aborted transaction can become part of a committed one"
-        )
-
-
-def broker_setting(name: str) -> Steps[Mapping[int, str | None]]:
-    (found,) = yield (FetchBrokerSetting(name),)
-    return dict(found)

@@ -35,8 +35,6 @@ from kafka_sink.transactions.operations import (
     fetch_stable_offsets,
 )
 
-# When transactions began, by their coordinators' clocks; -1 where that is not known.
-BeganMs = tuple[int, ...]
 # The time of day in milliseconds. It is read after the brokers have responded, which may take minutes.
 Clock = Callable[[], float]
 # For how long progress markers are taken to be there. offsets.retention.minutes is a week by default.
@@ -97,8 +95,8 @@ def inspect(
     return driver_epoch, found
 
 
-def abort_others(found: Mapping[str, Described], scope: Scope, decided: Iterable[Part]) -> Steps[BeganMs]:
-    """Abort what ``inspect`` found that is open and was not decided; returns when it began.
+def abort_others(found: Mapping[str, Described], scope: Scope, decided: Iterable[Part]) -> Steps[int]:
+    """Abort what ``inspect`` found that is open and was not decided; returns how many transactions that were.
 
     Ids that have no transaction yet are ended, too, so that none begins.
     """
@@ -109,12 +107,11 @@ def abort_others(found: Mapping[str, Described], scope: Scope, decided: Iterable
         if one.state in (OPEN, NO_TRANSACTION) and (name, one.producer) not in keep
     ]
     if not ends:
-        return ()
+        return 0
     results = yield tuple(EndTransaction(name, one.producer, commit=False) for name, one in ends)
-    return tuple(
-        one.started_ms
+    return sum(
+        one.state == OPEN and not isinstance(result, Failed)
         for (_, one), result in zip(ends, results, strict=True)
-        if one.state == OPEN and not isinstance(result, Failed)
     )
 
 
@@ -141,7 +138,7 @@ class Judgement:
     driver_epoch: ProducerEpoch
     lost: tuple[Part, ...] = ()
     unknown: tuple[Part, ...] = ()
-    aborted: BeganMs = ()
+    aborted: int = 0
 
 
 def judge(
@@ -152,7 +149,7 @@ def judge(
     A progress marker that stays pending is in a transaction that is open: it is committed again, by a
     coordinator that is looked for again, as the one that answered with an error is no longer in charge.
     """
-    aborted: BeganMs = ()
+    aborted = 0
     is_proven = False
     while failed:
         pending, absent = yield from _markers_of(scope, decision, failed)
@@ -227,13 +224,17 @@ def outcome_of(part: Part, found: Described | None) -> Outcome:
 
 
 def uncommitted(scope: Scope, decision: Decision) -> Steps[tuple[Part, ...]]:
-    """The parts that readers do not see at this moment. Waits for nothing: for people who look."""
-    seen = yield from fetch_offsets(scope.marker_key(0).group)
-    absent = yield from not_visible(scope, decision, seen)
+    """The parts that readers do not see at this moment, for people who look.
+
+    The markers are asked for by their keys: nobody knows how many offsets the whole group has.
+    """
+    unrecorded = tuple(part for part in decision.parts if part.outcome is not Outcome.COMMITTED)
+    pending, absent = yield from _markers_of(scope, decision, unrecorded)
     found = yield from describe(*(part.id_in(scope) for part in absent))
-    return tuple(
-        part for part in absent if outcome_of(part, found.get(part.id_in(scope))) is not Outcome.COMMITTED
-    )
+    is_committed = {
+        part for part in absent if outcome_of(part, found.get(part.id_in(scope))) is Outcome.COMMITTED
+    }
+    return tuple(part for part in (*pending, *absent) if part not in is_committed)
 
 
 def not_visible(scope: Scope, decision: Decision, seen: Mapping[OffsetKey, str]) -> Steps[tuple[Part, ...]]:
@@ -275,15 +276,21 @@ def incomplete(scope: Scope, decision: Decision, tasks: Iterable[int]) -> str:
 
 
 def unfinished(scope: Scope, decision: Decision, error: Exception) -> str:
-    """What to say where a driver did not learn what became of a decision, or of what was decided."""
-    who, then = "The next run of it, or", ""
-    if not decision.batch.is_named:
-        who = "The next job with the same transactional.id.prefix, if you set one, or"
-        then = " The job has no txnAppId: started again, it writes all rows once more."
+    """The message if a driver did not learn what became of a decision, or of its transactions. Its end says
+    what readers see."""
+    if decision.batch.is_named:
+        then = f"The next run of it, or {_command('complete', scope)}, completes what was decided"
+    else:
+        then = (
+            f"{_command('complete', scope)}, or the next job with the same transactional.id.prefix if you "
+            "set one, completes what was decided. The job has no txnAppId: started again, it writes all rows "
+            "once more"
+        )
     return (
-        f"{decision.batch} may be decided: then readers of committed rows see a part or all of it by now, "
-        f"else nothing. {who} {_command('complete', scope)} completes what was decided, within "
-        f"kafka.transaction.timeout.ms of the first row.{then} {error}"
+        f"{decision.batch} may be committed in part: {error}. If it was decided, readers of committed rows "
+        "see a part or all of it by now, and if not, nothing. "
+        f"{then}. That must happen within kafka.transaction.timeout.ms of the first row: later, the missing "
+        "rows stay missing until they are written again"
     )
 
 

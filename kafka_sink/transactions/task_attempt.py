@@ -12,7 +12,6 @@ import pyarrow as pa
 
 from kafka_sink.clock import monotonic_ms
 from kafka_sink.errors import IncompleteBatchError, KafkaSinkError, TransactionError
-from kafka_sink.printable import one_line
 from kafka_sink.transactions.batch import LONG_OPEN, AttemptReport, TaskHandover, TaskRole
 from kafka_sink.transactions.client import PROTOCOL_1, TransactionClient
 from kafka_sink.transactions.decision import BatchIdentity, Part
@@ -23,7 +22,6 @@ from kafka_sink.transactions.operations import (
     Described,
     EndTransaction,
     Failed,
-    ListOpen,
     ProducerEpoch,
     RecordOffsets,
     Scope,
@@ -95,7 +93,9 @@ class TaskAttempt:
             if batch.num_rows:
                 self.begin(begin_transaction)
             self._digest.update(batch)
-            self._warn(self._open_time.of_own(monotonic_ms()))
+            problem = self._open_time.problem(monotonic_ms())
+            if problem is not None:
+                _log.warning("%s", problem)
             yield batch
 
     def digest_only(self, batches: Iterator[pa.RecordBatch]) -> None:
@@ -107,7 +107,6 @@ class TaskAttempt:
         """Begin the transaction, unless it has begun."""
         with self._lock:
             if self._producer is None:
-                self._inspect_others()
                 steps = begin_steps(self._scope, self._handover.driver_epoch, self._task, self._slot)
                 began = time.monotonic_ns()
                 self._slot, self._producer = self._client.run(steps, self._timeout_ms)
@@ -115,19 +114,6 @@ class TaskAttempt:
                 name = self._scope.task_id(self._task, self._slot)
                 self._open_time.began(monotonic_ms())
                 begin_transaction(name, *self._producer, self._client.protocol == PROTOCOL_1)
-
-    def _inspect_others(self) -> None:
-        """Warn of transactions that are open for long. Only in a batch that was planned long ago, as it costs
-        a request to each broker."""
-        if self._open_time.earlier_may_be_long:
-            steps = open_longer_than(self._scope, self._open_time.long_ms)
-            self._warn(self._open_time.of_others(self._client.run(steps, self._timeout_ms)))
-
-    @staticmethod
-    def _warn(problem: str | None) -> None:
-        if problem is not None:
-            # It names transactions of others.
-            _log.warning("%s", one_line(problem, 1000))
 
     def finish(self) -> AttemptReport:
         """Once all rows are acknowledged. Raises TransactionError."""
@@ -155,48 +141,29 @@ class TaskAttempt:
 
 
 class OpenTime:
-    """Of one task. ``timeout_ms`` is kafka.transaction.timeout.ms, ``batch_age_ms`` how long ago the batch
-    was planned, by the clocks of two hosts. Times are monotonic milliseconds."""
+    """How long one task's transaction has been open. ``timeout_ms`` is kafka.transaction.timeout.ms; the
+    other times are monotonic milliseconds."""
 
-    def __init__(self, timeout_ms: float, batch_age_ms: float = 0.0) -> None:
-        self.long_ms = timeout_ms * LONG_OPEN
+    def __init__(self, timeout_ms: float) -> None:
         self._timeout_ms = timeout_ms
-        self._batch_age_ms = batch_age_ms
-        self._since_ms: float | None = None
+        self._since_ms = math.inf
 
     def began(self, now_ms: float) -> None:
-        """The task's own transaction did."""
+        """The transaction has begun."""
         self._since_ms = now_ms
 
-    @property
-    def earlier_may_be_long(self) -> bool:
-        """Whether transactions of earlier tasks may have been open for long: brokers know."""
-        return self._batch_age_ms > self.long_ms
-
-    def of_own(self, now_ms: float) -> str | None:
-        """The warning about the task's own transaction, once."""
-        if self._since_ms is None or now_ms - self._since_ms <= self.long_ms:
+    def problem(self, now_ms: float) -> str | None:
+        """The warning that it has been open for long, once."""
+        open_ms = now_ms - self._since_ms
+        if open_ms <= self._timeout_ms * LONG_OPEN:
             return None
-        open_s = (now_ms - self._since_ms) / 1000
-        self._since_ms = None
-        return self._warning(f"this task's transaction has been open for {open_s:.0f} s")
-
-    def of_others(self, count: int) -> str | None:
-        """The warning about ``count`` transactions of the batch that have been open for longer than
-        ``long_ms``."""
-        if not count:
-            return None
-        return self._warning(
-            f"{count} transaction{'s have' if count > 1 else ' has'} been open for more than "
-            f"{self.long_ms / 1000:.0f} s, of tasks of this batch that ran before"
-        )
-
-    def _warning(self, what: str) -> str:
+        self._since_ms = math.inf
         return (
-            f"kafka-chunked: {what}. Brokers abort a transaction after kafka.transaction.timeout.ms = "
-            f"{self._timeout_ms:.0f} ms, and then nothing of the batch is committed: all tasks must end "
-            "before that. Raise it, up to the brokers' transaction.max.timeout.ms, or cut the job into "
-            "several writes: see 'Jobs longer than a transaction' in docs/exactly-once.md"
+            f"kafka-chunked: this task's transaction has been open for {open_ms / 1000:.0f} s. Brokers abort "
+            f"a transaction after kafka.transaction.timeout.ms = {self._timeout_ms:.0f} ms, and then nothing "
+            "of the batch is committed: all tasks must end before that. Raise it, up to the brokers' "
+            "transaction.max.timeout.ms, or cut the job into several writes: see 'Jobs longer than a "
+            "transaction' in docs/exactly-once.md"
         )
 
 
@@ -240,12 +207,6 @@ def finish_steps(scope: Scope, driver_epoch: ProducerEpoch, batch: BatchIdentity
             "than kafka.transaction.timeout.ms, or another attempt or run took its place"
         )
     yield from require_driver_epoch(scope, driver_epoch, driver)
-
-
-def open_longer_than(scope: Scope, age_ms: float) -> Steps[int]:
-    """How many transactions of the prefix's tasks have been open for so long, by brokers' clocks."""
-    (names,) = yield (ListOpen(scope.prefix, round(age_ms)),)
-    return len(names)
 
 
 def abort_steps(transactional_id: str, producer: ProducerEpoch) -> Steps[None]:

@@ -22,7 +22,7 @@ from kafka_sink.coordinator.launcher import plan_coordinator
 from kafka_sink.coordinator.live.messages import TaskIdentity, report_end
 from kafka_sink.coordinator.rendezvous import read_found
 from kafka_sink.errors import KafkaSinkError
-from kafka_sink.model import EndedTransactions, TaskResult
+from kafka_sink.model import TaskResult
 from kafka_sink.options import parse
 from kafka_sink.reports.delivery_report import EndedWrite
 from kafka_sink.reports.write_report import write_ended
@@ -85,7 +85,7 @@ class Job:
         except KafkaSinkError as error:
             self.failures.append(error)
 
-    def end(self, **in_transactions: EndedTransactions) -> int:
+    def end(self, **in_transactions: int) -> int:
         """Let the tasks finish, commit, and return the rows of the summary."""
         self.stop.set()
         for thread in self.threads:
@@ -193,8 +193,8 @@ def test_the_page_shows_a_job_a_frozen_broker_and_a_job_out_of_memory(
         page.picture(tmp_path / "live-view-memory.png")
         for broker in range(3):
             cluster.thaw(broker)
-        starved.end(recovered=EndedTransactions(3), committed=EndedTransactions(4, 2_000))
-        page.eventually(lambda: "Recovered\n3" in page.text("transactions"))
+        starved.end(committed=4, aborted=3)
+        page.eventually(lambda: "Aborted\n3" in page.text("transactions"))
         page.eventually(lambda: "running" not in page.text("jobs").replace("0 running", ""))
         assert page.errors() == []
 

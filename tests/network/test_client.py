@@ -456,6 +456,14 @@ def test_close_ends_quickly_whatever_is_under_way(cluster: FakeCluster) -> None:
     cluster.thaw(0)
 
 
+def test_close_goes_on_behind_a_connection_whose_close_was_interrupted(driver: Driver) -> None:
+    """Catches: Ctrl-C in mid-close printed "ValueError: Invalid file descriptor: -1"."""
+    (transport,) = driver.connection().transports
+    transport.close()
+    driver.client.close()
+    assert driver.client.connections == {}
+
+
 def test_opening_and_closing_leaves_no_socket_and_no_thread(cluster: FakeCluster) -> None:
     def next_descriptor() -> int:
         with socket.socket() as probe:

@@ -95,10 +95,10 @@ def test_open_transactions() -> None:
         )
     same(
         apis.LIST_TRANSACTIONS,
-        lambda version: ours.encode_list_transactions(version, ["Ongoing", LONG], LONG, 9),
+        lambda version: ours.encode_list_transactions(version, ["Ongoing", LONG], LONG),
         ListTransactionsRequest,
         state_filters=["Ongoing", LONG],
         producer_id_filters=[],
-        duration_filter=9,
+        duration_filter=-1,
         transactional_id_pattern=LONG,
     )

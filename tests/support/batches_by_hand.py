@@ -16,7 +16,7 @@ from kafka_sink.transactions.batch import AttemptReport, TaskHandover
 from kafka_sink.transactions.client import TransactionClient
 from kafka_sink.transactions.decision import BatchIdentity, next_decision
 from kafka_sink.transactions.operations import EndTransaction, ListOpen, Scope, Steps
-from kafka_sink.transactions.task_attempt import OpenTime, TaskAttempt
+from kafka_sink.transactions.task_attempt import TaskAttempt
 from tests.support.topics import read_to_end
 from tests.support.waiting import until
 
@@ -40,13 +40,11 @@ class Job:
         return self.client.run(steps, _PATIENCE_MS)
 
     def take_over(self) -> TaskHandover:
-        return TaskHandover.of(self.scope, self.run(driver.take_over(self.scope, wall_ms)), wall_ms())
+        return TaskHandover.of(self.scope, self.run(driver.take_over(self.scope, wall_ms)))
 
     def attempt(self, handover: TaskHandover, number: int, index: int, slot: int = 0) -> TaskAttempt:
         identity = BatchIdentity("query", number)
-        # As if it had been planned long ago, so that it looks for transactions that have long been open.
-        age = OpenTime(self.options.transaction_timeout_ms, self.options.transaction_timeout_ms)
-        return TaskAttempt(self.client, self.scope, handover, identity, index, slot, [0], _PATIENCE_MS, age)
+        return TaskAttempt(self.client, self.scope, handover, identity, index, slot, [0], _PATIENCE_MS)
 
     def write(
         self, handover: TaskHandover, number: int, index: int, rows: list[str], slot: int = 0

@@ -192,7 +192,7 @@ class World:
         ownership = yield from self.settings.take_over(scope, self._now_ms)
         me.driver_epoch = scope, ownership.driver_epoch
         self._look_for_escaped(me, scope)
-        handover = self.settings.handover(scope, ownership, self.kafka.now_ms)
+        handover = self.settings.handover(scope, ownership)
         try:
             reports = yield [
                 self._spawn(me, scope, handover, (writer, number), index, ours)

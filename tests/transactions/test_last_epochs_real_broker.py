@@ -59,7 +59,7 @@ def aborted_before_the_decision(run: Job, number: int) -> None:
     _written(run, handover, number)
     ended = run.run(driver.abort(run.scope, handover.driver_epoch, wall_ms))
     assert ended is not None
-    assert len(ended.aborted) == _TASKS
+    assert ended.aborted == _TASKS
     complete(run, number)
 
 
@@ -74,7 +74,7 @@ def aborted_after_the_decision(run: Job, number: int) -> None:
         run.take_over()
     else:
         assert ended is not None
-        assert len(ended.completed) == _TASKS
+        assert ended.completed == _TASKS
     assert run.open() == []
 
 
@@ -94,7 +94,7 @@ def beside_another_attempt(run: Job, number: int) -> None:
     handover = run.take_over()
     reports = _written(run, handover, number)
     run.write(handover, number, 0, ["copy"], slot=1)
-    assert len(run.commit(*reports).aborted) == 1
+    assert run.commit(*reports).aborted == 1
 
 
 def lost_after_the_decision(run: Job, number: int) -> None:

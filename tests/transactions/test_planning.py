@@ -16,18 +16,14 @@ from typing import Any
 
 import pytest
 
-from kafka_sink.errors import ConfigurationError, ProtocolError
-from kafka_sink.model import TopicPartition
+from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import parse
 from kafka_sink.spark_application import SparkApplication, planning_for
 from kafka_sink.transactions import planning
 from kafka_sink.transactions.batch import BatchOutcome, TaskHandover
-from kafka_sink.transactions.client import PROTOCOL_1
 from kafka_sink.transactions.driver import Ownership
 from kafka_sink.transactions.operations import (
     EndTransaction,
-    FetchOffsets,
-    OffsetKey,
     ProducerEpoch,
     Scope,
     Steps,
@@ -97,22 +93,6 @@ def test_each_writer_under_one_prefix_has_names_of_its_own() -> None:
     assert all(name.startswith("mine-") for name in names), "so that rights on the prefix fit"
     assert mine(txnAppId="app-0", txnVersion="2") in names
     assert mine() in names
-
-
-def test_what_earlier_versions_wrote_under_a_prefix_is_looked_for() -> None:
-    """Catches: it is under other names, so a batch that was written before would be written again."""
-    steps = iter(["take over", "p-decision", "p-query-decision"])
-
-    def run(one: Steps[Any]) -> Ownership | None:
-        if (group := next(steps)) == "take over":
-            return Ownership(ProducerEpoch(1, 0))
-        assert next(one) == (FetchOffsets((group,)),)
-        if group != "p-decision":
-            one.send(({OffsetKey(group, TopicPartition("t", 0)): "kc3 1 4 1 0 text"},))
-        return None
-
-    with pytest.raises(ProtocolError, match=r"another transactional\.id\.prefix"):
-        take_over("p", by(run))
 
 
 def of_query(checkpoint: str | Path, **options: str) -> str:
@@ -204,22 +184,6 @@ def test_the_log_names_a_prefix_once_in_an_application(caplog: pytest.LogCapture
     assert len(caplog.messages) == 2, "it would be named in every micro-batch"
 
 
-def test_a_login_without_describe_configs_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
-    """Catches: every job whose login has no more rights than it needs began with a warning. And a broker
-    that had not responded counted as one that verifies, for ten minutes."""
-    asked = []
-    client: Any = SimpleNamespace(
-        protocol=PROTOCOL_1, run=lambda *_: asked.append(1) or {0: None, 1: "true"}, left_out={2}
-    )
-    for missing, times in (({2}, 1), (set(), 2), (set(), 2)):
-        client.left_out = missing
-        planning.require_verified_writes(client, "a:1", 1000.0)
-        assert len(asked) == times
-    [record] = caplog.records
-    assert record.levelno == logging.INFO
-    assert "from 1 of 2 brokers" in record.message
-
-
 def test_rows_that_name_their_topics_need_a_topic_for_progress() -> None:
     options = parse({name: value for name, value in BASE.items() if name != "topic"}).options
     with pytest.raises(ConfigurationError, match=r"transaction\.progress\.topic"):
@@ -269,23 +233,14 @@ def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
 
 
-def test_an_age_that_no_broker_says_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    """Catches: "the oldest had been open for 0.0 s" of transactions that another run ended meanwhile."""
-    for began_ms in (-1, 5_000):
-        take_over("p", by(lambda _, at=began_ms: Ownership(ProducerEpoch(1, 0), completed=(at,))), 7_000.0)
-    unknown, known = warnings_in(caplog)
-    assert unknown.endswith("and 0 aborted")
-    assert known.endswith("had been open for 2.0 s")
-
-
 def test_a_batch_that_took_half_the_time_that_brokers_allow_is_warned_of(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Catches: no word before brokers abort a slow query's batches, one after the other."""
     planned = PlannedTransactions(Scope("p", "t", 1), None, TaskHandover(ProducerEpoch(1, 0)))
     options = parse({**BASE, "kafka.transaction.timeout.ms": "60000"}).options
-    for open_ms in (29_000, 31_000):
-        outcome = BatchOutcome(committed=(7_000_000, 7_000_000 + open_ms - 1))
+    for began_ms, open_ms in ((7_000_000, 29_000), (7_000_000, 31_000), (-1, 31_000)):
+        outcome = BatchOutcome(committed=2, began_ms=began_ms)
         clients = by(lambda _, outcome=outcome: outcome)
         planning.commit(options, planned, [], clients, lambda at=7_000_000.0 + open_ms: at)
     (line,) = warnings_in(caplog)

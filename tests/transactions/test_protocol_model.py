@@ -222,12 +222,12 @@ def commits_without_deciding(reports: Any, **_: Any) -> Steps[Any]:
             yield (EndTransaction(name, report.part.producer, commit=True),)
 
 
-def forgets_what_is_missing(scope: Scope, ownership: Any, now_ms: float) -> TaskHandover:
+def forgets_what_is_missing(scope: Scope, ownership: Any) -> TaskHandover:
     """Tasks believe that what was decided is written."""
     decision = ownership.decision
     if decision is not None:
         decision = with_outcomes(decision, decisions.Outcome.COMMITTED, decision.parts)
-    return TaskHandover.of(scope, replace(ownership, decision=decision), now_ms)
+    return TaskHandover.of(scope, replace(ownership, decision=decision))
 
 
 def repairs_whatever_the_tasks_are(reports: Any, **named: Any) -> Steps[Any]:

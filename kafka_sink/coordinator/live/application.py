@@ -56,8 +56,6 @@ _LOST_MS = 900_000.0
 _LEVELS = {"committed": "good", "aborted": "bad", "lost": "warn"}
 # Counters of rows that brokers have.
 _ACKNOWLEDGED = ("records", "unconfirmed")
-# What the driver reports about transactions.
-TRANSACTION_OUTCOMES = (*OUTCOMES, "recovered")
 
 
 @dataclass(slots=True)
@@ -330,7 +328,7 @@ class ApplicationMetrics:
             pairs = zip_longest(sums, write.topics.get(topic, ()), fillvalue=0)
             self._add_to_topic(name, job, topic, [max(0, now - old) for now, old in pairs])
         cluster.counters[f"writes_{ended.outcome}"] += 1
-        for outcome in TRANSACTION_OUTCOMES:
+        for outcome in OUTCOMES:
             cluster.counters[f"transactions_{outcome}"] += ended.transactions.get(outcome, 0)
         job.cause = ended.cause or (job.cause if ended.outcome == "aborted" else "")
         # The last reports of some tasks may come later, or never.

@@ -18,7 +18,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from kafka_sink.clock import STATES, STEPS
-from kafka_sink.coordinator.live.application import TRANSACTION_OUTCOMES
 from kafka_sink.coordinator.live.messages import OUTCOMES
 from kafka_sink.counts import GAUGES, LATENCY_BOUNDS_MS, SPECS
 from kafka_sink.version import __version__
@@ -84,14 +83,7 @@ _ROWS: tuple[tuple[Any, ...], ...] = (
     ("tasks", GAUGE, "clusters.states.", "Tasks by what they wait for", "state", (*STATES, "silent")),
     ("driver_wait_seconds", GAUGE, "clusters.driver.", "How long the driver has waited", "step", STEPS),
     ("writes", COUNTER, "clusters.counters.writes_", "Ended jobs and micro-batches", "outcome", OUTCOMES),
-    (
-        "transactions",
-        COUNTER,
-        "clusters.counters.transactions_",
-        "Ended ones",
-        "outcome",
-        TRANSACTION_OUTCOMES,
-    ),
+    ("transactions", COUNTER, "clusters.counters.transactions_", "Ended ones", "outcome", OUTCOMES),
     ("node_request", COUNTER, "brokers.requests", "Produce requests to this broker"),
     ("node_request_error", COUNTER, "brokers.failures", "Produce requests without a response"),
     ("produce_throttle_time_seconds", COUNTER, "brokers.throttled", "Time for which the broker throttled"),
