@@ -400,7 +400,8 @@ class NetworkClient:
 
     def _unwatch(self, *transports: PlaintextTransport) -> None:
         for transport in transports:
-            if transport.fileno() in self._selector.get_map():
+            # A transport has no descriptor if Ctrl-C has interrupted its connection's close.
+            if transport.fileno() >= 0 and transport.fileno() in self._selector.get_map():
                 self._selector.unregister(transport)
 
     def close(self, *, abort: bool = False) -> None:
