@@ -101,11 +101,12 @@ pins: $(STAMP)  ## renew constraints.txt: the newest versions of all that the ch
 		--custom-compile-command "make pins" pyproject.toml -o constraints.txt
 
 # A mirror of PyPI may lack the answers that pip-audit asks for. Then it fails, as it cannot know.
-audit: $(STAMP)  ## look up known holes of all dependencies (asks PyPI; ADVISORIES=folder: asks nobody)
+audit: $(STAMP)  ## look up known holes of all dependencies, pinned and oldest (asks PyPI; ADVISORIES=folder: asks nobody)
 ifdef ADVISORIES
 	@$(BIN)/python tools/audit.py "$(ADVISORIES)"
 else
-	@$(BIN)/pip-audit --strict --disable-pip --no-deps -r constraints.txt || { \
+	@$(BIN)/python tools/audit.py --oldest > $(VENV)/oldest.txt
+	@$(BIN)/pip-audit --strict --disable-pip --no-deps -r constraints.txt -r $(VENV)/oldest.txt || { \
 		echo "Without PyPI: make audit ADVISORIES=a checkout of https://github.com/pypa/advisory-database" >&2; \
 		exit 1; }
 endif

@@ -6,6 +6,7 @@ import grp
 import os
 import pwd
 import re
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -100,3 +101,23 @@ def test_a_module_is_run_without_the_current_folder(tmp_path: Path) -> None:
     command = [*libraries.module_command("json.tool"), "--help"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_access_list_that_lets_another_user_write_counts(tmp_path: Path) -> None:
+    """Catches: the group's bits are the list's mask then, and the group was this user's own."""
+
+    def acl(permissions: int, who: int) -> bytes:
+        entries = [(0x01, 7, -1), (0x02, permissions, who), (0x04, 5, -1), (0x10, 7, -1), (0x20, 0, -1)]
+        return struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *entry) for entry in entries)
+
+    folder = tmp_path / "shared"
+    folder.mkdir(0o700)
+    try:
+        os.setxattr(folder, "system.posix_acl_access", acl(5, 65_534))
+    except OSError:
+        pytest.skip("this file system has no access lists")
+    assert not libraries.others_may_write(str(folder)), "it may read"
+    os.setxattr(folder, "system.posix_acl_access", acl(7, 65_534))
+    assert libraries.others_may_write(str(folder))
+    os.setxattr(folder, "system.posix_acl_access", acl(7, os.geteuid()))
+    assert not libraries.others_may_write(str(folder))

@@ -1,10 +1,13 @@
-"""Known holes of the pinned dependencies, from a folder and without a network.
+"""Known holes of the dependencies, from a folder and without a network.
 
-    python tools/audit.py ADVISORIES [constraints.txt]
+The versions that are pinned are looked up, and the oldest versions that users may have.
+
+    python tools/audit.py ADVISORIES [constraints.txt [pyproject.toml]]
+    python tools/audit.py --oldest          prints the oldest versions, as pins for pip-audit
 
 ADVISORIES is a checkout of https://github.com/pypa/advisory-database, the database that PyPI shows and
 pip-audit asks for. It is as good as it is new, so the date of its newest entry about these packages is
-printed. Ends with 1 where a pinned version has a hole.
+printed. Ends with 1 if one of the versions has a hole.
 """
 
 from __future__ import annotations
@@ -20,11 +23,20 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 _PIN = re.compile(r"^([A-Za-z0-9][\w.-]*)==([^\s;]+)")
+# What pip installs for users. The other extras are for development.
+_OF_USERS = re.compile(r"^(?:dependencies|spark|msk|kerberos) = \[(.*?)\]$", re.DOTALL | re.MULTILINE)
+_OLDEST = re.compile(r'"([A-Za-z0-9][\w.-]*)>=([^",]+)')
 
 
 def pins(constraints: Path) -> list[tuple[str, Version]]:
     found = [_PIN.match(line) for line in constraints.read_text().splitlines()]
     return [(canonicalize_name(one[1]), Version(one[2])) for one in found if one]
+
+
+def oldest(project: Path) -> list[tuple[str, Version]]:
+    """The lower bounds of what users install."""
+    found = _OLDEST.findall("".join(_OF_USERS.findall(project.read_text())))
+    return [(canonicalize_name(name), Version(version)) for name, version in found]
 
 
 def advisories(folder: Path, name: str) -> Iterator[Mapping[str, Any]]:
@@ -66,20 +78,26 @@ def _version(text: str) -> Version:
 
 
 def main(arguments: list[str]) -> int:
+    if arguments == ["--oldest"]:
+        print("\n".join(f"{name}=={version}" for name, version in oldest(Path("pyproject.toml"))))
+        return 0
     folder = Path(arguments[0])
     if not (folder / "vulns").is_dir():
         print(f"error: {folder} is no checkout of the advisory database: it has no folder vulns")
         return 2
-    pinned = pins(Path(arguments[1] if len(arguments) > 1 else "constraints.txt"))
+    files = dict(enumerate(map(Path, arguments)))
+    pinned = pins(files.get(1, Path("constraints.txt")))
+    lowest = oldest(files.get(2, Path("pyproject.toml")))
     newest, holes = "none", []
-    for name, version in pinned:
+    for name, version in (*pinned, *lowest):
         for entry in advisories(folder, name):
             newest = max(str(entry.get("modified", "")), newest if newest != "none" else "")
             if is_affected(entry, name, version):
                 names = ", ".join([entry["id"], *entry.get("aliases", ())])
                 holes.append(f"{name} {version}: {names}")
     print(
-        f"{len(pinned)} pinned versions; the newest advisory about one of these packages is of {newest[:10]}"
+        f"{len(pinned)} pinned versions and {len(lowest)} oldest ones; the newest advisory about one of "
+        f"these packages is of {newest[:10]}"
     )
     print("\n".join(holes) or "No known holes in it.")
     return 1 if holes else 0

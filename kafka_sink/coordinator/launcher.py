@@ -41,9 +41,11 @@ _POLL_S = 0.01
 _BACKLOG = 4096
 # After a failure, or where its process keeps ending, not every micro-batch tries again.
 _AFTER_FAILURE_S = 10.0
-# Spark's variables for one worker or session. The coordinator serves the whole application: some of them are
-# secrets that it does not need, others name things that end before it.
-_NOT_INHERITED = ("SPARK_", "PYSPARK_", "_PYSPARK_", "PYTHON_WORKER_", "PYTHON_DAEMON_")
+# All that the coordinator is given of the driver's environment, which may contain keys of clouds, passwords,
+# and Spark's own secret: what Python needs to start, and what times and texts depend on.
+_INHERITED = frozenset({"PATH", "HOME", "TMPDIR", "TZ", "LANG", "LANGUAGE", "LD_LIBRARY_PATH", "VIRTUAL_ENV"})
+_INHERITED_PREFIXES = ("LC_", "PYTHON")
+_NOT_INHERITED = ("PYTHON_WORKER_", "PYTHON_DAEMON_")
 # What the user reads once in an application.
 _LIVE_VIEW, _RESTARTED = "live view", "the coordinator was started again"
 # Kept, so that Popen does not complain about children that outlive it.
@@ -183,7 +185,12 @@ def _spawn(
         "address": address,
         "listening": descriptors[0],
     }
-    inherited = {name: value for name, value in environ.items() if not name.startswith(_NOT_INHERITED)}
+    inherited = {
+        name: value
+        for name, value in environ.items()
+        if name in _INHERITED
+        or (name.startswith(_INHERITED_PREFIXES) and not name.startswith(_NOT_INHERITED))
+    }
     inherited["PYTHONPATH"] = libraries.path_for_child(sys.path)
     flags = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
     log = os.open(place.folder / "log", flags, 0o600)

@@ -176,12 +176,22 @@ def test_a_process_that_does_not_start_costs_one_warning(
     assert len(application.processes) == 1
 
 
+SECRET_ENVIRONMENT = {
+    "AWS_SECRET_ACCESS_KEY": "key",
+    "KAFKA_PASSWORD": "key",
+    "KRB5CCNAME": "FILE:/tmp/tickets",
+    "_SPARK_AUTH_SECRET": "key",
+    "HTTPS_PROXY": "http://user:key@proxy:1",
+}
+
+
 def test_nothing_shows_a_secret(application: Application) -> None:
     found = planned(
         environ={
             "PYTHON_WORKER_FACTORY_SECRET": SPARKS_SECRET,
             "SPARK_JOB_ARTIFACT_UUID": "one-session-of-several",
-            "HTTPS_PROXY": "http://proxy:1",
+            **SECRET_ENVIRONMENT,
+            "TZ": "Europe/London",
         },
         **LOGIN,
     )
@@ -193,8 +203,9 @@ def test_nothing_shows_a_secret(application: Application) -> None:
     assert "kafka_sink.coordinator" in shown.stdout
     assert not any(secret in shown.stdout for secret in secrets)
     environ = Path(f"/proc/{pid}/environ").read_bytes()
-    assert b"HTTPS_PROXY=http://proxy:1" in environ
+    assert b"TZ=Europe/London" in environ
     assert b"one-session" not in environ, "it serves all"
+    assert not any(name.encode() in environ for name in SECRET_ENVIRONMENT)
     assert not any(secret.encode() in environ for secret in (*secrets, SPARKS_SECRET))
     folder = application.folder / FOLDER
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700

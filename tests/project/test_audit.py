@@ -25,12 +25,13 @@ affected:
 """
 
 
-def run(folder: Path, version: str, more: str = "") -> int:
+def run(folder: Path, version: str, more: str = "", oldest: str = "1.4") -> int:
     entries = folder / "vulns" / "the-package"
     entries.mkdir(parents=True, exist_ok=True)
     (entries / "PYSEC-2026-1.yaml").write_text(ADVISORY.format(more=more))
     (folder / "pins.txt").write_text(f"# comment\nthe-package=={version} ; python_version < '4'\nother==1\n")
-    return int(audit.main([str(folder), str(folder / "pins.txt")]))
+    (folder / "oldest.txt").write_text(f'dependencies = [\n    "the-package>={oldest}",\n]\n')
+    return int(audit.main([str(folder), str(folder / "pins.txt"), str(folder / "oldest.txt")]))
 
 
 def test_what_an_advisory_names_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -38,9 +39,11 @@ def test_what_an_advisory_names_is_found(tmp_path: Path, capsys: pytest.CaptureF
         has_hole = version in ("0.9", "1.2", "1.3.9", "2.0", "2.1")
         assert run(tmp_path, version) == has_hole, version
         out = capsys.readouterr().out
-        assert "2 pinned versions; the newest advisory about one of these packages is of 2026-03-04" in out
+        assert "2 pinned versions and 1 oldest ones; the newest advisory" in out
+        assert "is of 2026-03-04" in out
         assert (f"the-package {version}: PYSEC-2026-1, CVE-2026-1" in out) is has_hole
     assert run(tmp_path, "1.3", "withdrawn: 2026-04-01T00:00:00Z") == 0
+    assert run(tmp_path, "1.4", oldest="1.2") == 1, "what users may have counts"
     # Another folder is an error, and not an empty database.
     assert audit.main([str(tmp_path / "vulns")]) == 2
 
@@ -48,3 +51,6 @@ def test_what_an_advisory_names_is_found(tmp_path: Path, capsys: pytest.CaptureF
 def test_all_that_is_pinned_is_read() -> None:
     lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line]
     assert len(audit.pins(ROOT / "constraints.txt")) == len([one for one in lines if not one.startswith("#")])
+    oldest = dict(audit.oldest(ROOT / "pyproject.toml"))
+    assert oldest.keys() >= {"pyarrow", "cryptography", "pyspark", "botocore", "gssapi"}
+    assert "selenium" not in oldest, "for development"
