@@ -100,8 +100,12 @@ class TopicLimits:
         self._safety = 1.0 if codec is None else SAFETY
         self._cluster = cluster
         self.learnt = learnt
-        self.write_limit = self.largest_batch
         self.raw_limit = max(batch_size, _WHOLE_RAW_LIMIT) if isinstance(codec, WholeCodec) else None
+        self.begin()
+
+    def begin(self) -> None:
+        """A new task estimates anew; what brokers taught stays."""
+        self.write_limit = self.largest_batch
         self.ratio = INITIAL_RATIO
         # Whether the ratio was once too low.
         self._has_risen = False

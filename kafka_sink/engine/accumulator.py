@@ -18,7 +18,7 @@ from kafka_sink.memory.allocator import BufferAllocator
 from kafka_sink.memory.pool import BufferPool, LentChunks
 from kafka_sink.model import TopicPartition
 from kafka_sink.options import SinkOptions
-from kafka_sink.records.compression import codec_for
+from kafka_sink.records.compression import BlockCodec, codec_for
 
 # How long a batch is usually held: one that has expired meanwhile is looked at again after it.
 HOLD_MS = 5.0
@@ -71,6 +71,16 @@ class RecordAccumulator:
         self.too_large_batches: list[tuple[TopicLimits, float]] = []
 
     # -- the task's thread --------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """A new task begins with the estimates of a new worker, so that equal rows make equal batches."""
+        with self.lock:
+            self.flushing = False
+            self.too_large_batches.clear()
+            for limits in self._limits.values():
+                limits.begin()
+        if isinstance(self.codec, BlockCodec):
+            self.codec.begin()
 
     def partition(self, name: TopicPartition) -> Partition:
         """Made at first use. The lock is held."""

@@ -39,6 +39,9 @@ class BlockCodec:
     prologue: bytes
     epilogue: bytes
 
+    def begin(self) -> None:
+        """Forget the blocks of earlier tasks: a new task begins."""
+
     def compress_block(self, raw: bytes | memoryview) -> tuple[bytes, bytes | memoryview]:
         """Return the framing and the body of one block of at most ``block_size`` raw bytes."""
         raise NotImplementedError
@@ -72,6 +75,9 @@ class Lz4Codec(BlockCodec):
 
     def __init__(self, level: int) -> None:
         self._level = level
+        self.begin()
+
+    def begin(self) -> None:
         # The acceleration parameter of LZ4's fast compressor.
         self._acceleration = 1
         # Threads count without a lock: if a count is lost, only the moment of the next trial changes.

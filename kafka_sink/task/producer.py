@@ -228,7 +228,7 @@ class Producer:
             parts.telemetry.idle_since_ms = math.inf
         parts.allocator.begin()
         parts.dead_letter_memory.begin()
-        parts.accumulator.flushing = False
+        parts.accumulator.begin()
         self._task = self._new_task(task)
         self._writes.begin(task.write or None)
         if self._reports is not None and task.write:
