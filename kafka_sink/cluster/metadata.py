@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import logging
 import math
-import re
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cache
@@ -691,25 +690,13 @@ def _describe(code: int) -> str:
     return _FINAL_TOPIC_ERRORS.get(code) or error_of(code).name
 
 
-# As Kafka's EnvVarConfigProvider is written.
-_VARIABLE = re.compile(r"\$\{env:([^}]+)\}")
-
-
 class ClientRack:
-    """``rack`` is kafka.client.rack, ``nodes`` returns the brokers by id. ``name`` is "" without a rack."""
+    """The rack of this process. ``name`` is kafka.client.rack, "" without a rack; ``nodes`` returns the
+    brokers by id."""
 
-    def __init__(
-        self, rack: str, nodes: Callable[[], Mapping[int, Node]], environ: Mapping[str, str]
-    ) -> None:
+    def __init__(self, name: str, nodes: Callable[[], Mapping[int, Node]]) -> None:
+        self.name = name
         self._nodes = nodes
-        found = _VARIABLE.fullmatch(rack)
-        self.name = rack if found is None else environ.get(found[1], "")
-        if found is not None and not self.name:
-            _log.warning(
-                "kafka.client.rack=%s: this executor has no variable %s, so it prefers no rack",
-                rack,
-                found[1],
-            )
 
     def brokers(self) -> frozenset[int]:
         if not self.name:

@@ -20,7 +20,8 @@ class CoordinatorAddress:
     """Where the coordinator is, and what tells it from other processes. Travels in the pickled writer.
 
     ``host``: a name or an address without brackets. ``fingerprint``, ``name`` and ``token``: see transport.
-    ``group``: a hash of the brokers' addresses and the principal. ``has_view``: tasks report what they do.
+    ``group``: a hash of the brokers' addresses and the principal, to which tasks add their client id.
+    ``has_view``: tasks report what they do.
     """
 
     host: str

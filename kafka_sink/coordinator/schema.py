@@ -144,8 +144,8 @@ def receives(*kinds: type) -> Callable[[_Method], _Method]:
 class ServiceScope(Enum):
     """Whose tasks share one instance of a service.
 
-    ``GROUP``: tasks with the same brokers, principal and settings; ``CLUSTER``: of these, those that also
-    know the same cluster id.
+    ``GROUP``: tasks with the same brokers, principal, client id and settings; ``CLUSTER``: of these,
+    those that also know the same cluster id.
     """
 
     APPLICATION = "application"
@@ -245,8 +245,9 @@ def deliver(receiver: _Receiver, *arguments: Any) -> None:
 
 
 class Hello(Message, frozen=True):
-    """A task's first message, and again when it learns its cluster's id. ``group``: a hash of addresses and
-    principal; ``settings``: the options that the coordinator reads (``SinkOptions.group_settings``)."""
+    """A task's first message, and again when it learns its cluster's id. ``group``: a hash of addresses,
+    principal and client id; ``settings``: the options that the coordinator reads
+    (``SinkOptions.group_settings``)."""
 
     group: Annotated[str, Meta(max_length=64)]
     cluster_id: Name

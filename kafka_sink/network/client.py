@@ -13,6 +13,7 @@ import selectors
 import socket
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence, Set
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ from kafka_sink.network import requests
 from kafka_sink.network.broker_connection import BrokerConnection, ConnectionState
 from kafka_sink.network.broker_protocol import Request
 from kafka_sink.network.transport import PlaintextTransport, Resolver, resolve_host, start_lookup
+from kafka_sink.options.environment import expanded
 from kafka_sink.security.settings import SecuritySettings
 
 if TYPE_CHECKING:
@@ -70,7 +72,9 @@ class NetworkClient:
         self.on_connected: Callable[[int, float, float], object] = _ignore
         self.on_disconnected: Callable[[int, Exception, bool, float], object] = _ignore
         self.on_responded: Callable[[int, Request, Any, float], object] | None = None
-        self._options = options
+        # Brokers log this name, and some choose leaders by the zone in it.
+        self.client_id = expanded("kafka.client.id", options.client_id)
+        self._options = replace(options, client_id=self.client_id)
         self._security = _security_of(SecuritySettings.from_options(options))
         # Whether the bootstrap addresses are used again when no known broker can be reached (KIP-899).
         self._rebootstraps = options.metadata_recovery_strategy == "rebootstrap"

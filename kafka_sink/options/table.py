@@ -259,7 +259,9 @@ class SinkOptions:
     )
     client_id: str = _option(
         "kafka.client.id", values.string(), "", TARGET,
-        """Client name. Brokers log it and apply quotas to it.""",
+        """Client name. Brokers log it and apply quotas to it, and some take the client's zone from it.
+        `${env:NAME}` is read from the environment of each executor. Only tasks with the same name share
+        metadata and mutes.""",
     )
 
     client_rack: str = _option(

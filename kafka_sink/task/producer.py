@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 import os
@@ -47,6 +48,7 @@ from kafka_sink.memory.pool import BufferPool
 from kafka_sink.model import TaskResult
 from kafka_sink.network.client import NetworkClient
 from kafka_sink.options import SinkOptions
+from kafka_sink.options.environment import expanded, has_variables
 from kafka_sink.records import batch_header
 from kafka_sink.records.ordered_rows import OrderedRows
 from kafka_sink.rows.column_plan import ColumnPlan
@@ -91,7 +93,7 @@ class WorkerParts:
         activity = self.activity = TaskActivity(monotonic_ms)
         network = self.network = NetworkClient(options, monotonic_ms)
         cluster = self.cluster = ClusterMetadata(options, monotonic_ms, network)
-        self.rack = ClientRack(options.client_rack, cluster.nodes, os.environ)
+        self.rack = ClientRack(expanded("kafka.client.rack", options.client_rack), cluster.nodes)
         memory, size = options.buffer_memory, options.batch_size
         self.allocator = POOLS.allocator(options.buffer_memory_allocation_strategy, memory, size)
         accumulator = self.accumulator = RecordAccumulator(
@@ -215,7 +217,9 @@ class Producer:
         ``snapshot`` is metadata that the driver sent with the task, with its age. ``tasks_at_once`` is how
         many tasks may run at the same time. Without a coordinator, they share the job's rate limit.
         """
-        if snapshot is not None:
+        # With variables in it the client's id is another one than the driver's, and some brokers name leaders
+        # by it.
+        if snapshot is not None and not has_variables(self.options.client_id):
             self.cluster.import_snapshot(snapshot, monotonic_ms())
         self._use_coordinator(coordinator)
         if self._rate_limit is not None:
@@ -285,11 +289,11 @@ class Producer:
             self._rates = RateChannel()
             channels.append(self._rates)
         settings = self.options.group_settings()
-
+        group = _group_of(address.group, self.network.client_id)
         coordinator = CoordinatorClient(
             address,
             channels,
-            lambda: Hello(address.group, self.cluster.cluster_id or "", settings),
+            lambda: Hello(group, self.cluster.cluster_id or "", settings),
             monotonic_ms,
         )
         self.cluster.coordinator = metadata
@@ -569,3 +573,11 @@ class Producer:
         if abort and self._coordinator is not None:
             # Spark ends the process of a failed task next, so the last messages must be sent before.
             self._coordinator.join(_LAST_WORDS_S)
+
+
+def _group_of(group: str, client_id: str) -> str:
+    """The coordinator's group for tasks with this client id.
+
+    Some brokers name other leaders to the clients of each zone, and take the zone from this id.
+    """
+    return f"{group}-{hashlib.sha256(client_id.encode()).hexdigest()[:16]}" if client_id else group

@@ -559,15 +559,12 @@ def test_it_goes_by_the_options() -> None:
         assert producer.cluster.confirmed_nodes_only is strict
 
 
-def test_the_rack_comes_from_the_option_or_from_the_executors_environment(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_brokers_of_the_rack_are_near_and_without_a_rack_none_is() -> None:
     nodes = {0: Node(0, "a", 1, "eu-1a"), 1: Node(1, "b", 1, "eu-1b"), 2: Node(2, "c", 1)}
-    rack = ClientRack("${env:ZONE}", lambda: nodes, {"ZONE": "eu-1b"})
-    assert rack.brokers() == ClientRack("eu-1b", lambda: nodes, {}).brokers() == {1}
+    rack = ClientRack("eu-1b", lambda: nodes)
+    assert rack.brokers() == {1}
     assert [rack.is_other(node_id) for node_id in (0, 1, 2, 3)] == [True, False, False, False]
-    assert not ClientRack("${env:ZONE}", lambda: nodes, {}).brokers()
-    assert "no variable ZONE" in caplog.text
+    assert not ClientRack("", lambda: nodes).brokers()
     needs = r"kafka\.partitioner\.rack\.aware=true needs kafka\.client\.rack"
     with pytest.raises(ConfigurationError, match=needs):
         parse({"kafka.bootstrap.servers": "h:1", "topic": "t", "kafka.partitioner.rack.aware": "true"})

@@ -5,20 +5,22 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from kafka_sink.clock import monotonic_ms
 from kafka_sink.cluster import metadata as cluster_metadata
+from kafka_sink.cluster.topic_state import MetadataSnapshot, TopicSnapshot
 from kafka_sink.coordinator import metadata as coordinator_metadata
 from kafka_sink.coordinator.address import CoordinatorAddress
 from kafka_sink.coordinator.breaker_service import BreakerService
 from kafka_sink.coordinator.client import ClientTimes, CoordinatorClient
 from kafka_sink.coordinator.metadata import MetadataService
 from kafka_sink.errors import InvalidRowError, MetadataTimeoutError
-from kafka_sink.model import TopicPartition
+from kafka_sink.model import Node, PartitionMetadata, TopicMetadata, TopicPartition
 from kafka_sink.options import SinkOptions, parse
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.task.producer import Producer
@@ -81,9 +83,9 @@ def task(options: SinkOptions, address: CoordinatorAddress) -> Iterator[Producer
 def test_what_one_task_needs_is_asked_for_once_and_known_to_all_others() -> None:
     topics = {f"t{number}": 1 for number in range(300)}
     with FakeCluster(topics) as cluster, coordinating() as found:
-        for client_id in ("a", "b", "c"):
+        for linger_ms in range(3):
             # Each of its own options, hence with a producer of its own, as in processes of their own.
-            with task(options_of(cluster, client_id=client_id), found.address) as producer:
+            with task(options_of(cluster, linger_ms=linger_ms), found.address) as producer:
                 producer.send(rows(*topics))
                 producer.finish()
         assert asked(cluster) == [set(topics)]
@@ -94,7 +96,7 @@ def test_what_one_task_needs_is_asked_for_once_and_known_to_all_others() -> None
 @pytest.mark.usefixtures("patient")
 def test_a_moved_leader_is_known_to_all_tasks_after_one_task_met_it(is_named: bool) -> None:
     with FakeCluster({"t": 1}, brokers=2) as cluster, coordinating() as found:
-        one, two = options_of(cluster, client_id="a"), options_of(cluster, client_id="b")
+        one, two = options_of(cluster, linger_ms=0), options_of(cluster, linger_ms=1)
         with task(one, found.address) as writing, task(two, found.address) as idle:
             for producer in (writing, idle):
                 producer.send(rows("t"))
@@ -110,13 +112,54 @@ def test_a_moved_leader_is_known_to_all_tasks_after_one_task_met_it(is_named: bo
             idle.finish()
         assert written(cluster, "t") == 4
         asked_by = {api: cluster.received(api) for api in (PRODUCE, METADATA)}
-        given = {name: [one.node_id for one in asked_by[PRODUCE] if one.client_id == name] for name in "ab"}
+        # The idle one got its producer id second.
+        ids = sorted({batch.producer_id for one in asked_by[PRODUCE] for batch in one.batches})
+        given = {
+            name: [one.node_id for one in asked_by[PRODUCE] if one.batches[0].producer_id == producer_id]
+            for name, producer_id in zip("ab", ids, strict=True)
+        }
         # The first met the old leader, and again, which names the new one, if its retry was sooner than the
         # metadata; the second never did.
         assert given["a"] in ([0, 0, 1], *([] if is_named else [[0, 0, 0, 1]]))
         assert given["b"] == [0, 1]
         # At first, and each time by the first and by whoever was asked.
         assert len(asked_by[METADATA]) <= 1 + 2 * len(given["a"][1:-1])
+
+
+@pytest.mark.usefixtures("patient")
+def test_each_task_keeps_to_the_leaders_that_brokers_name_to_its_client_id(environ: Environ) -> None:
+    """Catches: rows that go to the brokers of another zone, as a task there or the driver has the leaders."""
+    with FakeCluster({"t": 1}, brokers=3) as cluster, coordinating() as found:
+        # Each with a producer of its own.
+        options = {
+            zone: options_of(cluster, client_id="app,az=${env:ZONE}", linger_ms=zone) for zone in (1, 2)
+        }
+        with ExitStack() as stack:
+            producers = {}
+            for zone, of_zone in options.items():
+                cluster.zone(f"app,az={zone}", zone)
+                environ(ZONE=str(zone))
+                producers[zone] = stack.enter_context(task(of_zone, found.address))
+            # The driver's zone is another one.
+            planned = MetadataSnapshot(
+                (TopicSnapshot(TopicMetadata.of("t", None, [PartitionMetadata("t", 0, 0, 9)]), 0.0),),
+                (Node(0, "127.0.0.1", cluster.port(0)),),
+            )
+            for producer in producers.values():
+                producer.begin(found.address, planned)
+                producer.send(rows("t", "t"))
+                assert producer.finish().records == 2
+                producer.cluster.mark_stale("t", monotonic_ms())
+                requests = len(cluster.received(METADATA))
+                producer.network.wakeup()
+                until(lambda before=requests: len(cluster.received(METADATA)) > before, "another look")
+            for producer in producers.values():
+                producer.begin(found.address)
+                producer.send(rows("t", "t"))
+                assert producer.finish().records == 2
+        sent = {(one.client_id, one.node_id) for one in cluster.received(PRODUCE)}
+        assert sent == {("app,az=1", 1), ("app,az=2", 2)}
+        assert written(cluster, "t") == 8
 
 
 @pytest.mark.parametrize(

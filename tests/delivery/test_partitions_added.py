@@ -77,27 +77,28 @@ def test_all_tasks_learn_of_a_partition_that_one_task_missed(monkeypatch: pytest
         services: Services = {MetadataService: metadata_service, BreakerService: BreakerService}
         with serving(services=services) as found:
 
-            def writing(client_id: str) -> AbstractContextManager[Producer]:
-                options = parse({**raw, "kafka.client.id": client_id}).options
+            def writing(linger_ms: int) -> AbstractContextManager[Producer]:
+                """Each with options and a producer of its own."""
+                options = parse({**raw, "kafka.linger.ms": str(linger_ms)}).options
                 return task_producer(options, PLAN, found.address)
 
-            with writing("earlier") as earlier:
+            with writing(0) as earlier:
                 earlier.send(rows(0, 5, partition=1))
                 cluster.add_partitions(TOPIC, 3)
-                with writing("missed it") as producer:
+                with writing(1) as producer:
                     producer.send(rows(5, 5, partition=2))
                     producer.finish()
                 seen = earlier.cluster
                 until(lambda: len(seen.topic(TOPIC).partitions) == 3, "its fetch, or the coordinator's push")  # type: ignore[union-attr]
                 (shared,) = made
                 until(lambda: len(shared.view.topic(TOPIC).partitions) == 3, "a second one's")  # type: ignore[union-attr]
-                with writing("run again") as producer:
-                    producer.send(rows(10, 5, partition=2))
-                    producer.finish()
+                with writing(2) as again:
+                    again.send(rows(10, 5, partition=2))
+                    again.finish()
                 earlier.finish()
-        assert lookups(cluster, "run again") == 0
-        # For all of them, when the coordinator asks for it.
-        assert lookups(cluster, "earlier") <= 3
+                assert again.cluster.requests == 0
+                # For all of them, when the coordinator asks for it.
+                assert seen.requests + seen.fetches <= 3
         assert sorted(written(cluster, 2)) == list(range(5, 15))
 
 

@@ -160,6 +160,11 @@ class FakeCluster(AbstractContextManager["FakeCluster"]):
         with self.lock:
             self._state.wanted = wanted
 
+    def zone(self, client_id: str, node_id: int) -> None:
+        """This broker leads all partitions for this client; each broker of a zone takes rows for them."""
+        with self.lock:
+            self._state.zones[client_id] = node_id
+
     def advertise(self, *ports: int) -> None:
         """Let metadata name these instead of those where the brokers listen."""
         with self.lock:

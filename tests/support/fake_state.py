@@ -67,6 +67,9 @@ class FakeState:
         self.topics: dict[str, FakeTopic] = {}
         # Of client metrics, where ``versions`` offers them.
         self.wanted = Wanted()
+        # By client id, the broker that leads all partitions for this client. Brokers over object storage
+        # answer each zone so, and each of them takes rows for every partition.
+        self.zones: dict[str, int] = {}
         self._max_message_bytes = max_message_bytes
         self._next_producer_id = 999
 
@@ -126,10 +129,10 @@ class FakeState:
             brokers=[broker(node_id=at, host=_HOST, port=port) for at, port in enumerate(self.ports)],
             cluster_id=self.cluster_id,
             controller_id=0,
-            topics=[self._topic_metadata(name, reply.error) for name in asked],
+            topics=[self._topic_metadata(name, reply.error, request.header.client_id) for name in asked],
         )
 
-    def _topic_metadata(self, name: str, code: int) -> Any:
+    def _topic_metadata(self, name: str, code: int, client_id: str) -> Any:
         topic = self.topics.get(name)
         if topic is None or code:
             return _Topic(error_code=code or UNKNOWN_TOPIC_OR_PARTITION, name=name, partitions=[])
@@ -137,7 +140,8 @@ class FakeState:
             _Topic.MetadataResponsePartition(
                 partition_index=at, leader_id=node, leader_epoch=epoch, replica_nodes=[node], isr_nodes=[node]
             )
-            for at, (node, epoch) in enumerate(topic.leaders)
+            for at, (leader, epoch) in enumerate(topic.leaders)
+            for node in (self.zones.get(client_id, leader),)
         ]
         return _Topic(name=name, topic_id=topic.id, partitions=partitions)
 
@@ -230,7 +234,7 @@ class FakeState:
         topic = self.topics[name]
         if row.index >= len(topic.logs):
             return UNKNOWN_TOPIC_OR_PARTITION, -1, None
-        if topic.leaders[row.index][0] != node_id:
+        if node_id not in (topic.leaders[row.index][0], *self.zones.values()):
             return NOT_LEADER_OR_FOLLOWER, -1, topic.leaders[row.index]
         batch = parse_batch(name, row.index, bytes(row.records or b""))
         if isinstance(batch, int):
