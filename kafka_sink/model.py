@@ -144,7 +144,8 @@ class PartitionResult(NamedTuple):
 
     It is a tuple because a commit message contains thousands of them, and the driver unpickles those of all
     tasks. ``offset_ranges`` are inclusive (first, last) pairs in ascending order; adjacent ranges are merged.
-    No range contains rows whose offsets the broker did not return.
+    No range contains rows whose offsets the broker did not return. After 100,000 ranges in a task, a
+    partition's later rows are in none, apart from the last ones.
     """
 
     topic: str

@@ -57,10 +57,12 @@ class PartitionCounts:
     log_append_time_ms: int = NO_TIMESTAMP
     ranges: list[Range] = field(default_factory=list)
 
-    def extend(self, first: int, last: int) -> None:
-        """Add a range. It takes in its neighbours: batches of one writer are neighbours mostly, so that a
-        producer that runs for months has few ranges."""
+    def extend(self, first: int, last: int, *, may_grow: bool = True) -> int:
+        """Add a range. It takes in its neighbours, and batches of a partition's only writer are neighbours.
+        Unless the ranges ``may_grow`` in number, the new last one replaces the former last one. Return by how
+        many they have grown."""
         ranges = self.ranges
+        before = len(ranges)
         at = bisect_left(ranges, (first, last))
         if at < len(ranges) and last + 1 == ranges[at][0]:
             last = ranges.pop(at)[1]
@@ -68,6 +70,9 @@ class PartitionCounts:
             ranges[at - 1] = (ranges[at - 1][0], last)
         else:
             ranges.insert(at, (first, last))
+            if not may_grow and len(ranges) > 2:
+                del ranges[-2]
+        return len(ranges) - before
 
 
 class Partition:

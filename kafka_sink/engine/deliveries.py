@@ -15,6 +15,9 @@ from kafka_sink.memory.pool import PoolMetrics
 from kafka_sink.model import PartitionResult, TopicPartition
 from kafka_sink.records import batch_header
 
+# Ranges of offsets that are kept for all partitions together: 13 MB. If other producers write to the same
+# partitions, each batch has a range of its own, and a producer may run for months.
+MAX_RANGES = 100_000
 # A batch that a broker has, its base offset and its log append time; -1 where the broker did not say.
 WrittenBatch = tuple[ProducerBatch, int, int]
 
@@ -69,6 +72,7 @@ class TaskDeliveries:
             # Whether a batch or the producer has failed. May be read without the lock.
             self.has_failed = False
             self._failed = self._retries = self._splits = self._moved = 0
+            self._ranges = 0
             self._requests = self._sent_batches = 0
             self._queue_ms = self._max_queue_ms = 0.0
 
@@ -95,7 +99,8 @@ class TaskDeliveries:
                 if log_append_time_ms > counts.log_append_time_ms:
                     counts.log_append_time_ms = log_append_time_ms
                 if base_offset >= 0:
-                    counts.extend(base_offset, base_offset + records - 1)
+                    may_grow, last = self._ranges < MAX_RANGES, base_offset + records - 1
+                    self._ranges += counts.extend(base_offset, last, may_grow=may_grow)
 
     def failed(self, partition: TopicPartition | None, records: int, cause: Exception) -> None:
         """A batch (or, without a partition, the producer) failed. The first cause is kept."""

@@ -382,6 +382,8 @@ class ResponseHandler:
             last = batch.last_error or self._obstacle(batch.partition)
             if lookup_error := self._cluster.describe_lookup_error(batch.partition.topic):
                 last = f"{last}; the topic's metadata: {lookup_error}"
+            if throttled := self._throttling(batch):
+                last = f"{last}; {throttled}" if last else throttled
             _log.debug(
                 "%s: %d record(s) expired %.0f ms after they were appended, after %d attempt(s): %s",
                 batch.partition,
@@ -437,6 +439,17 @@ class ResponseHandler:
             return "the partition has no leader"
         errors = self._connection_errors()
         return next((f"{node}: {error}" for node, error in errors.items() if node.id == info.leader), None)
+
+    def _throttling(self, batch: ProducerBatch) -> str | None:
+        """What to say if the leader has throttled this task during the batch's life."""
+        info = self._cluster.leader(batch.partition)
+        broker = None if info is None else self._cluster.brokers.get(info.leader)
+        if broker is None or broker.counts.throttled_until_ms <= batch.created_ms:
+            return None
+        return (
+            f"broker {broker.id} has throttled this task for {broker.counts.throttle_ms / 1000:.1f} s in all "
+            "because of a quota (producer_byte_rate or request_percentage of the user or of kafka.client.id)"
+        )
 
     def mend_sequences(self, identity: ProducerIdentity) -> None:
         """Restart the sequences that leaders have rejected, and close the gaps that dropped records have

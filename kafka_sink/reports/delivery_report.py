@@ -126,7 +126,7 @@ def partitions_of(results: Sequence[TaskResult]) -> list[dict[str, Any]]:
     order.
 
     ``endOffset`` is the highest offset plus one: a reader that has reached it has seen all rows.
-    ``rowsWithoutOffset`` is the number of acknowledged rows whose offsets the broker did not return (acks=0,
+    ``rowsWithoutOffset`` is the number of acknowledged rows whose offsets are not listed (acks=0,
     duplicates of a retry).
     """
     found: dict[tuple[str, int], dict[str, Any]] = {}

@@ -61,9 +61,12 @@ def record_too_large(rows: RowBatch, ordered: OrderedRows, limit: int, option: s
     key_bytes, value_bytes = (
         max(0, int(one.numbers()[largest])) for one in (columns.key_lengths, columns.value_lengths)
     )
+    total = int(bounds[largest]) + batch_header.SIZE
+    rest = total - key_bytes - value_bytes
     return RecordTooLargeError(
-        f"a row for topic '{topic}' becomes a record of up to {int(bounds[largest])} bytes (key {key_bytes}, "
-        f"value {value_bytes}), more than {option} = {limit}. Find such rows by length(value). Raise "
+        f"a row for topic '{topic}' becomes a batch of up to {total} bytes (key {key_bytes}, value "
+        f"{value_bytes}, headers and the formats of record and batch {rest}), more than {option} = {limit}. "
+        "Find such rows by length(value). Raise "
         f"{option} (and the topic's max.message.bytes if that is lower), send smaller rows, or set "
         "errors.tolerance=all to skip them (errors.deadletterqueue.topic.name keeps them)",
         bounds > limit - batch_header.SIZE,

@@ -33,6 +33,21 @@ def test_neighbouring_batches_take_one_range() -> None:
     assert found.offset_ranges == ((0, 29), (40, 59), (70, 79))
 
 
+def test_ranges_are_bounded_where_others_write_to_the_same_partition(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches: 128 MB after a million batches."""
+    monkeypatch.setattr("kafka_sink.engine.deliveries.MAX_RANGES", 10)
+    deliveries = TaskDeliveries()
+    for name in ("t", "u"):
+        partition = partition_of(TopicPartition(name, 0))
+        for number in range(1000):
+            deliveries.acknowledged([written_batch(partition, 10, 100, 128, 20 * number)])
+    first, second = deliveries.partitions()
+    assert len(first.offset_ranges) == 10
+    assert (first.offset_ranges[0], first.offset_ranges[-1]) == ((0, 9), (19_980, 19_989))
+    assert second.offset_ranges == ((0, 9), (19_980, 19_989))
+    assert first.records == second.records == 10_000
+
+
 def test_the_next_task_counts_from_zero() -> None:
     partition = partition_of(TopicPartition("t", 0))
     deliveries = TaskDeliveries()

@@ -6,6 +6,7 @@ tests/scenarios/test_batch_lifecycle.py; here, the whole way.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from kafka_sink.errors import DeliveryError, RecordTooLargeError
 from tests.support.fake_broker import METADATA, PRODUCE, FakeCluster
 from tests.support.fake_log import numbers_in
 from tests.support.fake_replies import SWALLOWED, Refuse, Reply, error
+from tests.support.partitioners import row_batch
 from tests.support.scripted_cluster import SECRET, TOPIC, attempts, marks, rows, send, task, written
 from tests.support.surroundings import Environ
 from tests.support.waiting import until
@@ -95,6 +97,23 @@ def test_a_topic_that_comes_late_is_waited_for() -> None:
         assert send(cluster, rows(0, 5)).records == 5
 
 
+def test_the_error_of_a_large_row_leaves_out_no_part_of_the_sum(cluster: FakeCluster) -> None:
+    """Catches: "a record of 1048517 bytes, more than kafka.max.request.size = 1048576"."""
+    limit = 2_000
+    for size in range(limit - 80, limit):
+        with task(cluster, max_request_size=limit) as producer:
+            try:
+                producer.send(row_batch([b"v" * size], [0]))
+                assert producer.finish().records == 1
+            except RecordTooLargeError as error:
+                total, key, value, rest = map(
+                    int, re.findall(r"up to (\d+) bytes \(key (\d+), value (\d+), .* (\d+)\)", str(error))[0]
+                )
+                assert total == key + value + rest > limit
+                return
+    raise AssertionError("no row was too large")
+
+
 def test_a_record_too_large_fails_by_size_and_limit() -> None:
     with (
         FakeCluster({TOPIC: 1}, max_message_bytes=80) as cluster,
@@ -170,6 +189,17 @@ def test_a_final_response_fails_the_task_with_cause_place_and_counts(cluster: Fa
     assert "[7 rows acknowledged, 5 failed, 0 sent without a response, 0 never sent]" in text
     assert SECRET not in text
     assert SECRET not in repr(caught.value.__cause__)
+
+
+def test_a_batch_that_expires_behind_a_quota_says_so() -> None:
+    with FakeCluster({TOPIC: 1}) as cluster:
+        cluster.script(PRODUCE, Reply(throttle_ms=60_000))
+        with task(cluster, delivery_timeout_ms=600, request_timeout_ms=500) as producer:
+            producer.send(rows(0, 1))
+            until(lambda: producer.acknowledged == producer.rows, "its acknowledgement")
+            producer.send(rows(1, 1))
+            with pytest.raises(DeliveryError, match=r"throttled this task for 60\.0 s .*producer_byte_rate"):
+                producer.finish()
 
 
 def test_delivery_timeout_after_a_send_fails_and_the_id_is_not_used_again(cluster: FakeCluster) -> None:
