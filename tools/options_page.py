@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
@@ -29,7 +30,7 @@ Options of Apache Kafka's producer have the prefix `kafka.`; the sink's own have
 case-insensitive. Times are in milliseconds, sizes in bytes; where a name says which of the two it is, the
 value may have a unit: `20ms`, `5min`, `64KiB`. All options are checked before a task starts.
 
-## The first twelve
+## The twenty that people need first
 """
 
 # What one needs first, in the order in which one meets it.
@@ -37,17 +38,27 @@ FIRST: Mapping[str, str] = {
     "kafka.bootstrap.servers": "brokers to contact first: `host:port,host:port`",
     "topic": "topic for all rows, instead of a column `topic`",
     "topic.create": "create it if it does not exist",
+    "topic.partitions": "its number of partitions then",
+    "kafka.acks": "which replicas must have a row before it counts as written",
     "kafka.compression.type": "`lz4` is fastest, `zstd` smallest",
     "kafka.batch.size": "most bytes of a record batch",
+    "kafka.max.request.size": "most bytes of a row, and of a request",
     "kafka.linger.ms": "how long a batch waits for more rows",
     "kafka.buffer.memory": "memory of each Python worker for rows that are not acknowledged",
     "kafka.delivery.timeout.ms": "how long a row may take before its task fails",
     "kafka.security.protocol": "TLS and logins: [Security](security.md)",
+    "kafka.sasl.mechanism": "how to log in: `PLAIN`, `SCRAM-SHA-512`, `OAUTHBEARER` and others",
+    "kafka.sasl.jaas.config": "user and password, as Java clients have them",
+    "kafka.ssl.truststore.location": "the authorities to trust, if they are not the system's",
+    "value.format": "`avro`, `json` or `protobuf` with a [schema registry](schema-registry.md)",
+    "max.rows.per.second": "limit for the whole job",
     "errors.tolerance": "`all` skips rows that can never be written",
     "delivery.guarantee": "`exactly-once`: [what it takes](exactly-once.md)",
     "ui.port": "`0` serves a [live view](metrics.md#the-live-view) on a free port",
 }
 _NONE = "none"
+# The name in an entry.
+_NAME = re.compile(r"\*\*`([^`]+)`\*\*")
 
 
 def document() -> str:
@@ -76,11 +87,15 @@ def _groups() -> Iterator[str]:
 
 
 def _section(title: str, entries: Sequence[str], introduction: str = "") -> Iterator[str]:
-    """A heading, which is its anchor, and entries that are shown on a click: a phone shows the whole page."""
+    """A heading, which is its anchor, and entries that are shown on a click: a phone shows the whole page.
+
+    The closed box shows the names of its options, so that the page can be scanned.
+    """
     yield f"## {title}\n"
     if introduction:
         yield f"{introduction}\n"
-    yield f'<details markdown="1"><summary>{len(entries)} options</summary>\n'
+    names = ", ".join(f"<code>{name}</code>" for entry in entries for name in _NAME.findall(entry)[:1])
+    yield f'<details markdown="1"><summary>{names or "All of them"}</summary>\n'
     yield from entries
     yield "\n</details>\n"
 

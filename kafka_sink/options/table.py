@@ -246,9 +246,9 @@ class SinkOptions:
     )
     log_summary: bool = _option(
         "log.summary", values.boolean(), True, TARGET,
-        """Log one line per job on the driver: rows, topics, bytes, retries, times. For a query: one line for
-        the first micro-batch and for each with trouble (skipped rows, retries, mutes, aborted transactions),
-        and one line per minute that sums up the other micro-batches.""",
+        """Log one line per job on the driver: rows, topics, time, rate, and retries if there were any. For a
+        query: one line for the first micro-batch with rows and for each with trouble (skipped rows, retries,
+        mutes, aborted transactions), and one line per minute that sums up the other micro-batches.""",
         planning_only=True,
     )
     log_summary_format: str = _option(
