@@ -1,5 +1,5 @@
-"""The circuit breaker (KIP-693): partitions of an unhealthy broker wait, the others go on. No I/O happens
-here."""
+"""The circuit breaker (KIP-693): partitions of an unhealthy broker wait while other partitions go on. Does no
+I/O."""
 
 from kafka_sink.breaker.breaker import CircuitBreakManager
 from kafka_sink.breaker.failure_rate import FailureRateCircuitBreaker

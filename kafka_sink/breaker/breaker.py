@@ -1,6 +1,8 @@
-"""Between sender and breaker class: calls the class, applies its mutes and those of other tasks. No I/O.
+"""Connects the sender and the breaker class: calls the class, and applies its mutes and other tasks'. Does no
+I/O.
 
-``CircuitBreakManager`` is KIP-693's: what a class mutes with, and what it asks.
+``CircuitBreakManager`` is KIP-693's class of that name. A breaker class uses it to mute and to ask for
+metadata.
 """
 
 from __future__ import annotations
@@ -37,17 +39,22 @@ if TYPE_CHECKING:
     from kafka_sink.engine.batch import ProducerBatch
 
 _log = logging.getLogger(__name__)
-# A log line names a broker's first partitions only.
+# A log line contains at most this many of a broker's partitions.
 _MAX_NAMED_PARTITIONS = 5
-# How often a task that waits for the coordinator's mutes checks whether it was lost itself.
+# How often a task that waits for the coordinator's mutes checks whether it has itself been lost.
 _CHECK_INTERVAL_MS = 50.0
 
 
 class CircuitBreakManager:
-    """Handed to a breaker class, whose calls come on the sender's thread.
+    """The object through which a breaker class mutes and unmutes. The class is called on the sender's thread.
 
-    ``mute`` and ``unmute`` may be called on any thread. A call on another thread is queued and takes effect
-    in the sender's next pass. ``partition`` finds one of the producer's.
+    ``mute`` and ``unmute`` may be called on any thread. A call on another thread than the sender's is queued
+    and takes effect in the sender's next pass. ``partition`` returns the producer's own ``Partition`` object,
+    or None.
+
+    Examples:
+        >>> manager.mute(TopicPartition("orders", 3), "my monitoring reports a full disk")
+        >>> manager.unmute(TopicPartition("orders", 3), "the disk has room again")
     """
 
     def __init__(
@@ -58,20 +65,24 @@ class CircuitBreakManager:
     ) -> None:
         self.task_mutes = TaskMutes(cluster, retry_interval_ms, partition)
         self.partition = partition
-        # What the producer knows of each, and of a partition's leader.
+        # The producer's own objects for brokers, and its look-up of a partition's leader.
         self.brokers: Mapping[int, Broker] = cluster.brokers
         self.leader = cluster.leader
-        # Of brokers that the sender has forgotten, see ``rows``.
+        # The rows of brokers that the sender has forgotten; see ``rows``.
         self.rows_of_forgotten = 0
-        # Brokers that keyless rows avoid for the moment, see mute_congested. Any thread may read it.
+        # The brokers that keyless rows avoid at the moment; see mute_congested. The sender's thread replaces
+        # the set, so any thread may read it.
         self.congested: Set[int] = frozenset()
         self._cluster = cluster
-        # The answer of ``available_nodes``, and the versions that it is for.
+        # The result of ``available_nodes``, with the versions of mutes and metadata from which it was
+        # computed.
         self._available: tuple[tuple[int, int], Set[int]] = (-1, -1), frozenset()
-        # The sender's thread, once it has run; mutes and unmutes by other threads.
+        # The id of the sender's thread, once it has run, and the calls of ``mute`` and ``unmute`` on other
+        # threads. Those threads only append and the sender's thread only removes, and a deque does either in
+        # one step.
         self._owner: int | None = None
         self._queued: deque[Callable[[], None]] = deque()
-        # Called after each mute and unmute, on its thread.
+        # Called after each mute and unmute, on the thread of that call.
         self.on_call: Callable[[], None] = lambda: None
 
     # -- the KIP's methods --------------------------------------------------------------------------
@@ -82,15 +93,29 @@ class CircuitBreakManager:
         reason: str = "muted by the breaker class",
         evidence: Evidence = NO_EVIDENCE,
     ) -> None:
-        """Mute a partition, or a broker with the partitions that it leads at any time.
+        """Mute a partition, or a broker and with it all partitions that it leads at any time.
 
-        Raises ValueError for anything else.
+        Args:
+            target: A partition, or the id of a broker.
+            reason: The reason, for the log and the live view.
+            evidence: What the coordinator weighs against other tasks' experience.
+
+        Raises:
+            ValueError: ``target`` is neither a broker's id nor a valid partition.
         """
         target = target_of(target)
         self._on_sender(partial(self.task_mutes.mute, target, one_line(str(reason)), evidence, own=True))
 
     def unmute(self, target: int | TopicPartition, reason: str = "unmuted by the breaker class") -> None:
-        """End a mute. Raises ValueError for a target that cannot be muted."""
+        """End a mute. Does nothing if the target is not muted.
+
+        Args:
+            target: A partition, or the id of a broker.
+            reason: The reason, for the log and the live view.
+
+        Raises:
+            ValueError: ``target`` is neither a broker's id nor a valid partition.
+        """
         target = target_of(target)
         self._on_sender(partial(self.task_mutes.unmute, target, one_line(str(reason)), own=True))
 
@@ -102,42 +127,43 @@ class CircuitBreakManager:
         self.on_call()
 
     def available_partitions_for_topic(self, topic: str) -> list[PartitionMetadata]:
-        """Partitions that have a leader and are not muted."""
+        """The partitions of a topic that have a leader and are not muted."""
         found = self.task_mutes.partitions(topic)
         return [info for name, info in found if info.leader >= 0 and not self.is_muted(name)]
 
     def muted_partitions_for_topic(self, topic: str) -> list[PartitionMetadata]:
-        """Partitions that are muted, by themselves or with the broker that leads them, or led them last."""
+        """The partitions of a topic that are muted themselves or with their leader (without one, their last
+        leader)."""
         return [info for name, info in self.task_mutes.partitions(topic) if self.is_muted(name)]
 
     def available_partitions_for_node(self, node_id: int) -> dict[str, list[PartitionMetadata]]:
-        """By topic, the partitions that a broker leads and that are not muted."""
+        """The partitions that a broker leads and that are not muted, by topic."""
         return self._of_node(node_id, muted=False)
 
     def muted_partitions_for_node(self, node_id: int) -> dict[str, list[PartitionMetadata]]:
-        """By topic, the muted partitions that a broker leads, or led last."""
+        """The muted partitions that a broker leads, or led last, by topic."""
         return self._of_node(node_id, muted=True)
 
     def close(self) -> None:
-        """Unmute everything; later mutes have no effect."""
+        """Unmute everything. Later mutes have no effect."""
         self.task_mutes.close()
         self.congested = frozenset()
 
-    # -- beyond the KIP -----------------------------------------------------------------------------
+    # -- methods that the KIP does not have ---------------------------------------------------------
 
     def is_muted(self, target: Target) -> bool:
-        """Whether a broker is muted, or a partition by itself or with its leader."""
+        """Whether a broker is muted, or a partition itself or its leader is muted."""
         if isinstance(target, TopicPartition):
             return bool(self.task_mutes.covering(target))
         return target in self.task_mutes.mutes
 
     @property
     def rows(self) -> int:
-        """Rows whose first attempt has ended, over the producer's life."""
+        """The number of rows whose first attempt has ended, over the producer's life."""
         return self.rows_of_forgotten + sum(broker.rows for broker in self.brokers.values())
 
     def available_nodes(self) -> Set[int]:
-        """Brokers that lead a partition that is not muted."""
+        """The brokers that lead at least one partition that is not muted."""
         versions = self.task_mutes.version, self._cluster.version
         if versions != self._available[0]:
             leaders = {info.leader for name, info in self.task_mutes.partitions() if not self.is_muted(name)}
@@ -145,13 +171,15 @@ class CircuitBreakManager:
         return self._available[1]
 
     def ask(self, node_id: int) -> None:
-        """Send a broker a request without rows; ``Broker.probed_ms`` has its response."""
+        """Send a broker a request without rows. ``Broker.probed_ms`` is the time of its response."""
         if (broker := self.brokers.get(node_id)) is not None:
             broker.is_to_be_asked = True
 
     def mute_congested(self, node_id: int) -> None:
-        """Keyless rows of this producer avoid a broker until unmute_congested. This is no trip and no probe
-        follows."""
+        """Let this producer's keyless rows avoid a broker until ``unmute_congested``.
+
+        This does not count as a mute, and no probe follows.
+        """
         self.congested |= {node_id}
 
     def unmute_congested(self, node_id: int) -> None:
@@ -165,11 +193,13 @@ class CircuitBreakManager:
                 found.setdefault(partition.topic, []).append(info)
         return found
 
-    # -- for the sender: once in each pass ----------------------------------------------------------
+    # -- for the sender, once in each pass ----------------------------------------------------------
 
     def refresh(self) -> MutedPartitions:
-        """Run what other threads called, and publish what is muted now. The calling thread is the sender's
-        from now on."""
+        """Run the calls that other threads have queued, and return what is muted now.
+
+        The calling thread counts as the sender's from now on.
+        """
         self._owner = threading.get_ident()
         for _ in range(len(self._queued)):
             self._queued.popleft()()
@@ -177,13 +207,13 @@ class CircuitBreakManager:
 
 
 class Breaker:
-    """Follows a breaker class and the coordinator, and does nothing while nothing is wrong.
+    """Calls the breaker class and follows the coordinator. Does nothing while nothing is wrong.
 
-    While ``is_busy`` is false, ``due_ms`` lies ahead and every response comes within ``prompt_ms``, the
-    sender calls nothing of it. Failures are always reported to it. Whoever sends a request, or sees that a
-    broker cannot be reached, lowers ``due_ms`` to ``prompt_ms`` from then. It is busy as long as something is
-    muted or suspicious, and always for a user's class. A class that raises is switched off for this producer;
-    probes then end what it had muted.
+    The sender calls it in a pass only if ``is_busy`` is True, ``due_ms`` has been reached, or a response took
+    longer than ``prompt_ms``. It always reports failures. When a request is sent or a broker cannot be
+    reached, ``due_ms`` is lowered to ``prompt_ms`` from then. The breaker is busy as long as something is
+    muted or suspicious, and always with a user's class. A class that raises is switched off for this
+    producer; probes then end the mutes that it had made.
     """
 
     def __init__(self, breaker: PartitionCircuitBreaker | None, manager: CircuitBreakManager) -> None:
@@ -194,60 +224,63 @@ class Breaker:
         self._brokers = manager.brokers
         self._shared: BreakerChannel | None = None
         self._alone = True
-        # Cleared where a task begins before the coordinator's mutes have come: its first rows then wait for
-        # them. Set by the sender's thread once ``view`` has them.
+        # Cleared by the task's thread if a task begins before the coordinator's mutes have arrived: its first
+        # rows then wait for it, because they could otherwise be given to a muted partition. The sender's
+        # thread sets it once ``view`` contains these mutes.
         self.is_current = threading.Event()
         self.is_current.set()
         self._context = ProducerStatusContext(brokers=manager.brokers)
-        # ``TaskMutes.view`` as of the last pass, () where nothing is muted: what keyless rows avoid. Any
-        # thread may read it; the sender's replaces it.
+        # ``TaskMutes.view`` as of the last pass, or () if nothing is muted: the partitions that keyless rows
+        # avoid. The sender's thread replaces it as a whole, so any thread may read it without a lock.
         self.view: Container[TopicPartition] = ()
-        # The same of ``MutedPartitions.probes``.
+        # ``MutedPartitions.probes`` as of the last pass, replaced in the same way.
         self.probes: Mapping[TopicPartition, float] = {}
-        # No latency up to this is suspicious, and no silence.
+        # A latency or a silence up to this long is never suspicious.
         self.prompt_ms = math.inf
-        # A user's class hears of each batch, as in the KIP.
+        # A user's class is called for each batch, as the KIP specifies.
         self._tells_all = breaker is not None and type(breaker) is not FailureRateCircuitBreaker
         if isinstance(breaker, FailureRateCircuitBreaker):
             self.prompt_ms = breaker.prompt_ms
             self._tells_all |= breaker.needs_every_call
-        # Whether it is to be called for all that happens, and in each pass. Any thread may set it.
+        # True if the breaker must be called for all events and in each pass. Any thread may set it to True.
+        # Only the sender's thread clears it, before it reads messages, so that a message that arrives later
+        # sets it again.
         self.is_busy = True
-        # Otherwise, when a pass has to call it.
+        # When ``is_busy`` is False, the time of the next pass that has to call the breaker.
         self.due_ms = -math.inf
         manager.on_call = self.call
         if breaker is not None:
             self._call(breaker.set_circuit_break_manager, manager)
 
     def call(self) -> None:
-        """The sender's next pass is to run it. Any thread."""
+        """Make the sender's next pass run the breaker. Any thread may call it."""
         self.is_busy = True
 
     # -- the task's thread --------------------------------------------------------------------------
 
     def muted(self, limit: int) -> list[tuple[Mute, float]]:
-        """At most ``limit`` mutes that the sender follows, with the milliseconds since. Any thread."""
+        """At most ``limit`` mutes that the sender follows, each with its age in milliseconds. Any thread."""
         mutes = list(self.task_mutes.mutes.values())[:limit] if self.task_mutes.view else []
         return [(mute, max(0.0, self._context.now - mute.since_ms)) for mute in mutes]
 
     def share(self, channel: BreakerChannel | None) -> None:
-        """Work with a coordinator, or alone, from the sender's next pass on. Any thread."""
+        """Use a coordinator, or none, from the sender's next pass on. Any thread may call it."""
         self._shared = channel
         if channel is None:
-            # The last task may have had no rows, and so not waited for it.
+            # The last task may have had no rows, so that its wait for mutes has not ended.
             self.is_current.set()
         self.is_busy = True
 
     def begin(self) -> None:
-        """A new task begins. It must know what others have muted before its rows get partitions."""
+        """Start a new task. Before its rows get partitions, the mutes of other tasks must be known."""
         shared = self._shared
-        # Between tasks the sender goes on applying messages, but makes no pass of its own when a task begins.
+        # Between tasks the sender still applies messages, but a new task does not by itself start a pass.
         if shared is not None and not shared.is_current:
             self.is_current.clear()
             self.is_busy = True
 
     def await_mutes(self, timeout_ms: float, check: Callable[[], None]) -> None:
-        """Return once ``view`` has the coordinator's mutes, or after ``timeout_ms``.
+        """Wait until ``view`` contains the coordinator's mutes, for at most ``timeout_ms``.
 
         ``check`` raises if the task is lost.
         """
@@ -256,11 +289,11 @@ class Breaker:
             check()
             self.is_current.wait(min(left_ms, _CHECK_INTERVAL_MS) / 1000)
             left_ms -= _CHECK_INTERVAL_MS
-        # A late coordinator is not waited for again. Its mutes hold from when they come.
+        # Do not wait again for a coordinator that is late. Its mutes apply when they arrive.
         self.is_current.set()
 
     def explain(self, partition: TopicPartition) -> str | None:
-        """Why a partition is muted, for messages; None if it is not. Any thread."""
+        """Why a partition is muted, for messages; None if it is not. Any thread may call it."""
         covering = self.task_mutes.covering(partition) if self.task_mutes.mutes else []
         if not covering:
             return None
@@ -293,13 +326,16 @@ class Breaker:
     # -- the sender's thread ------------------------------------------------------------------------
 
     def _at(self, now_ms: float) -> None:
-        """The context's mappings are made again: once for all of a request's batches, as there may be
-        thousands."""
+        """Make a new context for this time.
+
+        The mappings of a context are computed once, and serve all batches of a request, which may be
+        thousands.
+        """
         self.task_mutes.now_ms = now_ms
         self._context = ProducerStatusContext(now_ms, brokers=self._brokers)
 
     def on_send(self, broker: Broker, batches: Collection[ProducerBatch], now_ms: float) -> None:
-        """These batches go to a broker in one request."""
+        """Called when these batches are sent to a broker in one request."""
         self._at(now_ms)
         self.task_mutes.batches_sent(batches)
         breaker, context = self._breaker, self._context
@@ -310,7 +346,8 @@ class Breaker:
     def on_complete(
         self, broker: Broker, batches: Collection[ProducerBatch], cause: Exception | None, now_ms: float
     ) -> None:
-        """Attempts of one request have ended. ``cause`` is None if the broker has the batches."""
+        """Called when the attempts of one request have ended. ``cause`` is None if the broker has the
+        batches."""
         self.is_busy = True
         self._at(now_ms)
         self.task_mutes.batches_done(batches, cause)
@@ -328,13 +365,16 @@ class Breaker:
             )
 
     def on_connected(self, broker: Broker, now_ms: float) -> None:
-        """A connection is ready: the broker has responded to its first request."""
+        """Called when a connection is ready: the broker has responded to its first request."""
         self._at(now_ms)
         self.task_mutes.connected(broker.id)
 
     def on_other_cluster(self, now_ms: float) -> None:
-        """Another Kafka cluster responds at bootstrap.servers now, whose brokers and partitions may have the
-        same ids and names. No row was sent to the former one."""
+        """Called when another Kafka cluster responds at bootstrap.servers, before any row was sent to the
+        former one.
+
+        Its brokers and partitions may have the same ids and names, so the mutes end.
+        """
         self.is_busy = True
         self._at(now_ms)
         for target in list(self.task_mutes.mutes):
@@ -344,20 +384,24 @@ class Breaker:
             shared.on_other_cluster()
 
     def on_unreachable(self, brokers: Iterable[Broker], now_ms: float) -> None:
-        """Batches wait for connections to these. One that is refused or lost may be silent at once."""
+        """Called when batches wait for connections to these brokers. If one failed, it may already count as
+        silent."""
         self.due_ms = min(self.due_ms, now_ms + self.prompt_ms)
         if any(one.is_failing for one in brokers):
             self.is_busy = True
 
     def run(self, now_ms: float) -> None:
-        """In a pass of the sender: let the breaker class judge, log and report its changes, apply the
-        coordinator's messages, and publish ``view`` again."""
-        # First, as other threads set it once their message is there.
+        """Run in a pass of the sender: let the class judge, log and report changes, apply the coordinator's
+        messages.
+
+        Afterwards ``view`` is up to date.
+        """
+        # Clear it first: other threads set it after adding their message, so no message is missed.
         self.is_busy = False
         self._at(now_ms)
         if self._breaker is not None:
             self._call(self._breaker.on_tick, self._context)
-        # The task's thread may replace it at any time.
+        # Read it once, because the task's thread may replace it at any time.
         shared = self._shared
         self._publish_changes(shared)
         if shared is not None:
@@ -395,12 +439,12 @@ class Breaker:
             self._log_change(change)
 
     def on_probe(self, node_id: int, now_ms: float) -> None:
-        """A request without rows goes to a broker."""
+        """Called when a request without rows is sent to a broker."""
         self._at(now_ms)
         self.task_mutes.broker_probe_sent(node_id)
 
     def on_probe_done(self, node_id: int, cause: Exception | None, now_ms: float) -> None:
-        """That request has its response, or failed with ``cause``."""
+        """Called when the response to that request has arrived, or the request failed with ``cause``."""
         self.is_busy = True
         self._at(now_ms)
         self.task_mutes.broker_probe_done(node_id, cause)
@@ -409,12 +453,12 @@ class Breaker:
             self._brokers[node_id].probed_ms = now_ms
             if shared is not None:
                 shared.answered(node_id)
-        # A broker that was gone for long leads nothing in the metadata known here. Keyless rows avoid
-        # partitions without a leader, so nothing else would have that metadata fetched again.
+        # A broker that was gone for a long time leads nothing in the metadata known here. Keyless rows avoid
+        # partitions without a leader, so nothing else would make the client fetch that metadata again.
         self.task_mutes.refresh_leaderless(now_ms)
 
     def next_change_ms(self, now_ms: float) -> float:
-        """Milliseconds until time alone may change something."""
+        """Milliseconds until the passage of time alone may change something."""
         if self.task_mutes.has_changes:
             return 0.0
         delay = self.task_mutes.next_change_ms()
@@ -426,21 +470,21 @@ class Breaker:
         return delay if shared is None else min(delay, shared.next_change_ms(now_ms))
 
     def close(self) -> None:
-        """No calls follow."""
+        """Close the breaker class. No calls follow."""
         self.manager.close()
         self.view, self.probes = (), {}
         if self._breaker is not None:
             self._call(self._breaker.close)
 
     def _log_change(self, change: MuteChange) -> None:
-        # The task that decided a mute logs the warning, so a job logs it once.
+        # The task that decided on a mute logs it as a warning, so that a job logs it once.
         level = logging.WARNING if change.own else logging.INFO
         done, target = "muted" if change.muted else "unmuted", change.target
         name = self._name(target) + (self._with_partitions(target) if isinstance(target, int) else "")
         _log.log(level, "circuit breaker: %s %s: %s", done, name, change.reason)
 
     def _call(self, method: Callable[..., object], *arguments: object) -> object:
-        """Call the breaker class, which may be a user's."""
+        """Call a method of the breaker class, which may be a user's."""
         try:
             return method(*arguments)
         except Exception:  # noqa: BLE001 - a user's class may raise anything
@@ -454,7 +498,7 @@ class Breaker:
 def _tell(
     context: ProducerStatusContext, batches: Iterable[ProducerBatch], tell: Callable[[ProducerBatch], object]
 ) -> None:
-    """One call of ``Breaker._call`` for all of a request's batches."""
+    """Call ``tell`` for each batch of a request. ``Breaker._call`` guards all these calls together."""
     for batch in batches:
         context.topic_partition, context.record_count = batch.partition, batch.record_count
         tell(batch)

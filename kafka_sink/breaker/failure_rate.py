@@ -1,4 +1,4 @@
-"""The default breaker: mutes partitions by failure rate (KIP-693), brokers by silence. No I/O."""
+"""The default breaker class: mutes partitions by failure rate (KIP-693), and silent brokers. Does no I/O."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ _REQUEST_TIMEOUT = "request.timeout.ms"
 
 
 class Health(Enum):
-    """NEUTRAL: the error blames the batch, the metadata or the permissions."""
+    """NEUTRAL means that the error is about the batch, the metadata or the permissions, and not the
+    broker."""
 
     HEALTHY = "healthy"
     UNHEALTHY = "unhealthy"
@@ -38,7 +39,10 @@ def has_response(exception: Exception | None) -> bool:
 
 
 def health_of(exception: Exception | None) -> Health:
-    """A broker's health by the error code. No response is a bad sign, unless the client itself gave up."""
+    """What an error shows about the broker's health.
+
+    A missing response is a bad sign, unless the client itself gave up.
+    """
     if exception is None:
         return Health.HEALTHY
     if isinstance(exception, BrokerRefusedError):
@@ -48,40 +52,47 @@ def health_of(exception: Exception | None) -> Health:
     return Health.NEUTRAL
 
 
-# Fewer may be a restart of the broker: one lost connection, and another when the batches are sent again.
+# Fewer failures may be caused by a restart of the broker: one lost connection, and another when batches are
+# resent.
 MIN_FAILURES = 3
 
 
 def reaches(failed: float, total: float, trigger_perc: int) -> bool:
-    """Whether the failure rate reaches trigger.failure.perc: of a partition's batches in a task, or of the
-    tasks that write to it."""
+    """Whether the rate of failed batches of a partition, or of tasks that see it fail, reaches
+    trigger.failure.perc."""
     # Sums of fractions are not exact.
     return failed * 100 >= trigger_perc * total - 1e-6
 
 
-# A broker that has not responded yet, while no other has either, gets this multiple of slow.request.min.ms.
+# The limit for a broker's first response, as a multiple of slow.request.min.ms, while no other broker has
+# responded.
 _UNKNOWN_FACTOR = 6
-# If the first responses of others were quick, it gets this multiple at least.
+# If other brokers' first responses were quick, the limit is still at least this multiple.
 _UNKNOWN_MIN_FACTOR = 2
-# A connection needs this multiple of slow.request.min.ms at least. TLS and SASL take round trips and
-# cryptography: 0.9 s was seen where requests take milliseconds, and more where all tasks of a stage connect
-# to a broker at once.
+# The lowest limit for setting up a connection, as a multiple of slow.request.min.ms. TLS and SASL take round
+# trips and cryptography: 0.9 s was seen with requests that take milliseconds, and more when all tasks of a
+# stage connect to a broker at the same time.
 _SETUP_MIN_FACTOR = 4
 
 
 @dataclass(frozen=True, slots=True)
 class SilenceLimits:
-    """From when on a time to respond or to connect is suspicious. ``min_ms`` and ``factor`` are
-    slow.request.min.ms (0: never) and slow.request.factor. ``max_ms`` bounds all limits, so that a silence is
-    noticed before the request times out."""
+    """When a time to respond or to connect becomes suspicious.
+
+    ``min_ms`` and ``factor`` are slow.request.min.ms (0 means never) and slow.request.factor. ``max_ms`` is
+    the upper bound of all limits, so that a silence is noticed before the request times out.
+    """
 
     min_ms: float
     factor: float
     max_ms: float
 
     def of_response(self, broker: Broker, brokers: Iterable[Broker]) -> float:
-        """By the broker's usual latency. A broker's first responses are judged by the first ones of all
-        ``brokers``, too, as those that just started are all slow."""
+        """The limit for a response, according to the broker's usual latency.
+
+        A broker's first responses are also compared with the first responses of all ``brokers``, because
+        brokers that have just started are all slow.
+        """
         wanted = math.inf if broker.usual_ms is None else self.factor * broker.usual_ms
         if broker.responses < FEW_RESPONSES:
             wanted = min(wanted, self._unknown_ms(brokers))
@@ -95,8 +106,11 @@ class SilenceLimits:
         return min(max(self.factor * slowest_ms, _UNKNOWN_MIN_FACTOR * self.min_ms), limit)
 
     def of_connection(self, broker: Broker, brokers: Iterable[Broker]) -> float:
-        """A broker that was never connected to is judged by the slowest of all ``brokers``, as they use the
-        same security protocol. After a refused or lost connection the limit is ``min_ms``."""
+        """The limit for setting up a connection.
+
+        A broker that was never connected to is compared with the slowest of all ``brokers``, because they use
+        the same security protocol. After a refused or lost connection, the limit is ``min_ms``.
+        """
         if broker.is_failing:
             return self.min_ms
         own = broker.setup_ms
@@ -109,25 +123,25 @@ class SilenceLimits:
 class FailureRateCircuitBreaker(PartitionCircuitBreaker):
     """Mutes partitions that fail and brokers that are silent.
 
-    A partition fails if trigger.failure.perc of its batches, three at least, failed within ten seconds or
+    A partition fails if trigger.failure.perc of its batches, and at least three, failed within ten seconds or
     without a success in between. Nothing is judged before trigger.message.count rows were sent in all.
 
-    A broker is silent if its oldest request has had no response far beyond the usual latency while others
-    respond, or if batches wait for it and it cannot be reached. Probes end the mutes, and so do the late
-    responses of a silent broker.
+    A broker is silent if its oldest request has waited far longer than usual while other brokers respond, or
+    if batches wait for it and it cannot be reached. Probes end the mutes, and so do the late responses of a
+    silent broker.
     """
 
     def __init__(self) -> None:
         self._manager: CircuitBreakManager | None = None
         self._settings = failure_rate_settings({})
         self.limits = SilenceLimits(0.0, 1.0, 0.0)
-        # The broker of the last slow response, when its request was sent, and when it came.
+        # The last slow response: its broker, when its request was sent, and when it arrived.
         self._observed: tuple[int, float, float] | None = None
-        # No silence can be long enough before then, whatever is sent or comes back meanwhile.
+        # Before this time no silence can be long enough, whatever is sent or received in the meantime.
         self._next_check_ms = 0.0
 
     def configure(self, configs: Mapping[str, str]) -> None:
-        """Take the options of docs/options.md. Raises ConfigurationError."""
+        """Accept the options of docs/options.md. Raises ConfigurationError."""
         given = {
             name: text for name, text in configs.items() if name not in (_MAX_IN_FLIGHT, _REQUEST_TIMEOUT)
         }
@@ -143,12 +157,12 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
 
     @property
     def needs_every_call(self) -> bool:
-        """Whether it must see batches that succeed, too."""
+        """Whether the class must also be called for batches that succeed."""
         return self._settings.mute_in_flight_full
 
     @property
     def prompt_ms(self) -> float:
-        """No latency up to this is suspicious: ``Broker.observe`` is enough for it."""
+        """A latency up to this is never suspicious, so ``Broker.observe`` is enough for it."""
         return self.limits.min_ms or math.inf
 
     def set_circuit_break_manager(self, circuit_break_manager: CircuitBreakManager) -> None:
@@ -174,7 +188,7 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
         if has_response(exception):
             self._observe_slow(broker, context, sent_ms)
             changed = broker.is_silent and self._end_silence(manager, broker, now_ms)
-        # Outcomes are counted by their partitions.
+        # Each partition counts its outcomes itself.
         partition = manager.partition(topic_partition)
         if partition is None or health_of(exception) is not Health.UNHEALTHY:
             return changed
@@ -191,9 +205,10 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
         return changed
 
     def _observe_slow(self, broker: Broker, context: ProducerStatusContext, sent_ms: float) -> None:
-        """A suspicious latency counts as the limit: a freeze must not become usual."""
+        """Record a suspicious latency as if it were the limit, so that a frozen broker's latency never
+        becomes usual."""
         latency_ms, response = context.now - sent_ms, (broker.id, sent_ms, context.now)
-        # One response is one observation, however many batches it is for.
+        # A response is one observation, even if it is for many batches.
         if latency_ms > self.prompt_ms and response != self._observed:
             self._observed = response
             broker.observe(min(latency_ms, self.limits.of_response(broker, context.brokers.values())))
@@ -218,7 +233,7 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
                 oldest_ms = max(oldest_ms, _age_ms(broker, now_ms))
             else:
                 broker.suspect_since_ms = None
-            # A failed request is no recovery: then a probe has to end the mute.
+            # A failed request does not mean that the broker has recovered: a probe then has to end the mute.
             broker.is_silent &= bool(broker.sent)
             undecided |= broker.is_silent or broker.suspect_since_ms is not None
         self._next_check_ms = now_ms + (0.0 if undecided else self.limits.min_ms - oldest_ms)
@@ -227,10 +242,10 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
     def _judge_silence(
         self, manager: CircuitBreakManager, context: ProducerStatusContext, broker: Broker
     ) -> bool:
-        """Mute a broker whose silence is certain; return whether that is new."""
+        """Mute a broker if its silence is certain. Returns whether it was muted by this call."""
         now_ms, is_muted = context.now, manager.is_muted(broker.id)
         if broker.is_silent and not is_muted:
-            # Requests sent before now are late already and say nothing new.
+            # Requests sent before now are already late, so their silence is not new evidence.
             broker.is_silent = False
             broker.silence_from_ms = now_ms
         age_ms = _age_ms(broker, now_ms)
@@ -252,14 +267,14 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
     def _others_respond(
         self, manager: CircuitBreakManager, context: ProducerStatusContext, broker: Broker
     ) -> bool:
-        """Whether a mute would help: another broker has responded since the silence began, and leads
+        """Whether a mute would help: another broker has responded since the silence began and leads
         partitions.
 
-        Otherwise all brokers are slow, or this client is. Brokers that have nothing to respond to are asked,
-        so that a task with no other rows notices a silence as soon as a busy one.
+        Otherwise all brokers are slow, or this client is. Brokers that owe no response are sent a request, so
+        that a task without other rows notices a silence as quickly as a busy task.
         """
         leading = manager.available_nodes() - {broker.id}
-        # Responses in the first half of the silence may have been on their way when everything stopped.
+        # Responses in the first half of the silence may already have been in transit when everything stopped.
         middle = context.now - _age_ms(broker, context.now) / 2
         for other in context.brokers.values():
             if other is broker:
@@ -285,10 +300,10 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
             if not _is_awaited(broker) or manager.is_muted(broker.id):
                 continue
             if broker.suspect_since_ms is None:
-                # Only beyond the limit.
+                # One millisecond more, because only a silence longer than the limit counts.
                 left = self._limit_ms(context, broker) - _age_ms(broker, now_ms) + 1.0
             else:
-                # A suspect gets its second look after the sockets have been read.
+                # A suspicious broker is judged again after the sockets have been read.
                 left = CONFIRM_SILENCE_MS
             delay = min(delay, max(left, 0.0))
         return delay
@@ -310,12 +325,12 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
 
 
 def _is_awaited(broker: Broker) -> bool:
-    """Whether it owes a response, or batches wait for a connection to it."""
+    """Whether the broker owes a response, or batches wait for a connection to it."""
     return bool(broker.sent) or broker.unreachable_since_ms is not None
 
 
 def _age_ms(broker: Broker, now_ms: float) -> float:
-    """For how long a broker has been silent; 0 if no response is due, or if it is still throttling."""
+    """How long a broker has been silent; 0 if it owes no response or is still throttling."""
     since_ms = broker.oldest_request_ms
     if since_ms is None:
         since_ms = broker.unreachable_since_ms

@@ -1,4 +1,4 @@
-"""What a circuit breaker class implements (KIP-693, in snake_case)."""
+"""The base class of circuit breaker classes (KIP-693, in snake_case)."""
 
 from __future__ import annotations
 
@@ -24,22 +24,25 @@ if TYPE_CHECKING:
 
 @dataclass
 class ProducerStatusContext:
-    """What the producer has in flight. Valid during the call only.
+    """What the producer has in flight. An object is valid only during the call to which it is passed.
 
-    The KIP's fields:
+    The fields of the KIP are ``now``, ``in_flight_requests`` and ``in_flight_batches``. The other fields are
+    additions of this sink, because the KIP's calls do not identify the batch or the broker that they are
+    about.
 
-    - ``now``: monotonic milliseconds
-    - ``in_flight_requests``: by broker
-    - ``in_flight_batches``: by partition
+    Attributes:
+        now: Monotonic milliseconds. in_flight_requests: The number of requests, by broker id. Computed at the
+        first access. in_flight_batches: The number of batches, by partition. Computed at the first access.
+        node_id: The broker of the batch that the call is about. topic_partition: The partition of that batch.
+        record_count: The number of its records. request_sent_ms: When its request was sent. If a throttling
+        broker delays the request, this is the end of the
+            throttling, which may be in the future.
+        brokers: The producer's own ``Broker`` objects by id, for reading only, with ``oldest_request_ms``,
+            ``unreachable_since_ms``, ``is_failing``, ``setup_ms`` and ``probed_ms``. Bootstrap addresses have
+            negative ids.
 
-    This sink's own fields, as the KIP's calls do not say which batch or broker they are about:
-
-    - ``node_id``, ``topic_partition``, ``record_count``: of the batch that the call is about
-    - ``request_sent_ms``: when the batch's request was sent. A request that a throttling broker delays counts
-      from the end of the throttling, which may lie ahead.
-    - ``brokers``: the producer's own ``Broker`` by id, to be read only, with ``oldest_request_ms``,
-      ``unreachable_since_ms``, ``is_failing``, ``setup_ms`` and ``probed_ms``. Bootstrap addresses have ids
-      below zero. The mappings above are made of it, each at its first access.
+    Examples:
+        >>> busiest = max(context.in_flight_requests.values(), default=0)
     """
 
     now: float = 0.0
@@ -59,30 +62,54 @@ class ProducerStatusContext:
 
 
 class PartitionCircuitBreaker(ABC):
-    """Decides when a broker or a partition is muted. Each producer has one object; its sender's thread calls
-    it.
+    """Decides when a broker or a partition is muted.
 
-    The constructor takes no arguments. ``configure`` comes next, then ``set_circuit_break_manager``. No
-    method may block. An exception switches the breaker off for this producer. The booleans returned say
-    whether the call muted or unmuted something; nothing depends on them.
+    Each producer has one object of the class. The sender's thread makes all calls. The constructor must
+    accept no arguments. ``configure`` is called first, then ``set_circuit_break_manager``. No method may
+    block. If a method raises, the breaker is switched off for this producer. The returned booleans mean that
+    the call has muted or unmuted something; nothing depends on them.
+
+    Examples:
+        >>> class ThreeStrikes(PartitionCircuitBreaker):
+        ...     def configure(self, configs):
+        ...         self.failures = Counter()
+        ...     def set_circuit_break_manager(self, circuit_break_manager):
+        ...         self.manager = circuit_break_manager
+        ...     def on_send(self, context):
+        ...         return False
+        ...     def on_complete(self, context, topic_partition, exception):
+        ...         self.failures[topic_partition] += exception is not None
+        ...         if self.failures[topic_partition] % 3 or exception is None:
+        ...             return False
+        ...         self.manager.mute(topic_partition, "three more batches failed")
+        ...         return True
     """
 
     @abstractmethod
     def configure(self, configs: Mapping[str, str]) -> None:
-        """``configs``: the options under ``kafka.producer.circuit.breaker.`` without that prefix, and
-        ``max.in.flight.requests.per.connection`` and ``request.timeout.ms``.
+        """Accept the options of the class.
 
-        Raises ValueError or ConfigurationError for invalid options: the job then fails at planning.
+        Args:
+            configs: The options under ``kafka.producer.circuit.breaker.`` without that prefix, and also
+                ``max.in.flight.requests.per.connection`` and ``request.timeout.ms``.
+
+        Raises:
+            ValueError: An option is invalid, so the job fails at planning. ConfigurationError is also
+            allowed.
         """
 
     @abstractmethod
     def set_circuit_break_manager(self, circuit_break_manager: CircuitBreakManager) -> None:
-        """The manager to mute and unmute with. Calls on other threads take effect in the sender's next pass,
-        within a second."""
+        """Accept the manager, which mutes and unmutes.
+
+        If the class calls the manager on another thread, the call takes effect in the sender's next pass,
+        within a second.
+        """
 
     @abstractmethod
     def on_send(self, context: ProducerStatusContext) -> bool:
-        """A record batch of ``context.record_count`` rows is sent."""
+        """Called when a record batch of ``context.record_count`` rows is sent. Returns whether it muted
+        something."""
 
     @abstractmethod
     def on_complete(
@@ -91,27 +118,37 @@ class PartitionCircuitBreaker(ABC):
         topic_partition: TopicPartition,
         exception: Exception | None,
     ) -> bool:
-        """An attempt of a record batch has ended. ``exception`` is None if the broker has it."""
+        """Called when an attempt of a record batch has ended.
+
+        Args:
+            context: The state of the producer, with the batch's broker.
+            topic_partition: The partition of the batch.
+            exception: None if the broker has the batch.
+
+        Returns:
+            Whether the call has muted or unmuted something.
+        """
 
     def on_tick(self, context: ProducerStatusContext) -> bool:
-        """Called between sends and responses too, so that silence can be noticed. Not in the KIP."""
+        """Called also between sends and responses, so that a silence can be noticed. Not part of the KIP."""
         return False
 
     def next_tick_ms(self, context: ProducerStatusContext) -> float:
-        """Milliseconds until ``on_tick`` may have something to decide though nothing happens."""
+        """Milliseconds until ``on_tick`` may have to decide something even if no event happens. Not part of
+        the KIP."""
         return math.inf
 
     def close(self) -> None:  # noqa: B027 - not abstract: most classes have nothing to close
-        """The producer is closed."""
+        """Called when the producer is closed."""
 
 
-# -- makes the configured breaker object. Called at planning too, so that a faulty class fails there --------
+# -- creating the configured breaker. This also happens at planning, so that a faulty class fails there -----
 
 
 def load_breaker(options: SinkOptions) -> PartitionCircuitBreaker | None:
-    """The breaker of producer.circuit.breaker.class; None if that is ``none``.
+    """The breaker of producer.circuit.breaker.class; None if the option is ``none``.
 
-    Raises ConfigurationError with the reason if the class cannot be imported, made or configured.
+    Raises ConfigurationError with the reason if the class cannot be imported, created or configured.
     """
     path = options.breaker.class_path
     if path is None:
@@ -133,7 +170,7 @@ def load_breaker(options: SinkOptions) -> PartitionCircuitBreaker | None:
         raise ConfigurationError(
             f"Option '{option}': '{path}' is not a subclass of kafka_sink.breaker.PartitionCircuitBreaker"
         )
-    # A class of the user's may take credentials, and error trackers collect the variables of every frame.
+    # A user's class may have credentials as options, and error trackers collect the variables of every frame.
     given = HiddenValues((name, text) for name, text in options.breaker.given if name != "class")
     given["max.in.flight.requests.per.connection"] = str(options.max_in_flight_requests_per_connection)
     given["request.timeout.ms"] = str(options.request_timeout_ms)

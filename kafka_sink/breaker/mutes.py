@@ -1,4 +1,4 @@
-"""What is muted, by whom, until when, and what ends it: one mute, and what rows avoid by all of a task's.
+"""One mute, and the partitions that rows avoid because of all mutes of a task.
 
 A target is a broker's id or a partition.
 
@@ -7,11 +7,12 @@ A target is a broker's id or a partition.
 | muted for | silence                    | failures                          |
 | by        | a task's breaker class, or the coordinator for all (``is_shared``) |
 | probed by | a request without rows     | a batch that waits, else new rows |
-| ended by  | any response of the broker | a batch that is taken             |
+| ended by  | any response of the broker | a batch that succeeds             |
 
-A probe may go once ``retry_at_ms`` has passed; where the mute is shared, with the coordinator's permit alone.
-One is in flight at a time. After mute.retry.interval it counts as lost, and one that failed is followed by
-the next after that time. The class may end a mute, too, and the coordinator one that is shared.
+A probe may be sent once ``retry_at_ms`` has passed. If the mute is shared, a probe needs the coordinator's
+permit instead. One probe is in flight at a time. It counts as lost after mute.retry.interval, and after a
+failed probe the next one follows after that time. The breaker class may also end a mute, and so may the
+coordinator if the mute is shared.
 
 Times are monotonic milliseconds.
 """
@@ -32,9 +33,9 @@ Target = int | TopicPartition
 
 
 def target_of(value: object) -> Target:
-    """A target given by a user's breaker class, with numpy's numbers made plain.
+    """Check a target that a user's breaker class has passed, and convert numpy's numbers to int.
 
-    Raises ValueError for anything but a broker's id or a TopicPartition.
+    Raises ValueError for anything other than a broker's id or a TopicPartition.
     """
     if isinstance(value, TopicPartition):
         topic, number = value.topic, _id_of(value.partition)
@@ -54,11 +55,11 @@ def _id_of(value: object) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Why a target was muted, for the coordinator, which weighs the evidence of all tasks.
+    """Why a target was muted. The coordinator weighs the evidence of all tasks.
 
-    ``silence_ms``: for how long a broker has not responded. ``counted``: the mute follows from counted
-    outcomes, which the coordinator receives anyway. Without either, only the breaker class speaks for the
-    mute.
+    ``silence_ms`` is how long a broker has not responded. ``counted`` means that the mute follows from
+    counted outcomes, which the coordinator also receives. Without either, the decision of the breaker class
+    is the only evidence.
     """
 
     silence_ms: float = 0.0
@@ -70,7 +71,8 @@ NO_EVIDENCE = Evidence()
 
 @dataclass(frozen=True, slots=True)
 class MuteChange:
-    """A target was muted or unmuted. ``own``: this task decided that and reports it to the coordinator."""
+    """A target was muted or unmuted. ``own`` means that this task decided it and reports it to the
+    coordinator."""
 
     target: Target
     muted: bool
@@ -81,12 +83,13 @@ class MuteChange:
 
 @dataclass(slots=True, eq=False)
 class Mute:
-    """``probe_ends_ms``: when the probe in flight counts as lost.
+    """A mute. ``probe_ends_ms`` is when the probe in flight counts as lost; infinity if there is none.
 
-    A task keeps more than the coordinator: ``own_evidence`` is why its own breaker class muted the target,
-    None where another task's did; a permit lasts until ``permit_ends_ms`` and may be for new rows; ``probe``
-    is the partition whose batch was the last probe; ``probe_failed``, whether the coordinator is to hear that
-    one failed; ``waited_for_ms``, when a batch was last seen to wait for it.
+    The coordinator does not use the following fields. ``own_evidence`` is why this task's breaker
+    class muted the target; None if another task's class did. A permit is valid until ``permit_ends_ms``, and
+    may allow new rows. ``probe`` is the partition whose batch was the last probe. ``probe_failed`` means that
+    the coordinator has yet to be informed of a failed probe. ``waited_for_ms`` is when a batch was last seen
+    to wait for the target.
     """
 
     target: Target
@@ -108,7 +111,7 @@ class Mute:
         return self.probe_ends_ms < math.inf
 
     def is_due(self, now_ms: float) -> bool:
-        """Whether a probe may go."""
+        """Whether a probe may be sent."""
         may_go = self.permit_ends_ms > now_ms if self.is_shared else self.retry_at_ms <= now_ms
         return may_go and not self.is_probed
 
@@ -117,13 +120,16 @@ class Mute:
         return now_ms - self.waited_for_ms <= WAITED_FOR_MS
 
     def end_probe(self, retry_at_ms: float) -> None:
-        """The probe in flight has failed, says nothing, or is lost."""
+        """Record that the probe in flight has failed, had no clear result, or is lost."""
         self.retry_at_ms, self.probe_ends_ms = retry_at_ms, math.inf
 
     def ongoing(self, now_ms: float) -> MuteChange:
-        """The mute as it is reported to a coordinator that does not know it yet: a broker's with its silence
-        until now."""
-        # The outcomes to come speak for partitions that other tasks found failing.
+        """The change to report to a coordinator that does not know the mute yet.
+
+        For a broker it contains the silence up to now.
+        """
+        # For partitions that other tasks found failing, the outcomes that this task will count are the
+        # evidence.
         evidence = self.own_evidence or Evidence(counted=isinstance(self.target, TopicPartition))
         if isinstance(self.target, int) and (self.own_evidence is None or evidence.silence_ms):
             evidence = Evidence(silence_ms=evidence.silence_ms + max(1.0, now_ms - self.since_ms))
@@ -132,10 +138,10 @@ class Mute:
 
 @dataclass(frozen=True, slots=True)
 class MutedPartitions:
-    """Contains a partition if it is muted by itself or if its present leader is muted.
+    """The muted partitions: those that are muted themselves, and those whose current leader is muted.
 
-    ``probes``: muted partitions that are not contained, as the next keyless rows are their probe, and since
-    when.
+    ``probes`` are muted partitions that count as not muted because the next keyless rows are their probe,
+    each with the time since when.
     """
 
     nodes: Set[int] = frozenset()

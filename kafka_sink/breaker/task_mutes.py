@@ -1,6 +1,6 @@
-"""The mutes of one task: what it avoids, when they are probed, and what a probe's outcome means.
+"""The mutes of one task: what the task avoids, when targets are probed, and what a probe's outcome means.
 
-A broker's probe is a request without rows. Only a partition's probe needs a record batch.
+The probe of a broker is a request without rows. Only the probe of a partition needs a record batch.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ if TYPE_CHECKING:
     from kafka_sink.cluster.partition import Partition
     from kafka_sink.engine.batch import ProducerBatch
 
-# Retry intervals in which the loss of the coordinator delays probes once.
+# The loss of the coordinator delays probes at most once in this many retry intervals.
 _DELAYS_APART = 5
 
 
 class TaskMutes:
-    """A task's own mutes and the coordinator's, by target, with the changes that have not been taken yet.
+    """The mutes of a task and of the coordinator, by target, with the changes that were not taken yet.
 
-    The sender's thread calls it and sets ``now_ms`` (monotonic) first, as the KIP's calls carry no time. Any
-    thread may read ``mutes``. Targets that the coordinator has muted are probed only with its permit, others
-    by this task's clock. Brokers are asked whether they respond, muted or not, for the coordinator or the
-    breaker class.
+    Only the sender's thread calls it. The caller sets ``now_ms`` (monotonic) first, because the KIP's calls
+    contain no time. Any thread may read ``mutes``. A target that the coordinator has muted is probed only
+    with its permit, any other target by this task's clock. A broker may also be sent a request without rows
+    although it is not muted, because the coordinator or the breaker class asked for it.
 
-    ``view`` is what sender and partitioner follow; any thread may read it. It is empty where no partition
-    would be left: then the sender goes on as if nothing was muted.
+    ``view`` is what the sender and the partitioner follow. The sender's thread replaces it, so any thread may
+    read it. If no partition would be left, it is empty, and the sender goes on as if nothing were muted.
     """
 
     def __init__(
@@ -50,36 +50,39 @@ class TaskMutes:
         retry_interval_ms: float,
         partition: Callable[[TopicPartition], Partition | None],
     ) -> None:
-        """``retry_interval_ms`` is mute.retry.interval. ``partition`` finds one of the producer's."""
+        """``retry_interval_ms`` is mute.retry.interval. ``partition`` returns the producer's ``Partition``
+        object."""
         self.retry_interval_ms = retry_interval_ms
         self.partition = partition
         self.mutes: dict[Target, Mute] = {}
         self.view = NOTHING_MUTED
-        # Rises whenever a target enters or leaves.
+        # Increases whenever a target is muted or unmuted.
         self.version = 0
-        # Muted partitions as of the last ``publish``.
+        # The number of muted partitions at the last ``publish``.
         self.muted_count = 0
         self.now_ms = 0.0
-        # Mutes that this producer's breaker class decided, and probes, over its life.
+        # How many mutes this producer's breaker class has decided, and how many probes were sent, over its
+        # life.
         self.own_trips = self.probes = 0
         self._cluster = cluster
         self._brokers: Mapping[int, Broker] = cluster.brokers
-        # The versions of mutes and metadata that the view shows, and what it left open.
+        # The versions of mutes and metadata from which the view was built, and the targets that it left out.
         self._seen = (-1, -1)
         self._open: Mapping[TopicPartition, float] = {}
-        # By partition, the muted broker that leads it, or did as of when a leader was last known.
+        # Maps a partition to the muted broker that leads it, or that led it when a leader was last known.
         self._led_by: Mapping[TopicPartition, int] = {}
         # When the loss of the coordinator last delayed probes.
         self._delayed_ms = -math.inf
         self._changes: list[MuteChange] = []
         self._closed = False
-        # When the task last had rows of a topic that may go to any partition. Its thread replaces it.
+        # For each topic, when the task last had rows that may go to any partition. The task's thread replaces
+        # the mapping, so that the sender's thread can read it without a lock.
         self._free_rows_ms: Mapping[str, float] = {}
 
     # -- muting and unmuting ------------------------------------------------------------------------
 
     def mute(self, target: Target, reason: str, evidence: Evidence = NO_EVIDENCE, *, own: bool) -> None:
-        """Mute a target, unless it is muted. ``own``: the breaker class here decided it."""
+        """Mute a target unless it is muted. ``own`` means that this producer's breaker class decided it."""
         if self._closed or target in self.mutes:
             return
         retry_at_ms = self.now_ms + self.retry_interval_ms
@@ -95,7 +98,7 @@ class TaskMutes:
             return
         self.version += 1
         self._changes.append(MuteChange(target, False, reason, own))
-        # What failed until now must not mute again what has come back.
+        # Forget the failures until now, so that they do not mute the recovered partitions again.
         led: Iterable[TopicPartition] = (name for name, node in self._led_by.items() if node == target)
         for name in (target,) if isinstance(target, TopicPartition) else led:
             partition = self.partition(name)
@@ -104,7 +107,7 @@ class TaskMutes:
 
     @property
     def has_changes(self) -> bool:
-        """Whether ``take_changes`` would return any."""
+        """Whether ``take_changes`` would return changes."""
         return bool(self._changes)
 
     def take_changes(self) -> list[MuteChange]:
@@ -120,15 +123,15 @@ class TaskMutes:
     # -- which mutes cover a partition ----------------------------------------------------------------
 
     def covering(self, partition: TopicPartition) -> list[Mute]:
-        """The mutes that cover a partition: its leader's before its own. Any thread."""
+        """The mutes that apply to a partition: its leader's, then its own. Any thread may call it."""
         found = (self.mutes.get(target) for target in (self.leader_id(partition), partition))
         return [mute for mute in found if mute is not None]
 
     def leader_id(self, partition: TopicPartition) -> int:
-        """A partition's leader; without one, the muted broker that led it last.
+        """The leader of a partition. If there is none, the muted broker that led it last.
 
-        The cluster takes the leadership from a broker that is gone for long. Where no other can lead, the
-        partition is no better off.
+        The cluster takes the leadership from a broker that is gone for a long time. If no other broker can
+        lead the partition, it is just as unavailable as before.
         """
         info = self._cluster.leader(partition)
         if info is None or info.leader == NO_LEADER:
@@ -136,7 +139,7 @@ class TaskMutes:
         return info.leader
 
     def partitions(self, *topics: str) -> Iterator[tuple[TopicPartition, PartitionMetadata]]:
-        """Of these topics, or of all that are in use."""
+        """The partitions of these topics, or of all topics in use."""
         for name in topics or self._cluster.names():
             found = self._cluster.topic(name)
             for info in () if found is None else found.partitions:
@@ -145,7 +148,7 @@ class TaskMutes:
     # -- what the task avoids -------------------------------------------------------------------------
 
     def publish(self) -> MutedPartitions:
-        """Bring ``view`` up to date, in each pass of the sender."""
+        """Bring ``view`` up to date. Called in each pass of the sender."""
         open_to_new: dict[TopicPartition, float] = {}
         if self.mutes:
             for mute in self.mutes.values():
@@ -159,7 +162,8 @@ class TaskMutes:
         return self.view
 
     def _build(self) -> MutedPartitions:
-        """Count the muted partitions, note which ones muted brokers lead, and return what to avoid."""
+        """Count the muted partitions, record which ones muted brokers lead, and return the partitions to
+        avoid."""
         mutes = self.mutes
         led_by: dict[TopicPartition, int] = {}
         muted = known = available = 0
@@ -173,7 +177,7 @@ class TaskMutes:
             elif info.leader >= 0:
                 available += 1
         self._led_by, self.muted_count = led_by, muted
-        # Mutes hold before any metadata has come.
+        # Mutes also apply before any metadata has arrived.
         if not mutes or (known and not available):
             return NOTHING_MUTED
         avoided = mutes.keys() - self._open.keys()
@@ -185,7 +189,7 @@ class TaskMutes:
         )
 
     def refresh_leaderless(self, now_ms: float) -> None:
-        """Have the metadata of topics with a partition without a leader fetched again."""
+        """Make the client fetch metadata again for topics that have a partition without a leader."""
         for name in self._cluster.names():
             if any(info.leader < 0 for _, info in self.partitions(name)):
                 self._cluster.mark_stale(name, now_ms)
@@ -197,9 +201,9 @@ class TaskMutes:
         return {mute.target: mute.reason for mute in self.mutes.values() if mute.is_shared}
 
     def apply_shared(self, muted: Mapping[Target, str]) -> None:
-        """Take all of the coordinator's mutes, with their reasons.
+        """Replace the coordinator's mutes by these, which are all of them, with their reasons.
 
-        A mute of this task that the coordinator does not know, or does not share, goes on.
+        A mute of this task that the coordinator does not know, or does not share, stays.
         """
         for mute in list(self.mutes.values()):
             if mute.is_shared and mute.target not in muted:
@@ -210,16 +214,20 @@ class TaskMutes:
                 self.mutes[target].is_shared = True
 
     def permit(self, targets: Iterable[Target], *, new_rows: bool) -> None:
-        """The coordinator lets this task probe each of these once within an interval. ``new_rows``: no task
-        has a batch for the partition, so new rows may go to it until one is sent."""
+        """Allow one probe of each target within an interval, because the coordinator permits it to this task.
+
+        ``new_rows`` means that no task has a batch for the partition, so new rows may go to it until one is
+        sent.
+        """
         for mute in filter(None, map(self.mutes.get, targets)):
             mute.permit_ends_ms, mute.permits_new_rows = self.now_ms + self.retry_interval_ms, new_rows
 
     def on_coordinator_lost(self) -> None:
-        """The coordinator's mutes go on as this task's own.
+        """Keep the coordinator's mutes as this task's own.
 
-        They are probed an interval later: until now others probed, a new coordinator may be there soon, and
-        all tasks lose it at once. One that comes and goes must not delay probes each time.
+        They are probed one interval later, because until now other tasks probed, a new coordinator may soon
+        be there, and all tasks lose the coordinator at the same time. A coordinator that comes and goes must
+        not delay probes each time.
         """
         shared = [mute for mute in self.mutes.values() if mute.is_shared]
         if shared and self.now_ms - self._delayed_ms > _DELAYS_APART * self.retry_interval_ms:
@@ -231,11 +239,11 @@ class TaskMutes:
             mute.permit_ends_ms = -math.inf
 
     def mutes_to_report(self) -> list[MuteChange]:
-        """Every mute, for a coordinator that may be new."""
+        """All mutes, for a coordinator that may be new."""
         return [mute.ongoing(self.now_ms) for mute in self.mutes.values()]
 
     def take_failures(self) -> list[Target]:
-        """Muted targets whose probes failed since the last call."""
+        """The muted targets whose probes have failed since the last call."""
         failed = [mute for mute in self.mutes.values() if mute.probe_failed]
         for mute in failed:
             mute.probe_failed = False
@@ -244,12 +252,12 @@ class TaskMutes:
     # -- brokers: requests without rows ---------------------------------------------------------------
 
     def brokers_to_probe(self) -> list[int]:
-        """Brokers that should get a request without rows now."""
+        """The brokers that should get a request without rows now."""
         mutes = self.mutes.values()
         due = {one.target for one in mutes if isinstance(one.target, int) and one.is_due(self.now_ms)}
         brokers = self._brokers.values()
         asked = {broker.id for broker in brokers if broker.is_to_be_asked}
-        # A broker gets one probe at a time, however long its response takes.
+        # A broker gets one probe at a time, even if its response takes long.
         return [*(due | asked) - {broker.id for broker in brokers if broker.awaits_probe}]
 
     def broker_probe_sent(self, node_id: int) -> None:
@@ -258,7 +266,7 @@ class TaskMutes:
         self._begin_if_due(self.mutes.get(node_id))
 
     def broker_probe_done(self, node_id: int, cause: Exception | None) -> None:
-        """The request without rows has its response, or failed."""
+        """Record that the request without rows has its response, or has failed."""
         self._brokers[node_id].awaits_probe = False
         mute = self.mutes.get(node_id)
         if has_response(cause):
@@ -267,29 +275,30 @@ class TaskMutes:
             self._probe_failed(mute, cause)
 
     def connected(self, node_id: int) -> None:
-        """A broker responded to a request without rows, perhaps the first one of a new connection."""
+        """Record that a broker responded to a request without rows, such as the first one of a new
+        connection."""
         self._begin_if_due(self.mutes.get(node_id))
         self.unmute(node_id, "it responds again", own=True)
 
     # -- partitions: record batches -------------------------------------------------------------------
 
     def may_probe(self, partition: TopicPartition) -> bool:
-        """Whether one batch of a muted partition may go now."""
+        """Whether one batch of a muted partition may be sent now."""
         covering = self.covering(partition)
         self._note_waiting(covering)
         return len(covering) == 1 and covering[0].target == partition and covering[0].is_due(self.now_ms)
 
     def batches_sent(self, batches: Iterable[ProducerBatch]) -> None:
-        """Batches go out. A batch is the probe if its partition is muted."""
+        """Record that batches are sent. If a batch's partition is muted, the batch is the probe."""
         for batch in batches if self.mutes else ():
             for mute in self.covering(batch.partition):
-                # If everything is muted, mutes are ignored and batches go out. Such a batch is also the probe
-                # of its broker.
+                # If everything is muted, mutes are ignored and batches are sent. Such a batch is also the
+                # probe of its broker.
                 if self._begin_if_due(mute):
                     mute.probe = batch.partition
 
     def batches_done(self, batches: Iterable[ProducerBatch], exception: Exception | None) -> None:
-        """Attempts of batches have ended; where one was a probe, its outcome counts."""
+        """Record that attempts of batches have ended. If one of them was a probe, its outcome counts."""
         for batch in batches if self.mutes else ():
             for mute in self.covering(batch.partition):
                 if exception is not None:
@@ -299,7 +308,7 @@ class TaskMutes:
 
     def _batch_probe_done(self, mute: Mute, partition: TopicPartition, exception: Exception | None) -> None:
         target, health = mute.target, health_of(exception)
-        # A broker that responds is there, whatever it says of one partition.
+        # A broker that responds is reachable, even if it reports an error about one partition.
         if health is Health.HEALTHY or (isinstance(target, int) and has_response(exception)):
             self.unmute(target, "a probe got through", own=True)
             if health is Health.HEALTHY:
@@ -318,7 +327,8 @@ class TaskMutes:
         return True
 
     def next_change_ms(self) -> float:
-        """Milliseconds until another probe may go or one is lost; infinite if time alone changes nothing."""
+        """Milliseconds until a probe may be sent or counts as lost; infinity if time alone changes
+        nothing."""
         times = (m.probe_ends_ms if m.is_probed else m.retry_at_ms for m in self.mutes.values())
         return min((at for at in times if at > self.now_ms), default=math.inf) - self.now_ms
 
@@ -330,7 +340,8 @@ class TaskMutes:
     # -- which muted targets a task has rows for --------------------------------------------------------
 
     def open_to_new_rows(self) -> Set[TopicPartition]:
-        """Partitions whose probe may go while no batch waits that could be it: the next keyless rows do."""
+        """The partitions that may be probed although no batch waits for them: the next keyless rows are the
+        probe."""
         found = {
             mute.target
             for mute in self.mutes.values()
@@ -338,7 +349,7 @@ class TaskMutes:
         }
         if not found:
             return found
-        # The response to a batch that is under way is as good as a probe's.
+        # The response to a batch that is in flight is as good as that of a probe.
         return found - {
             batch.partition for one in self._brokers.values() for batch in one.batches_in_flight()
         }
@@ -352,15 +363,16 @@ class TaskMutes:
         return mute.permits_new_rows or not mute.is_shared
 
     def note_free_rows(self, topics: Iterable[str]) -> None:
-        """The task has rows of these topics that may go to any partition. Called by the task's thread."""
+        """Record that the task has rows of these topics that may go to any partition. Called by the task's
+        thread."""
         now_ms = self.now_ms
         lately = {topic: at for topic, at in self._free_rows_ms.items() if now_ms - at <= WAITED_FOR_MS}
         self._free_rows_ms = {**lately, **dict.fromkeys(topics, now_ms)}
 
     def note_waiting(self, partitions: Iterable[TopicPartition]) -> None:
-        """Batches of these partitions could go, but their brokers take none now.
+        """Record that batches of these partitions could be sent, but that their brokers accept none now.
 
-        So a partition that is open to new rows has rows enough.
+        A partition that is open to new rows therefore has enough rows.
         """
         for partition in partitions if self.mutes else ():
             self._note_waiting(self.covering(partition))
@@ -370,11 +382,11 @@ class TaskMutes:
             mute.waited_for_ms = self.now_ms
 
     def waited_for(self) -> list[Target]:
-        """Muted targets that batches of this task wait for."""
+        """The muted targets for which batches of this task wait."""
         return [mute.target for mute in self.mutes.values() if mute.is_waited_for(self.now_ms)]
 
     def acceptable(self) -> list[Target]:
-        """Muted partitions that no batch of this task waits for, but that its rows could go to."""
+        """The muted partitions for which no batch of this task waits, but to which its rows could go."""
         return [
             target
             for target, mute in self.mutes.items()
@@ -387,8 +399,10 @@ class TaskMutes:
         return self.now_ms - self._free_rows_ms.get(target.topic, -math.inf) <= WAITED_FOR_MS
 
     def return_permits(self) -> list[Target]:
-        """End the coordinator's permits for which this task has no rows, or none any longer, and return their
-        targets: another task may have rows."""
+        """End the coordinator's permits for which this task has no rows, and return their targets.
+
+        Another task may have rows for them.
+        """
         returned: list[Target] = []
         for target, mute in self.mutes.items():
             if not isinstance(target, TopicPartition) or mute.permit_ends_ms <= self.now_ms or mute.is_probed:
