@@ -151,8 +151,8 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
         if settings.mute_in_flight_full and configs.get(_MAX_IN_FLIGHT) != "1":
             raise ConfigurationError(
                 f"Option '{breaker_option_name('enable.mute.inflight.full')}' needs "
-                f"kafka.{_MAX_IN_FLIGHT}=1: with more requests in flight, one without a response says "
-                "nothing. Set that, or leave this out"
+                f"kafka.{_MAX_IN_FLIGHT}=1: with more requests in flight, a request without a response "
+                "is normal. Set that option, or remove this one"
             )
 
     @property
@@ -320,7 +320,7 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
                 return f"it could not be reached for {age:.0f} ms"
             return f"no connection to it was ready within {age:.0f} ms"
         usual = broker.usual_ms
-        known = "" if usual is None else f", where {usual:.0f} ms is usual"
+        known = "" if usual is None else f" (usually {usual:.0f} ms)"
         return f"no response to {len(broker.sent)} request(s) for {age:.0f} ms{known}"
 
 

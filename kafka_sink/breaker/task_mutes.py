@@ -207,7 +207,7 @@ class TaskMutes:
         """
         for mute in list(self.mutes.values()):
             if mute.is_shared and mute.target not in muted:
-                self.unmute(mute.target, "another task's batch got through", own=False)
+                self.unmute(mute.target, "another task's batch succeeded", own=False)
         for target, reason in muted.items():
             self.mute(target, reason, own=False)
             if target in self.mutes:
@@ -310,9 +310,9 @@ class TaskMutes:
         target, health = mute.target, health_of(exception)
         # A broker that responds is reachable, even if it reports an error about one partition.
         if health is Health.HEALTHY or (isinstance(target, int) and has_response(exception)):
-            self.unmute(target, "a probe got through", own=True)
+            self.unmute(target, "a probe succeeded", own=True)
             if health is Health.HEALTHY:
-                self.unmute(partition, "a probe got through", own=True)
+                self.unmute(partition, "a probe succeeded", own=True)
         elif health is Health.UNHEALTHY:
             self._probe_failed(mute, exception)
         elif mute.is_probed:

@@ -176,7 +176,7 @@ def test_what_cannot_hold_is_refused_with_the_reason(spark: SparkSession, option
 
 
 def test_what_is_no_dataframe_of_spark_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"not pyarrow\.lib\.Table; kafka_sink\.write_arrow takes"):
+    with pytest.raises(ConfigurationError, match=r"not pyarrow\.lib\.Table; kafka_sink\.write_arrow accepts"):
         kafka_sink.write(pa.table({"value": ["a"]}), {})  # type: ignore[arg-type]
 
 

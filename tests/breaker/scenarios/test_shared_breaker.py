@@ -276,7 +276,7 @@ def test_a_tasks_own_unmute_is_not_undone_by_the_next_message() -> None:
     tell(task, added={1: "x", 2: "y"})
     task.run_pass()
     assert task.muted() == {1, 2}
-    task.manager.unmute(1, "a probe got through")
+    task.manager.unmute(1, "a probe succeeded")
     task.run_pass()
     tell(task, added={P2: "z"})
     task.run_pass()
