@@ -14,7 +14,7 @@ from kafka_sink import kafka_errors
 from kafka_sink.clock import ExponentialBackoff
 from kafka_sink.cluster.partition import Partition
 from kafka_sink.engine.batch import ProducerBatch
-from kafka_sink.errors import DeliveryError, KafkaSinkError
+from kafka_sink.errors import BrokerVersionError, DeliveryError, KafkaSinkError
 from kafka_sink.network import apis, requests
 from kafka_sink.network.broker_protocol import Request
 from kafka_sink.network.client import NetworkClient
@@ -26,8 +26,11 @@ _FINAL_ERRORS = frozenset(
     {
         kafka_errors.CLUSTER_AUTHORIZATION_FAILED,
         kafka_errors.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-        kafka_errors.UNSUPPORTED_VERSION,
     }
+)
+_UNSUPPORTED = (
+    "the broker has no idempotent producers. Set kafka.enable.idempotence=false if a row may be written "
+    "twice when a response is lost; kafka.max.in.flight.requests.per.connection=1 then keeps the order"
 )
 _NO_ID = (NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
 
@@ -90,7 +93,11 @@ class ProducerIdentity:
             if generation == self.generation:
                 self.on_failure(at_ms, cause)
 
-        version = connection.api_version(apis.INIT_PRODUCER_ID)
+        try:
+            version = connection.api_version(apis.INIT_PRODUCER_ID)
+        except BrokerVersionError as error:
+            fail(DeliveryError(f"{error}: {_UNSUPPORTED}"))
+            return math.inf
         body = requests.encode_init_producer_id(version, self.producer_id, self.producer_epoch)
         self._requested = True
         request = Request(apis.INIT_PRODUCER_ID, version, [body], request_timeout_ms, on_response, on_failure)
@@ -100,13 +107,16 @@ class ProducerIdentity:
     def on_response(self, response: ProducerIdResponse, now_ms: float) -> KafkaSinkError | None:
         """Take the id; return an error where no retry can help."""
         self._requested = False
+        label = kafka_errors.error_of(response.error_code).label
+        if response.error_code == kafka_errors.UNSUPPORTED_VERSION:
+            return DeliveryError(f"no producer id ({label}): {_UNSUPPORTED}")
         if response.error_code in _FINAL_ERRORS:
             return DeliveryError(
-                f"the broker gave no producer id ({kafka_errors.error_of(response.error_code).label}); "
-                "grant IdempotentWrite or Write, or set kafka.enable.idempotence=false"
+                f"the broker gave no producer id ({label}); grant IdempotentWrite or Write, or set "
+                "kafka.enable.idempotence=false"
             )
         if response.error_code:
-            self.on_failure(now_ms, kafka_errors.error_of(response.error_code).label)
+            self.on_failure(now_ms, label)
             return None
         self._failures = 0
         self.last_error = None

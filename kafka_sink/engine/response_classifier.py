@@ -192,6 +192,19 @@ ADVICE = {
     kafka_errors.CLUSTER_AUTHORIZATION_FAILED: (
         "the principal may not use an idempotent producer; set kafka.enable.idempotence=false"
     ),
+    kafka_errors.UNSUPPORTED_COMPRESSION_TYPE: (
+        "the broker or the topic does not take kafka.compression.type; set another one"
+    ),
+}
+_NO_TRANSACTIONS = (
+    "the topic may not take transactions, as diskless topics (over object storage) do not; set "
+    "delivery.guarantee=at-least-once, or write to another topic"
+)
+ADVICE_IN_TRANSACTIONS = {
+    **ADVICE,
+    kafka_errors.INVALID_REQUEST: _NO_TRANSACTIONS,
+    kafka_errors.UNSUPPORTED_VERSION: _NO_TRANSACTIONS,
+    kafka_errors.UNSUPPORTED_FOR_MESSAGE_FORMAT: _NO_TRANSACTIONS,
 }
 
 
@@ -259,7 +272,7 @@ def _cause(attempt: AttemptFacts) -> BrokerRefusedError:
     if places:
         more = f" and {len(places) - 1} more" if len(places) > 1 else ""
         parts.append(f"row {places[0]} of the batch: {reason or 'no reason given'}{more}")
-    advice = ADVICE.get(attempt.error_code)
+    advice = (ADVICE_IN_TRANSACTIONS if attempt.transactional else ADVICE).get(attempt.error_code)
     if advice:
         parts.append(advice)
     return BrokerRefusedError(f"{attempt.partition}: " + "; ".join(parts), attempt.error_code)

@@ -31,9 +31,10 @@ from kafka_sink.engine.identity import ProducerIdentity, TransactionalIdentity
 from kafka_sink.engine.produce_requests import fill_request, probe_brokers, produce_request
 from kafka_sink.engine.responses import ResponseHandler
 from kafka_sink.engine.telemetry import ClientTelemetry
-from kafka_sink.errors import ClusterChangedError, KafkaSinkError, is_final
-from kafka_sink.model import TopicPartition
+from kafka_sink.errors import BrokerVersionError, ClusterChangedError, KafkaSinkError, is_final
+from kafka_sink.model import CompressionType, TopicPartition
 from kafka_sink.network.client import NetworkClient
+from kafka_sink.network.produce import FIRST_VERSION_WITH_ZSTD
 from kafka_sink.network.requests import MetadataResponse
 from kafka_sink.rows.partitioner import Choices, choices_of
 
@@ -68,6 +69,7 @@ class Sender(threading.Thread):
         # Brokers that keyless rows are to avoid (KIP-794). Any thread may read it.
         self.unavailable: Set[int] = frozenset()
         self._options = options
+        self._is_zstd = options.compression_type is CompressionType.ZSTD
         self._accumulator = accumulator
         self._cluster = cluster
         self._network = network
@@ -388,6 +390,15 @@ class Sender(threading.Thread):
         """Send one request if there is a batch for it; return whether it did."""
         connection, identity = broker.connection, self._identity
         if self._aborting or connection is None:
+            return False
+        if self._is_zstd and connection.protocol.produce_version < FIRST_VERSION_WITH_ZSTD:
+            self._responses.fail_all(
+                BrokerVersionError(
+                    f"kafka.compression.type=zstd needs Produce requests of version "
+                    f"{FIRST_VERSION_WITH_ZSTD}, and broker {broker.node or broker.id} ends with "
+                    f"{connection.protocol.produce_version}: set lz4, snappy, gzip or none"
+                )
+            )
             return False
         may_send: Callable[[ProducerBatch], bool] = partial(self._may_send, now_ms=now_ms)
         if identity is not None and not self._responses.awaiting_dead_letters:

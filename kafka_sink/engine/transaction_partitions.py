@@ -7,14 +7,14 @@ protocol 2 the first batch adds its partition.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kafka_sink import kafka_errors
 from kafka_sink.clock import ExponentialBackoff
 from kafka_sink.cluster.partition import Partition
 from kafka_sink.engine.identity import TransactionalIdentity
-from kafka_sink.engine.response_classifier import ADVICE
+from kafka_sink.engine.response_classifier import ADVICE, ADVICE_IN_TRANSACTIONS
 from kafka_sink.errors import DeliveryError, KafkaSinkError
 from kafka_sink.network import apis, transaction_requests
 from kafka_sink.network.broker_connection import BrokerConnection
@@ -158,16 +158,17 @@ class TransactionPartitions:
             self._failures = 0
             return
         answered = [one for one in failed if errors[one] != _NOT_ATTEMPTED] or failed
-        self._judge(errors[answered[0]], f"AddPartitionsToTxn of {answered[0]}", now_ms)
+        what = f"AddPartitionsToTxn of {answered[0]}"
+        self._judge(errors[answered[0]], what, now_ms, ADVICE_IN_TRANSACTIONS)
 
-    def _judge(self, code: int, what: str, now_ms: float) -> None:
+    def _judge(self, code: int, what: str, now_ms: float, advice_by_code: Mapping[int, str] = ADVICE) -> None:
         error = kafka_errors.error_of(code)
         text = f"{what} failed: {error.label}"
         if error.retriable or code == _NOT_ATTEMPTED:
             self._identity.last_error = text
             self._retry(now_ms, elsewhere=code in _MOVED)
             return
-        advice = ADVICE.get(code)
+        advice = advice_by_code.get(code)
         self._fail(DeliveryError(f"{text}; {advice}" if advice else text))
 
     def _retry(self, now_ms: float, *, elsewhere: bool = True) -> None:

@@ -29,6 +29,8 @@ from kafka_sink.network.wire import (
 LAST_VERSION_WITH_NAMES = 12
 # The next one adds partitions to the transaction, which is transaction protocol 2 (KIP-890).
 LAST_VERSION_OF_PROTOCOL_1 = 11
+# KIP-110.
+FIRST_VERSION_WITH_ZSTD = 7
 _FIRST_FLEXIBLE = 9
 _TOPIC_ID_BYTES = 16
 _NO_TOPIC_ID = bytes(_TOPIC_ID_BYTES)

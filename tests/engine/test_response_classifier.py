@@ -51,6 +51,16 @@ def test_the_batch_goes_again(codes: tuple[int, ...], refresh: bool, possibly_wr
         assert verdict(code, leader_hint_newer=True).immediate == (refresh and not possibly_written), code
 
 
+@pytest.mark.parametrize("code", [35, 42, 43])
+def test_a_topic_that_takes_no_transactions_is_named_as_such(code: int) -> None:
+    """Catches: "INVALID_REQUEST (42)" of a diskless topic, and nothing that tells what to do."""
+    cause = str(verdict(code, transactional=True).cause)
+    assert "diskless" in cause
+    assert "delivery.guarantee=at-least-once" in cause
+    assert action(code, transactional=True) is FAIL
+    assert "diskless" not in str(verdict(code).cause)
+
+
 def test_an_offset_beside_an_error_fixes_the_sequence_but_where_nothing_was_appended() -> None:
     """A leader that was deposed while it waited for its replicas has appended the batch.
 

@@ -19,7 +19,7 @@ import socket
 import struct
 import threading
 from collections import defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -103,7 +103,9 @@ class FakeCluster(AbstractContextManager["FakeCluster"]):
         versions: Mapping[int, tuple[int, int]] | None = None,
         max_message_bytes: int | Mapping[str, int] = MAX_MESSAGE_BYTES,
         cluster_id: str = "fake",
+        without: Collection[int] = (),
     ) -> None:
+        """``without``: APIs that these brokers lack."""
         self.lock = threading.RLock()  # guards all below but the threads and the closed flag
         self.requests: list[Received] = []
         self._scripts: dict[tuple[int, int | None], deque[Reply]] = defaultdict(deque)
@@ -111,7 +113,10 @@ class FakeCluster(AbstractContextManager["FakeCluster"]):
         self._closed = threading.Event()
         self._nodes = [self._listen(node_id, HeldPort()) for node_id in range(brokers)]
         ports = [node.held.number for node in self._nodes]
-        self._state = FakeState(ports, {**VERSIONS, **(versions or {})}, max_message_bytes, cluster_id)
+        offered = {
+            api: found for api, found in {**VERSIONS, **(versions or {})}.items() if api not in without
+        }
+        self._state = FakeState(ports, offered, max_message_bytes, cluster_id)
         for name, partitions in (topics or {}).items():
             self.create_topic(name, partitions)
 
