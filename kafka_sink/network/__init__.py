@@ -1,1 +1,1 @@
-"""Connections to brokers: requests in, responses out, without waiting for any of them."""
+"""Connections to brokers. Requests are sent and responses received without blocking for any of them."""

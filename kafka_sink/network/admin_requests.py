@@ -1,5 +1,7 @@
-"""The requests beside rows: CreateTopics, DescribeConfigs of a broker, whose defaults CreateTopics needs
-before Kafka 2.4 (KIP-464), and client metrics (KIP-714)."""
+"""Requests that are not about rows: CreateTopics, DescribeConfigs of a broker, and client metrics (KIP-714).
+
+DescribeConfigs returns the defaults that CreateTopics needs before Kafka 2.4 (KIP-464).
+"""
 
 from __future__ import annotations
 
@@ -16,20 +18,20 @@ from kafka_sink.network.apis import (
 from kafka_sink.network.wire import Reader, Writer, decoder, text_of, uvarint
 from kafka_sink.printable import printable
 
-# The first version in which brokers can choose the numbers of partitions and replicas (KIP-464).
+# The first version with which brokers can choose the numbers of partitions and replicas (KIP-464).
 CREATE_TOPICS_BY_DEFAULTS = 4
-# ConfigResource.Type.BROKER.
+# The value of ConfigResource.Type.BROKER.
 _BROKER = 4
-# Of CreateTopics: what its responses have in addition from these versions on.
+# The versions of CreateTopics from which its responses also contain the settings, and the topic's id.
 _FIRST_WITH_CONFIGS, _FIRST_WITH_ID = 5, 7
 _ID_BYTES, _COUNTS_BYTES = 16, 6
-# Of DescribeConfigs. Its settings and those of CreateTopics have three bytes for whether they may be written,
-# where they come from, and whether they are secret.
+# The same for DescribeConfigs. In its responses and those of CreateTopics, a setting has three bytes that
+# tell whether it is read-only, where it comes from, and whether it is secret.
 _FIRST_WITH_SYNONYMS, _FIRST_WITH_DOCUMENTATION = 1, 3
 _KIND_BYTES = 3
-# Of client metrics.
+# The client instance id in a first request for client metrics.
 NO_INSTANCE = bytes(16)
-# Prefixes of metrics' names, and codecs, that a broker may name.
+# How many prefixes of metric names, and codecs, a broker may list.
 _MOST = 1_000
 _NO_TAGS = b"\0"
 _PUSH = struct.Struct(">16si?b")
@@ -40,7 +42,7 @@ _PUSH = struct.Struct(">16si?b")
 
 @dataclass(frozen=True, slots=True)
 class CreateTopicResponse:
-    """The response for the one topic of the request; ``error_message`` is the broker's own."""
+    """The response for the one topic of the request. ``error_message`` is the broker's own text."""
 
     error_code: int
     error_message: str = ""
@@ -57,15 +59,15 @@ def encode_create_topic(
     *,
     validate_only: bool = False,
 ) -> bytes:
-    """Create one topic with these settings; the broker chooses a number given as -1.
+    """Create one topic with these settings. The broker chooses a number that is given as -1.
 
-    ``validate_only``: the broker only checks whether it would create the topic.
+    With ``validate_only``, the broker only checks whether it would create the topic.
     """
     request = Writer(CREATE_TOPICS, version)
     request.length((name,))
     request.text(name)
     request.fields("ih", partitions, replication_factor)
-    # Brokers assign the replicas.
+    # The list of assignments is empty, so brokers assign the replicas.
     request.length(())
     request.length(config)
     for key, value in config:
@@ -102,7 +104,7 @@ def decode_create_topic(reader: Reader) -> CreateTopicResponse:
 
 @dataclass(frozen=True, slots=True)
 class BrokerConfigs:
-    """The requested settings as texts by name. ``configs`` is empty where ``error_code`` is set."""
+    """The requested settings as texts, by name. ``configs`` is empty if ``error_code`` is set."""
 
     error_code: int
     configs: dict[str, str] = field(default_factory=dict)
@@ -110,7 +112,7 @@ class BrokerConfigs:
 
 
 def encode_describe_broker(version: int, node_id: int, names: Sequence[str]) -> bytes:
-    """Ask one broker for its own settings of these names. The request must go to that broker."""
+    """Request a broker's own settings with these names. The request must be sent to that broker."""
     request = Writer(DESCRIBE_CONFIGS, version)
     request.length((node_id,))
     request.fields("b", _BROKER)
@@ -162,9 +164,9 @@ def _skip_synonyms(reader: Reader) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """What a broker wants to know. ``instance_id`` is NO_INSTANCE where the request had one.
+    """The metrics that a broker asks for. ``instance_id`` is NO_INSTANCE if the request contained one.
 
-    ``requested``: prefixes of metrics' names. ``compression_types``: codec ids, the preferred one first.
+    ``requested`` are prefixes of metric names. ``compression_types`` are codec ids, the preferred one first.
     """
 
     error_code: int
@@ -185,14 +187,14 @@ class PushResponse:
 
 
 def encode_get_subscription(instance_id: bytes) -> bytes:
-    """``instance_id``: 16 bytes, NO_INSTANCE at first."""
+    """``instance_id`` has 16 bytes. It is NO_INSTANCE in the first request."""
     return instance_id + _NO_TAGS
 
 
 def encode_push(
     instance_id: bytes, subscription_id: int, codec: int, metrics: bytes, *, terminating: bool = False
 ) -> bytes:
-    """``metrics``: OpenTelemetry's MetricsData, compressed with the codec of this id."""
+    """``metrics`` is OpenTelemetry's MetricsData, compressed with the codec of this id."""
     head = _PUSH.pack(instance_id, subscription_id, terminating, codec)
     return head + uvarint(len(metrics) + 1) + metrics + _NO_TAGS
 

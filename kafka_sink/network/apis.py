@@ -1,6 +1,6 @@
-"""The Kafka APIs that this client uses, and where their codecs are.
+"""The Kafka APIs that this client uses, and the modules with their codecs.
 
-A codec module is imported when its API is first used, which for most tasks is never.
+A codec module is imported when its API is first used, which for most tasks never happens.
 """
 
 from __future__ import annotations
@@ -31,28 +31,29 @@ GET_TELEMETRY_SUBSCRIPTIONS = 71
 PUSH_TELEMETRY = 72
 
 _KIB, _MIB = 1024, 1024 * 1024
-# What a response has for a topic, partition or key at the most: a host's name, a committed offset's metadata
-# (4,096 bytes; it counts as a partition and a topic), or a broker's text, of which the longest that Apache
-# Kafka writes quotes three refused records.
+# The largest text that a response contains for a topic, partition or key: a host name, the metadata of a
+# committed offset (4,096 bytes, which count for a partition and a topic), or a broker's message. The longest
+# message of Apache Kafka quotes three rejected records.
 _TEXT_BYTES = 4 * _KIB
-# And for a record that is refused. Apache Kafka's longest text has 70 characters and the partition's name,
-# of 260 (LogValidator).
+# The same for a rejected record. Apache Kafka's longest message has 70 characters and the partition's name,
+# which has up to 260 (LogValidator).
 _RECORD_ERROR_BYTES = 512
 _NEVER = 32_767
 
 
 class Api(NamedTuple):
-    """``module``: the codec module in this package. ``versions``: the oldest and the newest that it reads and
-    writes.
+    """One API. ``module`` is its codec module in this package.
 
-    ``response_bytes``: the largest response accepted, beside what depends on its request: see
-    ``largest_response``. The bounds follow what brokers send: a Metadata response for a million partitions
-    with three replicas has 42 MB, and one request may ask for them all.
+    ``versions`` are the oldest and the newest version that the module reads and writes.
 
-    ``first_client_throttled``: from this version on, brokers respond at once and the client has to pause
-    (KIP-219). Earlier ones delayed the response.
+    ``response_bytes`` is the largest response that is accepted, without the part that depends on the request
+    (see ``largest_response``). The bounds follow what brokers send: a Metadata response for a million
+    partitions with three replicas has 42 MB, and one request may ask for all of them.
 
-    ``first_flexible``: from this version on, messages have compact lengths and tagged fields (KIP-482).
+    ``first_client_throttled`` is the first version in which brokers respond at once and the client has to
+    pause (KIP-219). With earlier versions, brokers delay the response.
+
+    ``first_flexible`` is the first version whose messages have compact lengths and tagged fields (KIP-482).
     """
 
     name: str
@@ -63,17 +64,17 @@ class Api(NamedTuple):
     first_flexible: int
 
     def largest_response(self, request_bytes: int, asked: int, records: int) -> int:
-        """How many bytes a response may have. ``asked`` and ``records`` are those of ``Request``.
+        """The largest size of a response. ``asked`` and ``records`` are those of ``Request``.
 
-        A response repeats names of its request, and may have a text for each topic, partition and key that
-        this names, and for each record of a Produce request (KIP-467).
+        A response repeats names of its request. It may also contain a text for each topic, partition and key
+        in the request, and for each record of a Produce request (KIP-467).
         """
         return self.response_bytes + request_bytes + _TEXT_BYTES * asked + _RECORD_ERROR_BYTES * records
 
 
 APIS: Mapping[int, Api] = {
     PRODUCE: Api("Produce", "produce", (3, 13), _MIB, 6, 9),
-    # Version 4 is the first that can forbid auto-creation; 10 brings topic ids.
+    # Version 4 is the first that can forbid auto-creation; version 10 adds topic ids.
     METADATA: Api("Metadata", "requests", (4, 13), 64 * _MIB, 6, 9),
     # 4 KiB for each of thousands of progress markers.
     # Version 8 fetches many groups at once (KIP-709); version 10 identifies topics by id.
@@ -85,13 +86,13 @@ APIS: Mapping[int, Api] = {
     API_VERSIONS: Api("ApiVersions", "requests", (0, 4), 64 * _KIB, 2, 3),
     CREATE_TOPICS: Api("CreateTopics", "admin_requests", (2, 7), 256 * _KIB, 3, 5),
     INIT_PRODUCER_ID: Api("InitProducerId", "requests", (0, 6), 64 * _KIB, 1, 2),
-    # From version 4 on it is for brokers.
+    # From version 4 on, the API is only for brokers.
     ADD_PARTITIONS_TO_TXN: Api("AddPartitionsToTxn", "transaction_requests", (3, 3), _MIB, 1, 3),
     ADD_OFFSETS_TO_TXN: Api("AddOffsetsToTxn", "transaction_requests", (3, 4), 64 * _KIB, 1, 3),
     END_TXN: Api("EndTxn", "transaction_requests", (3, 5), 64 * _KIB, 1, 3),
     TXN_OFFSET_COMMIT: Api("TxnOffsetCommit", "transaction_requests", (3, 5), _MIB, 1, 3),
     DESCRIBE_CONFIGS: Api("DescribeConfigs", "admin_requests", (0, 4), 256 * _KIB, 2, 4),
-    # Kerberos' tickets may be some 64 KiB.
+    # Kerberos tickets may have about 64 KiB.
     SASL_AUTHENTICATE: Api("SaslAuthenticate", "authentication", (0, 2), 256 * _KIB, 0, 2),
     DESCRIBE_TRANSACTIONS: Api("DescribeTransactions", "transaction_requests", (0, 0), 16 * _MIB, 0, 0),
     # Version 2 filters ids by an RE2 pattern (KIP-1152).
@@ -104,8 +105,11 @@ APIS: Mapping[int, Api] = {
 def common_version(
     broker: str, api_key: int, theirs: Mapping[int, tuple[int, int]], ours: tuple[int, int] | None = None
 ) -> int:
-    """The newest version that both sides speak. ``theirs``: the broker's by API; ``ours``: where it is not
-    all that ``APIS`` says. Raises BrokerVersionError where there is none."""
+    """The newest version that broker and client both support.
+
+    ``theirs`` are the broker's versions by API. ``ours`` replaces the versions in ``APIS`` for some APIs.
+    Raises BrokerVersionError if there is no common version.
+    """
     name, (oldest, newest) = APIS[api_key].name, ours or APIS[api_key].versions
     if api_key not in theirs:
         raise BrokerVersionError(f"{broker} takes no {name} requests; Apache Kafka 2.1 or later is needed")
@@ -123,11 +127,12 @@ Decoder = Callable[..., Any]
 
 
 class Decoders(dict[int, Decoder]):
-    """By API; a codec module enters its own when it is imported, which the first use of an API does.
+    """The decoders by API. A codec module registers its own when it is imported, at the first use of an API.
 
-    A decoder takes the version, the response with its header, how many topics, partitions, keys and records
-    the request has named, and what to call (an ``OnTrailing``) where bytes follow the response; without that
-    they are a ProtocolError, as all that cannot be read.
+    The arguments of a decoder are the version, the response with its header, the number of topics,
+    partitions, keys and records in the request, and a function to call if bytes follow the response
+    (``OnTrailing``). Without that function, such bytes are a ProtocolError, as everything is that cannot be
+    read.
     """
 
     def __missing__(self, api_key: int) -> Decoder:

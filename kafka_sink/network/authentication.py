@@ -1,5 +1,8 @@
 """The SASL login on a connection: SaslHandshake, then SaslAuthenticate as often as the mechanism needs
-(KIP-152), and both again before the session ends (KIP-368). Responses in, requests out.
+(KIP-152).
+
+Both are repeated before the session ends (KIP-368). This module gets responses and returns requests, without
+I/O.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from kafka_sink.printable import printable_list
 if TYPE_CHECKING:
     from kafka_sink.security.sasl import SaslExchange
 
-# Kerberos needs four, SCRAM two.
+# An upper bound: Kerberos needs four rounds, SCRAM two.
 _MAX_ROUNDS = 16
 
 
@@ -34,7 +37,7 @@ class HandshakeResponse:
 
 @dataclass(frozen=True, slots=True)
 class AuthenticateResponse:
-    """``session_ms`` is 0 if the login does not expire."""
+    """The response to SaslAuthenticate. ``session_ms`` is 0 if the login does not expire."""
 
     error_code: int
     error_message: str
@@ -48,7 +51,7 @@ class AuthenticateResponse:
 
 @dataclass(frozen=True, slots=True)
 class LoginRequest:
-    """The next request. The body is a memoryview, whose repr does not show its content."""
+    """The next request of a login. The body is a memoryview, because its repr does not show the content."""
 
     api_key: int
     api_version: int
@@ -56,9 +59,9 @@ class LoginRequest:
 
 
 class Login:
-    """One login on one connection. Raises AuthenticationError, which names broker and mechanism.
+    """One login on one connection. Raises AuthenticationError, which names the broker and the mechanism.
 
-    ``session_ms``: of the login that is over; 0 for one without an end.
+    ``session_ms`` is the session's length after a completed login; 0 if the session does not end.
     """
 
     def __init__(self, exchange: SaslExchange, name: str, versions: dict[int, tuple[int, int]]) -> None:
@@ -76,7 +79,7 @@ class Login:
         return LoginRequest(SASL_HANDSHAKE, version, request.finished())
 
     def on_response(self, response: HandshakeResponse | AuthenticateResponse) -> LoginRequest | None:
-        """The next request; None where the login is over."""
+        """Return the next request, or None when the login is complete."""
         if isinstance(response, HandshakeResponse):
             self._check_handshake(response)
             return self._authenticate(self._exchange.first())

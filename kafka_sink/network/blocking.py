@@ -1,6 +1,6 @@
-"""Requests of a step, sent from the caller's thread, which waits until all are answered.
+"""Sends the requests of one step from the caller's thread, which waits until all of them are answered.
 
-Planning and transactions use it, over the project's own connections.
+Planning and transactions use it. It sends over the same kind of connections as tasks do.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kafka_sink.options import SinkOptions
 _MAX_POLL_MS = 100.0
 
 
-# What a broker is asked to do.
+# For messages: what a request asks a broker to do.
 _PURPOSES: Mapping[int, str] = {
     apis.METADATA: "describe the cluster",
     apis.CREATE_TOPICS: "create the topic",
@@ -38,13 +38,14 @@ _PURPOSES: Mapping[int, str] = {
 
 
 def awaited(broker: Node | None, api: int) -> str:
-    """Which broker is waited for, and what it is to do; None: not known yet."""
+    """The broker for which the caller waits, and what it should do. The broker may not be known yet
+    (None)."""
     who = f"broker {broker.id} ({broker.host}:{broker.port})" if broker and broker.id >= 0 else "a broker"
     return f"{who} to {_PURPOSES.get(api, f'answer {apis.APIS[api].name}')}"
 
 
 class KeyType(Enum):
-    """What FindCoordinator is asked for: the coordinator of a transactional id or of a group."""
+    """The key type of FindCoordinator: the coordinator of a transactional id or of a group."""
 
     TRANSACTION = "transactional id"
     GROUP = "group"
@@ -52,10 +53,10 @@ class KeyType(Enum):
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """One request. ``key`` names its coordinator; ``node``: where it goes, None while that is not known.
+    """One request. It goes to the coordinator of ``key``, or to ``node``; None if that is not known yet.
 
-    ``encode`` makes its body of a version. ``take`` gets the call itself and its response, and says whether
-    that is final.
+    ``encode`` returns its body for a version. ``take`` gets the call itself and its response, and returns
+    whether that is final.
     """
 
     api: int
@@ -63,23 +64,23 @@ class Call:
     take: Callable[[Call, Any], bool]
     key: tuple[KeyType, str] | None = None
     node: int | None = None
-    # As in Request.
+    # See Request.asked.
     asked: int = 0
     timeout_ms: float = math.inf
     attempts: int = 0
     not_before_ms: float = 0.0
     is_sent: bool = False
     last_error: str = ""
-    # When the call ends without a response, or with one that says that an offset is pending.
+    # When the call ends without a response, or with a response that an offset is still pending.
     give_up_ms: float = math.inf
-    # A call of the same step and coordinator: the response counts only if this was sent behind that one.
+    # A call of the same step and coordinator. A response only counts if this call was sent after that one.
     behind: Call | None = None
-    # A call of the same step that has to be done before this one is sent.
+    # A call of the same step that must be complete before this one is sent.
     after: Call | None = None
 
 
 class BlockingCalls:
-    """One thread at a time. ``calls`` of the present step are not done yet."""
+    """Used by one thread at a time. ``calls`` are the calls of the current step that are not complete."""
 
     def __init__(
         self,
@@ -91,7 +92,7 @@ class BlockingCalls:
         self._clock_ms = clock_ms
         self._network = network or NetworkClient(options, clock_ms)
         self._deadline_ms = 0.0
-        # Those to choose from, by API, where these are not all.
+        # The versions to choose from, by API, if not all supported versions may be used.
         self._versions: Mapping[int, tuple[int, int]] = {}
         self.calls: list[Call] = []
 
@@ -105,24 +106,27 @@ class BlockingCalls:
         until_ms: float,
         since_ms: float | None = None,
     ) -> None:
-        """Take what the network reports until ``advance`` returns None. It gets the time, and returns the
-        milliseconds until it has more to do. ``awaited`` says what is waited for, since ``since_ms`` (now)
-        and until ``until_ms`` at most."""
+        """Process the network's events until ``advance`` returns None.
+
+        ``advance`` gets the time, and returns the milliseconds until it has more to do. For messages,
+        ``awaited`` returns what the wait is for; it began at ``since_ms`` (default: now) and lasts until
+        ``until_ms`` at most.
+        """
         since_ms = self._clock_ms() if since_ms is None else since_ms
         while (wait_ms := advance(self._clock_ms())) is not None:
             self._network.poll(min(wait_ms, _MAX_POLL_MS), self._clock_ms())
             WAIT_LISTENER.get()(awaited, since_ms, until_ms)
 
     def _give_up(self) -> None:
-        """The time for the step is over: raise, or drop its calls."""
+        """Called when the time for the step has passed. Raises, or drops the calls."""
         raise NotImplementedError
 
     def _on_failure(self, call: Call, cause: Exception, *_: object) -> None:
-        """The call was sent and gets no response."""
+        """Called when a request was sent and will get no response."""
         raise NotImplementedError
 
     def _send_due(self, now_ms: float) -> float | None:
-        """Send the requests that may go."""
+        """Send the requests that may be sent now."""
         if self.calls and now_ms > self._deadline_ms:
             self._give_up()
         if not self.calls:
@@ -163,6 +167,6 @@ class BlockingCalls:
         return connection is not None and self._network.is_ready(connection, now_ms)
 
     def _on_response(self, call: Call, response: Any, _: float) -> None:
-        # It may belong to an earlier step that timed out.
+        # The response may belong to an earlier step that timed out.
         if call in self.calls and call.take(call, response):
             self.calls.remove(call)

@@ -1,10 +1,11 @@
-"""One broker connection without its socket: bytes in, responses out; requests in, buffers out.
+"""One broker connection without its socket: received bytes become responses, and requests become buffers.
 
-It begins with ApiVersions, then logs in where SASL is set (``authentication``), and is then ready.
+A connection starts with ApiVersions, continues with the login if SASL is configured (``authentication``), and
+is then ready.
 
-Brokers respond in the order of requests, so requests wait in a queue. Any bytes but the response to the
-oldest request are a ProtocolError: the connection is closed and everything in flight fails. Bytes behind a
-response, inside its frame, do no harm and are skipped: librdkafka does so, and brokers are tested with it.
+Brokers respond in the order of requests, so requests wait in a queue. Any bytes other than the response to
+the oldest request are a ProtocolError: the connection is closed, and everything in flight fails. Bytes after
+a response, but within its frame, do no harm and are skipped, as in librdkafka, with which brokers are tested.
 """
 
 from __future__ import annotations
@@ -33,13 +34,14 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _LENGTH = struct.Struct(">i")
 _SHORTEST_FRAME = 4
-# A TLS listener responds to plaintext with a record of type alert, version 3.x.
+# The response of a TLS listener to plaintext starts with this: a record of type alert, version 3.x.
 _TLS_ALERT = b"\x15\x03"
 _HTTP = b"HTTP"
 
 
 class Phase(Enum):
-    """The state of the connection. While REAUTHENTICATING, responses to earlier requests still come."""
+    """The state of the connection. While it is REAUTHENTICATING, responses to earlier requests still
+    arrive."""
 
     NEGOTIATING = "negotiating"
     AUTHENTICATING = "authenticating"
@@ -47,22 +49,23 @@ class Phase(Enum):
     REAUTHENTICATING = "reauthenticating"
 
 
-# Gets the response, decoded to the API's own class (``ProduceResponse``, ``MetadataResponse`` ...), and the
-# time. The response is None where the request expects none (acks=0) and has been written.
+# Called with the response, decoded to the API's own class (``ProduceResponse``, ``MetadataResponse`` ...),
+# and the time. The response is None if the request expects none (acks=0) and has been written.
 OnResponse = Callable[[Any, float], object]
-# No response will come: the cause, whether bytes were sent, so that the broker may have acted on them, and
-# the time.
+# Called if no response will arrive, with the cause, whether bytes were sent, so that the broker may have
+# acted on the request, and the time.
 OnFailure = Callable[[Exception, bool, float], object]
 
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A request's body as buffers of bytes (a memoryview of another format would be miscounted).
+    """A request. Its body is a list of buffers of bytes; a memoryview of another format would be counted
+    wrongly.
 
-    One of the two callbacks is called, once, by the thread that polls. ``timeout_ms`` counts from
-    ``written_ms``. ``asked``: how many topics, partitions and keys the body names, where these may be many: a
-    response that has far more is a ProtocolError. ``records``: how many a Produce request has; brokers may
-    respond with a text for each.
+    The thread that polls calls exactly one of the two callbacks, once. ``timeout_ms`` counts from
+    ``written_ms``. ``asked`` is the number of topics, partitions and keys in the body, if there may be many
+    of them: a response with far more is a ProtocolError. ``records`` is the number of records in a Produce
+    request, because brokers may respond with a text for each of them.
     """
 
     api_key: int
@@ -74,8 +77,9 @@ class Request:
     expects_response: bool = True
     asked: int = 0
     records: int = 0
-    # Set by BrokerProtocol when the request is queued. BrokerConnection sets ``written_ms`` with each byte of
-    # it that is written. ``begin`` and ``end`` are its place in the outgoing stream, in bytes.
+    # Set by BrokerProtocol when the request is queued. BrokerConnection sets ``written_ms`` whenever it has
+    # written some of the request's bytes. ``begin`` and ``end`` are its position in the outgoing stream, in
+    # bytes.
     correlation_id: int = -1
     sent_ms: float = 0.0
     written_ms: float = 0.0
@@ -85,7 +89,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class CompletedRequest:
-    """A request with its response; ``throttle_ms``: send nothing more for this long."""
+    """A request and its response. ``throttle_ms`` is how long nothing more may be sent."""
 
     request: Request
     response: Any
@@ -93,11 +97,11 @@ class CompletedRequest:
 
 
 class BrokerProtocol:
-    """Protocol state of one connection; the time comes in as milliseconds.
+    """The protocol state of one connection. Times are passed in as milliseconds.
 
     Pass received bytes to ``receive``, then call ``next_response`` until it returns None. Pass requests to
-    ``submit`` and write what ``send_buffer`` holds. After a ProtocolError call only ``take_in_flight``.
-    ``trailing``: the APIs of whose trailing bytes there is a warning already.
+    ``submit``, and write the content of ``send_buffer``. After a ProtocolError, call only ``take_in_flight``.
+    ``trailing`` are the APIs for which a warning about trailing bytes was already logged.
     """
 
     def __init__(
@@ -110,21 +114,22 @@ class BrokerProtocol:
     ) -> None:
         self.send_buffer = SendBuffer()
         self.phase = Phase.NEGOTIATING
-        # The broker's by API key, and of Produce the one that both sides speak; before the connection is
-        # ready there are none.
+        # The broker's versions by API key. For Produce it is the version that both sides support. Empty until
+        # the connection is ready.
         self.api_versions: dict[int, tuple[int, int]] = {}
         self.produce_version = -1
-        # How long the session of the last login lasts, in milliseconds; 0 for one without an end.
+        # The session length of the last login in milliseconds; 0 if the session does not end.
         self.session_ms = 0
         self._exchange = exchange
         self._login: Login | None = None
-        # The cluster's finalized feature levels.
+        # The feature levels that the cluster has finalized.
         self.features: dict[str, int] = {}
         self._client_id = client_id
         self._name = name
         self._request_timeout_ms = request_timeout_ms
         self._trailing = set() if trailing is None else trailing
-        # Requests that are not complete, oldest first. Those that expect no response are when written.
+        # The requests that are not complete, oldest first. A request without a response is complete when it
+        # is written.
         self.in_flight: deque[Request] = deque()
         self._next_correlation = 0
         self._received = bytearray()
@@ -132,7 +137,7 @@ class BrokerProtocol:
     # -- requests ---------------------------------------------------------------------------------
 
     def start(self, now_ms: float) -> None:
-        """Ask for the broker's API versions, before anything else."""
+        """Request the broker's API versions, before anything else."""
         self._ask_versions(APIS[API_VERSIONS].versions[1], now_ms)
 
     def _ask_versions(self, version: int, now_ms: float) -> None:
@@ -140,12 +145,14 @@ class BrokerProtocol:
         self._ask(API_VERSIONS, version, body, partial(self._on_versions, version), now_ms)
 
     def _ask(self, api: int, version: int, body: Buffer, on_response: OnResponse, now_ms: float) -> None:
-        """Queue a request of the connection's own: nobody else hears of its end."""
+        """Queue a request of the connection itself. Its end is not reported to the caller."""
         self.submit(Request(api, version, [body], self._request_timeout_ms, on_response, _unheard), now_ms)
 
     def submit(self, request: Request, now_ms: float) -> None:
-        """Queue a request. Raises ValueError, and changes nothing, before the connection is ready for others
-        than its own."""
+        """Queue a request.
+
+        Raises ValueError, and changes nothing, if the connection is not ready and the request is not its own.
+        """
         if self.phase is not Phase.READY and request.on_failure is not _unheard:
             raise ValueError(f"{self._name} is not ready for requests")
         correlation = self._next_correlation
@@ -160,7 +167,7 @@ class BrokerProtocol:
         self.in_flight.append(request)
 
     def take_written(self) -> list[Request]:
-        """Remove and return the requests that expect no response and whose bytes have all been written."""
+        """Remove and return the requests without a response whose bytes have all been written."""
         written = self.send_buffer.written_bytes
         done = [one for one in self.in_flight if not one.expects_response and one.end <= written]
         for request in done:
@@ -170,15 +177,16 @@ class BrokerProtocol:
     # -- responses --------------------------------------------------------------------------------
 
     def receive(self, data: bytes | bytearray | memoryview) -> None:
-        """Take received bytes, in pieces of any size; allocates nothing for bytes that have not come."""
+        """Accept received bytes, in pieces of any size. Allocates no memory for bytes that have not
+        arrived."""
         self._received += data
 
     def next_response(self, now_ms: float) -> CompletedRequest | None:
-        """The next complete response, None where bytes are missing.
+        """Return the next complete response; None if bytes are missing.
 
         Responses to the connection's own requests are handled here and not returned. Raises ProtocolError for
-        bytes that no broker sends, BrokerVersionError where the broker takes no Produce requests,
-        AuthenticationError where the login fails. A request whose response cannot be read stays in flight, so
+        bytes that no broker sends, BrokerVersionError if the broker does not support Produce, and
+        AuthenticationError if the login fails. A request whose response cannot be read stays in flight, so
         that ``take_in_flight`` reports it.
         """
         while self._received:
@@ -207,7 +215,7 @@ class BrokerProtocol:
             _log.warning("%s: %s; they are skipped, here and from now on", self._name, problem)
 
     def _next_payload(self, due: Request) -> bytes | None:
-        """The response to this request, None where bytes are missing."""
+        """The response to this request; None if bytes are missing."""
         received = self._received
         if len(received) < _LENGTH.size:
             return None
@@ -229,7 +237,8 @@ class BrokerProtocol:
                 "valid: it is not a Kafka broker, or it expects TLS"
             )
         head = bytes(received[_LENGTH.size : 2 * _LENGTH.size])
-        # As soon as it has arrived, without waiting for the rest of an invalid frame.
+        # Check the correlation id as soon as it has arrived, without waiting for the rest of an invalid
+        # frame.
         if len(head) == _LENGTH.size and head != _LENGTH.pack(due.correlation_id):
             (got,) = _LENGTH.unpack(head)
             raise ProtocolError(
@@ -245,7 +254,7 @@ class BrokerProtocol:
 
     def _on_versions(self, version: int, response: requests.ApiVersionsResponse, now_ms: float) -> None:
         if response.error_code == UNSUPPORTED_VERSION and version > 0:
-            # A broker that does not know the version responds in version 0, which every broker supports.
+            # A broker that does not support the version responds in version 0, which every broker supports.
             self._ask_versions(0, now_ms)
             return
         if response.error_code:
@@ -265,15 +274,17 @@ class BrokerProtocol:
     # -- the login --------------------------------------------------------------------------------
 
     def log_in_again(self, exchange: SaslExchange, now_ms: float) -> None:
-        """Begin a new login after all requests in flight. If the connection is not ready, raise ValueError
-        and change nothing."""
+        """Begin a new login after all requests in flight.
+
+        Raises ValueError, and changes nothing, if the connection is not ready.
+        """
         if self.phase is not Phase.READY:
             raise ValueError(f"{self._name} is not ready for another login")
         self.phase = Phase.REAUTHENTICATING
         self._begin_login(exchange, now_ms)
 
     def _begin_login(self, exchange: SaslExchange, now_ms: float) -> None:
-        # Most clusters need no login.
+        # Imported here, because most clusters need no login.
         from kafka_sink.network.authentication import Login
 
         self._login = Login(exchange, self._name, self.api_versions)
@@ -295,11 +306,11 @@ class BrokerProtocol:
     # -- the end ----------------------------------------------------------------------------------
 
     def take_in_flight(self) -> list[tuple[Request, bool]]:
-        """Remove and return what is in flight, in the order of submission, each with whether bytes of it
-        were written.
+        """Remove and return what is in flight, in the order of submission, each with whether bytes of it were
+        written.
 
-        The connection's own requests are left out. A broker acts on whole requests only; counting a request
-        as possibly sent after its first byte errs on the safe side.
+        The connection's own requests are left out. A broker acts on complete requests only, so counting a
+        request as possibly sent after its first byte is on the safe side.
         """
         lost = list(self.in_flight)
         self.in_flight.clear()
@@ -308,22 +319,22 @@ class BrokerProtocol:
 
 
 def _unheard(cause: Exception, possibly_sent: bool, now_ms: float) -> None:
-    """What the connection's own requests have for ``on_failure``."""
+    """The ``on_failure`` of the connection's own requests. Does nothing."""
 
 
-# -- the bytes that wait for a socket: a queue of buffers, which are never joined ---------------------------
+# -- the bytes that wait for a socket: a queue of buffers that are never joined -----------------------------
 
 
-# IOV_MAX on Linux: one sendmsg takes no more buffers.
+# IOV_MAX on Linux: one sendmsg accepts no more buffers.
 MAX_BUFFERS_PER_SEND = 1024
 _TRIM_AT = 4096
 
 
 class SendBuffer:
-    """A stream of buffers and the position up to which it is written, which may be inside a buffer.
+    """A stream of buffers, and the position up to which it is written, which may be within a buffer.
 
-    ``queued_bytes`` and ``written_bytes`` count from the stream's beginning. Work per buffer is one slice
-    entry and one step of an index, whatever the number of sends.
+    ``queued_bytes`` and ``written_bytes`` count from the beginning of the stream. The work per buffer is one
+    slice entry and one step of an index, regardless of the number of sends.
     """
 
     def __init__(self) -> None:
@@ -341,7 +352,7 @@ class SendBuffer:
         self.queued_bytes += sum(map(len, buffers))
 
     def next_buffers(self) -> list[Buffer]:
-        """What one send takes; empty where all is written."""
+        """The buffers for one send; empty if everything is written."""
         part = self._buffers[self._index : self._index + MAX_BUFFERS_PER_SEND]
         if self._offset:
             part[0] = memoryview(part[0])[self._offset :]
@@ -354,7 +365,7 @@ class SendBuffer:
         buffers = self._buffers
         while index < len(buffers) and left >= len(buffers[index]):
             left -= len(buffers[index])
-            # The chunk goes back to the pool after the response, so no view of it may remain here.
+            # The chunk is returned to the pool after the response, so no view of it may remain here.
             buffers[index] = b""
             index += 1
         self._index = index
