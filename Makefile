@@ -27,11 +27,15 @@ SEED ?= 1
 EFFORT ?= 10
 # Of make test and make full: processes that tests run in side by side (tests/support/lanes.py).
 LANES ?= 4
+# What the stages of a change leave to others: each prints it at its end.
+NOT_QUICK = tests that start Kafka, Spark or a browser (make test); ruff, mypy and the other checks (make check)
+NOT_CHECKED = all tests (make quick, make test); other versions of Python (make check-pythons)
+NOT_TESTED = the checks (make check); longer runs (make full, chaos, exactly-once, faults, fuzz, endurance); all benchmarks (make smoke); other versions (make matrix)
 IN_LANES = -n $(LANES) --dist loadgroup --no-loadscope-reorder --durations 20 --durations-min 1
 # Of make check-pythons: the oldest and the newest that the project runs on.
 PYTHONS ?= 3.10 3.13
 
-.PHONY: help venv java classes chromium screenshots demo test full chaos exactly-once fuzz kerberos smoke faults matrix engines endurance check check-types check-pythons pins format audit bench plots docs site broker clean
+.PHONY: help venv java classes chromium screenshots demo quick test coverage rehearsal check-api full chaos exactly-once fuzz kerberos smoke faults matrix engines endurance check check-types check-pythons pins format audit bench plots docs site broker clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,8 +45,17 @@ help:  ## list the targets
 demo: $(if $(wildcard $(STAMP)),$(STAMP),$(DEMO_STAMP)) java  ## write 336,776 real flights to a Kafka started here, read them back, compare
 	@$(BIN)/python examples/flights.py
 
+quick: export KAFKA_CHUNKED_TEST_EFFORT := 0.1
+quick: $(COMPILED)  ## run in a minute the tests that start no Kafka, Spark or browser (ARGS="-k name" picks some)
+	@$(BIN)/python -m pytest -q -m "not slow" -n auto --dist loadgroup --no-loadscope-reorder \
+		$(addprefix --ignore tests/,benchmarks endurance exactly_once chaos) --not-run "$(NOT_QUICK)" $(ARGS)
+
 test: $(COMPILED) classes chromium  ## run all tests, on real brokers, four at a time (ARGS="-k name" picks some)
-	@$(BIN)/python -m pytest $(IN_LANES) $(ARGS)
+	@$(BIN)/python -m pytest $(IN_LANES) --not-run "$(NOT_TESTED)" $(ARGS)
+
+coverage: $(COMPILED) classes chromium  ## run all tests, and print which modules they cover least (lines and branches)
+	@rm -f .coverage .coverage.*
+	@$(BIN)/coverage run -m pytest $(IN_LANES) $(ARGS); code=$$?; $(BIN)/python tools/least_covered.py; exit $$code
 
 full: $(COMPILED) classes chromium  ## run all tests under kafka.buffer.memory.allocation.strategy=full
 	@$(BIN)/python -m pytest --allocation-strategy full $(IN_LANES) $(ARGS)
@@ -70,12 +83,14 @@ endurance: export KAFKA_CHUNKED_TEST_EFFORT := 25
 endurance: $(STAMP) java  ## 2,000 cycles of producers with faults, 1,000 micro-batches: that nothing is left of them
 	@$(BIN)/python -m pytest -s tests/endurance $(ARGS)
 
-check: check-types  ## ruff, mypy strict, import layers, names in docs, limits on tests, the documentation's site
-	$(BIN)/python -m pytest -q -p no:cacheprovider tests/project/test_names_in_docs.py tests/project/test_limits.py
+check: check-types  ## ruff, mypy strict, import layers, spelling, names in docs, limits on tests, the documentation's site
+	$(BIN)/python -m pytest -q -p no:cacheprovider $(patsubst %,tests/project/test_%.py,names_in_docs limits plain_english)
+	$(BIN)/codespell
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "Not run: $(NOT_CHECKED)"
 
 check-types: $(STAMP)  ## of make check what depends on the Python: mypy strict
 	$(BIN)/mypy $(TYPED)
@@ -95,6 +110,12 @@ check-pythons: $(STAMP)  ## make check-types on the oldest and the newest Python
 			check-types PYTHON="$$python" VENV="$(VENV)-$$version" \
 			TYPED="kafka_sink pyspark_kafka_chunked.py pyspark_kafka_chunked_underscore.py packages/local_kafka/local_kafka examples" || exit 1; \
 	done
+
+rehearsal: $(STAMP) java  ## build what would be released, and try it in new environments without this checkout
+	@tools/rehearse_release.sh "$(BIN)" $(PYTHONS)
+
+check-api: $(STAMP)  ## ask pyright whether users' editors know the types of the whole public API
+	@tools/check_api.sh "$(BIN)"
 
 pins: $(STAMP)  ## renew constraints.txt: the newest versions of all that the checks and tests run with
 	$(BIN)/uv pip compile --universal --python-version 3.10 --extra dev --upgrade --no-annotate \

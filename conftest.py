@@ -45,6 +45,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="run everything under this buffer.memory.allocation.strategy (default: incremental, and tests "
         "that use the fixture allocation_strategy under both)",
     )
+    parser.addoption(
+        "--not-run", help="what to print at the end about checks and tests that are not in this run"
+    )
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if config.getoption("--not-run"):
+        terminalreporter.write_line(f"Not run: {config.getoption('--not-run')}")
 
 
 def pytest_configure(config: pytest.Config) -> None:

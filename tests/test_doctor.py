@@ -64,6 +64,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {**HERE, "JAVA_HOME": str(folder), "PYSPARK_PYTHON": python_that_prints(folder, answer)}
 
 
+@pytest.mark.usefixtures("_programs")
 def test_nothing_to_mend_here() -> None:
     assert problems(HERE) == ""
     assert "no broker was asked" in notes(HERE)

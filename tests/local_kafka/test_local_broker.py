@@ -86,6 +86,7 @@ def test_misuse_is_told(own: LocalBroker) -> None:
             mistake()
 
 
+@pytest.mark.usefixtures("_programs")
 def test_a_port_lost_between_choice_and_bind_is_chosen_again() -> None:
     with socket.socket() as listener:
         starts: list[int] = []
@@ -104,6 +105,7 @@ def test_a_port_lost_between_choice_and_bind_is_chosen_again() -> None:
         assert starts[-1] != starts[0]
 
 
+@pytest.mark.usefixtures("_programs")
 def test_no_room_for_the_data_is_told(temporary_folder: Callable[[str], None]) -> None:
     temporary_folder("/no/such/folder")
     with pytest.raises(LocalBrokerError, match=r"No such file .*; set TMPDIR"):
