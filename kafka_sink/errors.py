@@ -71,7 +71,7 @@ class InvalidRowError(KafkaSinkError, ValueError):
     def __init__(self, message: str, rows: npt.NDArray[np.bool_] | None = None, reason: str = "") -> None:
         super().__init__(message)
         self.rows = rows
-        self.reason = reason or message
+        self.reason: str = reason or message
 
 
 class TopicRefusedError(InvalidRowError):

@@ -46,7 +46,7 @@ class Secret:
     def __init__(self, text: str, *, is_known: bool = False) -> None:
         self._text = text
         self._forms: frozenset[str] | None = None
-        self.is_known = is_known
+        self.is_known: bool = is_known
         if is_known and len(text) >= _SHORTEST:
             # By identity: one of two that are equal may be gone first.
             _known[id(self)] = self

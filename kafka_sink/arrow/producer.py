@@ -30,6 +30,7 @@ from kafka_sink.coordinator.live.messages import TaskIdentity
 from kafka_sink.driver import driver_log
 from kafka_sink.errors import DeliveryError, ProducerClosedError, SchemaError
 from kafka_sink.model import TaskResult
+from kafka_sink.options import SinkOptions
 from kafka_sink.records.extension_types import POLARS_OBJECT
 from kafka_sink.reports import write_report
 from kafka_sink.reports.delivery_report import EndedWrite, WriteResult
@@ -144,6 +145,7 @@ class ArrowProducer:
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
+        self.options: SinkOptions
         self.options, self._texts = checked(options)
         self._process = os.getpid()
         self.result: WriteResult | None = None

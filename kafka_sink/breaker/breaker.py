@@ -63,11 +63,11 @@ class CircuitBreakManager:
         retry_interval_ms: float,
         partition: Callable[[TopicPartition], Partition | None],
     ) -> None:
-        self.task_mutes = TaskMutes(cluster, retry_interval_ms, partition)
+        self.task_mutes: TaskMutes = TaskMutes(cluster, retry_interval_ms, partition)
         self.partition = partition
         # The producer's own objects for brokers, and its look-up of a partition's leader.
         self.brokers: Mapping[int, Broker] = cluster.brokers
-        self.leader = cluster.leader
+        self.leader: Callable[[TopicPartition], PartitionMetadata | None] = cluster.leader
         # The rows of brokers that the sender has forgotten; see ``rows``.
         self.rows_of_forgotten = 0
         # The brokers that keyless rows avoid at the moment; see mute_congested. The sender's thread replaces

@@ -134,7 +134,7 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
     def __init__(self) -> None:
         self._manager: CircuitBreakManager | None = None
         self._settings = failure_rate_settings({})
-        self.limits = SilenceLimits(0.0, 1.0, 0.0)
+        self.limits: SilenceLimits = SilenceLimits(0.0, 1.0, 0.0)
         # The last slow response: its broker, when its request was sent, and when it arrived.
         self._observed: tuple[int, float, float] | None = None
         # Before this time no silence can be long enough, whatever is sent or received in the meantime.

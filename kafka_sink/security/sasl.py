@@ -185,7 +185,7 @@ def kerberos(settings: KerberosSettings, host: str) -> Steps:
         context = gssapi.SecurityContext(
             name=name.canonicalize(gssapi.MechType.kerberos),
             usage="initiate",
-            creds=_kerberos_credentials(gssapi, settings),
+            creds=kerberos_credentials(gssapi, settings),
         )
         return _gssapi(context, context.step(None), target)
     except gssapi.exceptions.GSSError as error:
@@ -209,7 +209,7 @@ def _gssapi(context: Any, token: bytes | None, target: str) -> Steps:
     _require_silence(challenge)
 
 
-def _kerberos_credentials(gssapi: Any, settings: KerberosSettings) -> Any:
+def kerberos_credentials(gssapi: Any, settings: KerberosSettings) -> Any:
     """The credentials of the keytab or principal that the settings name; None for the user's default."""
     if not settings.keytab and not settings.principal:
         return None

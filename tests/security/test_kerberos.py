@@ -22,7 +22,7 @@ import gssapi
 
 from kafka_sink.errors import AuthenticationError
 from kafka_sink.options import SinkOptions
-from kafka_sink.security.sasl import _kerberos_credentials
+from kafka_sink.security.sasl import kerberos_credentials
 from kafka_sink.security.settings import KerberosSettings
 from local_kafka import LocalBroker
 from tests.support.ports import free_port
@@ -180,7 +180,7 @@ def test_second_keytab_in_one_process_logs_in_as_its_own_principal(
     replaced = tmp_path / "replaced.keytab"
 
     def user(keytab: Path, principal: str = "") -> str:
-        return str(_kerberos_credentials(gssapi, KerberosSettings("kafka", principal, str(keytab))).name)
+        return str(kerberos_credentials(gssapi, KerberosSettings("kafka", principal, str(keytab))).name)
 
     for name, keytab in keytabs.items():
         assert user(keytab) == f"{name}@{REALM}"

@@ -223,7 +223,7 @@ def test_each_keytab_and_principal_has_a_ticket_cache_of_its_own(tmp_path: Path)
             NameType=SimpleNamespace(kerberos_principal=None),
             Credentials=lambda store, **_: store["ccache"],
         )
-        found: str = sasl._kerberos_credentials(gssapi, KerberosSettings("kafka", principal, str(keytab)))
+        found: str = sasl.kerberos_credentials(gssapi, KerberosSettings("kafka", principal, str(keytab)))
         assert found.startswith("MEMORY:"), "no other process sees the tickets"
         return found
 
