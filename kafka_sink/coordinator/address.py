@@ -38,12 +38,11 @@ class PlannedCoordinator:
     """What planning gives a write's tasks: where the coordinator is, and the metadata of their topics.
 
     ``address`` has no host where tasks connect to ``spark.driver.host``, which tasks know and planning does
-    not. ``driver_address``: where the driver itself finds the coordinator.
+    not. The driver looks its own address up: ``rendezvous.address_for_driver``.
     """
 
     address: CoordinatorAddress | None = None
     snapshot: MetadataSnapshot | None = None
-    driver_address: CoordinatorAddress | None = None
 
 
 def without_brackets(host: str) -> str:

@@ -19,12 +19,11 @@ from typing import TYPE_CHECKING
 from kafka_sink import libraries, spark_application
 from kafka_sink.coordinator.address import (
     UNAVAILABLE,
-    CoordinatorAddress,
     PlannedCoordinator,
     warn_of_no_coordinator,
 )
 from kafka_sink.coordinator.placement import Placement, is_enabled, placement, ui_placement
-from kafka_sink.coordinator.rendezvous import LocationFolder, RunningCoordinator
+from kafka_sink.coordinator.rendezvous import LocationFolder, RunningCoordinator, serving
 from kafka_sink.driver import driver_log, driver_process
 from kafka_sink.driver.driver_conf import conf_of
 from kafka_sink.driver.driver_process import DriverProcess
@@ -78,20 +77,13 @@ def plan_coordinator(
     group = found.group_of(options.identity_of_cluster())
     address = replace(found.address, group=group, has_view=bool(found.view))
     host = found.bound_to if Placement(found.bound_to, address.port).is_loopback else ""
-    return PlannedCoordinator(replace(address, host=host), snapshot, address)
-
-
-def live_view_address() -> CoordinatorAddress | None:
-    """That of the application's coordinator, where it runs and has a live view. Raises OSError."""
-    local_dirs = spark_application.local_dirs()
-    found = _serving(LocationFolder.of(local_dirs)) if local_dirs else None
-    return found.address if found is not None and found.view else None
+    return PlannedCoordinator(replace(address, host=host), snapshot)
 
 
 def _find_or_start(
     options: SinkOptions, local_dirs: str, environ: Mapping[str, str]
 ) -> RunningCoordinator | None:
-    found = _serving(LocationFolder.of(local_dirs))
+    found = serving(LocationFolder.of(local_dirs))
     if found is not None and _has_view(found, ui_placement(options, environ)):
         return found
     if spark_application.happened_within(UNAVAILABLE, _AFTER_FAILURE_S):
@@ -107,7 +99,7 @@ def _find_or_start(
     view = ui_placement(options, environ, conf)
     place = LocationFolder.make(local_dirs)
     with place.lock(_LOCK_MS):
-        found, before = _serving(place), place.found()
+        found, before = serving(place), place.found()
         is_again = found is None and before is not None
         if found is None:
             found = _start(where, place, driver, environ)
@@ -124,11 +116,6 @@ def _find_or_start(
     return found
 
 
-def _serving(place: LocationFolder) -> RunningCoordinator | None:
-    found = place.found() if os.path.lexists(place.folder) else None
-    return found if found is not None and place.is_alive() else None
-
-
 def _has_view(found: RunningCoordinator, wanted: Placement | None) -> bool:
     return wanted is None or bool(found.view or found.view_error)
 
@@ -138,7 +125,7 @@ def _open_live_view(place: LocationFolder, found: RunningCoordinator, view: Plac
     from kafka_sink.coordinator.client import ask
     from kafka_sink.coordinator.live.view import OpenView, ViewOpened
 
-    opened = ask(found.address, OpenView(view.address, view.port), ViewOpened, _LIVE_VIEW_MS)
+    opened = ask(found.of_driver, OpenView(view.address, view.port), ViewOpened, _LIVE_VIEW_MS)
     found = replace(found, view=opened.url, view_port=opened.port, view_error=opened.error)
     place.publish(found)
     if opened.error:

@@ -22,12 +22,13 @@ import os
 import stat
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
 
+from kafka_sink import spark_application
 from kafka_sink.coordinator.address import CoordinatorAddress
 from kafka_sink.secret import HiddenBytes
 
@@ -39,15 +40,22 @@ _LOCK_POLL_S = 0.005
 class RunningCoordinator:
     """A coordinator that serves, or has served.
 
-    ``address``: for processes on its host. ``bound_to``: the address that it listens on. ``view``: the live
+    ``address``: as tasks on its host use it. ``driver_token``: what the driver proves itself with in place of
+    the tasks' token. ``bound_to``: the address that it listens on. ``view``: the live
     view's URL; ``view_port``, also where it failed; ``view_error``: why there is none.
     """
 
     address: CoordinatorAddress
+    driver_token: bytes = field(repr=False)
     bound_to: str
     view: str = ""
     view_port: int = 0
     view_error: str = ""
+
+    @property
+    def of_driver(self) -> CoordinatorAddress:
+        """The address as the driver uses it."""
+        return replace(self.address, token=self.driver_token, has_view=bool(self.view))
 
     def group_of(self, options: Mapping[str, str]) -> str:
         """The key of the group of tasks with these options.
@@ -148,6 +156,24 @@ class LocationFolder:
         with open(os.open(fresh, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
             file.write(content)
         os.replace(fresh, self._found)
+
+
+def serving(place: LocationFolder) -> RunningCoordinator | None:
+    """The coordinator that serves in this folder. Raises OSError."""
+    found = place.found() if os.path.lexists(place.folder) else None
+    return found if found is not None and place.is_alive() else None
+
+
+def address_for_driver() -> CoordinatorAddress | None:
+    """Where the driver's processes find the application's coordinator; None if none serves.
+
+    It is looked up each time, because it contains the driver's token. What is planned travels to executors.
+    """
+    local_dirs = spark_application.local_dirs()
+    with suppress(OSError):
+        found = serving(LocationFolder.of(local_dirs)) if local_dirs else None
+        return None if found is None else found.of_driver
+    return None
 
 
 def _check_private(folder: Path) -> None:

@@ -58,6 +58,9 @@ MESSAGES: dict[str, type[Message]] = {}
 class Message(Structure, frozen=True):
     """Base of a message."""
 
+    # Whether it is taken from the driver alone, which has a token of its own.
+    is_of_driver: ClassVar[bool] = False
+
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if cls.__name__ in MESSAGES:

@@ -317,14 +317,23 @@ class CoordinatorServer:
             peer.due_ms = max(peer.due_ms, saved_ms) + each_ms * max(1.0, len(data) / _BYTES_OF_ONE)
             self.on_message(peer, parsed(data))
             self._messages += 1
-        elif data[0] != VERSION or not hmac.compare_digest(data[1:], self._identity.token):
+        elif not self._knows_a_token(peer, data):
             raise ProtocolError("a wrong token, or another version")
-        elif self._connections.authenticated < self._bounds.connections:
+        elif self._connections.authenticated < self._most_for(peer):
             self._connections.on_authenticated(peer)
         else:
             # Not closed at once: what the task has sent meanwhile would destroy what it is to read. Like one
             # that has not authenticated, it goes when its time is over.
             self.send(peer.number, Full())
+
+    def _most_for(self, peer: Peer) -> int:
+        """How many connections there may be once this one has authenticated."""
+        return self._bounds.connections + (self._bounds.reserved if peer.is_driver else 0)
+
+    def _knows_a_token(self, peer: Peer, data: bytes) -> bool:
+        peer.is_driver = hmac.compare_digest(data[1:], self._identity.driver_token)
+        is_task = hmac.compare_digest(data[1:], self._identity.token)
+        return data[0] == VERSION and (peer.is_driver or is_task)
 
     # -- messages -----------------------------------------------------------------------------------
 
@@ -338,6 +347,8 @@ class CoordinatorServer:
             kind = self._of_message.get(type(message))
             if kind is None:
                 raise ProtocolError(f"{type(message).__name__} is not for the coordinator")
+            if message.is_of_driver and not peer.is_driver:
+                raise ProtocolError(f"{type(message).__name__} is for the driver alone to send")
             instance = peer.joined.get(kind)
             if instance is None:
                 if kind.scope is not ServiceScope.APPLICATION:

@@ -61,7 +61,7 @@ class ServerProcess:
         server.start(listening)
         where = Placement(self._settings["address"], listening.getsockname()[1])
         address = self._identity.address(where.local_host, where.port)
-        self._place.publish(RunningCoordinator(address, where.address))
+        self._place.publish(RunningCoordinator(address, self._identity.driver_token, where.address))
         while self._driver.is_alive() and self._is_current():
             self._metrics.sample(monotonic_ms())
             await asyncio.sleep(_CHECK_S)

@@ -34,7 +34,7 @@ from kafka_sink.coordinator.address import CoordinatorAddress
 from kafka_sink.coordinator.schema import MAX_MESSAGE_BYTES, Message, decode, encode
 from kafka_sink.errors import ProtocolError
 
-VERSION = 7
+VERSION = 8
 TOKEN_BYTES = 32
 _PROOF_BYTES = 1 + TOKEN_BYTES
 _LENGTH = struct.Struct(">I")
@@ -55,9 +55,11 @@ class ServerIdentity:
     fingerprint: bytes
     name: str = field(repr=False)
     token: bytes = field(repr=False)
+    # Never leaves the driver's host: see ``Message.is_of_driver``.
+    driver_token: bytes = field(repr=False)
 
     def address(self, host: str, port: int) -> CoordinatorAddress:
-        """For clients. Its host and port are not the identity's."""
+        """For tasks. Its host and port are not the identity's."""
         return CoordinatorAddress(host, port, self.fingerprint, self.name, self.token)
 
 
@@ -101,7 +103,8 @@ def new_identity() -> ServerIdentity:
 
     context.sni_callback = check_name
     fingerprint = hashlib.sha256(certificate.public_bytes(serialization.Encoding.DER)).digest()
-    return ServerIdentity(context, fingerprint, name, secrets.token_bytes(TOKEN_BYTES))
+    tokens = secrets.token_bytes(TOKEN_BYTES), secrets.token_bytes(TOKEN_BYTES)
+    return ServerIdentity(context, fingerprint, name, *tokens)
 
 
 # -- frames ---------------------------------------------------------------------------------------------
@@ -223,13 +226,14 @@ class Peer:
     __slots__ = (
         "_at", "_incoming", "_outgoing", "_queue", "_queued", "_rest", "_tls", "_without_data",
         "begun_ms", "due_ms", "fd", "frames", "heard_ms", "is_authenticated",
-        "is_gone", "joined", "number", "socket", "source", "unfinished", "unread_since_ms", "waits_since_ms",
+        "is_driver", "is_gone", "joined", "number", "socket", "source", "unfinished", "unread_since_ms",
+        "waits_since_ms",
     )  # fmt: skip
 
     def __init__(self, number: int, source: str, connected: socket.socket, now_ms: float) -> None:
         self.number = number
         self.source = source
-        self.is_authenticated = self.is_gone = False
+        self.is_authenticated = self.is_driver = self.is_gone = False
         # What the server has let it join.
         self.joined: dict[Any, Any] = {}
         self.frames = FrameReader(_PROOF_BYTES)
@@ -386,9 +390,10 @@ _LOG_MS = 60_000.0
 class ServerBounds:
     """Counts, bytes and milliseconds.
 
-    ``connections``: authenticated. ``messages_per_s`` and ``burst``: of each peer, where a long message
-    counts as several. ``messages_at_once`` and ``iteration_ms``: of all peers in one iteration of the loop.
-    ``greeting_ms``: in one iteration, for first messages, of which each costs a signature. ``frame_ms``: from
+    ``connections``: authenticated; ``reserved``: more of them, for the driver alone. ``messages_per_s`` and
+    ``burst``: of each peer, where a long message counts as several. ``messages_at_once`` and
+    ``iteration_ms``: of all peers in one iteration of the loop. ``greeting_ms``: in one iteration, for first
+    messages, of which each costs a signature. ``frame_ms``: from
     connecting to the token, but for the time that a peer waits for its turn; for the rest of a message; and
     for a peer to read some of what waits for it.
     ``unread_bytes_of_all`` leaves out messages that many peers get, because there is one copy of each.
@@ -396,6 +401,7 @@ class ServerBounds:
     """
 
     connections: int = 20_000
+    reserved: int = 64
     unauthenticated: int = 8_192
     messages_per_s: float = 50.0
     burst: float = 500.0

@@ -11,7 +11,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from msgspec import Meta
 
@@ -63,6 +63,8 @@ class WriteEnding(Message, frozen=True):
 
     ``again``: a later write may have this name, so it is not remembered.
     """
+
+    is_of_driver: ClassVar[bool] = True
 
     write: Name
     again: bool

@@ -100,9 +100,13 @@ def _advise(ended: EndedWrite) -> None:
 
 
 def _to_live_view(options: SinkOptions, coordinator: PlannedCoordinator, ended: EndedWrite) -> None:
-    address = coordinator.driver_address
-    if address is not None and address.has_view:
-        report_end(address, write_ended(options, ended))
+    if coordinator.address is not None and coordinator.address.has_view:
+        # Writes without a coordinator need none of it.
+        from kafka_sink.coordinator.rendezvous import address_for_driver
+
+        address = address_for_driver()
+        if address is not None:
+            report_end(address, write_ended(options, ended))
 
 
 def _to_delivery_report(path: str, ended: EndedWrite) -> None:

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 from kafka_sink import spark_application
 from kafka_sink.breaker.interface import load_breaker
 from kafka_sink.clock import CONNECT_BOUND_MS, STARTING, TOPIC_RECHECK_S
-from kafka_sink.coordinator.launcher import live_view_address, plan_coordinator
+from kafka_sink.coordinator.launcher import plan_coordinator
 from kafka_sink.coordinator.live.messages import DriverWaiting
+from kafka_sink.coordinator.rendezvous import address_for_driver
 from kafka_sink.driver import driver_conf, driver_log
 from kafka_sink.options import SinkOptions, parse
 from kafka_sink.rows.column_plan import ColumnPlan, ignored_columns
@@ -71,7 +72,7 @@ def plan(
     label = "a micro-batch" if is_repeated else "a write"
     in_transactions = None
     waiting = name if is_stream_writer else query or name
-    with DriverWaiting(options, waiting, STARTING, label, live_view_address):
+    with DriverWaiting(options, waiting, STARTING, label, address_for_driver):
         snapshot = looked_up(options, is_repeated=is_repeated)
         if options.exactly_once:
             from kafka_sink.transactions import planning as transactions

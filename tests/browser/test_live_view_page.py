@@ -20,7 +20,7 @@ from selenium import webdriver
 from kafka_sink.coordinator.address import PlannedCoordinator
 from kafka_sink.coordinator.launcher import plan_coordinator
 from kafka_sink.coordinator.live.messages import TaskIdentity, report_end
-from kafka_sink.coordinator.rendezvous import read_found
+from kafka_sink.coordinator.rendezvous import address_for_driver, read_found
 from kafka_sink.errors import KafkaSinkError
 from kafka_sink.model import TaskResult
 from kafka_sink.options import parse
@@ -59,8 +59,8 @@ class Job:
         self.options = parse(self.raw).options
         self.name = name
         self.coordinator: PlannedCoordinator = plan_coordinator(self.options)
-        assert self.coordinator.driver_address is not None
-        assert self.coordinator.driver_address.has_view
+        assert self.coordinator.address is not None
+        assert self.coordinator.address.has_view
         self.results: list[TaskResult] = []
         self.failures: list[Exception] = []
         self.stop = threading.Event()
@@ -71,7 +71,7 @@ class Job:
             thread.start()
 
     def _run(self, task: int) -> None:
-        address = self.coordinator.driver_address
+        address = self.coordinator.address
         number = 1_000 * (1 + abs(hash(self.name)) % 1000) + task
         identity = TaskIdentity(self.name, number, task, host="worker-1", application="nightly orders")
         options = parse(self.raw | {"kafka.buffer.memory": str(self.size + task)}).options
@@ -90,10 +90,11 @@ class Job:
         self.stop.set()
         for thread in self.threads:
             thread.join(120)
-        assert self.coordinator.driver_address is not None
         outcome = "aborted" if self.failures else "committed"
         ended = EndedWrite(self.name, outcome, "", None, None, self.results, in_transactions)
-        report_end(self.coordinator.driver_address, write_ended(self.options, ended))
+        driver = address_for_driver()
+        assert driver is not None
+        report_end(driver, write_ended(self.options, ended))
         return sum(result.records for result in self.results)
 
 

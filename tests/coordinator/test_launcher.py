@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import pickle
 import shutil
 import signal
 import socket
@@ -14,6 +15,7 @@ import time
 import traceback
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from kafka_sink import spark_application
 from kafka_sink.coordinator.address import UNAVAILABLE, CoordinatorAddress, PlannedCoordinator
 from kafka_sink.coordinator.client import ask
 from kafka_sink.coordinator.launcher import plan_coordinator
-from kafka_sink.coordinator.rendezvous import FOLDER, LocationFolder, read_found
+from kafka_sink.coordinator.rendezvous import FOLDER, LocationFolder, address_for_driver, read_found
 from kafka_sink.coordinator.schema import Alive
 from kafka_sink.coordinator.writes import WriteOver, Writing, end_attempts
 from kafka_sink.options import parse
@@ -65,8 +67,8 @@ def planned(
 
 
 def answers(found: PlannedCoordinator) -> bool:
-    assert found.driver_address is not None
-    return ask(found.driver_address, Alive(), Alive, 30_000) == Alive()
+    address = address_of(found)
+    return ask(replace(address, host=address.host or "127.0.0.1"), Alive(), Alive, 30_000) == Alive()
 
 
 def address_of(found: PlannedCoordinator) -> CoordinatorAddress:
@@ -85,10 +87,11 @@ def found_in(application: Application) -> Any:
 def test_the_first_write_starts_it_and_the_next_find_it(application: Application) -> None:
     first = planned()
     assert first == planned() == planned(kafka_client_id="another")
-    address = first.driver_address
-    assert address is not None
-    end_attempts(address, "a")
-    assert ask(address, Writing("a"), WriteOver, 30_000) == WriteOver("a")
+    driver = address_for_driver()
+    assert driver is not None
+    assert driver.token != address_of(first).token
+    end_attempts(driver, "a")
+    assert ask(address_of(first), Writing("a"), WriteOver, 30_000) == WriteOver("a")
     pid = application.processes[0].pid
     assert os.getsid(pid) == os.getpgid(pid) == pid, "Ctrl-C in the driver's terminal is not for it"
     # Groups share it.
@@ -196,7 +199,10 @@ def test_nothing_shows_a_secret(application: Application) -> None:
         **LOGIN,
     )
     address = address_of(found)
-    secrets = (address.token.hex(), repr(address.token), address.name, PASSWORD)
+    driver = address_for_driver()
+    assert driver is not None
+    assert driver.token not in pickle.dumps(found), "it travels to executors"
+    secrets = (address.token.hex(), repr(address.token), repr(driver.token), address.name, PASSWORD)
     assert not any(secret in repr(found) for secret in secrets)
     pid = application.processes[0].pid
     shown = subprocess.run(["ps", "-ww", "-o", "args=", "-p", str(pid)], capture_output=True, text=True)

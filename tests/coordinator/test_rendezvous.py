@@ -13,7 +13,7 @@ from kafka_sink.coordinator.rendezvous import LocationFolder, RunningCoordinator
 from kafka_sink.options import parse
 
 ADDRESS = CoordinatorAddress("::1", 1, b"a" * 32, "name.invalid", b"b" * 32)
-FOUND = RunningCoordinator(ADDRESS, "::1")
+FOUND = RunningCoordinator(ADDRESS, b"d" * 32, "::1")
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_the_lock_is_waited_for(place: LocationFolder) -> None:
 def test_a_groups_key_gives_no_password_away() -> None:
     """It goes over the wire: a hash without the token could be tried out."""
     settings = parse({"kafka.bootstrap.servers": "h:1"}).options.identity_of_cluster()
-    other = RunningCoordinator(replace(ADDRESS, token=b"c" * 32), "::1")
+    other = RunningCoordinator(replace(ADDRESS, token=b"c" * 32), b"d" * 32, "::1")
     assert FOUND.group_of(settings) == FOUND.group_of(dict(reversed(settings.items())))
     assert FOUND.group_of(settings) != other.group_of(settings)
     assert FOUND.group_of(settings) != FOUND.group_of({**settings, "kafka.security.protocol": "SSL"})

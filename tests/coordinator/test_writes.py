@@ -7,10 +7,13 @@ from functools import partial
 import pytest
 
 from kafka_sink.coordinator.address import CoordinatorAddress, PlannedCoordinator
-from kafka_sink.coordinator.client import CoordinatorClient
-from kafka_sink.coordinator.live.application import ApplicationMetrics
-from kafka_sink.coordinator.schema import Message, decode, deliver, encode
+from kafka_sink.coordinator.client import CoordinatorClient, connect, tell
+from kafka_sink.coordinator.live.application import ApplicationMetrics, ReportService
+from kafka_sink.coordinator.live.messages import DriverWaits
+from kafka_sink.coordinator.live.view import OpenView, ViewService
+from kafka_sink.coordinator.schema import MESSAGES, Alive, Message, decode, deliver, encode
 from kafka_sink.coordinator.server import Services
+from kafka_sink.coordinator.transport import ServerBounds
 from kafka_sink.coordinator.writes import (
     MAX_CAUSE,
     MAX_FAILED,
@@ -31,6 +34,7 @@ from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.spark.write import PlannedWrite
 from tests.support.coordinator_harness import HELLO, clock_ms, serving
 from tests.support.fake_outbox import FakeOutbox
+from tests.support.task_reports import final
 from tests.support.waiting import until
 
 DRIVER = 99
@@ -161,11 +165,42 @@ def test_a_driver_without_coordinator_goes_on() -> None:
 @pytest.mark.usefixtures("application")
 def test_micro_batches_do_not_wait_for_a_frozen_coordinator_again_and_again() -> None:
     with serving(services=SERVICES) as server, server.busy():
-        assert end_attempts(server.address, "q/1", again=True) == ""
+        assert end_attempts(server.driver_address, "q/1", again=True) == ""
         began_ms = clock_ms()
         for _ in range(10):
-            assert end_attempts(server.address, "q/1", again=True) == ""
+            assert end_attempts(server.driver_address, "q/1", again=True) == ""
         assert clock_ms() - began_ms < 2_000
+
+
+def test_only_the_driver_ends_writes_and_opens_the_live_view() -> None:
+    """Catches: every task could, so one ended the attempts of other jobs, and opened a page without login on
+    any address although ui.port=-1."""
+    metrics = ApplicationMetrics()
+    services: Services = {
+        WriteService: partial(WriteService, listener=metrics),
+        ViewService: partial(ViewService, metrics=metrics),
+        ReportService: partial(ReportService, metrics=metrics),
+    }
+    of_driver = WriteEnding("w", True), OpenView("127.0.0.1", 0), final(1), DriverWaits("c", "w", "starting")
+    assert {type(message) for message in of_driver} == {one for one in MESSAGES.values() if one.is_of_driver}
+    with serving(services=services) as server:
+        for message in of_driver:
+            with pytest.raises(ConnectionError):
+                tell(server.address, message, 30_000)
+            tell(server.driver_address, message, 30_000)
+
+
+def test_the_driver_is_served_while_tasks_have_all_connections() -> None:
+    """Catches: one peer could take all of them, and the ends of writes were not told any more."""
+    bounds = ServerBounds(connections=1, reserved=1)
+    with serving(services=SERVICES, bounds=bounds) as server:
+        task = connect(server.address, 30_000)
+        with task.socket:
+            task.send(Alive())
+            assert task.receive() == [Alive()]
+            with pytest.raises(TimeoutError):
+                tell(server.address, Writing("w"), 500)
+            tell(server.driver_address, WriteEnding("w", False), 30_000)
 
 
 def test_a_task_at_work_is_ended_by_the_commit_on_the_driver() -> None:
@@ -176,12 +211,13 @@ def test_a_task_at_work_is_ended_by_the_commit_on_the_driver() -> None:
         client.start()
         client.resume()
         options = parse({"kafka.bootstrap.servers": "h:1", "topic": "t", "log.summary": "false"}).options
-        planned = PlannedCoordinator(server.address, None, server.address)
+        planned = PlannedCoordinator(server.address)
         other, mine = (PlannedWrite(options, ColumnPlan(value=0, topic="t"), planned) for _ in range(2))
         channel.begin(mine.name)
         until(lambda: server.messages() >= 2)
-        other.commit([])
-        mine.commit([])
+        with server.has_driver():
+            other.commit([])
+            mine.commit([])
         until(lambda: causes)
         assert isinstance(causes[0], WriteOverError)
         channel.end()

@@ -122,9 +122,8 @@ def viewed(metrics: ApplicationMetrics) -> Iterator[tuple[PlannedCoordinator, Se
     """What planning gives to a write whose metrics are shown."""
     writes = partial(WriteService, listener=metrics)
     services: Services = {ReportService: partial(ReportService, metrics=metrics), WriteService: writes}
-    with serving(services=services) as server:
-        address = replace(server.address, has_view=True)
-        yield PlannedCoordinator(address, None, address), server
+    with serving(services=services) as server, server.has_driver():
+        yield PlannedCoordinator(replace(server.address, has_view=True)), server
 
 
 def test_the_live_view_shows_the_metrics_of_the_summary_once_save_returns() -> None:

@@ -11,9 +11,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from typing import Annotated, Any
+from unittest.mock import patch
 
 from msgspec import Meta
 
+from kafka_sink.coordinator import rendezvous
 from kafka_sink.coordinator.address import CoordinatorAddress
 from kafka_sink.coordinator.schema import (
     Channel,
@@ -148,6 +150,14 @@ class Serving:
     @property
     def address(self) -> CoordinatorAddress:
         return address_at(self.port, identity())
+
+    @property
+    def driver_address(self) -> CoordinatorAddress:
+        return replace(self.address, token=identity().driver_token, has_view=True)
+
+    def has_driver(self) -> Any:
+        """Within the block, this process finds the coordinator as the driver does."""
+        return patch.object(rendezvous, "address_for_driver", lambda: self.driver_address)
 
     def echoing(self, options: SinkOptions, out: Outbox) -> Echo:
         self.echoes.append(Echo(options, out))

@@ -161,7 +161,7 @@ def run_round(fault: str, seed: int, folder: Path) -> Round:
                     "kafka.retry.backoff.ms": "20",
                 }
             ).options
-            address = plan_coordinator(options).driver_address
+            address = plan_coordinator(options).address
             assert address is not None
             scene = Scene(application, address, chance)
             tables = [TOPICS[: (unit + 1) * NEW_TOPICS] for unit in range(UNITS)]

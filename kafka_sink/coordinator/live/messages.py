@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Annotated, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 from msgspec import Meta, field
 from msgspec.structs import replace
@@ -186,6 +186,8 @@ class WriteEnded(Message, frozen=True):
     of an abort.
     """
 
+    is_of_driver: ClassVar[bool] = True
+
     cluster: Text
     write: Name
     outcome: _Outcome
@@ -207,6 +209,8 @@ class DriverWaits(Message, frozen=True):
     ``write``: its name without the micro-batch, or a query's id. ``left_ms``: until it fails. ``cause``: why
     the step has failed.
     """
+
+    is_of_driver: ClassVar[bool] = True
 
     cluster: Text
     write: Name
@@ -369,5 +373,8 @@ class DriverWaiting:
         # Also where the folder cannot be used: planning warns of that.
         with suppress(OSError):
             address = self._find()
-            if address is not None and not spark_application.happened_within(_SILENT, _WAIT_UNREPORTED_S):
+            # Nobody else wants to know it.
+            if address is None or not address.has_view:
+                return
+            if not spark_application.happened_within(_SILENT, _WAIT_UNREPORTED_S):
                 _tell_or_remember(address, message, _SHORT_TIMEOUT_MS, self._tell_coordinator)

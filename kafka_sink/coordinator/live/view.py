@@ -11,7 +11,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from importlib.resources import files
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta
 
@@ -29,6 +29,8 @@ _Render = Callable[[dict[str, Any]], Response]
 
 class OpenView(Message, frozen=True):
     """From planning: serve the live view at this address (ui.bind.address) and port (ui.port)."""
+
+    is_of_driver: ClassVar[bool] = True
 
     address: Text
     port: Annotated[int, Meta(ge=0, le=65_535)]

@@ -158,7 +158,7 @@ def test_thousands_that_report_at_once_take_turns_and_lose_nothing() -> None:
 # -- the driver ---------------------------------------------------------------------------------------
 
 
-ADDRESS = CoordinatorAddress("127.0.0.1", 1, b"", "", b"")
+ADDRESS = CoordinatorAddress("127.0.0.1", 1, b"", "", b"", has_view=True)
 
 
 class Waiting:
