@@ -73,6 +73,22 @@ def explanation(error: BaseException, is_there: Callable[[str], bool] = is_there
 _PACKAGE_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
+def foreign(found: os.stat_result, *, is_folder: bool = False) -> str:
+    """Why a file or folder that this process wants to use is not its user's alone; "" if it is.
+
+    ``found`` must be of the file itself, not of the target of a symbolic link: another user may change the
+    link at any time. A folder must be closed to all others. A file may be readable, but a hard link to it
+    may be in a folder of another user.
+    """
+    if not (stat.S_ISDIR if is_folder else stat.S_ISREG)(found.st_mode):
+        return "it is not a folder" if is_folder else "it is not a regular file"
+    if found.st_uid != os.geteuid():
+        return "it belongs to another user"
+    if is_folder and found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        return "other users have access to it"
+    return "it has a hard link" if not is_folder and found.st_nlink > 1 else ""
+
+
 def others_may_write(path: str) -> bool:
     """Whether another user of this host, except root, could change or replace the file, or fill the folder.
 

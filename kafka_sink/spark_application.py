@@ -24,6 +24,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TypeVar
 
+from kafka_sink.libraries import foreign
+
 
 @dataclass(frozen=True, slots=True)
 class SparkApplication:
@@ -105,7 +107,7 @@ def happened_within(key: str, seconds: float) -> bool:
         return False
     # Processes share the wall clock. A time in the future means that the clock was set back.
     is_recent = seconds == math.inf or 0 <= time.time() - found.st_mtime <= seconds
-    return found.st_uid == os.getuid() and is_recent
+    return is_recent and not foreign(found)
 
 
 def note(key: str, text: str = "") -> None:

@@ -19,7 +19,6 @@ import fcntl
 import hmac
 import json
 import os
-import stat
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -30,6 +29,7 @@ import msgspec
 
 from kafka_sink import spark_application
 from kafka_sink.coordinator.address import CoordinatorAddress
+from kafka_sink.libraries import foreign
 from kafka_sink.secret import HiddenBytes
 
 FOLDER = "kafka-chunked-coordinator"
@@ -178,14 +178,8 @@ def address_for_driver() -> CoordinatorAddress | None:
 
 def _check_private(folder: Path) -> None:
     """Raise PermissionError if anybody but this user could have written to the folder."""
-    # No symbolic link: its target may be another user's, and may change at any time.
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode):
-        raise PermissionError(errno.EPERM, "it is not a folder", str(folder))
-    if found.st_uid != os.getuid():
-        raise PermissionError(errno.EPERM, "it belongs to another user", str(folder))
-    if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise PermissionError(errno.EPERM, "other users have access to it", str(folder))
+    if problem := foreign(folder.lstat(), is_folder=True):
+        raise PermissionError(errno.EPERM, problem, str(folder))
 
 
 def read_found(path: Path) -> RunningCoordinator | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import stat
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from typing import Any
 
 from kafka_sink.counts import total
 from kafka_sink.errors import ConfigurationError
+from kafka_sink.libraries import foreign
 from kafka_sink.model import TaskResult, TopicPartition
 from kafka_sink.options import SinkOptions
 from kafka_sink.options.values import local_path
@@ -102,23 +102,20 @@ def _take_back(handle: int, written: int) -> None:
 def _opened(path: str) -> int:
     """Open the file without waiting for the reader of a FIFO. Raises OSError, also for another user's
     file."""
-    irregular = OSError(errno.EINVAL, "it is not a regular file")
     try:
         handle = os.open(path, _FLAGS, _MODE)
     except OSError as error:
         # The path is a FIFO without a reader, or a socket.
         if error.errno == errno.ENXIO:
-            raise irregular from None
+            raise OSError(errno.EINVAL, "it is not a regular file") from None
         if error.errno == errno.ELOOP:
             raise OSError(errno.ELOOP, "it is a symbolic link: set the path of the file itself") from None
         raise
-    found = os.fstat(handle)
-    is_regular = stat.S_ISREG(found.st_mode)
-    if is_regular and found.st_uid == os.geteuid() and found.st_nlink == 1:
+    problem = foreign(os.fstat(handle))
+    if not problem:
         return handle
     os.close(handle)
-    foreign = OSError(errno.EPERM, "it belongs to another user, or it has a hard link: delete it")
-    raise foreign if is_regular else irregular
+    raise OSError(errno.EPERM, f"{problem}: delete it, or name another file")
 
 
 def partitions_of(results: Sequence[TaskResult]) -> list[dict[str, Any]]:
