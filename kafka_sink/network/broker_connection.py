@@ -1,5 +1,8 @@
-"""One broker's connection and its states: resolving, preparing, connecting, TLS handshake, negotiating API
-versions, authenticating, ready."""
+"""The connection to one broker.
+
+Its states are resolving, preparing, connecting, TLS handshake, negotiating API versions, authenticating, and
+ready.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,10 @@ _CANONICAL = "resolve_canonical_bootstrap_servers_only"
 
 class ConnectionState(Enum):
     """PREPARING reads TLS files and fetches tokens. HANDSHAKING is the TLS handshake, NEGOTIATING is
-    ApiVersions, AUTHENTICATING is SASL. REAUTHENTICATING is SASL again, with requests still in flight."""
+    ApiVersions.
+
+    AUTHENTICATING is the SASL login. REAUTHENTICATING is another login with requests still in flight.
+    """
 
     IDLE = "idle"
     RESOLVING = "resolving"
@@ -57,7 +63,7 @@ _MOVES: dict[ConnectionState, frozenset[ConnectionState]] = {
     ConnectionState.READY: frozenset({ConnectionState.REAUTHENTICATING, ConnectionState.IDLE}),
     ConnectionState.REAUTHENTICATING: frozenset({ConnectionState.READY, ConnectionState.IDLE}),
 }
-# For messages: the step at which setting up a connection failed.
+# For messages: the step at which setting up a connection has failed.
 STEPS = {
     ConnectionState.RESOLVING: "looking up its name",
     ConnectionState.PREPARING: "fetching its login or reading TLS files",
@@ -73,10 +79,11 @@ _STATE_OF = {
     Phase.REAUTHENTICATING: ConnectionState.REAUTHENTICATING,
 }
 _TALKING = frozenset(_STATE_OF.values())
-# Share of a session after which to log in again, and its random addition (as in Java's client, KIP-368).
+# The part of a session after which to log in again, and the random part added to it (as in Java's client,
+# KIP-368).
 _SESSION_SHARE, _SESSION_JITTER = 0.85, 0.10
 _RENEW_AGAIN_MS = 1000.0
-# How long an address has for itself before the next one is tried beside it (RFC 8305).
+# How long to wait for an address before the next one is also tried (RFC 8305).
 _NEXT_ADDRESS_MS = 250.0
 _MIN_SESSION_MS = 1000.0
 
@@ -88,8 +95,8 @@ class RequestTimeoutError(TimeoutError):
 class BrokerConnection:
     """A connection with its stream, timeouts and reconnect backoff. Times are milliseconds.
 
-    ``random`` returns [0, 1) for jitter. ``notify`` may be called from any thread and ends the poll.
-    ``lookup`` is as start_lookup, ``plaintext`` makes a stream without TLS.
+    ``random`` returns values in [0, 1) for jitter. ``notify`` ends the poll, and any thread may call it.
+    ``lookup`` has the signature of start_lookup, and ``plaintext`` creates a stream without TLS.
     """
 
     def __init__(
@@ -105,7 +112,8 @@ class BrokerConnection:
         self.node = node
         self.state = ConnectionState.IDLE
         self.transport: PlaintextTransport | None = None
-        # Streams to the addresses that are being tried by TCP. The first that responds becomes `transport`.
+        # Streams to the addresses that are being tried. The first one whose TCP connection succeeds becomes
+        # `transport`.
         self.attempts: dict[PlaintextTransport, SocketAddress] = {}
         # The selector's events for the transport. NetworkClient sets them.
         self.watched_events = 0
@@ -128,15 +136,15 @@ class BrokerConnection:
         self._settings = SecuritySettings() if security is None else security.settings
         # The login or TLS context that another thread prepares.
         self.preparation: Future[Prepared] | None = None
-        # APIs of whose trailing bytes there was a warning.
+        # The APIs for which a warning about trailing bytes was already logged.
         self._trailing: set[int] = set()
-        # Made anew for each attempt to connect.
+        # A new object for each attempt to connect.
         self.protocol = self._new_protocol(None)
         self._renew_at_ms = math.inf
         self._session_end_ms = math.inf
         self._heard_since_ready = False
         self._lookup: Future[list[SocketAddress]] | None = None
-        # Those of the host that were not tried since it was looked up.
+        # The host's addresses that were not tried since the last lookup.
         self._addresses: list[SocketAddress] = []
         self._next_address_ms = math.inf
         self._context: ssl.SSLContext | None = None
@@ -156,18 +164,18 @@ class BrokerConnection:
     # -- connecting -------------------------------------------------------------------------------
 
     def may_connect(self, now_ms: float) -> bool:
-        """Whether the connection is idle and its reconnect backoff is over."""
+        """Whether the connection is idle and its reconnect backoff has passed."""
         return self.state is ConnectionState.IDLE and now_ms >= self.connect_after_ms
 
     def open(self, now_ms: float) -> None:
-        """Start to connect to the host's next address; resolves the host if none is left.
+        """Start to connect to the host's next address. If none is left, the host is resolved first.
 
-        Raises OSError if the system fails that at once. The setup timeout
-        (socket.connection.setup.timeout.ms, KIP-601) runs from here until requests may be sent. Kafka's own
-        client excludes the ApiVersions exchange and applies request.timeout.ms to it.
+        Raises OSError if the system refuses at once. The setup timeout (socket.connection.setup.timeout.ms,
+        KIP-601) starts here and lasts until requests may be sent. Kafka's own client does not include the
+        ApiVersions request, to which it applies request.timeout.ms.
         """
         self.connecting_since_ms = now_ms
-        # The timeout grows with each failure, as the backoff does (KIP-601).
+        # Like the backoff, the timeout grows with each failure (KIP-601).
         self._setup_deadline_ms = now_ms + self._setup_timeout.delay_ms(self._failures + 1)
         if self._addresses:
             self._prepare(now_ms)
@@ -192,13 +200,13 @@ class BrokerConnection:
             return
         self.move_to(ConnectionState.PREPARING)
         if self.preparation is None or self.preparation.done():
-            # The result of an earlier attempt may be out of date.
+            # Prepare again, because the result of an earlier attempt may be out of date.
             self.preparation = self._security.begin(self.node.host, self._notify)
         self.prepared(now_ms)
 
     def prepared(self, now_ms: float) -> None:
-        """Continue if TLS context and credentials are available. Raises AuthenticationError or OSError if
-        preparing them failed."""
+        """Continue when TLS context and credentials are available. Raises AuthenticationError or OSError if
+        preparing them has failed."""
         preparation = self.preparation
         if self.state is ConnectionState.PREPARING and preparation is not None and preparation.done():
             self.preparation = None
@@ -210,10 +218,10 @@ class BrokerConnection:
         return bool(self.attempts and self._addresses) and now_ms >= self._next_address_ms
 
     def try_next_address(self, now_ms: float) -> None:
-        """Connect to the next address, while earlier ones may still respond: an address that drops packets
-        would take the whole setup timeout.
+        """Connect to the next address, while earlier ones may still respond.
 
-        Raises OSError if that fails at once and no other address is being tried.
+        Otherwise an address that drops packets would use up the whole setup timeout. Raises OSError if the
+        system refuses at once and no other address is being tried.
         """
         address = self._addresses.pop(0)
         self._next_address_ms = now_ms + _NEXT_ADDRESS_MS
@@ -235,7 +243,8 @@ class BrokerConnection:
         return TlsTransport(address, self._options, self._context, host, name, suites)
 
     def connected(self, attempt: PlaintextTransport, now_ms: float) -> list[PlaintextTransport]:
-        """The socket of an address is writable: use that address, or the others if connecting to it failed.
+        """Called when the socket of an address is writable: use that address, or others if connecting has
+        failed.
 
         Returns the streams that are no longer needed. Raises OSError if no other address is being tried.
         """
@@ -250,14 +259,15 @@ class BrokerConnection:
             return [attempt]
         del self.attempts[attempt]
         unused, self.attempts = self.attempts, {}
-        # They are tried again if the one that responded turns out to be no usable broker.
+        # These addresses are tried again if the one that responded turns out not to be a usable broker.
         self._addresses += unused.values()
         self.transport = attempt
         self.move_to(ConnectionState.HANDSHAKING)
         return list(unused)
 
     def writable(self, now_ms: float) -> None:
-        """Continue the TLS handshake: to be called when the socket is writable. Raises as the stream does."""
+        """Continue the TLS handshake. Call it when the socket is writable. Raises the errors of the
+        stream."""
         if self.state is ConnectionState.HANDSHAKING:
             self._shake_hands(now_ms)
 
@@ -270,7 +280,7 @@ class BrokerConnection:
 
     @property
     def is_ready(self) -> bool:
-        """Whether requests may be sent: the exchanges that begin the connection are over."""
+        """Whether requests may be sent, because the exchanges at the start of a connection are complete."""
         return self.state is ConnectionState.READY
 
     @property
@@ -279,7 +289,7 @@ class BrokerConnection:
         return self.state is not ConnectionState.READY and self.last_error is not None
 
     def accepts(self, now_ms: float) -> bool:
-        """Whether it is ready, with room in its in-flight window and no throttling (KIP-219)."""
+        """Whether it is ready, its in-flight window has room, and the broker does not throttle (KIP-219)."""
         return (
             self.state is ConnectionState.READY
             and len(self.protocol.in_flight) < self._options.max_in_flight_requests_per_connection
@@ -287,17 +297,18 @@ class BrokerConnection:
         )
 
     def ready_delay_ms(self, now_ms: float) -> float:
-        """Until that may change by time alone; infinite where an event must come first."""
+        """Milliseconds until ``accepts`` may change by time alone; infinity if an event is needed first."""
         if self.state is ConnectionState.IDLE:
             return max(0.0, self.connect_after_ms - now_ms)
         return max(0.0, self.throttled_until_ms - now_ms) or math.inf
 
     def api_version(self, api_key: int, ours: tuple[int, int] | None = None) -> int:
-        """As ``apis.common_version``."""
+        """The version from ``apis.common_version`` for this broker."""
         return common_version(f"broker {self.node}", api_key, self.protocol.api_versions, ours)
 
     def newest_version(self, api_key: int) -> int:
-        """The newest version of an API that the connected broker speaks, -1 where it lacks the API."""
+        """The newest version of an API that the connected broker supports; -1 if it does not support the
+        API."""
         return self.protocol.api_versions.get(api_key, (0, -1))[1]
 
     @property
@@ -310,10 +321,11 @@ class BrokerConnection:
         return now_ms - in_flight[0].written_ms if in_flight else 0.0
 
     def flush(self, now_ms: float) -> list[Request]:
-        """Write what the stream takes; return the requests that expect no response and are written.
+        """Write as much as the stream accepts. Returns the requests without a response that are written
+        completely.
 
-        A request's age begins anew with each byte of it that is written: before the last byte, no broker can
-        respond to it, and a slow link takes long for a large one.
+        The age of a request starts again whenever some of its bytes are written: no broker can respond before
+        the last byte, and a slow link takes long for a large request.
         """
         transport, send_buffer = self.transport, self.protocol.send_buffer
         if transport is None:
@@ -338,7 +350,7 @@ class BrokerConnection:
         return done
 
     def receive(self, buffer: memoryview, now_ms: float) -> bool:
-        """Read once; False if nothing is available. Raises ConnectionResetError at the end of the stream."""
+        """Read once. False if nothing is available. Raises ConnectionResetError at the end of the stream."""
         if self.state is ConnectionState.HANDSHAKING:
             self._shake_hands(now_ms)
         if self.transport is None or self.state not in _TALKING:
@@ -352,10 +364,10 @@ class BrokerConnection:
         return True
 
     def next_response(self, now_ms: float) -> CompletedRequest | None:
-        """The next response to a request of the caller; None if there is none yet.
+        """Return the next response to a request of the caller; None if there is none yet.
 
-        Responses to ApiVersions and SASL requests make the connection ready and are not returned. Raises what
-        BrokerProtocol.next_response raises.
+        Responses to ApiVersions and SASL requests make the connection ready and are not returned. Raises the
+        errors of BrokerProtocol.next_response.
         """
         completed = self.protocol.next_response(now_ms)
         state = _STATE_OF[self.protocol.phase]
@@ -373,7 +385,8 @@ class BrokerConnection:
     def _became_ready(self, now_ms: float) -> None:
         session = self.protocol.session_ms
         if 0 < session < _MIN_SESSION_MS:
-            # A failure, after which the next login waits. Otherwise logins would follow one another for ever.
+            # This is a failure, so the next login waits for the backoff. Otherwise logins would follow each
+            # other endlessly.
             raise ConnectionError(
                 f"{self.node} grants sessions of {session} ms, and {_MIN_SESSION_MS:.0f} ms are needed: "
                 "check its connections.max.reauth.ms, and the lifetime of the credentials"
@@ -382,7 +395,7 @@ class BrokerConnection:
         self._addresses = []
         self.last_error = None
         self._last_used_ms = now_ms
-        # A login that was renewed may have no end, unlike the one before.
+        # The session of a renewed login may have no end, although the previous one had.
         self._renew_at_ms = self._session_end_ms = math.inf
         if session:
             share = _SESSION_SHARE + _SESSION_JITTER * self._random()
@@ -408,8 +421,8 @@ class BrokerConnection:
         return self.state is ConnectionState.READY and now_ms >= self._renew_at_ms
 
     def renew_login(self, now_ms: float) -> None:
-        """Log in again before the session ends (KIP-368). If that cannot be prepared, the session is used
-        until it ends."""
+        """Log in again before the session ends (KIP-368). If this cannot be prepared, the session is used
+        until its end."""
         if not self.login_is_due(now_ms) or self._security is None:
             return
         if self.preparation is None:
@@ -446,7 +459,8 @@ class BrokerConnection:
         return min(login_by, math.inf if idle < 0 else self._last_used_ms + idle)
 
     def overdue(self, now_ms: float) -> Exception | None:
-        """The timeout for which the connection must be closed now, if any. Idle connections have none."""
+        """The timeout because of which the connection must be closed now, if any. Idle connections have
+        none."""
         if self.state is ConnectionState.IDLE or now_ms < self.next_deadline_ms():
             return None
         if self.state is ConnectionState.CONNECTING and now_ms < self._setup_deadline_ms:
@@ -478,17 +492,19 @@ class BrokerConnection:
 
     @property
     def transports(self) -> list[PlaintextTransport]:
-        """All its streams that are open."""
+        """All open streams of the connection."""
         return [*self.attempts] if self.transport is None else [self.transport]
 
     def first_tries_end_ms(self, each_ms: float) -> float:
-        """When each address of the host has had this long or has failed; infinite if one is untried."""
+        """When each address of the host has had this long or has failed; infinity if an address is
+        untried."""
         if self._failures:
             return -math.inf
         return math.inf if self._addresses else self.connecting_since_ms + each_ms
 
     def abort(self) -> None:
-        """Close the stream and drop bytes that the system has not sent yet. For closing a producer."""
+        """Close the stream and drop bytes that the system has not sent yet. Used when a producer is
+        closed."""
         if self.transport is not None:
             self.transport.abort()
             self.transport = None
@@ -496,8 +512,8 @@ class BrokerConnection:
     def close(self, now_ms: float, cause: Exception | None) -> list[tuple[Request, bool]]:
         """Close the stream. Returns the requests in flight, each with whether any byte of it was written.
 
-        With a ``cause`` this counts as a failure. The next attempt waits, longer each time, unless the host
-        has further addresses to try.
+        With a ``cause``, this counts as a failure: the next attempt waits, longer after each failure, unless
+        the host has further addresses to try.
         """
         for transport in self.transports:
             transport.close()

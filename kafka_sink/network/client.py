@@ -1,8 +1,8 @@
 """All connections to brokers, used by one thread.
 
 Other threads may call only ``wakeup``. A wake-up is latched: the first call writes a byte to a socket pair,
-and the next poll reads it. So a wake-up between "nothing to do" and "wait" is not lost, and a thousand calls
-cost one byte.
+and the next poll reads it. A wake-up that happens between "nothing to do" and "wait" is therefore not lost,
+and a thousand calls cost one byte.
 """
 
 from __future__ import annotations
@@ -35,31 +35,31 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _RECEIVE_BYTES = 128 * 1024
-# A broker that has been silent for this long is not the one to ask for metadata, if there is another.
+# Do not ask a broker for metadata that has been silent for this long, if there is another one.
 _SUSPICIOUS_MS = 1000.0
-# While a broker is being connected to, how long until another may be the better one to ask.
+# While a broker is being connected, this is the time after which another one may be the better choice.
 _RECONSIDER_MS = 100.0
-# epoll's longest wait is an int of milliseconds.
+# The longest wait of epoll is an int of milliseconds.
 _MAX_WAIT_MS = 3_600_000.0
-# Brokers that a message names.
+# The number of brokers that a message lists.
 _MAX_NAMED = 5
 _MADE = (ConnectionState.READY, ConnectionState.REAUTHENTICATING)
 
 
 class NetworkClient:
-    """Connections, one per broker; bootstrap addresses have ids below zero.
+    """The connections, one for each broker. Bootstrap addresses have negative ids.
 
-    ``clock_ms`` is monotonic and read where waiting makes the caller's ``now_ms`` old. ``random`` gives
-    [0, 1) for jitter, ``resolve`` a host's addresses. ``poll`` calls what requests have for their responses,
-    and these:
+    ``clock_ms`` is monotonic, and is read when waiting has made the caller's ``now_ms`` out of date.
+    ``random`` returns values in [0, 1) for jitter, ``resolve`` a host's addresses. ``poll`` calls the
+    callbacks of requests, and these:
 
-    - ``on_connected(node_id, setup_ms, now_ms)``: a broker's API versions are known, and requests may be
-      sent. ``setup_ms``: since connecting began.
-    - ``on_disconnected(node_id, cause, was_used, now_ms)``: a connection, or an attempt to connect, ended.
-      ``was_used``: with requests in flight. Closing an idle connection is not reported.
-    - ``on_responded(node_id, request, response, now_ms)``: any request has its response. None by default.
+    - ``on_connected(node_id, setup_ms, now_ms)``: API versions are known, and requests may be sent.
+      ``setup_ms`` is the time since connecting began.
+    - ``on_disconnected(node_id, cause, was_used, now_ms)``: a connection or an attempt to connect has ended.
+      ``was_used`` means that requests were in flight. Closing an idle connection is not reported.
+    - ``on_responded(node_id, request, response, now_ms)``: a request has its response. None by default.
 
-    Raises ConfigurationError as SecuritySettings.from_options.
+    Raises the ConfigurationError of SecuritySettings.from_options.
     """
 
     def __init__(
@@ -72,31 +72,34 @@ class NetworkClient:
         self.on_connected: Callable[[int, float, float], object] = _ignore
         self.on_disconnected: Callable[[int, Exception, bool, float], object] = _ignore
         self.on_responded: Callable[[int, Request, Any, float], object] | None = None
-        # Brokers log this name, and some choose leaders by the zone in it.
+        # Brokers log this name, and some brokers choose leaders according to the zone in it.
         self.client_id = expanded("kafka.client.id", options.client_id)
         self._options = replace(options, client_id=self.client_id)
         self._security = _security_of(SecuritySettings.from_options(options))
-        # Whether the bootstrap addresses are used again when no known broker can be reached (KIP-899).
+        # Whether the bootstrap addresses are used again if no known broker can be reached (KIP-899).
         self._rebootstraps = options.metadata_recovery_strategy == "rebootstrap"
         self._clock_ms = clock_ms
         self._random = random
         self._lookup = partial(start_lookup, resolve=resolve)
         self._selector = selectors.DefaultSelector()
-        # What has happened since the last poll, each to be called with the time.
+        # The events since the last poll, as functions to be called with the time.
         self._happened: list[Callable[[float], object]] = []
-        # Brokers that are asked for metadata only where there is no other.
+        # Brokers that are only asked for metadata if there is no other.
         self.avoided: Collection[int] = ()
         self._receive_buffer = memoryview(bytearray(_RECEIVE_BYTES))
-        self._wake_lock = threading.Lock()  # guards _wake_pending, _closed and the pair's one byte
+        # Guards _wake_pending, _closed and the byte in the socket pair. Any thread may call ``wakeup``.
+        # Without the lock, the byte and the flag could disagree: then a wake-up would be lost, or bytes would
+        # accumulate.
+        self._wake_lock = threading.Lock()
         self._wake_pending = False
         self._closed = False
-        # Whether a wake-up came in the last poll.
+        # Whether the last poll has received a wake-up.
         self.woken = False
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._wake_reader.setblocking(False)
         self._wake_writer.setblocking(False)
         self._selector.register(self._wake_reader, selectors.EVENT_READ, None)
-        # Of the brokers of the latest metadata.
+        # The connections to the brokers in the latest metadata.
         self._known: list[BrokerConnection] = []
         self.bootstrap = [
             self._new_connection(Node(-number, host, port))
@@ -108,7 +111,7 @@ class NetworkClient:
         return BrokerConnection(node, self._options, self._random, self.wakeup, self._security, self._lookup)
 
     def check_security(self) -> None:
-        """Read the TLS files at once, where there are any. Raises ConfigurationError."""
+        """Read the TLS files now, if there are any. Raises ConfigurationError."""
         if self._security is not None:
             self._security.check()
 
@@ -117,8 +120,8 @@ class NetworkClient:
     def set_addresses(self, nodes: Iterable[Node]) -> None:
         """Set the brokers of the latest metadata.
 
-        A connection to a broker that moved is closed and made again. One to a broker that is gone is closed
-        when nothing is in flight on it.
+        A connection to a broker whose address has changed is closed and made again. A connection to a broker
+        that is no longer listed is closed when nothing is in flight on it.
         """
         known = list(nodes)
         for node in known:
@@ -148,12 +151,14 @@ class NetworkClient:
                 del self.connections[connection.node.id]
 
     def least_loaded(self, now_ms: float, *, known_only: bool = False) -> BrokerConnection | None:
-        """The connection to ask for metadata on, None while all wait for a reconnect.
+        """The connection on which to ask for metadata. None while all connections wait for their reconnect
+        backoff.
 
-        The choice is a connected broker with the fewest requests in flight, with silent and throttling ones
-        last. Without a connected one it is a broker that is being connected, or, where that takes long, one
-        that may be connected now. Without a usable known broker it is a bootstrap address, unless
-        metadata.recovery.strategy is none (KIP-899). ``known_only``: no bootstrap address.
+        The first choice is the connected broker with the fewest requests in flight; silent and throttling
+        brokers come last. If none is connected, it is a broker that is being connected or, if that takes
+        long, one to which a connection may be opened now. If no known broker is usable, it is a bootstrap
+        address, unless metadata.recovery.strategy=none (KIP-899). With ``known_only`` it is never a
+        bootstrap address.
         """
         for connections in self._candidates(known_only=known_only):
             ready = [connection for connection in connections if connection.state is ConnectionState.READY]
@@ -175,9 +180,10 @@ class NetworkClient:
     def connection_to_ask(
         self, now_ms: float, *, known_only: bool = False
     ) -> tuple[BrokerConnection | None, float]:
-        """A connection that takes a request now; else None and the milliseconds until there may be one.
+        """A connection that accepts a request now; otherwise None, and the milliseconds until there may be
+        one.
 
-        ``known_only``: of a broker of the latest metadata, no bootstrap address.
+        With ``known_only`` it is a broker of the latest metadata, and never a bootstrap address.
         """
         connection = self.least_loaded(now_ms, known_only=known_only)
         if connection is None:
@@ -188,7 +194,8 @@ class NetworkClient:
         return (None, throttled_ms) if throttled_ms > 0 else (connection, 0.0)
 
     def _candidates(self, *, known_only: bool) -> tuple[Sequence[BrokerConnection], ...]:
-        """Connections to ask for metadata on: known brokers, then bootstrap addresses where allowed."""
+        """The connections on which metadata may be requested: known brokers, then bootstrap addresses if
+        allowed."""
         stand_in = not known_only and (self._rebootstraps or not self._known)
         avoided = self.avoided
         others = [one for one in self._known if one.node.id not in avoided] if avoided else ()
@@ -199,20 +206,22 @@ class NetworkClient:
         return silent, now_ms < connection.throttled_until_ms, connection.in_flight
 
     def is_ready(self, connection: BrokerConnection, now_ms: float) -> bool:
-        """Whether requests may be sent, whatever is in flight. Starts to connect where they may not."""
+        """Whether the connection is ready, regardless of the requests in flight. If it is not, connecting is
+        started."""
         if connection.may_connect(now_ms):
             self._advance(connection, lambda: connection.open(now_ms), now_ms)
         return connection.is_ready
 
     def connect_delay_ms(self, now_ms: float, *, known_only: bool = False) -> float:
-        """Until ``least_loaded`` may connect to a broker again; infinite where none is in backoff."""
+        """Milliseconds until ``least_loaded`` may connect to a broker again; infinity if none is in
+        backoff."""
         connections = chain.from_iterable(self._candidates(known_only=known_only))
         idle = (connection for connection in connections if connection.state is ConnectionState.IDLE)
         return max(0.0, min((connection.connect_after_ms - now_ms for connection in idle), default=math.inf))
 
     def connected_with(self, api_keys: Set[int], now_ms: float) -> BrokerConnection | None:
-        """The broker with the least to do of those that have these APIs and take a request now; None without
-        one."""
+        """The least busy of the brokers that support these APIs and accept a request now; None if there is
+        none."""
         ready = [
             connection
             for connection in self.connections.values()
@@ -226,8 +235,11 @@ class NetworkClient:
         return {one.node: one.last_error for one in connections if one.last_error is not None}
 
     def describe_brokers(self) -> str:
-        """The known brokers, or else the bootstrap addresses, and the last error of those that cannot be
-        reached: for messages. Any thread."""
+        """The known brokers or else the bootstrap addresses, with the last errors of unreachable ones, for
+        messages.
+
+        Any thread may call it.
+        """
         errors = {(at.host, at.port): f" ({error})" for at, error in self.connection_errors().items()}
         nodes = [one.node for one in self._known] or [Node(-1, *at) for at in self._options.bootstrap_servers]
         shown = [
@@ -239,21 +251,25 @@ class NetworkClient:
     # -- I/O --------------------------------------------------------------------------------------
 
     def send(self, connection: BrokerConnection, request: Request, now_ms: float) -> None:
-        """Submit a request to a ready connection and write what the stream takes at once. Never blocks.
+        """Submit a request to a ready connection, and write at once as much as the stream accepts. Never
+        blocks.
 
-        Raises ValueError, and changes nothing, where the connection is not ready. The next poll reports a
-        broken stream.
+        Raises ValueError, and changes nothing, if the connection is not ready. A broken stream is reported by
+        the next poll.
         """
         self._advance(connection, lambda: connection.protocol.submit(request, now_ms), now_ms)
 
     def poll(self, timeout_ms: float, now_ms: float) -> int:
-        """Wait up to ``timeout_ms`` for sockets, deadlines or a wake-up. Then call the callbacks of what has
-        happened; return how many that were."""
+        """Wait up to ``timeout_ms`` for sockets, deadlines or a wake-up, then call the callbacks of all
+        events.
+
+        Returns the number of events.
+        """
         self.woken = False
         deadline, awaits_thread = math.inf, False
         for connection in self.connections.values():
             deadline = min(deadline, connection.next_deadline_ms())
-            # It looks a name up, or prepares a login.
+            # Another thread looks up its name, or prepares its login.
             awaits_thread |= connection.state is ConnectionState.RESOLVING
             awaits_thread |= connection.preparation is not None
         end_ms = now_ms + max(0.0, min(timeout_ms, deadline - now_ms, _MAX_WAIT_MS))
@@ -261,14 +277,16 @@ class NetworkClient:
         while writes_only:
             wait = 0.0 if self._happened else max(0.0, end_ms - now_ms)
             ready = self._selector.select(wait / 1000)
-            # A large request takes several writes, and nothing that the caller looks at changes between them.
+            # A large request needs several writes, and none of them changes anything that the caller must
+            # look at.
             writes_only = bool(ready)
             for key, mask in ready:
                 connection = key.data
                 if connection is None:
-                    # The latch opens before the caller looks at its queues: what is added after that look
-                    # wakes again, what was added before is found by it. Byte and flag change together under
-                    # the lock, so there is never a second byte, and never a flag without one.
+                    # Clear the flag before the caller looks at its queues: an entry that is added later wakes
+                    # again, and the caller finds an entry that was added before. Byte and flag change
+                    # together under the lock, so there is never a second byte, and never a flag without a
+                    # byte.
                     with self._wake_lock:
                         self._wake_pending = False
                         self._wake_reader.recv(1)
@@ -291,12 +309,12 @@ class NetworkClient:
                 called += 1
                 call(self._clock_ms())
         finally:
-            # What comes after a call that raised is for the next poll.
+            # If a call raised, the next poll makes the calls after it.
             self._happened[:0] = happened[called:]
         return called
 
     def wakeup(self) -> None:
-        """End a poll under way, or the next one at once. Any thread, also after close."""
+        """End the current poll, or the next one at once. Any thread may call it, even after ``close``."""
         with self._wake_lock:
             if self._wake_pending or self._closed:
                 return
@@ -304,7 +322,7 @@ class NetworkClient:
             self._wake_writer.send(b"\0")
 
     def _check(self, connection: BrokerConnection, now_ms: float) -> None:
-        """What comes due by time, and look-ups that another thread has finished."""
+        """Handle deadlines that have passed, and lookups that another thread has finished."""
         if connection.state is ConnectionState.RESOLVING:
             self._advance(connection, lambda: connection.resolved(now_ms), now_ms)
         if connection.state is ConnectionState.PREPARING:
@@ -321,10 +339,9 @@ class NetworkClient:
             self._drop(connection, cause)
 
     def _advance(self, connection: BrokerConnection, step: Callable[[], None], now_ms: float) -> None:
-        """One step of a connection, and what it has to write as far as the stream takes it; what goes wrong
-        ends that connection and nothing else.
+        """Do one step of a connection, and write what it has to write. An error ends only this connection.
 
-        Then the selector's events are updated, only if they changed: each update is a system call.
+        The selector's events are updated only if they have changed, because each update is a system call.
         """
         try:
             step()
@@ -348,7 +365,7 @@ class NetworkClient:
         connection.watched_events = events
 
     def _serve(self, connection: BrokerConnection, stream: Any, mask: int, now_ms: float) -> None:
-        """Continue to connect, and read what has come over this stream of the connection."""
+        """Continue to connect, or read what has arrived on this stream of the connection."""
         if stream in connection.attempts:
             for unused in connection.connected(stream, now_ms):
                 self._unwatch(unused)
@@ -382,12 +399,13 @@ class NetworkClient:
     # -- the end ----------------------------------------------------------------------------------
 
     def _discard(self, connection: BrokerConnection) -> None:
-        """Close a connection without requests in flight. That is no failure, so there is no backoff."""
+        """Close a connection without requests in flight. This is not a failure, so there is no backoff."""
         self._unwatch(*connection.transports)
         connection.close(self._clock_ms(), None)
 
     def _drop(self, connection: BrokerConnection, cause: Exception) -> None:
-        """Close a broken connection. Its requests fail, each with whether a byte of it was written."""
+        """Close a broken connection. Its requests fail, each with the information whether a byte of it was
+        written."""
         node_id = connection.node.id
         _log.log(
             logging.INFO if connection.state is ConnectionState.READY else logging.DEBUG,
@@ -411,7 +429,7 @@ class NetworkClient:
     def close(self, *, abort: bool = False) -> None:
         """Close every socket at once, without waiting. Requests in flight get no response.
 
-        The system still sends the bytes that it has taken over; ``abort`` drops these, too.
+        The system still sends the bytes that it has accepted. ``abort`` drops these as well.
         """
         with self._wake_lock:
             if self._closed:
@@ -430,11 +448,12 @@ class NetworkClient:
 
 
 def _ignore(*_: object) -> None:
-    """Nobody listens."""
+    """The default callback, which does nothing."""
 
 
 def _security_of(settings: SecuritySettings) -> Security | None:
-    """None where connections are in clear and without a login: most clusters need none of its modules."""
+    """The security settings. None for unencrypted connections without a login, which need none of these
+    modules."""
     if settings.tls is None and settings.sasl is None:
         return None
     from kafka_sink.security.sasl import Security

@@ -1,8 +1,8 @@
-"""Produce requests and responses: batches that were built elsewhere are sent without a copy.
+"""Produce requests and responses. Batches are built elsewhere, and are sent without a copy.
 
 librdkafka and kafka-python build their own batches, so this module writes the request body itself, for
-versions 3 (topic names, classic lengths) to 13 (topic ids, compact lengths). The common response, in which no
-partition has an error message or a leader hint, is read in a shorter way than every other.
+versions 3 (topic names, classic lengths) to 13 (topic ids, compact lengths). The usual response, in which no
+partition has an error message or a leader hint, is read in a faster way than other responses.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from kafka_sink.network.wire import (
 )
 
 LAST_VERSION_WITH_NAMES = 12
-# The next one adds partitions to the transaction, which is transaction protocol 2 (KIP-890).
+# From the next version on, Produce adds partitions to the transaction, as transaction protocol 2 requires
+# (KIP-890).
 LAST_VERSION_OF_PROTOCOL_1 = 11
 # KIP-110.
 FIRST_VERSION_WITH_ZSTD = 7
@@ -37,11 +38,11 @@ _NO_TOPIC_ID = bytes(_TOPIC_ID_BYTES)
 
 _FIRST_WITH_LOG_START, _FIRST_WITH_RECORD_ERRORS, _FIRST_WITH_LEADERS = 5, 8, 10
 _CURRENT_LEADER = _NODE_ENDPOINTS = 0
-# Its place and the length of its message; the first byte of a compact length.
+# The record's index and the length of its message; in the compact form the first byte of the length.
 _RECORD_ERROR, _COMPACT_RECORD_ERROR = struct.Struct(">ih"), struct.Struct(">iB")
 _LONG_VARINT = 0x80
 
-# A partition's response from version 9 on: index, error, base offset, append time and log start, then the
+# A partition's response from version 9 on: index, error, base offset, append time and log start, and then the
 # three bytes of "no record errors, no message, no tagged fields".
 _PLAIN_PARTITION = struct.Struct(">ihqqq3s")
 _NOTHING_MORE = b"\x01\x00\x00"
@@ -53,9 +54,9 @@ TopicData = tuple[str, bytes | None, Sequence[PartitionData]]
 
 
 class ProducePartitionResponse(NamedTuple):
-    """One partition's part of the response. A tuple, because a response has thousands of them.
+    """The part of the response about one partition. It is a tuple, because a response has thousands of them.
 
-    Offsets and times are -1 where unknown. ``current_leader`` is a pair of node id and leader epoch.
+    Offsets and times are -1 if unknown. ``current_leader`` is a pair of node id and leader epoch.
     """
 
     topic: str | None
@@ -83,8 +84,8 @@ def produce_body(
     """The request body as buffers for scatter-gather: small headers between the batches' own buffers.
 
     A topic is (name, id or None, partitions). A partition is (index, buffers of its batch, total bytes).
-    Buffers are bytes or memoryviews of bytes and are not copied. Raises ValueError for a version that
-    ``apis.APIS`` lacks, or for a topic without an id where the version needs one.
+    Buffers are bytes or memoryviews of bytes, and are not copied. Raises ValueError for a version that is not
+    in ``apis.APIS``, or for a topic without an id if the version needs one.
     """
     oldest, newest = APIS[PRODUCE].versions
     if not oldest <= version <= newest:
@@ -148,7 +149,7 @@ def _compact_string(text: str) -> bytes:
 def decode_produce(
     version: int, payload: bytes, asked: int = ANY_NUMBER, on_trailing: OnTrailing = refuse
 ) -> ProduceResponse:
-    """``payload`` with its header. Raises ProtocolError for anything that is not a Produce response."""
+    """Decode ``payload``, which includes its header. Raises ProtocolError if it is not a Produce response."""
     plain = read_plain(version, payload, UNASKED + asked) if version >= _FIRST_FLEXIBLE else None
     return plain or read_response(PRODUCE, version, payload, read_any, asked, on_trailing)
 
@@ -157,8 +158,10 @@ DECODERS[PRODUCE] = decode_produce
 
 
 def read_plain(version: int, payload: bytes, most: int) -> ProduceResponse | None:
-    """A response without messages, leader hints and tagged fields; None for any other, well formed or not,
-    and for one of more elements than ``most``."""
+    """Read a response without messages, leader hints and tagged fields.
+
+    Returns None for any other response, valid or not, and for a response with more than ``most`` elements.
+    """
     try:
         if payload[4]:
             return None
@@ -193,7 +196,7 @@ def read_plain(version: int, payload: bytes, most: int) -> ProduceResponse | Non
             return None
         return ProduceResponse(tuple(found), int.from_bytes(payload[at : at + 4], "big", signed=True), ())
     except (IndexError, ValueError):
-        # Cut short, or not UTF-8: the long way raises the error that says so.
+        # The response is cut short, or a name is not UTF-8: the general way raises the error.
         return None
 
 
@@ -242,7 +245,7 @@ def _partition(reader: Reader, topic: str | None, topic_id: bytes | None) -> Pro
 
 
 def _record_errors(reader: Reader) -> RecordErrors:
-    """In a loop of its own: there may be one for each of a batch's records."""
+    """Read the record errors in their own loop, because there may be one for each record of a batch."""
     elements = reader.elements("record errors")
     if not elements:
         return NO_RECORD_ERRORS

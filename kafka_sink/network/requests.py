@@ -1,4 +1,4 @@
-"""The requests of every task other than Produce, and their responses as the project's own values."""
+"""The requests that every task sends, except Produce, with their responses as this package's own values."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from kafka_sink.model import MAX_BROKERS, NO_LEADER, UNKNOWN_EPOCH, MetadataUpda
 from kafka_sink.network.apis import API_VERSIONS, APIS, DECODERS, INIT_PRODUCER_ID, METADATA, OnTrailing
 from kafka_sink.network.wire import Reader, Writer, broker_in, decoder, read_response, refuse, text_of
 
-# The tag of the levels that the cluster has finalized (KIP-584).
+# The tag of the feature levels that the cluster has finalized (KIP-584).
 _FINALIZED_FEATURES = 2
-# From this version on, InitProducerId also names the producer of a prepared transaction (KIP-939).
+# The first version of InitProducerId whose response contains the producer of a prepared transaction
+# (KIP-939).
 _FIRST_WITH_ONGOING, _ONGOING_BYTES = 6, 10
 _FIRST_WITH_PRODUCER = 3
-# Of ApiVersions.
+# The first version of ApiVersions whose request contains the client's name and version.
 _FIRST_WITH_SOFTWARE = 3
 
 
 @dataclass(frozen=True, slots=True)
 class ApiVersionsResponse:
-    """The broker's version range by API key; empty where ``error_code`` is set.
+    """The broker's version range for each API key; empty if ``error_code`` is set.
 
     ``features`` are the levels that the cluster has finalized (KIP-584).
     """
@@ -36,7 +37,7 @@ class ApiVersionsResponse:
 
 @dataclass(frozen=True, slots=True)
 class ProducerIdResponse:
-    """An InitProducerId response; id and epoch are -1 where ``error_code`` is set."""
+    """The response to InitProducerId. The id and the epoch are -1 if ``error_code`` is set."""
 
     error_code: int
     producer_id: int
@@ -47,7 +48,7 @@ class ProducerIdResponse:
 def encode_header(api_key: int, api_version: int, correlation_id: int, client_id: str) -> bytes:
     """A request header, in the header version that belongs to the API version."""
     name, flexible = client_id.encode(), api_version >= APIS[api_key].first_flexible
-    # The client's name has a length of two bytes in every version.
+    # In every version, the client's name has a length of two bytes.
     return struct.pack(">hhih", api_key, api_version, correlation_id, len(name)) + name + b"\0" * flexible
 
 
@@ -66,9 +67,12 @@ def encode_api_versions(version: int, software_version: str) -> bytes:
 def decode_api_versions(
     version: int, payload: bytes, asked: int = 0, on_trailing: OnTrailing = refuse
 ) -> ApiVersionsResponse:
-    """``payload`` with its header. Behind an error nothing is read: brokers that are too old for the version
-    write the rest in version 0's form, and other implementations in any."""
-    # Its header has no tagged fields, so that clients of any version can read it.
+    """Decode ``payload``, which includes its header. After an error, nothing more is read.
+
+    Brokers that do not support the version write the rest in the form of version 0, and other implementations
+    in any form.
+    """
+    # The header of this response never has tagged fields, so that clients of any version can read it.
     return read_response(
         API_VERSIONS, version, payload, _api_versions, asked, on_trailing, tagged_header=False
     )
@@ -105,9 +109,9 @@ def _api_versions(reader: Reader) -> ApiVersionsResponse:
 def encode_metadata(
     version: int, topics: tuple[str, ...], allow_auto_create: bool, operations: bool = False
 ) -> bytes:
-    """Ask for these topics only; without topics, for the brokers alone.
+    """Request the metadata of these topics only; without topics, of the brokers alone.
 
-    ``operations``: also asks what this client may do with the topics (KIP-430, from version 8 on).
+    ``operations`` also requests what this client may do with the topics (KIP-430, from version 8 on).
     """
     request = Writer(METADATA, version)
     request.length(topics)
@@ -132,14 +136,14 @@ def encode_init_producer_id(
     producer_id: int,
     producer_epoch: int,
     transactional_id: str | None = None,
-    # Brokers read it for transactional producers only. Kafka's own client sends the largest value.
+    # Brokers read it for transactional producers only. Kafka's own client also sends the largest value.
     transaction_timeout_ms: int = 2**31 - 1,
 ) -> bytes:
-    """Ask for a producer id.
+    """Request a producer id.
 
-    Without a transactional id a broker ignores the id and epoch given here, and assigns a new id with epoch 0
-    each time (TransactionCoordinator.handleInitProducerId). With a transactional id it fences the producer
-    that had it before, and ends that producer's open transaction.
+    Without a transactional id, a broker ignores the id and epoch given here, and always assigns a new id with
+    epoch 0 (TransactionCoordinator.handleInitProducerId). With a transactional id, it fences the producer
+    that used the id before, and ends that producer's open transaction.
     """
     request = Writer(INIT_PRODUCER_ID, version)
     request.text(transactional_id)
@@ -147,7 +151,7 @@ def encode_init_producer_id(
     if version >= _FIRST_WITH_PRODUCER:
         request.fields("qh", producer_id, producer_epoch)
     if version >= _FIRST_WITH_ONGOING:
-        # No two-phase commit, and nothing prepared for it.
+        # There is no two-phase commit and no prepared transaction.
         request.fields("??", False, False)
     return request.finished()
 
@@ -157,7 +161,7 @@ def decode_init_producer_id(reader: Reader) -> ProducerIdResponse:
     throttle, error = reader.integer(), reader.short()
     found = ProducerIdResponse(error, reader.long(), reader.short(), throttle)
     if not error and (found.producer_id < 0 or found.producer_epoch < 0):
-        # Rows would be written as if without an id, and retries would write them twice.
+        # Otherwise rows would be written as if there were no id, and retries would write them twice.
         raise ProtocolError(
             f"a response to {reader.name} gives the producer id {found.producer_id}, epoch "
             f"{found.producer_epoch}, which is none"
@@ -170,25 +174,25 @@ def decode_init_producer_id(reader: Reader) -> ProducerIdResponse:
 
 _FIRST_WITH_OFFLINE, _FIRST_WITH_EPOCH, _FIRST_WITH_OPERATIONS = 5, 7, 8
 _FIRST_WITH_ID, _LAST_WITH_CLUSTER_OPERATIONS, _FIRST_WITH_ERROR = 10, 10, 13
-# Before this version (Kafka 2.4) brokers may send wrong epochs while partitions are reassigned. Kafka's own
-# clients ignore those, too (KAFKA-9212).
+# Before this version (Kafka 2.4), brokers may send wrong epochs while partitions are reassigned. Kafka's own
+# clients also ignore those epochs (KAFKA-9212).
 _FIRST_RELIABLE_EPOCHS = 9
-# With one replica, which is in sync or offline.
+# The size of a partition with one replica, which is in sync or offline.
 _SHORTEST_PARTITION = 26
-# Error, number, leader, epoch; an empty text stands for an epoch that is not there.
+# Error, number, leader and epoch. In versions without epochs, an empty text takes the epoch's place.
 _PARTITION_WITHOUT, _PARTITION_WITH_EPOCH = struct.Struct(">hii0s"), struct.Struct(">hiii")
 _COUNT = struct.Struct(">i")
 _LONG_VARINT = 0x80
 _NO_TOPIC_ID = bytes(16)
-# AclOperation.WRITE, and what stands where a broker does not say which operations are allowed.
+# AclOperation.WRITE, and the value that a broker sends if it does not report which operations are allowed.
 _WRITE_OPERATION, _NO_OPERATIONS = 4, -(2**31)
 
 
 @dataclass(frozen=True, slots=True)
 class MetadataResponse:
-    """A Metadata response; ``error_code`` is about the whole of it (version 13: REBOOTSTRAP_REQUIRED).
+    """A Metadata response. ``error_code`` is about the whole response (version 13: REBOOTSTRAP_REQUIRED).
 
-    ``unwritable``: topics that this client may not write to, where the request asked for that (KIP-430).
+    ``unwritable`` are the topics to which this client may not write, if the request asked for them (KIP-430).
     """
 
     update: MetadataUpdate
@@ -220,7 +224,7 @@ def decode_metadata(reader: Reader) -> MetadataResponse:
 def _read_topic(
     reader: Reader, topics: list[TopicMetadata], errors: dict[str, int], unwritable: list[str]
 ) -> None:
-    """Put the topic in the list that it belongs to."""
+    """Read a topic, and add it to the list to which it belongs."""
     version, error, name = reader.version, reader.short(), reader.text()
     topic_id = reader.take(16) if version >= _FIRST_WITH_ID else _NO_TOPIC_ID
     reader.byte()  # is_internal
@@ -240,7 +244,8 @@ def _read_topic(
 
 
 def _partitions(reader: Reader, topic: str) -> Partitions | None:
-    """None where partitions are missing: rows could go to partitions that the topic does not have."""
+    """The partitions of a topic; None if some are missing, because rows could go to partitions that do not
+    exist."""
     version = reader.version
     fixed = _PARTITION_WITH_EPOCH if version >= _FIRST_WITH_EPOCH else _PARTITION_WITHOUT
     unpack, size, payload = fixed.unpack_from, fixed.size, reader.payload
@@ -261,14 +266,14 @@ def _partitions(reader: Reader, topic: str) -> Partitions | None:
 
 
 def _behind_lists(reader: Reader, at: int, lists: range) -> int:
-    """The place behind lists of replicas."""
+    """The position after lists of replicas."""
     for _ in lists:
         at += _COUNT.size + _COUNT.size * max(0, _COUNT.unpack_from(reader.payload, at)[0])
     return at
 
 
 def _behind_compact_lists(reader: Reader, begin: int, lists: range) -> int:
-    """The place behind lists of replicas and tagged fields."""
+    """The position after lists of replicas and tagged fields."""
     payload, at = reader.payload, begin
     for _ in lists:
         length = payload[at]
@@ -286,7 +291,8 @@ def _behind_compact_lists(reader: Reader, begin: int, lists: range) -> int:
 
 
 def _in_order(topic: str, numbers: array[int], leaders: array[int], epochs: array[int]) -> Partitions | None:
-    """By number; None where one is missing, given twice, or where there are none."""
+    """The partitions in the order of their numbers; None if one is missing or repeated, or if there are
+    none."""
     dense = array("i", range(len(numbers)))
     if numbers != dense:
         order = sorted(dense, key=numbers.__getitem__)

@@ -14,23 +14,25 @@ from kafka_sink.security.tls_context import TLS13_SUITES, explain, is_final, spl
 if TYPE_CHECKING:
     from kafka_sink.options import SinkOptions
 
-# A TLS record holds up to 16 KiB. Smaller buffers are joined up to that size, because each record has a cost.
+# A TLS record contains up to 16 KiB. Smaller buffers are joined up to this size, because each record has a
+# cost.
 _RECORD_BYTES = 16 * 1024
-# Maximum encrypted bytes that wait for the socket. More would only use memory twice.
+# The maximum number of encrypted bytes that wait for the socket. More would only take memory a second time.
 _MAX_HELD_BYTES = 256 * 1024
-# A record has 16 KiB. A peer that floods with messages of TLS itself would keep the sender busy.
+# Much more than a record of 16 KiB. A peer that floods the client with TLS messages would keep the sender
+# busy.
 _MAX_WITHOUT_DATA = 1024 * 1024
 _READ_BYTES = 128 * 1024
 
 
 class TlsStream:
-    """One connection's TLS without its socket: ``incoming`` takes the peer's bytes, in pieces of any size,
-    and ``outgoing`` has those for the peer.
+    """The TLS of one connection, without its socket.
 
-    Raises AuthenticationError if a retry cannot help, and ConnectionError if it may.
+    ``incoming`` accepts the peer's bytes in pieces of any size, and ``outgoing`` contains the bytes for the
+    peer. Raises AuthenticationError if a retry cannot help, and ConnectionError if it may help.
 
-    ``host`` is used for the certificate check and SNI. ``suites`` are the enabled cipher suites, by OpenSSL's
-    names; empty means all that the context allows.
+    ``host`` is used for the certificate check and for SNI. ``suites`` are OpenSSL's names of the enabled
+    cipher suites; if empty, all suites that the context allows are enabled.
     """
 
     def __init__(self, context: ssl.SSLContext, host: str, address: str, suites: Sequence[str] = ()) -> None:
@@ -39,18 +41,18 @@ class TlsStream:
         self._host = host
         self._address = address
         self._suites = suites
-        # OpenSSL takes a final dot as part of the name; certificates have none.
+        # OpenSSL treats a final dot as part of the name, but certificates do not contain it.
         name = host.rstrip(".")
         try:
             self._tls = context.wrap_bio(self.incoming, self.outgoing, server_hostname=name)
         except (ValueError, TypeError) as error:
-            # TypeError for a zero byte. Names of brokers come from the network.
+            # A zero byte causes a TypeError. Names of brokers come from the network.
             raise ConnectionError(f"{host!r} is no host name that TLS can check: {error}") from None
         self.established = False
 
     @property
     def unread(self) -> bool:
-        """Whether the stream holds bytes from the peer that ``read`` has not returned yet."""
+        """Whether the stream contains bytes from the peer that ``read`` has not returned yet."""
         return self.incoming.pending > 0 or (self.established and self._tls.pending() > 0)
 
     def handshake(self) -> bool:
@@ -94,10 +96,10 @@ class TlsStream:
             raise self._failure(error, "TLS with") from None
 
     def read(self, buffer: memoryview) -> int | None:
-        """Number of bytes decrypted into ``buffer``, 0 at the end of the stream, None without a whole
-        record."""
+        """Decrypt into ``buffer``. Returns the number of bytes, 0 at the end of the stream, or None without a
+        whole record."""
         try:
-            # With a buffer it returns how many bytes are in it.
+            # If it is given a buffer, it returns the number of bytes.
             count: Any = self._tls.read(len(buffer), buffer)
             return int(count)
         except ssl.SSLWantReadError:
@@ -105,11 +107,11 @@ class TlsStream:
         except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
             return 0
         except ssl.SSLError as error:
-            # With TLS 1.3 a broker rejects the client's certificate only after the handshake.
+            # With TLS 1.3, a broker rejects the client's certificate only after the handshake.
             raise self._failure(error, "TLS with") from None
 
     def close(self) -> None:
-        """Send close_notify without waiting for the peer's."""
+        """Send close_notify, without waiting for the peer's."""
         try:
             self._tls.unwrap()
         except (ssl.SSLError, ValueError, OSError):
@@ -117,9 +119,9 @@ class TlsStream:
 
 
 class TlsTransport(PlaintextTransport):
-    """A TLS connection to a broker. Raises AuthenticationError besides OSError.
+    """A TLS connection to a broker. Raises AuthenticationError in addition to OSError.
 
-    ``abort`` drops encrypted bytes, too: the peer cannot use partial records.
+    ``abort`` also drops encrypted bytes, because the peer cannot use incomplete records.
     """
 
     def __init__(
@@ -137,7 +139,7 @@ class TlsTransport(PlaintextTransport):
         self._scratch = memoryview(bytearray(_READ_BYTES))
         self.buffered = False
         self._name = name
-        # Received since the last decrypted byte: records under way, session tickets, key updates.
+        # The bytes received since the last decrypted byte: incomplete records, session tickets, key updates.
         self._without_data = 0
 
     @property
@@ -164,7 +166,8 @@ class TlsTransport(PlaintextTransport):
             pass  # the peer is gone and does not need it
 
     def _receive(self) -> int | None:
-        """Number of bytes read from the socket, 0 at its end, None if nothing is available."""
+        """Read from the socket. Returns the number of bytes, 0 at the end, or None if nothing is
+        available."""
         count = super().receive_into(self._scratch)
         if count == 0:
             self._stream.incoming.write_eof()
@@ -205,7 +208,7 @@ class TlsTransport(PlaintextTransport):
                     f"{self._name} sent {self._without_data} bytes of TLS messages without any data"
                 )
         self._without_data = 0
-        # A TLS message, such as a key update, may need a reply.
+        # A TLS message, such as a key update, may require a reply.
         self.flush()
         self.buffered = self._stream.unread
         return count
@@ -217,7 +220,7 @@ class TlsTransport(PlaintextTransport):
 
 
 def _to_check(names: Sequence[str]) -> Sequence[str]:
-    """Suites to check after the handshake. Python cannot disable suites of TLS 1.3."""
+    """The suites to check after the handshake, because Python cannot disable suites of TLS 1.3."""
     older, newer = split_suites(names)
     return () if set(newer) == set(TLS13_SUITES) else [*older, *newer]
 

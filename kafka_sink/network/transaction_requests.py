@@ -1,8 +1,8 @@
-"""Requests for transactions, and their responses as this package's own types (KIP-98, KIP-664, KIP-890).
+"""Requests for transactions, with their responses as this package's own types (KIP-98, KIP-664, KIP-890).
 
-Under version 2 of the transaction protocol the first write to a partition or group adds it to the
-transaction, and every EndTxn raises the producer's epoch. Under version 1 the client adds both by requests of
-their own, and raises the epoch by InitProducerId.
+With version 2 of the transaction protocol, the first write to a partition or group adds it to the
+transaction, and every EndTxn raises the producer's epoch. With version 1, the client adds partitions and
+groups with separate requests, and raises the epoch with InitProducerId.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from kafka_sink.network.apis import (
 from kafka_sink.network.wire import Reader, Writer, address_of, decoder, text_of
 from kafka_sink.printable import printable
 
-# Of EndTxn, from this version on (KIP-890).
+# The first version of EndTxn whose response contains the next producer id and epoch (KIP-890).
 _FIRST_WITH_NEXT_PRODUCER = 5
-# Of OffsetFetch (KIP-848).
+# The first version of OffsetFetch whose request contains a group member (KIP-848).
 _FIRST_WITH_MEMBER = 9
-# Of ListTransactions.
+# The first versions of ListTransactions that filter by duration and by pattern.
 _FIRST_WITH_DURATION, _FIRST_WITH_PATTERN = 1, 2
 
 _GROUP, _TRANSACTION = 0, 1
-# The least that an element of these lists has on average, where requests do not name all that there may be.
-# Offsets without metadata are shorter, but not in the groups that this client commits to.
+# The smallest average size of an element of these lists, for requests that do not name all elements. Offsets
+# without metadata are smaller, but do not occur in the groups to which this client commits.
 _SHORTEST_OFFSET, _SHORTEST_TOPIC, _SHORTEST_TRANSACTION = 100, 8, 16
 _EPOCH_BYTES, _PARTITION_BYTES, _PRODUCER_ID_BYTES = 4, 4, 8
 
 
 @dataclass(frozen=True, slots=True)
 class FoundCoordinator:
-    """The coordinator of one key; ``node`` is None if ``error_code`` is set."""
+    """The coordinator of one key. ``node`` is None if ``error_code`` is set."""
 
     node: Node | None
     error_code: int
@@ -63,7 +63,7 @@ class PartitionErrors:
 
 @dataclass(frozen=True, slots=True)
 class AddOffsetsResponse:
-    """Whether the group's offsets belong to the transaction now."""
+    """Whether the group's offsets are part of the transaction now."""
 
     error_code: int
     throttle_time_ms: int = 0
@@ -71,7 +71,7 @@ class AddOffsetsResponse:
 
 @dataclass(frozen=True, slots=True)
 class EndTxnResponse:
-    """``producer_id`` and ``producer_epoch`` are those of the next transaction; -1 with an error, and under
+    """``producer_id`` and ``producer_epoch`` are those of the next transaction; -1 after an error, and with
     protocol 1."""
 
     error_code: int
@@ -82,7 +82,7 @@ class EndTxnResponse:
 
 @dataclass(frozen=True, slots=True)
 class CommittedOffset:
-    """A group's committed offset for a partition; ``offset`` is -1 if it has committed none."""
+    """A group's committed offset for a partition. ``offset`` is -1 if the group has committed none."""
 
     offset: int
     metadata: str
@@ -97,7 +97,8 @@ class OffsetFetchResponse:
 
 @dataclass(frozen=True, slots=True)
 class TransactionDescription:
-    """The state of a transactional id. Times are ms; ``started_ms`` is by the broker's clock."""
+    """The state of a transactional id. Times are milliseconds; ``started_ms`` is according to the broker's
+    clock."""
 
     error_code: int
     state: str
@@ -116,7 +117,7 @@ class DescribeTransactionsResponse:
 
 @dataclass(frozen=True, slots=True)
 class ListTransactionsResponse:
-    """The transactional ids of one broker that are in the states asked for."""
+    """The transactional ids of one broker in the requested states."""
 
     error_code: int
     ids: Sequence[str]
@@ -147,7 +148,7 @@ def decode_find_coordinator(reader: Reader) -> CoordinatorsResponse:
     return CoordinatorsResponse(found, throttle)
 
 
-# -- what belongs to a transaction (protocol 1) ------------------------------------------------------
+# -- adding partitions and groups to a transaction (protocol 1) ----------------------------------------
 
 
 def encode_add_partitions(
@@ -157,7 +158,7 @@ def encode_add_partitions(
     producer_epoch: int,
     partitions: Iterable[TopicPartition],
 ) -> bytes:
-    """Add partitions to the transaction, which begins with the first of them."""
+    """Add partitions to the transaction. The first of them begins it."""
     request = Writer(ADD_PARTITIONS_TO_TXN, version)
     request.text(transactional_id)
     request.fields("qh", producer_id, producer_epoch)
@@ -166,7 +167,7 @@ def encode_add_partitions(
 
 
 def _write_partitions(request: Writer, partitions: Iterable[TopicPartition]) -> None:
-    """A list of topics, each with the numbers of its partitions."""
+    """Write a list of topics, each with the numbers of its partitions."""
     topics: dict[str, list[int]] = {}
     for one in partitions:
         topics.setdefault(one.topic, []).append(one.partition)
@@ -220,7 +221,7 @@ def decode_add_offsets(reader: Reader) -> AddOffsetsResponse:
 def encode_end_txn(
     version: int, transactional_id: str, producer_id: int, producer_epoch: int, *, commit: bool
 ) -> bytes:
-    """Commit or abort. A retry has the same id and epoch."""
+    """Commit or abort. A retry must have the same id and epoch."""
     request = Writer(END_TXN, version)
     request.text(transactional_id)
     request.fields("qh?", producer_id, producer_epoch, commit)
@@ -247,7 +248,7 @@ def encode_txn_offset_commit(
     group: str,
     offsets: Mapping[TopicPartition, tuple[int, str]],
 ) -> bytes:
-    """Commit offsets with their metadata in a transaction; the group has no members."""
+    """Commit offsets with their metadata in a transaction. The group has no members."""
     topics: dict[str, list[tuple[int, int, str]]] = {}
     for partition, (offset, metadata) in offsets.items():
         topics.setdefault(partition.topic, []).append((partition.partition, offset, metadata))
@@ -272,10 +273,10 @@ def encode_txn_offset_commit(
 def encode_offset_fetch(
     version: int, group: str, partitions: Sequence[TopicPartition] | None, *, stable: bool
 ) -> bytes:
-    """Fetch a group's offsets; all of them if ``partitions`` is None.
+    """Fetch a group's offsets, or all of them if ``partitions`` is None.
 
-    With ``stable`` a partition with an open transaction gets UNSTABLE_OFFSET_COMMIT. If all offsets are
-    fetched, only partitions with an earlier offset do.
+    With ``stable``, a partition with an open transaction gets UNSTABLE_OFFSET_COMMIT. If all offsets are
+    fetched, this happens only for partitions that already have an offset.
     """
     request = Writer(OFFSET_FETCH, version)
     request.length((group,))
@@ -308,7 +309,7 @@ def _offsets(reader: Reader) -> dict[TopicPartition, CommittedOffset]:
     found: dict[TopicPartition, CommittedOffset] = {}
     for _ in reader.elements("topics"):
         topic = reader.name_text()
-        # All that a group has committed may have been asked for.
+        # The request may have asked for everything that the group has committed.
         for _ in reader.elements_of(_SHORTEST_OFFSET, "offsets"):
             number, offset = reader.integer(), reader.long()
             reader.skip(_EPOCH_BYTES)
@@ -323,7 +324,7 @@ def _offsets(reader: Reader) -> dict[TopicPartition, CommittedOffset]:
 
 
 def encode_describe_transactions(version: int, ids: Sequence[str]) -> bytes:
-    """Describe ids whose coordinator is the receiving broker."""
+    """Describe transactional ids whose coordinator is the broker that receives the request."""
     request = Writer(DESCRIBE_TRANSACTIONS, version)
     request.texts(ids)
     return request.finished()
@@ -361,7 +362,7 @@ def encode_list_transactions(version: int, states: Sequence[str], pattern: str) 
     """
     request = Writer(LIST_TRANSACTIONS, version)
     request.texts(states)
-    # Of any producer, and of any age.
+    # The filters are empty: the list contains transactions of any producer and of any age.
     request.length(())
     if version >= _FIRST_WITH_DURATION:
         request.fields("q", -1)

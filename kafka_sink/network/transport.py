@@ -1,8 +1,9 @@
-"""The non-blocking byte stream to a broker without TLS, and look-ups of hosts.
+"""The non-blocking byte stream to a broker without TLS, and lookups of hosts.
 
-``getaddrinfo`` blocks for as long as the system's resolver takes: 5 to 40 s without a name server, and all
-partitions would wait for one broker's name. So each look-up has its own thread. It is a daemon, so one that
-hangs ends with the process; its connection starts no second look-up meanwhile.
+``getaddrinfo`` blocks for as long as the system's resolver takes, which is 5 to 40 s without a name server,
+and all partitions would wait for one broker's name. So each lookup has its own thread. The thread is a
+daemon, so a lookup that hangs ends with the process. Its connection does not start a second lookup in the
+meantime.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from kafka_sink.network.wire import Buffer
 if TYPE_CHECKING:
     from kafka_sink.options import SinkOptions
 
-# l_onoff, l_linger: closing resets the connection.
+# l_onoff and l_linger: closing the socket resets the connection.
 _NO_LINGER = struct.pack("ii", 1, 0)
-# Results of connect() while it is in progress. EWOULDBLOCK means a full backlog of a local address.
+# Results of connect() while it is in progress. EWOULDBLOCK means that the backlog of a local address is full.
 _UNDER_WAY = (0, errno.EINPROGRESS, errno.EWOULDBLOCK)
 
 SocketAddress = tuple[socket.AddressFamily, tuple[object, ...]]
@@ -32,11 +33,14 @@ Resolver = Callable[[str, int, int], list[SocketAddress]]
 
 
 class PlaintextTransport:
-    """A TCP socket, as a stream that never blocks; TLS is one, too. The constructor starts to connect. It and
-    any method but ``close`` raise OSError when the stream is broken.
+    """A TCP socket as a stream that never blocks; the TLS stream is a subclass.
 
-    ``held_bytes``: bytes that the stream itself has to write: of a TLS handshake or key update, or what
-    ``send`` accepted and TLS has encrypted. ``buffered``: it holds received bytes that no selector can see.
+    The constructor starts to connect. It and all methods except ``close`` raise OSError if the stream is
+    broken.
+
+    ``held_bytes`` are bytes that the stream itself still has to write, for a TLS handshake or key update, or
+    because ``send`` accepted them and TLS has encrypted them. ``buffered`` means that it contains received
+    bytes that a selector cannot see.
     """
 
     held_bytes = 0
@@ -47,9 +51,10 @@ class PlaintextTransport:
         self._socket = socket.socket(family, socket.SOCK_STREAM)
         try:
             self._socket.setblocking(False)
-            # Nagle's algorithm would delay the end of a request until the previous segment is acknowledged.
+            # With Nagle's algorithm, the end of a request would wait until the previous segment is
+            # acknowledged.
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            # Set before connecting, because the handshake fixes the window scale.
+            # Set these before connecting, because the TCP handshake fixes the window scale.
             for option, size in (
                 (socket.SO_SNDBUF, options.send_buffer_bytes),
                 (socket.SO_RCVBUF, options.receive_buffer_bytes),
@@ -67,29 +72,32 @@ class PlaintextTransport:
         return self._socket.fileno()
 
     def connected(self) -> None:
-        """Call when the socket is first writable."""
+        """Called when the socket is writable for the first time."""
         code = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
             raise OSError(code, os.strerror(code))
 
     def handshake(self) -> bool:
-        """Continue the handshake that precedes Kafka's first byte; True once it is done, here at once: TCP's
-        is over. TLS raises AuthenticationError if a certificate is rejected."""
+        """Continue the handshake before Kafka's first byte. Returns True when it is complete, which here is
+        at once.
+
+        TLS raises AuthenticationError if a certificate is rejected.
+        """
         return True
 
     def flush(self) -> None:
-        """Write bytes that ``send`` accepted and the stream still holds: here none."""
+        """Write bytes that ``send`` has accepted and the stream still holds. Here there are none."""
 
     def send(self, buffers: Sequence[Buffer]) -> int:
-        """Write as much as fits now of at most 1,024 buffers, without copying them. Returns the number of
-        bytes, possibly 0."""
+        """Write as much as currently fits of at most 1,024 buffers, without a copy. Returns the number of
+        bytes, which may be 0."""
         try:
             return self._socket.sendmsg(buffers)
         except (BlockingIOError, InterruptedError):
             return 0
 
     def receive_into(self, buffer: memoryview) -> int | None:
-        """Number of bytes read, 0 at the end of the stream, None if nothing is available."""
+        """Read bytes. Returns their number, 0 at the end of the stream, or None if nothing is available."""
         try:
             return self._socket.recv_into(buffer)
         except (BlockingIOError, InterruptedError):
@@ -99,16 +107,16 @@ class PlaintextTransport:
         self._socket.close()
 
     def abort(self) -> None:
-        """End the stream and drop what has not reached the peer."""
+        """End the stream, and drop the bytes that have not reached the peer."""
         with contextlib.suppress(OSError):
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
         self._socket.close()
 
 
 def resolve_host(host: str, port: int, flags: int) -> list[SocketAddress]:
-    """A host's addresses, with getaddrinfo's flags. Raises OSError."""
+    """The addresses of a host, with getaddrinfo's flags. Raises OSError."""
     if "\0" in host:
-        # Python passes on what comes before it: another host than the one that was named.
+        # Python would only pass on the text before the zero byte, and thus resolve a different host.
         raise OSError(f"{host!r} holds a zero byte")
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
@@ -122,9 +130,9 @@ def resolve_host(host: str, port: int, flags: int) -> list[SocketAddress]:
 def start_lookup(
     host: str, port: int, canonical: bool, notify: Callable[[], None], resolve: Resolver = resolve_host
 ) -> Future[list[SocketAddress]]:
-    """Start to resolve a name, which has one address or more; another thread calls ``notify`` at the end.
+    """Start to resolve a name. ``notify`` is called on another thread at the end.
 
-    The look-up of a numeric address is done on return. ``canonical`` resolves the host's canonical name
+    The lookup of a numeric address is complete on return. ``canonical`` resolves the host's canonical name
     instead (client.dns.lookup=resolve_canonical_bootstrap_servers_only).
     """
     lookup: Future[list[SocketAddress]] = Future()

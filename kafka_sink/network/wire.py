@@ -1,8 +1,8 @@
-"""Writes requests, and reads responses with hostile bytes kept from doing harm.
+"""Writes requests, and reads responses so that hostile bytes do no harm.
 
-What a broker sends must not decide how much memory and time it costs. So nothing is made of what this client
-does not use, and lists have no more elements than the request has named, before any of them is read; lists
-that no request names have a bound of their own.
+A broker's response must not decide how much memory and time it costs. So no objects are created for parts
+that this client does not use. A list has at most as many elements as the request named, which is checked
+before any of them is read. Lists that no request determines have their own bound.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from kafka_sink.printable import is_host, printable
 Value = TypeVar("Value")
 Buffer = bytes | memoryview
 ANY_NUMBER = 2**31
-# Elements that a response may have beside those that were asked for: API versions, login mechanisms.
+# How many elements a response may have that were not asked for, such as API versions or login mechanisms.
 UNASKED = 1_000
 _LONGEST_TEXT = 32_767
 _UVARINT_BYTES = 5
 _BYTE, _SHORT, _INT, _LONG = map(struct.Struct, (">b", ">h", ">i", ">q"))
 _ONE_BYTE = [bytes([value]) for value in range(0x80)]
-# Newer brokers may add a tagged field, of two bytes or more, to each element. The shortest has seven bytes.
+# Newer brokers may add a tagged field, of at least two bytes, to each element. The shortest element has seven
+# bytes.
 _TAGS, _BYTES_PER_TAG = 10_000, 8
 
 
 def uvarint(value: int) -> bytes:
-    """A number of no sign, seven bits a byte, the lowest first."""
-    # Most are of one or two bytes, and a request has one or two for each batch.
+    """An unsigned number as a varint: seven bits in each byte, the lowest bits first."""
+    # Most numbers take one or two bytes, and a request has one or two numbers for each batch.
     if value <= 0x7F:
         return _ONE_BYTE[value]
     if value <= 0x3FFF:
@@ -45,7 +46,7 @@ def uvarint(value: int) -> bytes:
 
 
 def refuse(problem: str) -> None:
-    """Raise it as a ProtocolError."""
+    """Raise the problem as a ProtocolError."""
     raise ProtocolError(problem)
 
 
@@ -59,11 +60,11 @@ def read_response(
     *,
     tagged_header: bool = True,
 ) -> Value:
-    """What ``convert`` reads of a response behind its header.
+    """Return what ``convert`` reads from a response after its header.
 
-    ``asked``: how many topics, partitions, keys and records the request has named. Bytes left over are passed
-    to ``on_trailing`` as a text. Raises ProtocolError for a malformed response, whatever ``convert`` raises
-    for it.
+    ``asked`` is the number of topics, partitions, keys and records in the request. ``on_trailing`` is called
+    with a text about bytes that are left over. Raises ProtocolError for a malformed response, also in place
+    of any error that ``convert`` raises because of it.
     """
     reader = Reader(APIS[api_key], version, payload, asked)
     try:
@@ -74,7 +75,8 @@ def read_response(
     except ProtocolError:
         raise
     except (struct.error, IndexError, ValueError) as error:
-        # Not its repr, nor as the cause: a UnicodeDecodeError holds the bytes.
+        # The error's repr and the error as a cause are avoided, because a UnicodeDecodeError contains the
+        # bytes.
         problem = "it is cut short" if isinstance(error, IndexError | struct.error) else printable(str(error))
     else:
         left = len(payload) - reader.at
@@ -87,9 +89,9 @@ def read_response(
 def decoder(
     api_key: int, asked: int = ANY_NUMBER
 ) -> Callable[[Callable[[Reader], Value]], Callable[..., Value]]:
-    """Make of a function, which reads a response behind its header, the decoder of an API, and enter it.
+    """Turn a function that reads a response after its header into the decoder of an API, and register it.
 
-    ``asked``: where the caller does not say. The decoder is as ``apis.Decoders`` says.
+    ``asked`` applies if the caller passes no number. The decoder has the signature in ``apis.Decoders``.
     """
 
     def made(convert: Callable[[Reader], Value]) -> Callable[..., Value]:
@@ -105,8 +107,10 @@ def decoder(
 
 
 class Writer:
-    """The body of a request in one version of its API. ``flexible``: with compact lengths and tagged fields
-    (KIP-482)."""
+    """Writes the body of a request in one version of its API.
+
+    ``flexible`` means that the version has compact lengths and tagged fields (KIP-482).
+    """
 
     __slots__ = ("body", "flexible", "version")
 
@@ -116,11 +120,11 @@ class Writer:
         self.flexible = version >= APIS[api_key].first_flexible
 
     def fields(self, layout: str, *values: float) -> None:
-        """Numbers and flags of fixed size, in struct's format characters."""
+        """Write numbers and flags of fixed size, described by struct's format characters."""
         self.body += struct.pack(">" + layout, *values)
 
     def text(self, value: str | None) -> None:
-        """A string, or null."""
+        """Write a string, or null."""
         data = None if value is None else value.encode()
         if self.flexible:
             self.length(data)
@@ -133,7 +137,7 @@ class Writer:
         self.body += value
 
     def length(self, elements: Sized | None) -> None:
-        """Of a list or of bytes, or that there is none."""
+        """Write the length of a list or of bytes, or null."""
         if self.flexible:
             self.body += uvarint(0 if elements is None else len(elements) + 1)
         else:
@@ -145,7 +149,7 @@ class Writer:
             self.text(value)
 
     def end(self) -> None:
-        """Of the request, or of an element of a list: no tagged fields follow."""
+        """Write the end of the request or of an element of a list, which has no tagged fields."""
         if self.flexible:
             self.body += b"\0"
 
@@ -155,8 +159,11 @@ class Writer:
 
 
 class Reader:
-    """A place in a response. Raises struct.error or IndexError behind its end, ValueError for a wrong text,
-    ProtocolError for lists that are too long."""
+    """A position in a response.
+
+    Raises struct.error or IndexError after its end, ValueError for a wrong text, and ProtocolError for lists
+    that are too long.
+    """
 
     __slots__ = ("_elements", "_tags", "at", "flexible", "name", "payload", "version")
 
@@ -205,12 +212,12 @@ class Reader:
         return int(_LONG.unpack_from(self.payload, at)[0])
 
     def text(self) -> str | None:
-        """A string; None for one that is null."""
+        """Read a string; None if it is null."""
         length = self._text_length()
         return None if length < 0 else self.take(length).decode()
 
     def name_text(self) -> str:
-        """A string that is not null."""
+        """Read a string that must not be null."""
         length = self._text_length()
         if length < 0:
             raise ValueError("a name is null")
@@ -226,15 +233,16 @@ class Reader:
         return length
 
     def data(self) -> bytes:
-        """Bytes; empty where they are null."""
+        """Read bytes; empty if they are null."""
         return self.take(max(0, self._list_length()))
 
     # -- lists ------------------------------------------------------------------------------------
 
     def elements(self, what: str) -> range:
-        """A list of what the request has named; null is empty.
+        """Read the elements of a list of things that the request has named. Null counts as empty.
 
-        Raises ProtocolError, before any is read, where this response's lists are longer than what was asked.
+        Raises ProtocolError, before an element is read, if this response's lists are longer than the request
+        allows.
         """
         length = self._list_length()
         if length > self._elements:
@@ -243,24 +251,25 @@ class Reader:
         return range(length)
 
     def elements_of(self, size: int, what: str) -> range:
-        """A list of what a request need not name, of elements that have so many bytes or more on average."""
+        """Read a list of things that the request need not name, with elements of at least this size on
+        average."""
         return self.elements_up_to(self._elements + len(self.payload) // size, what)
 
     def elements_up_to(self, most: int, what: str) -> range:
-        """A list of at most so many elements."""
+        """Read a list of at most this many elements."""
         length = self._list_length()
         if length > most:
             raise self._too_many(length, what, most)
         return range(length)
 
     def only_element(self, what: str) -> None:
-        """Go into a list of one element. Raises ProtocolError for any other."""
+        """Enter a list with one element. Raises ProtocolError for any other number of elements."""
         length = self._list_length()
         if length != 1:
             raise ProtocolError(f"a response to {self.name} has {length} {what}, not 1")
 
     def skip_list(self, size: int) -> int:
-        """Skip a list of elements of this size; return how many there are."""
+        """Skip a list of elements of this size. Returns the number of elements."""
         length = max(0, self._list_length())
         self.skip(length * size)
         return length
@@ -274,8 +283,8 @@ class Reader:
     # -- tagged fields (KIP-482) --------------------------------------------------------------------
 
     def tags(self) -> Iterator[int]:
-        """The tags of the fields that follow. The caller may read each; one that it does not read is
-        skipped."""
+        """The tags of the fields that follow. The caller may read each field; a field that it does not read
+        is skipped."""
         if not self.flexible:
             return
         if self.payload[self.at] == 0:
@@ -322,23 +331,23 @@ class Reader:
 
 
 def broker_in(reader: Reader) -> Node:
-    """A broker's id, host, port and rack. Raises as ``address_of``."""
+    """Read a broker's id, host, port and rack. Raises the errors of ``address_of``."""
     node_id, host, port, rack = reader.integer(), reader.text(), reader.integer(), reader.text()
     reader.skip_tags()
     return address_of(node_id, host, port, rack)
 
 
 def address_of(node_id: int, host: str | None, port: int, rack: str | None = None) -> Node:
-    """A broker's address as a broker gives it. Raises ProtocolError for what no address or no id can be."""
+    """A broker's address from a response. Raises ProtocolError for an invalid id or address."""
     if not is_host(str(host)) or not 0 < port <= 65_535:
         shown = printable(f"{host}:{port}", 100)
         raise ProtocolError(f"broker {node_id} has the address '{shown}', which is not one")
     if node_id < 0:
-        # Those are the bootstrap addresses' ids.
+        # Negative ids belong to this client's bootstrap addresses.
         raise ProtocolError(f"a broker has the id {node_id}, which is below 0")
     return Node(node_id, str(host), port, None if rack is None else printable(rack))
 
 
 def text_of(text: str | None) -> str | None:
-    """A broker's explanation, bounded and printable; None if there is none."""
+    """A broker's message, shortened and printable; None if there is none."""
     return None if text is None else printable(text)
