@@ -112,7 +112,9 @@ def common_version(
     """
     name, (oldest, newest) = APIS[api_key].name, ours or APIS[api_key].versions
     if api_key not in theirs:
-        raise BrokerVersionError(f"{broker} takes no {name} requests; Apache Kafka 2.1 or later is needed")
+        raise BrokerVersionError(
+            f"{broker} does not support {name} requests; Apache Kafka 2.1 or later is needed"
+        )
     low, high = theirs[api_key]
     if min(high, newest) < max(low, oldest):
         raise BrokerVersionError(

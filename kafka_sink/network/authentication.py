@@ -123,7 +123,7 @@ class Login:
             problem = f"it does not offer {mechanism} but {offered}: set kafka.sasl.mechanism to one of these"
         elif response.error_code == ILLEGAL_SASL_STATE:
             problem = (
-                "its listener takes no login: use its SASL listener's port, or "
+                "its listener does not support a login: use its SASL listener's port, or "
                 "kafka.security.protocol=PLAINTEXT or SSL"
             )
         else:

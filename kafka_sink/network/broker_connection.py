@@ -468,8 +468,8 @@ class BrokerConnection:
         if self.state in STEPS:
             waited = now_ms - self.connecting_since_ms
             return TimeoutError(
-                f"{self.node} was not ready {waited:.0f} ms after connecting began: {self.step} did not end "
-                f"({self.state.value}); kafka.socket.connection.setup.timeout.ms sets this bound"
+                f"{self.node} was not ready {waited:.0f} ms after connecting began: {self.step} did not "
+                f"complete ({self.state.value}); kafka.socket.connection.setup.timeout.ms sets this bound"
             )
         if now_ms >= self._session_end_ms and self.state is ConnectionState.READY:
             return ConnectionError(f"the login at {self.node} expired before it could be renewed")

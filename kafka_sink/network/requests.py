@@ -163,8 +163,8 @@ def decode_init_producer_id(reader: Reader) -> ProducerIdResponse:
     if not error and (found.producer_id < 0 or found.producer_epoch < 0):
         # Otherwise rows would be written as if there were no id, and retries would write them twice.
         raise ProtocolError(
-            f"a response to {reader.name} gives the producer id {found.producer_id}, epoch "
-            f"{found.producer_epoch}, which is none"
+            f"a response to {reader.name} contains an invalid producer id or epoch: "
+            f"{found.producer_id}, {found.producer_epoch}"
         )
     if reader.version >= _FIRST_WITH_ONGOING:
         reader.skip(_ONGOING_BYTES)

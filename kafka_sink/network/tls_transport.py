@@ -47,7 +47,7 @@ class TlsStream:
             self._tls = context.wrap_bio(self.incoming, self.outgoing, server_hostname=name)
         except (ValueError, TypeError) as error:
             # A zero byte causes a TypeError. Names of brokers come from the network.
-            raise ConnectionError(f"{host!r} is no host name that TLS can check: {error}") from None
+            raise ConnectionError(f"{host!r} is not a host name that TLS can check: {error}") from None
         self.established = False
 
     @property

@@ -117,7 +117,7 @@ def resolve_host(host: str, port: int, flags: int) -> list[SocketAddress]:
     """The addresses of a host, with getaddrinfo's flags. Raises OSError."""
     if "\0" in host:
         # Python would only pass on the text before the zero byte, and thus resolve a different host.
-        raise OSError(f"{host!r} holds a zero byte")
+        raise OSError(f"{host!r} contains a zero byte")
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
     except UnicodeError:

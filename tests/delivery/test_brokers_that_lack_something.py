@@ -30,7 +30,7 @@ def exactly_once(cluster: FakeCluster) -> Iterator[Producer]:
 
 
 def test_a_broker_without_producer_ids_fails_the_task_by_the_options_name() -> None:
-    """Catches: "takes no InitProducerId requests; Apache Kafka 2.1 or later is needed", which is untrue."""
+    """Catches: "does not support InitProducerId requests; Apache Kafka 2.1 or later is needed": untrue."""
     with FakeCluster({"t": 1}, without=[INIT_PRODUCER_ID]) as cluster:
         with pytest.raises(DeliveryError, match=LOST):
             send(cluster, rows(0, 5))

@@ -72,7 +72,7 @@ def test_a_login_comes_before_the_first_request_however_bytes_are_split(piece: i
     ("refusals", "problem"),
     [
         ({"handshake": 33}, "it does not offer PLAIN but PLAIN, GSSAPI"),
-        ({"handshake": 34}, "its listener takes no login"),
+        ({"handshake": 34}, "its listener does not support a login"),
         ({"handshake": 77}, "error 77"),
         ({"authenticate": 58}, r"refuses the credentials for SASL PLAIN \(.*failed: wrong \[31m\)"),
         ({"authenticate": 13}, "error 13"),

@@ -421,7 +421,7 @@ def test_nothing_is_connected_before_the_login_is_prepared_and_one_that_hangs_is
     assert is_in(one, ConnectionState.PREPARING)
     assert one.transport is None
     cause = one.overdue(OPTIONS.socket_connection_setup_timeout_ms * 1.3)
-    assert "fetching its login or reading TLS files did not end" in str(cause)
+    assert "fetching its login or reading TLS files did not complete" in str(cause)
     security.end(AuthenticationError("no ticket (on host h)"))
     with pytest.raises(AuthenticationError, match="no ticket"):
         one.prepared(0.0)

@@ -68,7 +68,9 @@ def test_connecting_is_reported_and_versions_are_known(driver: Driver) -> None:
     assert driver.connection().api_version(apis.PRODUCE, (3, 9)) == 9
     with pytest.raises(BrokerVersionError, match="speaks Produce in versions 3 to 13, this sink in 14 to 15"):
         driver.connection().api_version(apis.PRODUCE, (14, 15))
-    with pytest.raises(BrokerVersionError, match=r"broker 127.0.0.1:\d+ .* takes no PushTelemetry requests"):
+    with pytest.raises(
+        BrokerVersionError, match=r"broker 127.0.0.1:\d+ .* does not support PushTelemetry requests"
+    ):
         driver.connection().api_version(apis.PUSH_TELEMETRY)
 
 

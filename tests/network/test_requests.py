@@ -68,7 +68,7 @@ def test_a_negative_producer_id_without_an_error_is_none(producer_id: int, epoch
     response = InitProducerIdResponse(
         version=4, throttle_time_ms=0, error_code=0, producer_id=producer_id, producer_epoch=epoch
     )
-    with pytest.raises(ProtocolError, match="which is none"):
+    with pytest.raises(ProtocolError, match="an invalid producer id or epoch"):
         requests.decode_init_producer_id(4, framed(response, 1)[4:])
 
 

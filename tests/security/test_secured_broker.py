@@ -187,7 +187,7 @@ MISTAKES: dict[str, tuple[Options, type[KafkaSinkError], str]] = {
     "login where none is taken": (
         to("SASL", at="TLS", sasl_mechanism="PLAIN", sasl_username="bob", sasl_password="x"),
         AuthenticationError,
-        r"its listener takes no login",
+        r"its listener does not support a login",
     ),
     "token for somebody else": (
         lambda secured: by_token(secured, aud="other"),
@@ -233,7 +233,7 @@ def test_one_good_address_of_several_is_enough_and_all_bad_ones_are_named_in_tim
         assert time.monotonic() - begun < BOUND_S + 5
     text = str(caught.value)
     assert "127.0.0.1:1: connecting by TCP failed: Connection refused" in text
-    assert re.search(f"{mute}: [^;]*(the TLS handshake|connecting by TCP) did not end", text), text
+    assert re.search(f"{mute}: [^;]*(the TLS handshake|connecting by TCP) did not complete", text), text
     assert "it is not a TLS listener" in text
 
 
