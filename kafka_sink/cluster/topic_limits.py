@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,6 +34,9 @@ _SCAN_ROWS = 8192
 _WHOLE_RAW_LIMIT = 4 << 20
 # How long a limit learnt by an earlier producer is used: an administrator may have raised it since.
 _BELIEVED_S = 3600.0
+# A learnt limit doubles after this long, as an administrator may have raised the broker's. The wait doubles
+# each time that brokers refuse the larger batches, so that a lasting limit costs a split every ten minutes.
+_FIRST_RISE_MS, _LONGEST_RISE_MS = 1_000.0, 600_000.0
 # The size that was too large is divided by these.
 _AFTER_SPLIT, _AFTER_LOSS = 2, 8
 
@@ -100,6 +104,9 @@ class TopicLimits:
         self._safety = 1.0 if codec is None else SAFETY
         self._cluster = cluster
         self.learnt = learnt
+        # When the limit may double; None until the first batch after it was learnt is taken. The sender's.
+        self._rises_at_ms: float | None = None
+        self._rise_wait_ms, self._has_doubled = _FIRST_RISE_MS, False
         self.raw_limit = max(batch_size, _WHOLE_RAW_LIMIT) if isinstance(codec, WholeCodec) else None
         self.begin()
 
@@ -145,9 +152,33 @@ class TopicLimits:
         if size > self.largest_batch:
             return
         self.learnt = limit = max(1, size // (_AFTER_LOSS if costs_task else _AFTER_SPLIT))
-        if self._cluster is not None:
+        if self._has_doubled:
+            self._rise_wait_ms = min(2 * self._rise_wait_ms, _LONGEST_RISE_MS)
+        self._rises_at_ms, self._has_doubled = None, False
+        self._keep(lambda kept: min(limit, kept))
+
+    def may_rise(self, now_ms: float) -> bool:
+        """Whether a learnt limit is due to double, now that a broker has taken a batch. The sender's thread
+        calls it."""
+        if self.learnt is None or self.learnt >= self._batch_size:
+            return False
+        if self._rises_at_ms is None:
+            self._rises_at_ms = now_ms + self._rise_wait_ms
+        return now_ms >= self._rises_at_ms
+
+    def rise(self) -> None:
+        """Double the learnt limit, up to batch.size. The accumulator's lock is held: the task's thread reads
+        ``write_limit`` under it."""
+        limit = min(2 * self.largest_batch, self._batch_size)
+        self.learnt = self.write_limit = limit
+        self._rises_at_ms, self._has_doubled = None, True
+        self._keep(lambda _: limit)
+
+    def _keep(self, limit: Callable[[int], int]) -> None:
+        """Keep the learnt limit for later producers: ``limit`` of the one that is kept by now."""
+        if self._cluster is not None and self.learnt is not None:
             kept = kept_limits(self._cluster)
-            kept[self._topic] = min(limit, kept.get(self._topic, limit))
+            kept[self._topic] = limit(kept.get(self._topic, self.learnt))
             spark_application.note(_key(self._cluster), json.dumps(kept))
 
     # -- asking -------------------------------------------------------------------------------------

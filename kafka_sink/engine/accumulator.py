@@ -367,6 +367,13 @@ class RecordAccumulator:
         with self.lock:
             self.too_large_batches.append((batch.home.limits, batch.observed_ratio))
 
+    def note_taken(self, batches: Iterable[ProducerBatch], now_ms: float) -> None:
+        """Brokers have taken these batches, so what they taught may be tried upwards."""
+        for limits in {batch.home.limits for batch in batches}:
+            if limits.may_rise(now_ms):
+                with self.lock:
+                    limits.rise()
+
     def complete(self, written: Sequence[WrittenBatch], *, confirmed: bool = True) -> None:
         """End batches that their broker has; ``confirmed`` unless acks is 0. One that had failed before stays
         failed.

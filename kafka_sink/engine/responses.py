@@ -185,6 +185,8 @@ class ResponseHandler:
             batch.home.acknowledged(batch, last_offset, broker.request_sent_ms, now_ms)
         if broker.slow_starts:
             broker.took(taken)
+        if self._accumulator.any_learnt:
+            self._accumulator.note_taken(taken, now_ms)
         if self._unauthorized_topics:
             for batch in taken:
                 self._unauthorized_topics.pop(batch.partition.topic, None)

@@ -90,6 +90,31 @@ def test_after_an_hour_batch_size_is_tried_again(application: Path) -> None:
     assert learnt(1_000, "a").largest_batch == 1_000
 
 
+def test_a_learnt_limit_doubles_after_a_wait_that_grows_while_brokers_refuse_it() -> None:
+    """Catches: a limit that was restored at once and held batches down for an hour."""
+    limits = learnt(4_000, "a")
+    assert not limits.may_rise(0.0)
+    limits.too_large(2_000)
+    now_ms, waits = 100.0, []
+    for _ in range(11):
+        begun_ms = now_ms
+        while not limits.may_rise(now_ms):
+            now_ms += 1_000.0
+        waits.append((now_ms - begun_ms) / 1_000)
+        limits.rise()
+        assert (limits.learnt, limits.write_limit) == (2_000, 2_000)
+        limits.too_large(2_000)
+    assert waits == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 600]
+    # The broker's limit is restored.
+    for largest in (2_000, 4_000):
+        assert not limits.may_rise(now_ms)
+        now_ms += 600_000.0
+        assert limits.may_rise(now_ms)
+        limits.rise()
+        assert learnt(4_000, "a").largest_batch == limits.write_limit == largest
+    assert not limits.may_rise(now_ms + 3_600_000.0)
+
+
 def test_a_file_that_says_something_else_is_not_believed() -> None:
     for text in ["", "{", "[]", "7", '{"t": "9"}', '{"t": true}', '{"t": 0}', "\0"]:
         spark_application.note("batch size limits of a", text)
