@@ -139,9 +139,21 @@ atexit.register(PRODUCERS.close)
 
 
 class ArrowProducer:
-    """What ``kafka_sink.producer`` returns. Its methods may be called from several threads within the block.
+    """The producer that ``kafka_sink.producer`` returns. It writes within one ``with`` block.
 
-    ``result`` is there after the block.
+    Several threads may call its methods within the block.
+
+    Attributes:
+        options: The parsed options.
+        result: The ``WriteResult`` after the block; None before its end, and if the write has failed.
+
+    Examples:
+        >>> with kafka_sink.producer(options) as producer:
+        ...     for batch in batches:
+        ...         producer.send(batch)
+        ...     producer.flush()
+        ...     print(producer.acknowledged)
+        2
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
@@ -202,13 +214,20 @@ class ArrowProducer:
             self._abort(error)
 
     def send(self, data: Any) -> None:
-        """Take all rows of ``data``: what ``kafka_sink.write_arrow`` takes, a single batch, too.
+        """Take all rows of ``data``, and return before they are acknowledged.
 
-        It waits for memory for kafka.max.block.ms at most. Rows are sent after kafka.linger.ms or when a
-        batch is full; ``flush`` and the end of the block wait until they are acknowledged. Raises SchemaError
-        for columns that cannot be written, InvalidRowError for damaged data, what ``data`` raises and what
-        ``Producer.send`` raises. If any row was taken, the write has failed: each later call raises the
-        error again. If none was taken, the write is as it was before.
+        Rows are sent after kafka.linger.ms, or when a batch is full. If buffer memory is exhausted, the call
+        waits for at most kafka.max.block.ms. If it raises after it has taken a row, the write has failed, and
+        each later call raises the same error. If it has taken none, the write is unchanged and may go on.
+
+        Args:
+            data: Anything that ``kafka_sink.write_arrow`` accepts, including a single record batch.
+
+        Raises:
+            SchemaError: A column cannot be written.
+            InvalidRowError: The data is damaged, or a row's content cannot be sent.
+            KafkaSinkError: The rows cannot be sent, or earlier rows have failed.
+            Exception: An error that ``data`` itself raises.
         """
         outer, self._sending.took_rows = getattr(self._sending, "took_rows", False), False
         try:
@@ -230,10 +249,13 @@ class ArrowProducer:
             self._sending.took_rows |= outer
 
     def flush(self) -> None:
-        """Wait until all rows so far are acknowledged. Each batch is bounded by kafka.delivery.timeout.ms.
+        """Wait until all rows so far are acknowledged.
 
-        Raises DeliveryError with the first cause. In a transaction, readers see the rows only after the
-        block.
+        The wait ends, because kafka.delivery.timeout.ms limits each batch. In a transaction, consumers see
+        the rows only after the block.
+
+        Raises:
+            DeliveryError: A row has failed. The message contains the first cause.
         """
         with self._own_lock(), self._turn() as producer:
             self._send_held(producer)
@@ -241,7 +263,8 @@ class ArrowProducer:
 
     @property
     def acknowledged(self) -> int:
-        """Rows that brokers have acknowledged so far; with kafka.acks=0 rows that were sent."""
+        """The number of rows that brokers have acknowledged so far; with kafka.acks=0 the rows that were
+        sent."""
         producer, result = self._producer, self.result
         if result is not None:
             return result.rows + result.unconfirmed
