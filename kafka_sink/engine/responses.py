@@ -446,7 +446,10 @@ class ResponseHandler:
         """What to say if the leader has throttled this task during the batch's life."""
         info = self._cluster.leader(batch.partition)
         broker = None if info is None else self._cluster.brokers.get(info.leader)
-        if broker is None or broker.counts.throttled_until_ms <= batch.created_ms:
+        # ``throttled_until_ms`` is the time of the last response if it throttled nothing.
+        if broker is None or not broker.counts.throttle_ms:
+            return None
+        if broker.counts.throttled_until_ms <= batch.created_ms:
             return None
         return (
             f"broker {broker.id} has throttled this task for {broker.counts.throttle_ms / 1000:.1f} s in all "
