@@ -95,7 +95,7 @@ def parse(raw: Mapping[str, str]) -> ParsedOptions:
         **settled,
         breaker=_breaker_settings(found.breaker),
         topic_config=tuple(sorted(found.topic_config.items())),
-        given=frozenset(settings),
+        given=",".join(settings),
     )
     _check_topic_config(options)
     _check_schemes(settings["bootstrap_servers"][1].reveal(), options)

@@ -995,9 +995,9 @@ class SinkOptions:
     breaker: BreakerSettings = BreakerSettings()
     # Nor are the settings of a topic, under topic.config: brokers check them.
     topic_config: tuple[tuple[str, str], ...] = ()
-    # The attributes that the job set, unlike those that follow from other options. Writes that differ in this
-    # alone have equal options.
-    given: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
+    # The attributes that the job set, separated by commas; none that only follow from other options. Writes
+    # that differ in this alone have equal options.
+    given: str = field(default="", compare=False, repr=False)
 
     # fmt: on
 
@@ -1038,7 +1038,7 @@ class SinkOptions:
             spec.name: values.without_query(text) if "://" in (text := spec.kind.show(value)) else text
             for spec in SPECS
             if not (spec.secret or spec.required or spec.group == SECURITY)
-            and spec.attribute in self.given
+            and spec.attribute in self.given.split(",")
             and (value := getattr(self, spec.attribute)) != spec.default
         }
 
