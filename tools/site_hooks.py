@@ -24,6 +24,7 @@ def on_files(files: Files, config: Any) -> Files:
             "CHANGELOG.md",
             "SECURITY.md",
             "CONTRIBUTING.md",
+            "CODE_OF_CONDUCT.md",
             "packages/local_kafka/README.md",
             "examples/README.md",
         )

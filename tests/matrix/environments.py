@@ -19,21 +19,24 @@ _CONFLUENT = "confluent-kafka>=2.6"
 class Environment:
     """A Python, and which PySpark is installed with the wheel: the newest that this Python takes, by default.
 
-    ``lowest``: the oldest version of every direct dependency that pyproject.toml allows.
+    ``lowest``: the oldest version of every direct dependency that pyproject.toml allows. ``pandas``: another
+    pandas than the extra "spark" allows.
     """
 
     python: str
     pyspark: str = "pyspark"
     lowest: bool = False
+    pandas: str = ""
 
     def __str__(self) -> str:
         wanted = "newest pyspark" if self.pyspark == "pyspark" else self.pyspark
         wanted = "oldest of all dependencies" if self.lowest else wanted
-        return f"Python {self.python}, {wanted}"
+        return ", ".join(filter(None, (f"Python {self.python}", wanted, self.pandas)))
 
     @property
     def folder(self) -> str:
-        return f"{self.python}-{'lowest' if self.lowest else self.pyspark.replace('~=', '-')}"
+        name = "lowest" if self.lowest else self.pyspark.replace("~=", "-")
+        return "-".join(filter(None, (self.python, name, self.pandas.replace(">=", "-"))))
 
 
 _NEWEST = Environment.pyspark
@@ -47,6 +50,7 @@ _PYSPARKS = {
 }
 ENVIRONMENTS = (
     Environment("3.10", lowest=True),
+    Environment("3.13", pandas="pandas>=3"),
     *(Environment(python, pyspark) for python, pysparks in _PYSPARKS.items() for pyspark in pysparks),
 )
 
@@ -80,8 +84,10 @@ def prepare(environment: Environment, wheel: Path, root: Path) -> Path | None:
         _uv(*install, "--resolution", "lowest-direct", _CONFLUENT)
         _uv(*install, "--reinstall", "--no-deps", str(wheel))
     else:
-        with_extra = f"kafka-chunked[spark] @ file://{wheel}"
-        _uv(*install, "--reinstall-package", "kafka-chunked", with_extra, environment.pyspark, _CONFLUENT)
+        extra_name = "" if environment.pandas else "[spark]"
+        wanted = [f"kafka-chunked{extra_name} @ file://{wheel}", environment.pyspark, _CONFLUENT]
+        wanted += [environment.pandas] if environment.pandas else []
+        _uv(*install, "--reinstall-package", "kafka-chunked", *wanted)
     return made
 
 
