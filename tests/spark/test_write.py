@@ -50,8 +50,7 @@ FIVE = committed((0, 4))
 
 @pytest.mark.parametrize("writer", [BatchWriter(planned()), StreamWriter(planned())])
 def test_writers_and_messages_are_values(writer: BatchWriter | StreamWriter) -> None:
-    assert pickle.loads(pickle.dumps(writer)).planned == writer.planned
-    assert pickle.dumps(writer) == pickle.dumps(pickle.loads(pickle.dumps(writer)))
+    assert vars(pickle.loads(pickle.dumps(writer))) == vars(writer)
     assert pickle.loads(pickle.dumps(FIVE)) == FIVE
 
 
