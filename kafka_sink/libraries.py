@@ -106,15 +106,15 @@ def others_may_write(path: str) -> bool:
 
 def _is_of_others(path: str) -> bool:
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return True
-    if found.st_uid not in (0, os.geteuid()) or found.st_mode & stat.S_IWOTH:
+    if status.st_uid not in (0, os.geteuid()) or status.st_mode & stat.S_IWOTH:
         return True
-    if not found.st_mode & stat.S_IWGRP:
+    if not status.st_mode & stat.S_IWGRP:
         return False
     # With an access control list, the group's bits say what its entries for users and groups may grant.
-    return not _is_own_group(found.st_gid) or _has_acl_for_others(path)
+    return not _is_own_group(status.st_gid) or _has_acl_for_others(path)
 
 
 # The ACL of a file (acl(5)), as Linux stores it: a version, then tag, permissions and id of each entry.
@@ -157,7 +157,9 @@ def path_for_child(path: Sequence[str]) -> str:
     package.
     """
     folders = dict.fromkeys(map(os.path.abspath, path))
-    return os.pathsep.join(one for one in folders if one == _PACKAGE_ROOT or not others_may_write(one))
+    return os.pathsep.join(
+        folder for folder in folders if folder == _PACKAGE_ROOT or not others_may_write(folder)
+    )
 
 
 def module_command(module: str) -> list[str]:

@@ -123,7 +123,7 @@ class TopicMetadata:
 
     @classmethod
     def of(cls, name: str, topic_id: bytes | None, infos: Iterable[PartitionMetadata]) -> TopicMetadata:
-        pairs = [(one.leader, one.leader_epoch) for one in infos]
+        pairs = [(info.leader, info.leader_epoch) for info in infos]
         partitions = Partitions(name, (leader for leader, _ in pairs), (epoch for _, epoch in pairs))
         return cls(name, topic_id, partitions)
 

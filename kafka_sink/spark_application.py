@@ -102,12 +102,12 @@ def happened_within(key: str, seconds: float) -> bool:
 
     If ``seconds`` is infinite, the clock does not matter.
     """
-    found = _in_a_folder(key, os.lstat)
-    if found is None:
+    status = _in_a_folder(key, os.lstat)
+    if status is None:
         return False
     # Processes share the wall clock. A time in the future means that the clock was set back.
-    is_recent = seconds == math.inf or 0 <= time.time() - found.st_mtime <= seconds
-    return is_recent and not foreign(found)
+    is_recent = seconds == math.inf or 0 <= time.time() - status.st_mtime <= seconds
+    return is_recent and not foreign(status)
 
 
 def note(key: str, text: str = "") -> None:
@@ -158,7 +158,7 @@ def _paths(key: str) -> list[str]:
     folders = list(filter(None, local_dirs().split(",")))
     if not folders:
         return []
-    paths = [os.path.join(one, f"kafka-chunked-{_hash(key)}") for one in folders]
+    paths = [os.path.join(directory, f"kafka-chunked-{_hash(key)}") for directory in folders]
     return [*paths, os.path.join(tempfile.gettempdir(), f"kafka-chunked-{_hash(folder() + key)}")]
 
 

@@ -209,8 +209,10 @@ def _context(rows: RejectedRows, task: str) -> list[_Header]:
     }
     context = [_Header(PREFIX + name, value) for name, value in known.items() if value is not None]
     times = rows.timestamps_ms
-    found = _texts(times, times == NO_TIMESTAMP) if isinstance(times, np.ndarray) else None
-    return context if found is None else [*context, _Header(CUT_PREFIX + b"timestamp", found)]
+    original_times = _texts(times, times == NO_TIMESTAMP) if isinstance(times, np.ndarray) else None
+    return (
+        context if original_times is None else [*context, _Header(CUT_PREFIX + b"timestamp", original_times)]
+    )
 
 
 def _known_texts(numbers: Int64s | int, smallest: int) -> bytes | pa.Array | None:
@@ -220,10 +222,10 @@ def _known_texts(numbers: Int64s | int, smallest: int) -> bytes | pa.Array | Non
 
 
 def _texts(numbers: Int64s, nulls: Bools) -> pa.Array:
-    found = pa.Array.from_buffers(
+    array = pa.Array.from_buffers(
         pa.int64(), len(numbers), [None, pa.py_buffer(np.ascontiguousarray(numbers))]
     )
-    return with_nulls(found.cast(pa.string()).cast(pa.binary()), nulls)
+    return with_nulls(array.cast(pa.string()).cast(pa.binary()), nulls)
 
 
 def _cut(content: pa.Array, limits: Int64s) -> tuple[pa.Array, Int64s, Bools]:

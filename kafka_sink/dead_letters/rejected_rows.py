@@ -90,7 +90,7 @@ class RejectedRows:
         if self.topic is None or isinstance(self.topic, str):
             return [(self.topic or "", self.count)]
         counted = self.topic.value_counts()
-        names = [(one or b"").decode(errors="replace") for one in counted.field(0).to_pylist()]
+        names = [(name or b"").decode(errors="replace") for name in counted.field(0).to_pylist()]
         return list(zip(names, counted.field(1).to_pylist(), strict=True))
 
     def slice(self, start: int, stop: int) -> RejectedRows:

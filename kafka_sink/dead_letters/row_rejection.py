@@ -142,12 +142,12 @@ class RowRejection:
             check()
             with suppress(MissingPartitionError):
                 self._cluster.await_topics(old, _CHECK_MS, check, needed)
-        found = {name: self._cluster.topic(name) for name in needed}
+        topics = {name: self._cluster.topic(name) for name in needed}
         until_ms = self._clock_ms() + self._max_age_ms
-        for name, topic in found.items():
+        for name, topic in topics.items():
             if topic is not None:
                 self._confirmed[name] = (len(topic.partitions), until_ms)
-        return {name: topic for name, topic in found.items() if topic is not None}
+        return {name: topic for name, topic in topics.items() if topic is not None}
 
     def _is_older(self, topic: str, than_ms: float) -> bool:
         # Read the clock only once, because the thread may be delayed between two readings.
@@ -215,8 +215,8 @@ def _numbers(column: pa.Array | None, kind: pa.DataType, missing: int) -> Int64s
     if column is None:
         return missing
     dtype = np.int32 if kind == pa.int32() else np.int64
-    found: Int64s = numbers(column.cast(kind), dtype).astype(np.int64)
-    return np.where(null_mask(column), missing, found) if column.null_count else found
+    values: Int64s = numbers(column.cast(kind), dtype).astype(np.int64)
+    return np.where(null_mask(column), missing, values) if column.null_count else values
 
 
 def _milliseconds(column: pa.Array | None) -> Int64s | int:

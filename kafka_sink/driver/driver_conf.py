@@ -74,17 +74,19 @@ def conf_of(driver: DriverProcess, environ: Mapping[str, str]) -> dict[str, str]
 
 def spark_conf(arguments: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
     """The settings that the coordinator uses. ``arguments`` are the JVM's command line. Never raises."""
-    found: dict[str, str] = {}
+    settings: dict[str, str] = {}
     files = [value for option, value in pairwise(arguments) if option == "--properties-file"]
     if not files or "--load-spark-defaults" in arguments:
         files.insert(0, _defaults_file(environ))
     for file in filter(None, files):
-        found.update(_kept(_properties(file)))
-    found.update(_kept(one[2:].partition("=")[::2] for one in arguments if one.startswith("-D")))
+        settings.update(_kept(_properties(file)))
+    settings.update(
+        _kept(argument[2:].partition("=")[::2] for argument in arguments if argument.startswith("-D"))
+    )
     given = [value for option, value in pairwise(arguments) if option in ("--conf", "-c")]
-    given += [one.partition("=")[2] for one in arguments if one.startswith("--conf=")]
-    found.update(_kept(one.partition("=")[::2] for one in given))
-    return found
+    given += [argument.partition("=")[2] for argument in arguments if argument.startswith("--conf=")]
+    settings.update(_kept(argument.partition("=")[::2] for argument in given))
+    return settings
 
 
 def _kept(pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
@@ -140,7 +142,7 @@ _UNITS_S = {"": 1.0, "s": 1.0, "us": 1e-6, "ms": 1e-3, "m": 60.0, "min": 60.0, "
 
 def idle_timeout_problem(conf: Callable[[str], str | None], delivery_timeout_ms: int) -> str | None:
     """A warning about Spark's idle timeout, or None. ``conf`` returns the value of a setting of Spark."""
-    name = next((one for one in _SECONDS if conf(one)), None)
+    name = next((setting for setting in _SECONDS if conf(setting)), None)
     kill = next((value for value in map(conf, _KILL) if value), "false")
     if name is None or kill.strip().lower() != "true":
         return None
@@ -155,10 +157,10 @@ def idle_timeout_problem(conf: Callable[[str], str | None], delivery_timeout_ms:
 
 
 def _seconds(text: str) -> float:
-    found = re.fullmatch(r"\s*(\d+)\s*([a-z]*)\s*", text.lower())
-    if found is None or found.group(2) not in _UNITS_S:
+    match = re.fullmatch(r"\s*(\d+)\s*([a-z]*)\s*", text.lower())
+    if match is None or match.group(2) not in _UNITS_S:
         return 0.0
-    return int(found.group(1)) * _UNITS_S[found.group(2)]
+    return int(match.group(1)) * _UNITS_S[match.group(2)]
 
 
 def warn_of_idle_timeout(delivery_timeout_ms: int) -> None:
@@ -188,15 +190,15 @@ def redaction_regex() -> str:
     default = REDACTION_DEFAULTS[REDACTION_SETTING]
     names = sorted(name.removeprefix(KAFKA_PREFIX) for name in _SECRET_OPTIONS)
     uncovered = [name for name in names if not re.search(default, name)]
-    shortest = [name for name in uncovered if not any(one in name and one != name for one in uncovered)]
+    shortest = [name for name in uncovered if not any(part in name and part != name for part in uncovered)]
     return "|".join([default, *(name.replace(".", "[.]") for name in shortest)])
 
 
 def shown_by_spark(options: Mapping[str, str], conf: Mapping[str, str]) -> list[str]:
     """The names of secret options that Spark would show. ``conf`` are the settings that are known."""
-    found = [conf.get(name, default) for name, default in REDACTION_DEFAULTS.items()]
+    settings = [conf.get(name, default) for name, default in REDACTION_DEFAULTS.items()]
     try:
-        expressions = [re.compile(expression) for expression in found if expression]
+        expressions = [re.compile(expression) for expression in settings if expression]
     except re.error:
         # Java supports expressions that Python does not. Then it is unknown what Spark shows.
         return []
@@ -206,7 +208,7 @@ def shown_by_spark(options: Mapping[str, str], conf: Mapping[str, str]) -> list[
         for name, value in secret.items()
         if name in _SECRET_OPTIONS
         and not _PUBLIC_OPTION.search(name)
-        and not any(one.search(text) for one in expressions for text in (name, value))
+        and not any(pattern.search(text) for pattern in expressions for text in (name, value))
     )
 
 

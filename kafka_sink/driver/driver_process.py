@@ -23,8 +23,8 @@ class DriverProcess:
     def is_alive(self) -> bool:
         """Whether it is running. False also for a zombie, which a JVM remains until its parent waits for
         it."""
-        found = _look(self.pid)
-        return found is not None and found.started == self.started and not found.zombie
+        state = _look(self.pid)
+        return state is not None and state.started == self.started and not state.zombie
 
     def arguments(self) -> list[str]:
         """The command line; empty if it cannot be read."""
@@ -45,8 +45,8 @@ class _Found:
 
 def process(pid: int) -> DriverProcess | None:
     """The process that currently has this pid; None if there is none, or if it is a zombie."""
-    found = _look(pid)
-    return None if found is None or found.zombie else DriverProcess(pid, found.started)
+    state = _look(pid)
+    return None if state is None or state.zombie else DriverProcess(pid, state.started)
 
 
 def leave_running(process: subprocess.Popen[bytes]) -> None:
@@ -65,12 +65,12 @@ def find_driver_process() -> DriverProcess | None:
         return None if jvm is None else DriverProcess(application.driver_pid, jvm.started)
     pid = os.getppid()
     for _ in range(_MAX_ANCESTORS):
-        found = _look(pid)
-        if found is None or pid <= 0:
+        ancestor = _look(pid)
+        if ancestor is None or pid <= 0:
             return None
-        if not found.command.lower().startswith("python"):
-            return DriverProcess(pid, found.started)
-        pid = found.parent
+        if not ancestor.command.lower().startswith("python"):
+            return DriverProcess(pid, ancestor.started)
+        pid = ancestor.parent
     return None
 
 

@@ -77,9 +77,9 @@ class PlanningClient(BlockingCalls):
             if ready:
                 return None
             steps = self._connections(nodes)
-            if all(isinstance(one.last_error, _FINAL) for one in steps):
+            if all(isinstance(step.last_error, _FINAL) for step in steps):
                 raise self._unusable("cannot use", steps)
-            tried_ms = max(one.first_tries_end_ms(self._connect_bound_ms) for one in steps)
+            tried_ms = max(step.first_tries_end_ms(self._connect_bound_ms) for step in steps)
             if now >= max(until, min(tried_ms, begun + self._options.max_block_ms)):
                 raise self._unusable("could not connect to", steps, f" within {(now - begun) / 1000:.1f} s")
             return max(until - now, 0.0) or math.inf
@@ -125,25 +125,25 @@ class PlanningClient(BlockingCalls):
         ``asked`` is as in Request. Callers retry after None. Raises BrokersUnreachableError if brokers
         repeatedly close connections at the first request.
         """
-        found: list[Any] = []
+        responses: list[Any] = []
 
         def take(_: Call, response: Any) -> bool:
             self._resets, self._since_ms = 0, self._clock_ms()
-            found.append(response)
+            responses.append(response)
             return True
 
         self._deadline_ms = self._clock_ms() + timeout_ms
         self.calls = [Call(api, encode, take, node=node_id, asked=asked)]
         node = self._connection(node_id).node
         self._loop(self._send_due, lambda: awaited(node, api), self._until_ms, self._since_ms)
-        return found[0] if found else None
+        return responses[0] if responses else None
 
     def _give_up(self) -> None:
         self.calls = []
 
     def _on_failure(self, call: Call, cause: Exception, *_: object) -> None:
         # The call that failed may have been given up already, while another one is in flight.
-        self.calls = [one for one in self.calls if one is not call]
+        self.calls = [other for other in self.calls if other is not call]
         if isinstance(cause, AuthenticationError):
             raise AuthenticationError(str(cause)) from None
         self._resets += isinstance(cause, ConnectionResetError)
@@ -155,7 +155,7 @@ class PlanningClient(BlockingCalls):
     def reasons(self) -> str:
         """The errors of brokers that are not connected."""
         connections = self._network.connections.values()
-        return "; ".join(_line(one) for one in connections if one.last_error is not None)
+        return "; ".join(_line(connection) for connection in connections if connection.last_error is not None)
 
     # -- messages -----------------------------------------------------------------------------------
 
@@ -168,7 +168,7 @@ class PlanningClient(BlockingCalls):
         which = "the brokers' own addresses (advertised.listeners)" if self._advertised else "any broker"
         lines = "; ".join(map(_line, connections))
         text = f"{what} {which}{within}: {lines}"
-        if all(isinstance(one.last_error, AuthenticationError) for one in connections):
+        if all(isinstance(connection.last_error, AuthenticationError) for connection in connections):
             return AuthenticationError(text)
         return BrokersUnreachableError(text)
 

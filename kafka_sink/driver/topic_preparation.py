@@ -92,7 +92,9 @@ class TopicPreparation:
             if not self._waiting:
                 break
             if self._missing not in self._waiting:
-                self._missing = next((one for one in last if last[one] == UNKNOWN_TOPIC_OR_PARTITION), None)
+                self._missing = next(
+                    (name for name in last if last[name] == UNKNOWN_TOPIC_OR_PARTITION), None
+                )
             if self._missing is not None and self._left_ms(TOPIC_PROPAGATION_MS) <= 0:
                 raise MissingTopicError(self._missing_text(self._missing))
             if self._left_ms() <= 0:
@@ -139,16 +141,16 @@ class TopicPreparation:
         topics = tuple(self._waiting)
         # With topic.create, brokers must not create the topic first with their own settings.
         create = self._options.allow_auto_create_topics and not self._options.topic_create
-        found: MetadataResponse | None = self._client.ask(
+        response: MetadataResponse | None = self._client.ask(
             self._client.connect(),
             apis.METADATA,
             lambda version: requests.encode_metadata(version, topics, create, operations=version >= 8),
             self._request_timeout_ms(math.inf if self._missing is None else TOPIC_PROPAGATION_MS),
             len(topics),
         )
-        if found is not None:
-            self._controller = found.controller_id
-        return found
+        if response is not None:
+            self._controller = response.controller_id
+        return response
 
     def _create(self, topic: str) -> None:
         """Create the topic. If another client has created it in the meantime, it is used unchanged."""
@@ -230,15 +232,15 @@ class TopicPreparation:
         unset = [name for name, number in numbers.items() if number == -1]
         version = self._client.api_version(node, apis.CREATE_TOPICS)
         if unset and version < admin_requests.CREATE_TOPICS_BY_DEFAULTS:
-            found: BrokerConfigs | None = self._client.ask(
+            configs: BrokerConfigs | None = self._client.ask(
                 node,
                 apis.DESCRIBE_CONFIGS,
                 lambda version: admin_requests.encode_describe_broker(version, node, unset),
                 self._request_timeout_ms(),
             )
-            if found is None:
+            if configs is None:
                 return None
-            numbers |= self._defaults(found, unset)
+            numbers |= self._defaults(configs, unset)
         return numbers[_PARTITIONS], numbers[_REPLICATION_FACTOR]
 
     def _defaults(self, found: BrokerConfigs, names: Sequence[str]) -> dict[str, int]:

@@ -110,18 +110,18 @@ class BufferAllocator:
                 if chunks is not None:
                     heap = self._heap_arena
                     return [ChunkedBuffer(pool, arena, [chunk], full_bytes, heap) for chunk in chunks]
-        found: list[ChunkedBuffer] = []
+        buffers: list[ChunkedBuffer] = []
         try:
             for size in projected:
                 buffer = self.try_open(size)
                 if buffer is None:
                     break
-                found.append(buffer)
+                buffers.append(buffer)
         except BaseException:
-            for buffer in found:
+            for buffer in buffers:
                 buffer.release()
             raise
-        return found
+        return buffers
 
     def open(
         self,

@@ -245,7 +245,7 @@ class ChunkedBuffer:
         # One view for each group of adjacent chunks. For 1 MiB in 64 adjacent chunks, this saves 44 us in the
         # checksum and 9 us in sendmsg, which accepts at most 1,024 buffers. If no chunks are adjacent, it
         # costs 8 us.
-        found = []
+        views = []
         while at <= last:
             chunk = chunks[at]
             # If the first chunk has a different size, it belongs to a different mapping and has no neighbour.
@@ -254,13 +254,13 @@ class ChunkedBuffer:
             while at <= last and chunks[at].start == stop and chunks[at].slab is chunk.slab:
                 stop += step
                 at += 1
-            found.append(memoryview(chunk.slab)[chunk.start : stop])
+            views.append(memoryview(chunk.slab)[chunk.start : stop])
         surplus = lead + (last + 1) * step - end
         if surplus:
-            found[-1] = found[-1][:-surplus]
+            views[-1] = views[-1][:-surplus]
         if start > begin:
-            found[0] = found[0][start - begin :]
-        return found
+            views[0] = views[0][start - begin :]
+        return views
 
     def patch(self, data: Data, position: int = 0) -> None:
         """Overwrite written bytes. Raises ValueError, changing nothing, if the data goes beyond their end."""

@@ -206,18 +206,18 @@ class BufferPool:
     def arena(self, size: int) -> ChunkArena:
         """The arena for chunks of this size, which are kept for reuse."""
         with self._lock:
-            found = self._arenas.get(size)
-            if found is None:
-                found = self._arenas[size] = ChunkArena(size, kept=True)
-            return found
+            arena = self._arenas.get(size)
+            if arena is None:
+                arena = self._arenas[size] = ChunkArena(size, kept=True)
+            return arena
 
     def heap_arena(self, size: int) -> ChunkArena:
         """The arena for heap chunks of this size, which are kept for reuse until ``trim_free``."""
         with self._lock:
-            found = self._heap_arenas.get(size)
-            if found is None:
-                found = self._heap_arenas[size] = ChunkArena(size, kept=True, heap=True)
-            return found
+            arena = self._heap_arenas.get(size)
+            if arena is None:
+                arena = self._heap_arenas[size] = ChunkArena(size, kept=True, heap=True)
+            return arena
 
     # -- taking -----------------------------------------------------------------------------------
 
@@ -428,9 +428,9 @@ class BufferPool:
         full_bytes = 0
         for arena, chunks, full in lent:
             full_bytes += full
-            found = arenas.setdefault(arena, chunks)
-            if found is not chunks:
-                found += chunks
+            gathered = arenas.setdefault(arena, chunks)
+            if gathered is not chunks:
+                gathered += chunks
         with self._lock:
             for arena, chunks in arenas.items():
                 returned = len(chunks) * arena.size

@@ -225,7 +225,7 @@ def _formats(values: Values, given: Mapping[str, Any]) -> Iterator[str]:
         part = spec.name.split(".")[0]
         needed = [part] if part in ("value", "key") else ["value", "key"]
         if not set(needed) & set(encoded):
-            wanted = " or ".join(f"{one}.format" for one in needed)
+            wanted = " or ".join(f"{name}.format" for name in needed)
             raise ConfigurationError(
                 f"Option '{spec.name}' has no effect without {wanted}: set that to avro, protobuf or json, "
                 f"or remove '{spec.name}'"
@@ -287,7 +287,7 @@ def _schema_login(values: Values) -> Iterator[str]:
     urls = {"schema.registry.url": values["schema_registry_url"]} if logins else {}
     urls |= {issuer: values[issuer.replace(".", "_")]}
     for name, addresses in urls.items():
-        if any(one.strip().lower().startswith("http://") for one in addresses.split(",")):
+        if any(address.strip().lower().startswith("http://") for address in addresses.split(",")):
             yield f"{name} begins with http://: the login is sent unencrypted; use https://"
 
 

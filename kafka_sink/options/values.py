@@ -45,14 +45,14 @@ def without_unit(name: str, text: str) -> str:
     Other texts are returned unchanged. Raises ValueError with the reason for an unknown unit.
     """
     units = _MILLISECONDS if name.endswith(".ms") else _BYTES if name.endswith(_SIZES) else {}
-    found = _NUMBER_AND_UNIT.fullmatch(text)
-    if not units or found is None:
+    match = _NUMBER_AND_UNIT.fullmatch(text)
+    if not units or match is None:
         return text
     for unit, count in units.items():
-        if unit.lower() == found[2].lower():
-            return str(int(found[1]) * count)
-    near = next((unit for unit in units if unit.replace("i", "").lower() == found[2].lower()), "")
-    hint = f" (did you mean {found[1]}{near}?)" if near else ""
+        if unit.lower() == match[2].lower():
+            return str(int(match[1]) * count)
+    near = next((unit for unit in units if unit.replace("i", "").lower() == match[2].lower()), "")
+    hint = f" (did you mean {match[1]}{near}?)" if near else ""
     raise ValueError(f"is not a whole number, with or without a unit of {', '.join(units)}{hint}")
 
 
@@ -266,7 +266,7 @@ def check_url(text: str, allowed: Sequence[str]) -> None:
 
 def without_query(urls: str) -> str:
     """The URLs without what follows ``?`` or ``#``, which may be a key or a login."""
-    return ",".join(re.split("[?#]", one)[0] for one in urls.split(","))
+    return ",".join(re.split("[?#]", url)[0] for url in urls.split(","))
 
 
 def topics() -> Kind:
@@ -289,8 +289,8 @@ def looks_like_key(text: str) -> bool:
 
 def schemes(text: str) -> set[str]:
     """The protocols in front of addresses (``SSL://host:port``), in upper case."""
-    found = (_SCHEME.match(entry) for entry in text.split(","))
-    return {match["scheme"].upper() for match in found if match}
+    matches = (_SCHEME.match(entry) for entry in text.split(","))
+    return {match["scheme"].upper() for match in matches if match}
 
 
 def addresses() -> Kind:

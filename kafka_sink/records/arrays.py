@@ -132,10 +132,10 @@ def spans(
     edges[0::2], edges[1::2] = starts - first, ends - first
     buffers = [None, pa.py_buffer(edges), pa.py_buffer(data[first : int(ends[-1])])]
     # Every second entry lies between two spans, so it is left out.
-    found = pa.Array.from_buffers(pa.binary(), 2 * count - 1, buffers).take(
+    array = pa.Array.from_buffers(pa.binary(), 2 * count - 1, buffers).take(
         indices(np.arange(0, 2 * count, 2))
     )
-    return found if nulls is None else with_nulls(found, nulls)
+    return array if nulls is None else with_nulls(array, nulls)
 
 
 def with_nulls(array: pa.Array, nulls: Bools) -> pa.Array:

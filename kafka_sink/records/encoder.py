@@ -78,16 +78,16 @@ class ScatteredBytes:
     def __getitem__(self, wanted: slice) -> memoryview:
         start, stop, _ = wanted.indices(len(self))
         start, stop = self._begin + start, self._begin + stop
-        found: list[memoryview] = []
+        parts: list[memoryview] = []
         of, shifts = self._places
         piece = bisect_right(self._ends, start)
         while start < stop:
             end = min(stop, self._ends[piece])
             shift = shifts[piece]
-            found.append(self._sources[of[piece]][start + shift : end + shift])
+            parts.append(self._sources[of[piece]][start + shift : end + shift])
             start = end
             piece += 1
-        return found[0] if len(found) == 1 else memoryview(b"".join(found))
+        return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
 
 
 Records = memoryview | ScatteredBytes
@@ -296,7 +296,7 @@ def _ranges(
     width of the record length changes within a range.
     """
     begin = b"\0" if rows.headers is None else b""
-    found, ends, end = [], [], 0
+    ranges, ends, end = [], [], 0
     for run in runs:
         between = b"\0" + varint.scalar(timestamp - run.base_timestamp)
         for start, stop, low, high in _offset_ranges(run):
@@ -309,9 +309,9 @@ def _ranges(
             width = extra + (len(length) if isinstance(length, bytes) else length.itemsize)
             end += (stop - start) * width
             end += body.count * body.largest if body.each is None else int(body.each.sum(dtype=np.int64))
-            found.append((start, stop, _layout((begin, length, between, low, high))))
+            ranges.append((start, stop, _layout((begin, length, between, low, high))))
         ends.append(end)
-    return found, ends
+    return ranges, ends
 
 
 def _offset_ranges(run: RowRange) -> Iterator[tuple[int, int, npt.NDArray[np.unsignedinteger[Any]], bytes]]:

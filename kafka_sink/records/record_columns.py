@@ -35,8 +35,8 @@ class ColumnLengths:
     @classmethod
     def of(cls, chunks: Sequence[pa.Array]) -> ColumnLengths:
         """The lengths of a column that consists of these string or binary arrays."""
-        found = [arrays.lengths(chunk) for chunk in chunks]
-        numbers = found[0] if len(found) == 1 else _joined(found)
+        lengths_of_chunks = [arrays.lengths(chunk) for chunk in chunks]
+        numbers = lengths_of_chunks[0] if len(lengths_of_chunks) == 1 else _joined(lengths_of_chunks)
         if len(numbers) == 0:
             return cls(0, 0, 0)
         smallest, largest = int(numbers.min()), int(numbers.max())

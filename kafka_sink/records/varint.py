@@ -76,10 +76,10 @@ def widths(values: Signed, low: int | None = None, high: int | None = None) -> W
     widest = len(scalar(int(values.max()) if high is None else high))
     if narrowest == widest:
         return widest
-    found = np.full(len(values), narrowest, dtype=np.uint8)
+    sizes = np.full(len(values), narrowest, dtype=np.uint8)
     for width in range(narrowest, widest):
-        found += values >= 1 << (7 * width - 1)
-    return found
+        sizes += values >= 1 << (7 * width - 1)
+    return sizes
 
 
 def count_widths(first: int, count: int) -> Widths:
@@ -87,10 +87,10 @@ def count_widths(first: int, count: int) -> Widths:
     narrowest, widest = len(scalar(first)), len(scalar(first + max(count - 1, 0)))
     if narrowest == widest:
         return widest
-    found = np.full(count, narrowest, dtype=np.uint8)
+    sizes = np.full(count, narrowest, dtype=np.uint8)
     for width in range(narrowest, widest):
-        found[(1 << (7 * width - 1)) - first :] += 1
-    return found
+        sizes[(1 << (7 * width - 1)) - first :] += 1
+    return sizes
 
 
 @lru_cache(maxsize=4096)

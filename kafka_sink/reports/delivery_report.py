@@ -126,20 +126,26 @@ def partitions_of(results: Sequence[TaskResult]) -> list[dict[str, Any]]:
     ``rowsWithoutOffset`` is the number of acknowledged rows whose offsets are not listed (acks=0,
     duplicates of a retry).
     """
-    found: dict[tuple[str, int], dict[str, Any]] = {}
+    entries: dict[tuple[str, int], dict[str, Any]] = {}
     for result in results:
-        for one in result.partitions:
-            new = {"topic": one.topic, "partition": one.partition, "rows": 0, "batches": 0, "bytes": 0}
-            entry = found.setdefault((one.topic, one.partition), {**new, "offsets": []})
-            entry["rows"] += one.records
-            entry["batches"] += one.batches
-            entry["bytes"] += one.bytes
-            entry["offsets"] += one.offset_ranges
-    for entry in found.values():
+        for written in result.partitions:
+            new = {
+                "topic": written.topic,
+                "partition": written.partition,
+                "rows": 0,
+                "batches": 0,
+                "bytes": 0,
+            }
+            entry = entries.setdefault((written.topic, written.partition), {**new, "offsets": []})
+            entry["rows"] += written.records
+            entry["batches"] += written.batches
+            entry["bytes"] += written.bytes
+            entry["offsets"] += written.offset_ranges
+    for entry in entries.values():
         ranges = entry["offsets"] = _merged(entry["offsets"])
         entry["endOffset"] = ranges[-1][1] + 1 if ranges else None
         entry["rowsWithoutOffset"] = max(0, entry["rows"] - sum(last - first + 1 for first, last in ranges))
-    return [found[key] for key in sorted(found)]
+    return [entries[key] for key in sorted(entries)]
 
 
 def skip_reasons_of(results: Sequence[TaskResult]) -> Counter[str]:
@@ -206,10 +212,10 @@ class WriteResult:
     def offsets(self) -> dict[TopicPartition, tuple[tuple[int, int], ...]]:
         """The inclusive ranges of offsets of each partition, including those of dead letters."""
         return {
-            TopicPartition(one["topic"], one["partition"]): tuple(
-                (first, last) for first, last in one["offsets"]
+            TopicPartition(entry["topic"], entry["partition"]): tuple(
+                (first, last) for first, last in entry["offsets"]
             )
-            for one in self.partitions
+            for entry in self.partitions
         }
 
 

@@ -217,7 +217,9 @@ def _summary_fields(results: Sequence[TaskResult]) -> dict[str, Any]:
     return {
         **{spec.json: getattr(counts, name) for name, spec in SPECS.items() if spec.json},
         "rowsByTopic": {topic: topics[topic].records for topic in sorted(topics)},
-        "partitions": len({(one.topic, one.partition) for result in results for one in result.partitions}),
+        "partitions": len(
+            {(written.topic, written.partition) for result in results for written in result.partitions}
+        ),
         **{name: round(_most(results, of)) for name, of in _MAXIMA.items()},
     }
 

@@ -49,18 +49,18 @@ class ColumnPlan:
         As in Spark's sink, names are case-sensitive and other columns are ignored. Raises SchemaError with
         the texts of Spark's sink.
         """
-        found = named_columns(columns)
-        topic_column = None if topic is not None else _pick(found, "topic", ("string",))
+        named = named_columns(columns)
+        topic_column = None if topic is not None else _pick(named, "topic", ("string",))
         if topic is None and topic_column is None:
             raise SchemaError(
                 "topic option required when no 'topic' attribute is present. "
-                f"Use the topic option for setting a topic.{found_instead(found, 'topic')}"
+                f"Use the topic option for setting a topic.{found_instead(named, 'topic')}"
             )
-        key = _pick(found, "key", _TEXT_OR_BYTES)
-        value = _pick(found, "value", _TEXT_OR_BYTES)
+        key = _pick(named, "key", _TEXT_OR_BYTES)
+        value = _pick(named, "value", _TEXT_OR_BYTES)
         if value is None:
-            made = found_instead(found, "value") or (
-                f" among the columns {some_of(list(found))}: rename one to 'value', or create it, as in "
+            made = found_instead(named, "value") or (
+                f" among the columns {some_of(list(named))}: rename one to 'value', or create it, as in "
                 ".selectExpr('to_json(struct(*)) AS value')"
             )
             raise SchemaError(f"Required attribute 'value' not found{made}")
@@ -69,11 +69,11 @@ class ColumnPlan:
             topic,
             topic_column,
             key,
-            _pick(found, "headers", (HEADERS_TYPE,)),
-            _pick(found, "partition", ("int",)),
+            _pick(named, "headers", (HEADERS_TYPE,)),
+            _pick(named, "partition", ("int",)),
             # timestamp_ntz is not accepted: it has no time zone, and Spark's own cast would apply the
             # session's.
-            _pick(found, "timestamp", ("timestamp",)),
+            _pick(named, "timestamp", ("timestamp",)),
         )
 
     @property
@@ -106,9 +106,9 @@ class ColumnPlan:
 def named_columns(columns: Iterable[tuple[str, str]]) -> dict[str, tuple[int, str]]:
     """The position and type of each column by name. Raises SchemaError for columns that Spark cannot hand
     over."""
-    found: dict[str, tuple[int, str]] = {}
+    named: dict[str, tuple[int, str]] = {}
     for index, (name, spark_type) in enumerate(columns):
-        if name in found:
+        if name in named:
             # Otherwise Spark reports it in the tasks, for any column: DUPLICATED_FIELD_NAME_IN_ARROW_STRUCT.
             raise SchemaError(
                 f"There are two columns '{name}', and Spark cannot hand such rows to a Python sink: "
@@ -121,8 +121,8 @@ def named_columns(columns: Iterable[tuple[str, str]]) -> dict[str, tuple[int, st
                 f"Column '{name}' has the type {months[1]}, which pyarrow does not have. Spark hands all "
                 "columns to a Python sink: drop it or cast it to string."
             )
-        found[name] = (index, spark_type)
-    return found
+        named[name] = (index, spark_type)
+    return named
 
 
 def _pick(found: dict[str, tuple[int, str]], name: str, types: tuple[str, ...]) -> int | None:

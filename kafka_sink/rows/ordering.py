@@ -59,7 +59,7 @@ def record_too_large(rows: RowBatch, ordered: OrderedRows, limit: int, option: s
     largest = int(bounds.argmax())
     topic = rows.topics[0 if rows.topic_index is None else int(rows.topic_index[largest])]
     key_bytes, value_bytes = (
-        max(0, int(one.numbers()[largest])) for one in (columns.key_lengths, columns.value_lengths)
+        max(0, int(sizes.numbers()[largest])) for sizes in (columns.key_lengths, columns.value_lengths)
     )
     total = int(bounds[largest]) + batch_header.SIZE
     rest = total - key_bytes - value_bytes

@@ -174,21 +174,25 @@ class Partitioner:
             if slots is not None:
                 slots += bases[rows.topic_index]
         chooses, free = self.chooses(rows.key, rows.partition)
-        found: list[Choices] = []
+        choices_of_topics: list[Choices] = []
         # With thousands of topics, the choices cost more than the rows. If all rows have keys, only mutes
         # need them.
         if slots is None or muted:
-            found = [choices_of(topics[name], unavailable, muted, near, probes) for name in rows.topics]
+            choices_of_topics = [
+                choices_of(topics[name], unavailable, muted, near, probes) for name in rows.topics
+            ]
         if slots is None:
             # Sizes are upper bounds, so that the rows given to a partition fit its batch. Only a choice needs
             # them.
             sizes = (columns.upper_bounds(_DELTA_BYTES) if chooses else columns.value_lengths).numbers()
             of = [topics[name] for name in rows.topics]
             if rows.topic_index is None:
-                slots = self.assign(rows.key, rows.partition, sizes, of[0], *found[0])
+                slots = self.assign(rows.key, rows.partition, sizes, of[0], *choices_of_topics[0])
             else:
-                slots = self._slots(rows, rows.topic_index, sizes, of, found, bases)
-        resting = [int(bases[i]) + number for i, choices in enumerate(found) for number in choices.muted]
+                slots = self._slots(rows, rows.topic_index, sizes, of, choices_of_topics, bases)
+        resting = [
+            int(bases[i]) + number for i, choices in enumerate(choices_of_topics) for number in choices.muted
+        ]
         return by_partition(rows, columns, slots, bases, resting, now_ms=now_ms, free=free)
 
     def by_key(

@@ -180,10 +180,10 @@ class Watcher:
     def _hung_up(self, number: int) -> None:
         with self._lock:
             # Since the poll began, the descriptor may have been removed and closed, and its number reused.
-            found = self._watched.pop(number, None)
-            if found is not None:
+            watch = self._watched.pop(number, None)
+            if watch is not None:
                 try:
-                    found[1](_disconnected())
+                    watch[1](_disconnected())
                 except Exception:  # noqa: BLE001 - a bug there must not end the watch of later tasks
                     _log.exception("a task could not be ended after its executor had hung up")
 
@@ -232,8 +232,8 @@ def _infile_of_worker() -> IO[bytes] | None:
     while frame is not None:
         code = frame.f_code
         if code.co_name == "main" and code.co_filename.replace(os.sep, "/").endswith(_WORKER_FILE):
-            found: IO[bytes] | None = frame.f_locals.get("infile")
-            return found
+            infile: IO[bytes] | None = frame.f_locals.get("infile")
+            return infile
         frame = frame.f_back
     return None
 
@@ -250,8 +250,8 @@ def _connected_to_factory(environ: Mapping[str, str], descriptors: str) -> int |
         with suppress(OSError):
             if not _is_socket(descriptor):
                 continue
-            with _duplicate(descriptor) as found:
-                peer = found.getpeername()
+            with _duplicate(descriptor) as connection:
+                peer = connection.getpeername()
             if peer == path or (isinstance(peer, tuple) and str(peer[1]) == port):
                 return descriptor
     return None

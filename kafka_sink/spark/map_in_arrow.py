@@ -96,8 +96,8 @@ def _run(df: DataFrame, planned: PlannedWrite, context: SparkContext) -> WriteRe
             rows = df.mapInArrow(task, _SCHEMA).collect()
             if not rows:
                 # Without a partition there is no task. Spark's own writes also run one task in this case.
-                one = df.sparkSession.range(0, 1, 1, 1)
-                rows = one.mapInArrow(replace(task, is_empty=True), _SCHEMA).collect()
+                one_row = df.sparkSession.range(0, 1, 1, 1)
+                rows = one_row.mapInArrow(replace(task, is_empty=True), _SCHEMA).collect()
             messages = [pickle.loads(row[0]) for row in rows]  # noqa: S301 - from this job's own tasks
             ended = planned.commit(messages)
         except BaseException:

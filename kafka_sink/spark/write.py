@@ -309,7 +309,7 @@ class PlannedWrite:
 
     def _commit(self, messages: Sequence[WriterCommitMessage | None], batch_id: int | None) -> EndedWrite:
         self._end_attempts(batch_id)
-        missing = sum(not isinstance(one, TaskCommitted) for one in messages)
+        missing = sum(not isinstance(reported, TaskCommitted) for reported in messages)
         if missing:
             problem = (
                 f"{missing} of {len(messages)} tasks did not report what they wrote, so their rows cannot be "
@@ -384,13 +384,13 @@ class PlannedWrite:
         in_transactions: Mapping[str, int],
         note: str,
     ) -> EndedWrite:
-        tasks = [one for one in messages if isinstance(one, TaskCommitted)]
-        query = next((one.query for one in tasks if one.query), "")
+        tasks = [message for message in messages if isinstance(message, TaskCommitted)]
+        query = next((message.query for message in tasks if message.query), "")
         # If no task has finished, the write's name is derived from the checkpoint, and the query's id is not
         # known.
-        write = next((one.write for one in tasks if one.write), self._name_of(batch_id))
-        results = [one.result for one in tasks]
-        last = max((one.task for one in tasks), default=-1)
+        write = next((message.write for message in tasks if message.write), self._name_of(batch_id))
+        results = [message.result for message in tasks]
+        last = max((message.task for message in tasks), default=-1)
         batch = self.micro_batch if batch_id is None else batch_id
         schemas = () if self.encoding is None else tuple(map(str, self.encoding.parts))
         return EndedWrite(

@@ -82,8 +82,8 @@ os.register_at_fork(after_in_child=LIVE_PRODUCERS.clear)
 def live_metrics() -> list[Metrics]:
     """The metrics of each producer that is not closed. Any thread may call it."""
     # Copy the references in one step, because other threads may add and remove producers at the same time.
-    living = [one() for one in LIVE_PRODUCERS.valuerefs()]
-    return [one.metrics() for one in living if one is not None]
+    living = [reference() for reference in LIVE_PRODUCERS.valuerefs()]
+    return [producer.metrics() for producer in living if producer is not None]
 
 
 class WorkerParts:
@@ -131,8 +131,8 @@ class WorkerParts:
 
     def _resource(self) -> dict[str, str]:
         transactional_id = None if self.identity is None else self.identity.transactional_id
-        found = {"client_rack": self.rack.name, "transactional_id": transactional_id}
-        return {name: value for name, value in found.items() if value}
+        labels = {"client_rack": self.rack.name, "transactional_id": transactional_id}
+        return {name: value for name, value in labels.items() if value}
 
     def close(self, *, abort: bool) -> None:
         """End the sender and return all memory."""

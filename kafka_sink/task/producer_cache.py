@@ -43,12 +43,12 @@ class ProducerCache:
     def take(self, options: SinkOptions, *, new: bool = False) -> Producer:
         """Return an idle producer with these options, or a new one. With ``new``, always a new one."""
         with self._lock:
-            found = self._idle.pop(options, None)
-        if found is not None and found.is_reusable and not new:
-            return found
-        if found is not None:
+            producer = self._idle.pop(options, None)
+        if producer is not None and producer.is_reusable and not new:
+            return producer
+        if producer is not None:
             # The caller wants a new producer, or the sender of this one ended while it was idle.
-            found.close()
+            producer.close()
         return Producer(options)
 
     def put_back(self, producer: Producer) -> None:

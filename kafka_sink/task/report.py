@@ -147,28 +147,28 @@ class ProducerTask:
     def _brokers(self, now_ms: float, *, done: bool) -> dict[int, BrokerReport]:
         addresses, options = self._parts.cluster.nodes(), self._parts.accumulator.options
         counted = self._parts.sender.broker_metrics(now_ms)
-        is_quiet = any(now_ms - one.answered_ms > _QUIET_MS for one in counted.values())
+        is_quiet = any(now_ms - metrics.answered_ms > _QUIET_MS for metrics in counted.values())
         # Perhaps nothing could be sent yet to some brokers that rows wait for.
         waiting = self._waiting() if not done and (is_quiet or len(counted) < len(addresses)) else {}
         counted = {**{node_id: BrokerMetrics() for node_id in addresses if node_id in waiting}, **counted}
-        found = {}
-        for node_id, one in islice(counted.items(), MAX_BROKERS):
-            node, oldest_ms = addresses.get(node_id), one.oldest_ms
-            if node_id in waiting and now_ms - one.answered_ms > _QUIET_MS:
+        reports = {}
+        for node_id, metrics in islice(counted.items(), MAX_BROKERS):
+            node, oldest_ms = addresses.get(node_id), metrics.oldest_ms
+            if node_id in waiting and now_ms - metrics.answered_ms > _QUIET_MS:
                 since_ms = min(rows[2] for rows in waiting[node_id])
                 # Until the linger time has passed, rows only wait for other rows to fill their batch.
-                oldest_ms = max(oldest_ms, now_ms - max(one.answered_ms, since_ms + options.linger_ms))
-            found[node_id] = BrokerReport(
+                oldest_ms = max(oldest_ms, now_ms - max(metrics.answered_ms, since_ms + options.linger_ms))
+            reports[node_id] = BrokerReport(
                 "" if node is None else cut(f"{node.host}:{node.port}"),
-                one.requests,
-                one.failures,
-                0 if done else one.in_flight,
-                round(one.latency_ms, 1),
-                one.latency_buckets,
-                round(one.throttle_ms, 1),
+                metrics.requests,
+                metrics.failures,
+                0 if done else metrics.in_flight,
+                round(metrics.latency_ms, 1),
+                metrics.latency_buckets,
+                round(metrics.throttle_ms, 1),
                 0 if done else round(oldest_ms),
             )
-        return found
+        return reports
 
     def _waiting(self) -> dict[Target, list[tuple[TopicPartition, int, float]]]:
         """For each partition and each leader: the partitions with waiting rows, their number, and since when
@@ -213,16 +213,16 @@ def _rounded(values: Mapping[str, Number]) -> dict[str, Number]:
 
 def first_dead_letters(rows: Mapping[tuple[str, str], int]) -> tuple[DeadLetterCount, ...]:
     """The first dead letter counts, and the sum of all further ones without topic and reason."""
-    found = [
+    entries = [
         DeadLetterCount(cut(topic, TOPIC_MAX_LENGTH), cut(reason), number)
         for (topic, reason), number in islice(rows.items(), MAX_DEAD_LETTERS - 1)
     ]
-    others = sum(rows.values()) - sum(one.rows for one in found)
-    return (*found, DeadLetterCount("", "", others)) if others else tuple(found)
+    others = sum(rows.values()) - sum(entry.rows for entry in entries)
+    return (*entries, DeadLetterCount("", "", others)) if others else tuple(entries)
 
 
 def named_topics(counts: Mapping[str, TopicMetrics]) -> dict[str, TopicMetrics]:
     """The counts of the first topics, and the sum of all further ones under ""."""
-    found = dict(islice(counts.items(), MAX_TOPICS - 1))
+    topics = dict(islice(counts.items(), MAX_TOPICS - 1))
     others = reduce(TopicMetrics.plus, islice(counts.values(), MAX_TOPICS - 1, None), TopicMetrics())
-    return {**found, "": others} if others.batches else found
+    return {**topics, "": others} if others.batches else topics
