@@ -365,6 +365,8 @@ def test_the_licence_and_the_version_are_there() -> None:
     assert __version__ in (ROOT / "CHANGELOG.md").read_text()
     assert f"version: {__version__}\n" in (ROOT / "CITATION.cff").read_text()
     assert f'version: "{__version__}"\n' in (ROOT / "recipe/recipe.yaml").read_text()
+    pages = "".join(page.read_text() for page in (ROOT / "docs").glob("*.md"))
+    assert set(re.findall(r"kafka_chunked-([\d.]+)-py3", pages)) == {__version__}
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
 
 
