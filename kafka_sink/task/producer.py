@@ -69,6 +69,9 @@ _WATCH_MS = 1000.0
 # The limit for one dead letter. It is below 1,048,588, the default max.message.bytes of topics.
 _MAX_DEAD_LETTER_BYTES = 1_000_000
 _DEAD_LETTER_MEMORY_BYTES = 8 << 20
+# The least memory of a batch in the pool. Its Python objects take 1.1 kB beside the pool: if batch.size is a
+# few bytes, they would take many times the memory of the pool.
+_LEAST_BATCH_BYTES = 1024
 
 # The identity of work that is not a Spark task.
 NO_TASK = TaskIdentity("", 0, -1)
@@ -94,7 +97,8 @@ class WorkerParts:
         network = self.network = NetworkClient(options, monotonic_ms)
         cluster = self.cluster = ClusterMetadata(options, monotonic_ms, network)
         self.rack = ClientRack(expanded("kafka.client.rack", options.client_rack), cluster.nodes)
-        memory, size = options.buffer_memory, options.batch_size
+        memory = options.buffer_memory
+        size = max(options.batch_size, min(_LEAST_BATCH_BYTES, memory))
         self.allocator = POOLS.allocator(options.buffer_memory_allocation_strategy, memory, size)
         accumulator = self.accumulator = RecordAccumulator(
             options, self.allocator, repr(options.bootstrap_servers)

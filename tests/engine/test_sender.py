@@ -19,6 +19,7 @@ from kafka_sink.cluster.broker import Broker
 from kafka_sink.engine.batch import ProducerBatch
 from kafka_sink.engine.responses import ResponseHandler
 from kafka_sink.engine.sender import Sender, take_muted, tell_of_moves
+from kafka_sink.errors import BufferExhaustedError
 from kafka_sink.model import MetadataUpdate, Node, TopicPartition
 from kafka_sink.network.apis import PRODUCE
 from kafka_sink.network.client import NetworkClient
@@ -323,6 +324,20 @@ def test_rows_stay_in_a_muted_partition_while_the_others_fail_too() -> None:
         failing.forget_outcomes()
         until(lambda: written(cluster, 1) == [0], "a target")
         assert producer.finish().records == 1
+
+
+def test_tiny_batches_take_memory_for_their_objects_too() -> None:
+    """Catches: 62,500 batches in a pool of 8 MB, whose objects took 70 MB beside it."""
+    memory = 100_000
+    options: dict[str, object] = {"batch_size": 1, "buffer_memory": memory, "max_block_ms": 50}
+    with FakeCluster({"t": 1}) as cluster, task(cluster, **options) as producer:
+        producer.send(rows(0, 1))
+        until(lambda: producer.acknowledged == producer.rows, "the first response")
+        cluster.freeze(0)
+        with pytest.raises(BufferExhaustedError):
+            producer.send(rows(1, 1_000))
+        assert len(producer.accumulator.live) <= memory // 1024
+        cluster.thaw(0)
 
 
 @pytest.mark.parametrize(
