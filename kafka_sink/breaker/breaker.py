@@ -128,8 +128,8 @@ class CircuitBreakManager:
 
     def available_partitions_for_topic(self, topic: str) -> list[PartitionMetadata]:
         """The partitions of a topic that have a leader and are not muted."""
-        found = self.task_mutes.partitions(topic)
-        return [info for name, info in found if info.leader >= 0 and not self.is_muted(name)]
+        partitions = self.task_mutes.partitions(topic)
+        return [info for name, info in partitions if info.leader >= 0 and not self.is_muted(name)]
 
     def muted_partitions_for_topic(self, topic: str) -> list[PartitionMetadata]:
         """The partitions of a topic that are muted themselves or with their leader (without one, their last
@@ -187,11 +187,11 @@ class CircuitBreakManager:
             self.congested -= {node_id}
 
     def _of_node(self, node_id: int, *, muted: bool) -> dict[str, list[PartitionMetadata]]:
-        found: dict[str, list[PartitionMetadata]] = {}
+        by_topic: dict[str, list[PartitionMetadata]] = {}
         for partition, info in self.task_mutes.partitions():
             if self.task_mutes.leader_id(partition) == node_id and self.is_muted(partition) is muted:
-                found.setdefault(partition.topic, []).append(info)
-        return found
+                by_topic.setdefault(partition.topic, []).append(info)
+        return by_topic
 
     # -- for the sender, once in each pass ----------------------------------------------------------
 
@@ -387,7 +387,7 @@ class Breaker:
         """Called when batches wait for connections to these brokers. If one failed, it may already count as
         silent."""
         self.due_ms = min(self.due_ms, now_ms + self.prompt_ms)
-        if any(one.is_failing for one in brokers):
+        if any(broker.is_failing for broker in brokers):
             self.is_busy = True
 
     def run(self, now_ms: float) -> None:
@@ -428,8 +428,8 @@ class Breaker:
         ):
             return True
         return any(
-            one.is_silent or one.is_to_be_asked or one.suspect_since_ms is not None
-            for one in self._brokers.values()
+            broker.is_silent or broker.is_to_be_asked or broker.suspect_since_ms is not None
+            for broker in self._brokers.values()
         )
 
     def _publish_changes(self, shared: BreakerChannel | None) -> None:

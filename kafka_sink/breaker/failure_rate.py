@@ -100,7 +100,7 @@ class SilenceLimits:
 
     def _unknown_ms(self, brokers: Iterable[Broker]) -> float:
         limit = _UNKNOWN_FACTOR * self.min_ms
-        slowest_ms = max((one.first_ms for one in brokers if one.first_ms is not None), default=None)
+        slowest_ms = max((broker.first_ms for broker in brokers if broker.first_ms is not None), default=None)
         if slowest_ms is None:
             return limit
         return min(max(self.factor * slowest_ms, _UNKNOWN_MIN_FACTOR * self.min_ms), limit)
@@ -115,7 +115,7 @@ class SilenceLimits:
             return self.min_ms
         own = broker.setup_ms
         if own is None:
-            own = max((one.setup_ms for one in brokers if one.setup_ms is not None), default=None)
+            own = max((other.setup_ms for other in brokers if other.setup_ms is not None), default=None)
         wanted = _UNKNOWN_FACTOR * self.min_ms if own is None else self.factor * own
         return max(_SETUP_MIN_FACTOR * self.min_ms, min(wanted, self.max_ms))
 
@@ -282,8 +282,8 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
             if other.last_response_ms > middle or (other.probed_ms or -math.inf) > middle:
                 return bool(leading)
         for node_id in leading:
-            other_one = context.brokers.get(node_id)
-            if other_one is None or not _is_awaited(other_one):
+            candidate = context.brokers.get(node_id)
+            if candidate is None or not _is_awaited(candidate):
                 manager.ask(node_id)
         return False
 

@@ -54,11 +54,13 @@ class ProducerStatusContext:
 
     @cached_property
     def in_flight_requests(self) -> Mapping[int, int]:
-        return {one.id: len(one.sent) for one in self.brokers.values() if one.sent}
+        return {broker.id: len(broker.sent) for broker in self.brokers.values() if broker.sent}
 
     @cached_property
     def in_flight_batches(self) -> Mapping[TopicPartition, int]:
-        return Counter(batch.partition for one in self.brokers.values() for batch in one.batches_in_flight())
+        return Counter(
+            batch.partition for broker in self.brokers.values() for batch in broker.batches_in_flight()
+        )
 
 
 class PartitionCircuitBreaker(ABC):
@@ -161,12 +163,12 @@ def load_breaker(options: SinkOptions) -> PartitionCircuitBreaker | None:
         )
     problem = f"Option '{option}': '{path}' cannot be loaded: module '{module}'"
     try:
-        found = getattr(importlib.import_module(module), name, None)
+        breaker_class = getattr(importlib.import_module(module), name, None)
     except (Exception, SystemExit) as error:
         raise ConfigurationError(f"{problem} cannot be imported: {error!r}") from error
-    if found is None:
+    if breaker_class is None:
         raise ConfigurationError(f"{problem} has no class '{name}'")
-    if not (isinstance(found, type) and issubclass(found, PartitionCircuitBreaker)):
+    if not (isinstance(breaker_class, type) and issubclass(breaker_class, PartitionCircuitBreaker)):
         raise ConfigurationError(
             f"Option '{option}': '{path}' is not a subclass of kafka_sink.breaker.PartitionCircuitBreaker"
         )
@@ -175,7 +177,7 @@ def load_breaker(options: SinkOptions) -> PartitionCircuitBreaker | None:
     given["max.in.flight.requests.per.connection"] = str(options.max_in_flight_requests_per_connection)
     given["request.timeout.ms"] = str(options.request_timeout_ms)
     try:
-        breaker = found()
+        breaker = breaker_class()
         breaker.configure(given)
     except ConfigurationError:
         raise

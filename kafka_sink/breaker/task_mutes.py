@@ -124,8 +124,8 @@ class TaskMutes:
 
     def covering(self, partition: TopicPartition) -> list[Mute]:
         """The mutes that apply to a partition: its leader's, then its own. Any thread may call it."""
-        found = (self.mutes.get(target) for target in (self.leader_id(partition), partition))
-        return [mute for mute in found if mute is not None]
+        mutes = (self.mutes.get(target) for target in (self.leader_id(partition), partition))
+        return [mute for mute in mutes if mute is not None]
 
     def leader_id(self, partition: TopicPartition) -> int:
         """The leader of a partition. If there is none, the muted broker that led it last.
@@ -141,8 +141,8 @@ class TaskMutes:
     def partitions(self, *topics: str) -> Iterator[tuple[TopicPartition, PartitionMetadata]]:
         """The partitions of these topics, or of all topics in use."""
         for name in topics or self._cluster.names():
-            found = self._cluster.topic(name)
-            for info in () if found is None else found.partitions:
+            topic = self._cluster.topic(name)
+            for info in () if topic is None else topic.partitions:
                 yield TopicPartition(name, info.partition), info
 
     # -- what the task avoids -------------------------------------------------------------------------
@@ -254,7 +254,7 @@ class TaskMutes:
     def brokers_to_probe(self) -> list[int]:
         """The brokers that should get a request without rows now."""
         mutes = self.mutes.values()
-        due = {one.target for one in mutes if isinstance(one.target, int) and one.is_due(self.now_ms)}
+        due = {mute.target for mute in mutes if isinstance(mute.target, int) and mute.is_due(self.now_ms)}
         brokers = self._brokers.values()
         asked = {broker.id for broker in brokers if broker.is_to_be_asked}
         # A broker gets one probe at a time, even if its response takes long.
@@ -342,16 +342,16 @@ class TaskMutes:
     def open_to_new_rows(self) -> Set[TopicPartition]:
         """The partitions that may be probed although no batch waits for them: the next keyless rows are the
         probe."""
-        found = {
+        targets = {
             mute.target
             for mute in self.mutes.values()
             if isinstance(mute.target, TopicPartition) and self._takes_new_rows(mute)
         }
-        if not found:
-            return found
+        if not targets:
+            return targets
         # The response to a batch that is in flight is as good as that of a probe.
-        return found - {
-            batch.partition for one in self._brokers.values() for batch in one.batches_in_flight()
+        return targets - {
+            batch.partition for broker in self._brokers.values() for batch in broker.batches_in_flight()
         }
 
     def _takes_new_rows(self, mute: Mute) -> bool:

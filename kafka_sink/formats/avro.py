@@ -121,7 +121,7 @@ class _AvroCompiler:
 
 def _near(name: str, known: Sequence[str]) -> str:
     """A hint about a name that differs in case only, or an empty text."""
-    near = next((one for one in known if one.lower() == name.lower()), None)
+    near = next((field_name for field_name in known if field_name.lower() == name.lower()), None)
     return "" if near is None else f" (found '{near}', and names are case-sensitive)"
 
 
@@ -186,13 +186,13 @@ class _Record:
         if nulls is not None:
             return columns.present_only(column, nulls, lambda present: self.pieces(present, None))
         children = column.flatten()
-        found: list[Piece] = []
+        pieces: list[Piece] = []
         for field in self.fields:
             if isinstance(field, tuple):
-                found += field[1].pieces(columns.plain(children[field[0]]), None)
+                pieces += field[1].pieces(columns.plain(children[field[0]]), None)
             else:
-                found += field
-        return found
+                pieces += field
+        return pieces
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,8 +327,8 @@ class _Decimal:
         column = column if column.type == self.kind else column.cast(self.kind)
         if self.size is None:
             return minimal(column, nulls, byte_columns.zigzag)
-        found = big_endian(column, self.size)
-        return list(found if nulls is None else byte_columns.nothing_where(nulls, found))
+        pieces = big_endian(column, self.size)
+        return list(pieces if nulls is None else byte_columns.nothing_where(nulls, pieces))
 
 
 _TEXT = _Bytes()
@@ -337,35 +337,35 @@ _TEXT = _Bytes()
 def _leaf(schema: Schema, kind: pa.DataType, path: str) -> Encoder | None:
     """The encoder for a type without children; None if schema and type do not match."""
     name, logical = schema["type"], schema.get("logicalType")
-    found: Encoder | None = None
+    encoder: Encoder | None = None
     if pa.types.is_decimal(kind):
-        found = _decimal(schema, kind, path) if logical == "decimal" else None
+        encoder = _decimal(schema, kind, path) if logical == "decimal" else None
     elif columns.is_uuid(kind):
-        found = _uuid(schema, path)
+        encoder = _uuid(schema, path)
     elif name in ("int", "long"):
-        found = _whole(name, logical, kind, path)
+        encoder = _whole(name, logical, kind, path)
     elif (name, kind) in (("string", pa.string()), ("bytes", pa.binary())):
-        found = _TEXT
+        encoder = _TEXT
     elif name == "enum" and kind == pa.string():
-        found = _Enum(_strings(schema["symbols"]), path)
+        encoder = _Enum(_strings(schema["symbols"]), path)
     elif name == "fixed" and kind == pa.binary():
-        found = _FixedBytes(schema["size"], path)
+        encoder = _FixedBytes(schema["size"], path)
     elif name == "null" and pa.types.is_null(kind):
-        found = _Nothing()
+        encoder = _Nothing()
     elif name == "boolean" and kind == pa.bool_():
-        found = _AvroFixed(1, columns.bits_of_bools)
+        encoder = _AvroFixed(1, columns.bits_of_bools)
     elif name in _EXACT and _bits(kind) <= _EXACT[name]:
         size = 4 if name == "float" else 8
-        found = _AvroFixed(size, lambda column: columns.bits_of_floats(column, size))
-    return found
+        encoder = _AvroFixed(size, lambda column: columns.bits_of_floats(column, size))
+    return encoder
 
 
 def _uuid(schema: Schema, path: str) -> Encoder | None:
     """An encoder for UUIDs, which are written as text or as 16 bytes."""
     is_text = schema["type"] == "string"
-    found = _leaf(schema, pa.string() if is_text else pa.binary(), path)
+    encoder = _leaf(schema, pa.string() if is_text else pa.binary(), path)
     convert = columns.uuid_texts if is_text else columns.uuid_bytes
-    return None if found is None else columns.Converted(convert, found)
+    return None if encoder is None else columns.Converted(convert, encoder)
 
 
 # The number of bits up to which each type represents every whole number exactly.

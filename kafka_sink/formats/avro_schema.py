@@ -84,7 +84,7 @@ class _AvroReader:
         if isinstance(found, str):
             return self._by_name(found, namespace)
         if isinstance(found, list):
-            branches = [self.read(one, namespace, depth + 1) for one in found]
+            branches = [self.read(branch, namespace, depth + 1) for branch in found]
             return {"type": "union", "branches": branches}
         if not isinstance(found, dict) or "type" not in found:
             raise SchemaError(f"the Avro schema has {str(found)[:100]!r} instead of a type")
@@ -187,10 +187,10 @@ def _derived(kind: pa.DataType, name: str, namespace: str, path: str) -> Any:
         require_text_keys(kind, path, "Avro's maps")
         values = _derived(kind.item_type, name, namespace, f"{path}{{}}")
         return {"type": "map", "values": _nullable(values, nullable=kind.item_field.nullable)}
-    found = _leaf(kind)
-    if found is None:
+    schema = _leaf(kind)
+    if schema is None:
         raise missing_type(path, kind, "Avro")
-    return found
+    return schema
 
 
 _LEAVES: Mapping[pa.DataType, Any] = {
@@ -294,24 +294,24 @@ def _encoded_text(content: bytes) -> bytes:
 
 
 def _encoded_scalar(name: str, kind: Schema, value: Any) -> bytes:
-    found: bytes | None = None
+    encoded: bytes | None = None
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if name == "null" and value is None:
-        found = b""
+        encoded = b""
     elif name == "boolean" and isinstance(value, bool):
-        found = b"\1" if value else b"\0"
+        encoded = b"\1" if value else b"\0"
     elif name in ("int", "long") and is_number and value == int(value):
-        found = varint.scalar(int(value))
+        encoded = varint.scalar(int(value))
     elif name in ("float", "double") and is_number:
-        found = struct.pack("<f" if name == "float" else "<d", value)
+        encoded = struct.pack("<f" if name == "float" else "<d", value)
     elif name == "string" and isinstance(value, str):
-        found = _encoded_text(value.encode())
+        encoded = _encoded_text(value.encode())
     elif name == "bytes":
-        found = _encoded_text(value.encode("iso-8859-1"))
+        encoded = _encoded_text(value.encode("iso-8859-1"))
     elif name == "fixed" and len(value) == kind["size"]:
-        found = value.encode("iso-8859-1")
+        encoded = value.encode("iso-8859-1")
     elif name == "enum":
-        found = varint.scalar(kind["symbols"].index(value))
-    if found is None:
+        encoded = varint.scalar(kind["symbols"].index(value))
+    if encoded is None:
         raise ValueError("not a value of the type")
-    return found
+    return encoded

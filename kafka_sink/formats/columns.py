@@ -92,7 +92,7 @@ def require_utf8(column: pa.Array, path: str, problem: str) -> None:
     """Raise UnfitRowsError for texts that are not valid UTF-8."""
     if not is_utf8(column):
         entries = as_binary(column).to_pylist()
-        wrong = [one is not None and one.decode(errors="replace").encode() != one for one in entries]
+        wrong = [entry is not None and entry.decode(errors="replace").encode() != entry for entry in entries]
         reject(np.array(wrong), path, problem)
 
 
@@ -215,8 +215,8 @@ def numbers_of(column: pa.Array) -> npt.NDArray[Any]:
 
 def bits_of_floats(column: pa.Array, size: int) -> UInt64s:
     """The bits of numbers as floats of ``size`` bytes."""
-    found = numbers_of(column).astype(f"<f{size}", copy=False)
-    bits: UInt64s = found.view(f"<u{size}").astype(np.uint64, copy=False)
+    floats = numbers_of(column).astype(f"<f{size}", copy=False)
+    bits: UInt64s = floats.view(f"<u{size}").astype(np.uint64, copy=False)
     return bits
 
 
@@ -233,8 +233,8 @@ def uuid_texts(column: pa.Array) -> pa.Array:
     halves[:, 0::2], halves[:, 1::2] = given >> 4, given & 0xF
     texts = np.full((count, _UUID_TEXT), ord("-"), dtype=np.uint8)
     texts[:, np.setdiff1d(np.arange(_UUID_TEXT), _HYPHENS)] = _HEXADECIMAL[halves]
-    found = with_nulls(binary(texts.reshape(-1), _UUID_TEXT, count), null_mask(column))
-    return found.view(pa.string())
+    array = with_nulls(binary(texts.reshape(-1), _UUID_TEXT, count), null_mask(column))
+    return array.view(pa.string())
 
 
 def uuid_bytes(column: pa.Array) -> pa.Array:
@@ -268,13 +268,13 @@ def big_endian(column: pa.Array, size: int) -> list[Word]:
     """The unscaled numbers in ``size`` bytes each, which must be enough for them."""
     low, high = _halves(column)
     sign = (high.view(np.int64) >> 63).view(np.uint64)
-    found = []
+    words = []
     for begin in range(size, 0, -8):
         end = max(begin - 8, 0)
         # Take bytes ``end`` to ``begin``, counted from the lowest byte.
         part = _bytes_from(low, high, sign, end) & np.uint64((1 << 8 * (begin - end)) - 1)
-        found.append(Word(part.byteswap() >> np.uint64(64 - 8 * (begin - end)), begin - end, begin - end))
-    return found
+        words.append(Word(part.byteswap() >> np.uint64(64 - 8 * (begin - end)), begin - end, begin - end))
+    return words
 
 
 def _bytes_from(low: UInt64s, high: UInt64s, sign: UInt64s, end: int) -> UInt64s:
@@ -299,12 +299,12 @@ def minimal(column: pa.Array, nulls: Bools | None, length: Callable[[Int64s], UI
     sizes = _sizes(low, high, sign)
     if nulls is not None:
         sizes[nulls] = 0
-    found: list[Piece] = [*byte_columns.varint(length(sizes), nulls)]
+    pieces: list[Piece] = [*byte_columns.varint(length(sizes), nulls)]
     if int(sizes.max(initial=0)) > 8:
         upper = np.maximum(sizes - 8, 0)
-        found.append(_reversed(np.where(upper > 0, high, np.uint64(0)), upper))
-    found.append(_reversed(low, np.minimum(sizes, 8)))
-    return found
+        pieces.append(_reversed(np.where(upper > 0, high, np.uint64(0)), upper))
+    pieces.append(_reversed(low, np.minimum(sizes, 8)))
+    return pieces
 
 
 def _sizes(low: UInt64s, high: UInt64s, sign: UInt64s) -> Int64s:

@@ -26,12 +26,12 @@ Schema = Any
 def parsed(text: str) -> Schema:
     """Parse a schema. Raises SchemaError."""
     try:
-        found = json.loads(text)
+        schema = json.loads(text)
     except (ValueError, RecursionError):
         raise SchemaError(f"the JSON schema is not JSON: {printable(text, 100)}") from None
-    if not isinstance(found, dict | bool):
+    if not isinstance(schema, dict | bool):
         raise SchemaError("the JSON schema is neither an object nor true or false")
-    return found
+    return schema
 
 
 def derived(field: pa.Field, title: str) -> str:
@@ -49,9 +49,9 @@ def _derived(kind: pa.DataType, path: str) -> dict[str, Any]:
         schema: dict[str, Any] = {
             "type": "object",
             "additionalProperties": False,
-            "properties": {one.name: _nullable(one, joined(path, one.name)) for one in kind},
+            "properties": {field.name: _nullable(field, joined(path, field.name)) for field in kind},
         }
-        required = [one.name for one in kind if not one.nullable]
+        required = [field.name for field in kind if not field.nullable]
         return {**schema, "required": required} if required else schema
     if is_list(kind):
         return {"type": "array", "items": _nullable(kind.value_field, f"{path}[]")}
@@ -186,13 +186,13 @@ class _Checker:
 
     def _referenced(self, name: str) -> Schema:
         document, _, pointer = name.partition("#")
-        found = self._others.get(document) if document else self._root
+        target = self._others.get(document) if document else self._root
         for part in filter(None, pointer.split("/")):
             key = part.replace("~1", "/").replace("~0", "~")
-            found = found.get(key) if isinstance(found, dict) else None
-        if found is None:
+            target = target.get(key) if isinstance(target, dict) else None
+        if target is None:
             raise SchemaError(f"the JSON schema refers to {name!r}, which is not in it or a reference")
-        return found
+        return target
 
 
 def _name_of(kind: pa.DataType) -> str:

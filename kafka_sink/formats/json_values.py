@@ -53,7 +53,9 @@ def of_type(kind: pa.DataType, path: str) -> Encoder:
 def _of_value(kind: pa.DataType, path: str) -> Encoder:
     kind = columns.plain_type(kind)
     if pa.types.is_struct(kind):
-        return _Object([(one.name, of_type(one.type, columns.joined(path, one.name))) for one in kind])
+        return _Object(
+            [(field.name, of_type(field.type, columns.joined(path, field.name))) for field in kind]
+        )
     if columns.is_list(kind):
         return _List(of_type(kind.value_type, f"{path}[]"))
     if pa.types.is_map(kind):
@@ -63,10 +65,10 @@ def _of_value(kind: pa.DataType, path: str) -> Encoder:
         return _JsonText(path)
     if kind == pa.binary():
         return _Base64()
-    found = _printer(kind)
-    if found is None:
+    texts = _printer(kind)
+    if texts is None:
         raise columns.missing_type(path, kind, "JSON")
-    return _Printed(found, path)
+    return _Printed(texts, path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +81,8 @@ class _OrNull:
         if not column.null_count:
             return self.value.pieces(column, None)
         own = null_mask(column)
-        found = columns.present_only(column, own, lambda present: self.value.pieces(present, None))
-        return [*byte_columns.nothing_where(~own, byte_columns.constant(_NULL)), *found]
+        pieces = columns.present_only(column, own, lambda present: self.value.pieces(present, None))
+        return [*byte_columns.nothing_where(~own, byte_columns.constant(_NULL)), *pieces]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +90,13 @@ class _Object:
     fields: Sequence[tuple[str, Encoder]]
 
     def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
-        found: list[Piece] = []
+        pieces: list[Piece] = []
         before = "{"
         for (name, encode), child in zip(self.fields, column.flatten(), strict=True):
-            found += byte_columns.constant(f"{before}{json.dumps(name, ensure_ascii=False)}:".encode())
-            found += encode.pieces(columns.plain(child), None)
+            pieces += byte_columns.constant(f"{before}{json.dumps(name, ensure_ascii=False)}:".encode())
+            pieces += encode.pieces(columns.plain(child), None)
             before = ","
-        return [*found, *byte_columns.constant(b"}" if self.fields else b"{}")]
+        return [*pieces, *byte_columns.constant(b"}" if self.fields else b"{}")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +107,8 @@ class _List:
         counts, (items,) = columns.entries(column)
 
         def encode() -> pa.Array:
-            found = self.items.pieces(columns.plain(items), None)
-            return byte_columns.join([*byte_columns.constant(b","), *found], len(items))
+            pieces = self.items.pieces(columns.plain(items), None)
+            return byte_columns.join([*byte_columns.constant(b","), *pieces], len(items))
 
         return [
             *byte_columns.constant(b"["),
@@ -124,9 +126,9 @@ class _JsonMap:
         counts, (keys, values) = columns.entries(column)
 
         def encode() -> pa.Array:
-            found = [*self.keys.pieces(columns.plain(keys), None), *byte_columns.constant(b":")]
-            found += self.values.pieces(columns.plain(values), None)
-            return byte_columns.join([*byte_columns.constant(b","), *found], len(keys))
+            pieces = [*self.keys.pieces(columns.plain(keys), None), *byte_columns.constant(b":")]
+            pieces += self.values.pieces(columns.plain(values), None)
+            return byte_columns.join([*byte_columns.constant(b","), *pieces], len(keys))
 
         return [
             *byte_columns.constant(b"{"),
@@ -159,9 +161,9 @@ def escaped(column: pa.Array) -> pa.Array:
     flagged = _ESCAPED[content]
     if not flagged.any():
         return column
-    found = set(np.unique(content[flagged]).tolist())
+    present = set(np.unique(content[flagged]).tolist())
     # Replace the backslash first, because the other replacements add backslashes.
-    for byte in sorted(found, key=lambda byte: byte != 0x5C):
+    for byte in sorted(present, key=lambda byte: byte != 0x5C):
         column = pc.replace_substring(column, chr(byte), _SHORT.get(byte, f"\\u{byte:04x}"))
     return column
 

@@ -54,9 +54,9 @@ class PartFormat:
 
     def __str__(self) -> str:
         """The text for the summary: the format, and each subject with version and id."""
-        found = sorted({str(schema) for _, schema in self.schemas})
-        more = f" and {len(found) - 3:,} more" if len(found) > 3 else ""
-        return f"{self.part} as {self.format} by {', '.join(found[:3])}{more}"
+        texts = sorted({str(schema) for _, schema in self.schemas})
+        more = f" and {len(texts) - 3:,} more" if len(texts) > 3 else ""
+        return f"{self.part} as {self.format} by {', '.join(texts[:3])}{more}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,16 +225,16 @@ def _known_or_found(
     if noted is not None and query is not None:
         return _read(noted)
     try:
-        found = _found(options, parts, arrow_schema())
+        schemas = _found(options, parts, arrow_schema())
     except RegistryError as error:
         if noted is None or not error.is_temporary:
             raise
         driver_log.warn(f"kafka-chunked: {error}. The write continues with the schemas of the previous write")
         return _read(noted)
-    written = _written(found)
+    written = _written(schemas)
     if len(written) < _MAX_NOTE:
         spark_application.note(key, written)
-    return found
+    return schemas
 
 
 def _key(options: SinkOptions, columns: Columns, query: str | None) -> str:
@@ -250,9 +250,14 @@ def _key(options: SinkOptions, columns: Columns, query: str | None) -> str:
 
 def _written(found: dict[str, Schemas]) -> str:
     """Serialise the schemas. Each distinct schema is included once, because many topics may share one."""
-    distinct = list(dict.fromkeys(one.schema for schemas in found.values() for _, one in schemas))
+    distinct = list(
+        dict.fromkeys(registered.schema for schemas in found.values() for _, registered in schemas)
+    )
     parts = {
-        part: [(topic, {**asdict(one), "schema": distinct.index(one.schema)}) for topic, one in schemas]
+        part: [
+            (topic, {**asdict(registered), "schema": distinct.index(registered.schema)})
+            for topic, registered in schemas
+        ]
         for part, schemas in found.items()
     }
     return json.dumps({"schemas": [asdict(schema) for schema in distinct], "parts": parts})
@@ -261,8 +266,8 @@ def _written(found: dict[str, Schemas]) -> str:
 def _read(noted: str) -> dict[str, Schemas]:
     read = json.loads(noted)
     distinct = [
-        Schema(one["kind"], one["text"], tuple((name, text) for name, text in one["references"]))
-        for one in read["schemas"]
+        Schema(entry["kind"], entry["text"], tuple((name, text) for name, text in entry["references"]))
+        for entry in read["schemas"]
     ]
     return {
         part: tuple(
@@ -277,20 +282,22 @@ def _found(options: SinkOptions, parts: dict[str, Any], kinds: pa.Schema) -> dic
     from kafka_sink.formats import row_encoder
     from kafka_sink.formats.registry import Registry, Wanted
 
-    found: dict[str, Schemas] = {}
+    schemas_of_parts: dict[str, Schemas] = {}
     for part, column in parts.items():
         format_name, field = getattr(options, f"{part}_format"), _field(part, column, kinds)
         wanted = Wanted(options, part, format_name, field)
         with Registry(options, format_name) as registry:
             schemas = {topic: wanted.registered(registry, topic) for topic in wanted.topics}
         known: dict[Schema, Schema] = {}
-        for topic, one in schemas.items():
+        for topic, registered in schemas.items():
             # Use one object for equal schemas, so that tasks receive it once.
-            schemas[topic] = replace(one, schema=known.setdefault(one.schema, one.schema))
+            schemas[topic] = replace(
+                registered, schema=known.setdefault(registered.schema, registered.schema)
+            )
         for schema in known:
             row_encoder.encoder_of(format_name, schema, field.type, field.name, wanted.message)
-        found[part] = tuple(schemas.items())
-    return found
+        schemas_of_parts[part] = tuple(schemas.items())
+    return schemas_of_parts
 
 
 def _field(part: str, column: Any, kinds: pa.Schema) -> pa.Field:

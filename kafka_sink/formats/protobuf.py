@@ -80,7 +80,9 @@ class _ProtobufCompiler:
         for one in message.fields:
             if one.oneof and any(kind.field(index).name == one.name for index, _ in fields):
                 of_oneof.setdefault(one.oneof, []).append(kind.get_field_index(one.name))
-        oneofs = {name: found for name, found in of_oneof.items() if len(found) > 1}
+        oneofs = {
+            name: places_of_oneof for name, places_of_oneof in of_oneof.items() if len(places_of_oneof) > 1
+        }
         return _Message(fields, tuple(oneofs.items()), path)
 
     def _field(self, one: Field, kind: pa.DataType, path: str) -> Encoder:
@@ -107,16 +109,16 @@ class _ProtobufCompiler:
         return _Single(one.number, value, path, has_presence=True, is_required=True)
 
     def _value(self, one: Field, kind: pa.DataType, path: str) -> _Value:
-        found = None
+        value = None
         if one.kind == "message":
-            found = self._message_value(self.schema.messages[one.type_name], kind, path)
+            value = self._message_value(self.schema.messages[one.type_name], kind, path)
         elif one.kind == "enum":
-            found = _enum(self.schema.enums[one.type_name], kind, path)
+            value = _enum(self.schema.enums[one.type_name], kind, path)
         else:
-            found = _scalar(one.kind, kind, path)
-        if found is None:
+            value = _scalar(one.kind, kind, path)
+        if value is None:
             raise columns.unsupported_type(path, kind, one.type_name or one.kind)
-        return found
+        return value
 
     def _message_value(self, message: MessageType, kind: pa.DataType, path: str) -> _Value | None:
         if pa.types.is_struct(kind):
@@ -162,11 +164,11 @@ class _Message:
             for place in places:
                 held += ~null_mask(children[place])
             columns.reject(held > 1, self.path, f"has several values of the oneof '{name}'")
-        found: list[Piece] = []
+        pieces: list[Piece] = []
         for place, encode in self.fields:
             child = children[place]
-            found += encode.pieces(child, _nulls(child))
-        return found
+            pieces += encode.pieces(child, _nulls(child))
+        return pieces
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,12 +315,12 @@ class _Moment:
         if not self.floors:
             seconds = np.where((given < 0) & (given % per_second != 0), seconds + 1, seconds)
         nanos = (given - seconds * per_second) * (1_000_000_000 // per_second)
-        found: list[Piece] = []
+        pieces: list[Piece] = []
         for number, values in ((1, seconds), (2, nanos)):
             zero = values == 0
-            found += byte_columns.nothing_where(zero, _tag(number, _VARINT))
-            found += byte_columns.varint(values.view(np.uint64), zero)
-        return found
+            pieces += byte_columns.nothing_where(zero, _tag(number, _VARINT))
+            pieces += byte_columns.varint(values.view(np.uint64), zero)
+        return pieces
 
 
 def _scalar(name: str, kind: pa.DataType, path: str) -> _Value | None:
@@ -358,9 +360,9 @@ def _integer(name: str, kind: pa.DataType, path: str) -> _Value | None:
         )
 
     def numbers(column: pa.Array, nulls: Bools | None) -> UInt64s:
-        found = whole(column, nulls)
+        result = whole(column, nulls)
         # Without zigzag, a negative int32 is written like an int64.
-        return byte_columns.zigzag(found) if name.startswith("sint") else found.view(np.uint64)
+        return byte_columns.zigzag(result) if name.startswith("sint") else result.view(np.uint64)
 
     return _Value(_VARINT, _Varint(numbers), lambda column: whole(column, None) == 0)
 
@@ -404,8 +406,8 @@ def _whole(name: str, kind: pa.DataType, path: str) -> Callable[[pa.Array, Bools
             wrong = (given < 0) | ((given > high) if bits < 64 else False)
             columns.reject(wrong, path, f"is out of range for {name}", _nulls(column, nulls))
         wide: Any = given.astype(np.int64, copy=False) if is_signed else given.astype(np.uint64)
-        found: Int64s = wide.view(np.int64)
-        return found
+        result: Int64s = wide.view(np.int64)
+        return result
 
     return numbers
 
@@ -421,8 +423,8 @@ def _enum(symbols: dict[str, int], kind: pa.DataType, path: str) -> _Value | Non
         index = pc.index_in(column, value_set=names)
         columns.reject(null_mask(index), path, "is not a name in the schema's enum", _nulls(column))
         places = np.where(null_mask(index), 0, arrays.numbers(index, np.int32))
-        found: Int64s = values[places]
-        return found
+        result: Int64s = values[places]
+        return result
 
     return _Value(
         _VARINT,

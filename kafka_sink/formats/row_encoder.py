@@ -161,8 +161,8 @@ class RowEncoder:
         place = self._names.index("headers")
         own = columns[place] if place < len(columns) else None
         value = columns[self._names.index(part.part)]
-        found = with_header(own, part.header or "", part.ids(topics, rows), value)
-        return [*columns[:place], found, *columns[place + 1 :]]
+        headers = with_header(own, part.header or "", part.ids(topics, rows), value)
+        return [*columns[:place], headers, *columns[place + 1 :]]
 
     def _as_dead_letters(self, rows: pa.RecordBatch, reason: str) -> RejectedRows:
         """Rows that could not be encoded. In their dead letters, the values are JSON."""
@@ -234,8 +234,8 @@ class PartEncoder:
         """The index of each row's schema; None if all rows have the first schema."""
         if topics is None or not self._is_by_topic:
             return None
-        found = pc.index_in(plain(topics), value_set=self._topics)
-        missing = null_mask(found)
+        index = pc.index_in(plain(topics), value_set=self._topics)
+        missing = null_mask(index)
         # A null topic is rejected later, with its own message.
         unknown = missing & ~null_mask(topics) if topics.null_count else missing
         reject(
@@ -243,7 +243,7 @@ class PartEncoder:
             "",
             f"the topic is not in schema.registry.topics, so there is no schema for its {self.part}",
         )
-        return numbers(found.fill_null(0), np.int32).astype(np.int64)
+        return numbers(index.fill_null(0), np.int32).astype(np.int64)
 
     def _pieces(self, column: pa.Array, places: Int64s | None) -> list[Piece]:
         if places is None or len(self._prefixes) == 1:
@@ -340,8 +340,8 @@ def record_name_of(format_name: str, schema: Schema, message: str) -> str:
     if format_name == "json":
         from kafka_sink.formats import json_schema
 
-        found = json_schema.parsed(schema.text)
-        return str(found.get("title", "")) if isinstance(found, dict) else ""
+        root = json_schema.parsed(schema.text)
+        return str(root.get("title", "")) if isinstance(root, dict) else ""
     from kafka_sink.formats import protobuf_schema
 
     return protobuf_schema.read(schema.text, schema.references).message(message).full_name

@@ -190,7 +190,7 @@ class BrokerProtocol:
         that ``take_in_flight`` reports it.
         """
         while self._received:
-            request = next((one for one in self.in_flight if one.expects_response), None)
+            request = next((queued for queued in self.in_flight if queued.expects_response), None)
             if request is None or request.end > self.send_buffer.written_bytes:
                 raise ProtocolError(f"{self._name} sent bytes without a request")
             payload = self._next_payload(request)

@@ -198,7 +198,9 @@ class NetworkClient:
         allowed."""
         stand_in = not known_only and (self._rebootstraps or not self._known)
         avoided = self.avoided
-        others = [one for one in self._known if one.node.id not in avoided] if avoided else ()
+        others = (
+            [connection for connection in self._known if connection.node.id not in avoided] if avoided else ()
+        )
         return others or self._known, self.bootstrap if stand_in else []
 
     def _load(self, connection: BrokerConnection, now_ms: float) -> tuple[bool, bool, int]:
@@ -232,7 +234,11 @@ class NetworkClient:
     def connection_errors(self) -> dict[Node, Exception]:
         """The last error of each broker that could not be connected, for messages."""
         connections = list(self.connections.values())
-        return {one.node: one.last_error for one in connections if one.last_error is not None}
+        return {
+            connection.node: connection.last_error
+            for connection in connections
+            if connection.last_error is not None
+        }
 
     def describe_brokers(self) -> str:
         """The known brokers or else the bootstrap addresses, with the last errors of unreachable ones, for
@@ -241,7 +247,9 @@ class NetworkClient:
         Any thread may call it.
         """
         errors = {(at.host, at.port): f" ({error})" for at, error in self.connection_errors().items()}
-        nodes = [one.node for one in self._known] or [Node(-1, *at) for at in self._options.bootstrap_servers]
+        nodes = [connection.node for connection in self._known] or [
+            Node(-1, *at) for at in self._options.bootstrap_servers
+        ]
         shown = [
             f"{node.host}:{node.port}{errors.get((node.host, node.port), '')}" for node in nodes[:_MAX_NAMED]
         ]

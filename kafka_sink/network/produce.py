@@ -166,7 +166,7 @@ def read_plain(version: int, payload: bytes, most: int) -> ProduceResponse | Non
         if payload[4]:
             return None
         topics, at = _read_uvarint(payload, 5)
-        found: list[ProducePartitionResponse] = []
+        partitions: list[ProducePartitionResponse] = []
         for _ in range(topics - 1):
             name = topic_id = None
             if version > LAST_VERSION_WITH_NAMES:
@@ -186,7 +186,7 @@ def read_plain(version: int, payload: bytes, most: int) -> ProduceResponse | Non
             for index, error, offset, appended, start, more in _PLAIN_PARTITION.iter_unpack(payload[at:end]):
                 if more != _NOTHING_MORE:
                     return None
-                found.append(
+                partitions.append(
                     ProducePartitionResponse(
                         name, topic_id, index, error, offset, appended, start, None, NO_RECORD_ERRORS, None
                     )
@@ -194,7 +194,9 @@ def read_plain(version: int, payload: bytes, most: int) -> ProduceResponse | Non
             at = end + 1
         if topics == 0 or len(payload) != at + 5 or payload[-1]:
             return None
-        return ProduceResponse(tuple(found), int.from_bytes(payload[at : at + 4], "big", signed=True), ())
+        return ProduceResponse(
+            tuple(partitions), int.from_bytes(payload[at : at + 4], "big", signed=True), ()
+        )
     except (IndexError, ValueError):
         # The response is cut short, or a name is not UTF-8: the general way raises the error.
         return None
@@ -211,20 +213,20 @@ def _read_uvarint(payload: bytes, at: int) -> tuple[int, int]:
 
 
 def read_any(reader: Reader) -> ProduceResponse:
-    found: list[ProducePartitionResponse] = []
+    partitions: list[ProducePartitionResponse] = []
     by_id = reader.version > LAST_VERSION_WITH_NAMES
     for _ in reader.elements("topics"):
         topic_id = reader.take(_TOPIC_ID_BYTES) if by_id else _NO_TOPIC_ID
         name = None if by_id else reader.name_text()
         id_or_none = None if topic_id == _NO_TOPIC_ID else topic_id
-        found += [_partition(reader, name, id_or_none) for _ in reader.elements("partitions")]
+        partitions += [_partition(reader, name, id_or_none) for _ in reader.elements("partitions")]
         reader.skip_tags()
     throttle = reader.integer()
     endpoints: list[Node] = []
     for tag in reader.tags():
         if tag == _NODE_ENDPOINTS and reader.version >= _FIRST_WITH_LEADERS:
             endpoints = [broker_in(reader) for _ in reader.elements("brokers")]
-    return ProduceResponse(tuple(found), throttle, tuple(endpoints))
+    return ProduceResponse(tuple(partitions), throttle, tuple(endpoints))
 
 
 def _partition(reader: Reader, topic: str | None, topic_id: bytes | None) -> ProducePartitionResponse:

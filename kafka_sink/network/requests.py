@@ -159,17 +159,17 @@ def encode_init_producer_id(
 @decoder(INIT_PRODUCER_ID, asked=0)
 def decode_init_producer_id(reader: Reader) -> ProducerIdResponse:
     throttle, error = reader.integer(), reader.short()
-    found = ProducerIdResponse(error, reader.long(), reader.short(), throttle)
-    if not error and (found.producer_id < 0 or found.producer_epoch < 0):
+    response = ProducerIdResponse(error, reader.long(), reader.short(), throttle)
+    if not error and (response.producer_id < 0 or response.producer_epoch < 0):
         # Otherwise rows would be written as if there were no id, and retries would write them twice.
         raise ProtocolError(
             f"a response to {reader.name} contains an invalid producer id or epoch: "
-            f"{found.producer_id}, {found.producer_epoch}"
+            f"{response.producer_id}, {response.producer_epoch}"
         )
     if reader.version >= _FIRST_WITH_ONGOING:
         reader.skip(_ONGOING_BYTES)
     reader.skip_tags()
-    return found
+    return response
 
 
 _FIRST_WITH_OFFLINE, _FIRST_WITH_EPOCH, _FIRST_WITH_OPERATIONS = 5, 7, 8

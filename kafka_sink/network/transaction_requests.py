@@ -138,14 +138,16 @@ def encode_find_coordinator(version: int, keys: Sequence[str], *, of_groups: boo
 @decoder(FIND_COORDINATOR)
 def decode_find_coordinator(reader: Reader) -> CoordinatorsResponse:
     throttle = reader.integer()
-    found: dict[str, FoundCoordinator] = {}
+    coordinators: dict[str, FoundCoordinator] = {}
     for _ in reader.elements("coordinators"):
         key, node_id, host, port = reader.name_text(), reader.integer(), reader.text(), reader.integer()
         error, message = reader.short(), text_of(reader.text())
         reader.skip_tags()
-        found[key] = FoundCoordinator(None if error else address_of(node_id, host, port), error, message)
+        coordinators[key] = FoundCoordinator(
+            None if error else address_of(node_id, host, port), error, message
+        )
     reader.skip_tags()
-    return CoordinatorsResponse(found, throttle)
+    return CoordinatorsResponse(coordinators, throttle)
 
 
 # -- adding partitions and groups to a transaction (protocol 1) ----------------------------------------
@@ -169,8 +171,8 @@ def encode_add_partitions(
 def _write_partitions(request: Writer, partitions: Iterable[TopicPartition]) -> None:
     """Write a list of topics, each with the numbers of its partitions."""
     topics: dict[str, list[int]] = {}
-    for one in partitions:
-        topics.setdefault(one.topic, []).append(one.partition)
+    for partition in partitions:
+        topics.setdefault(partition.topic, []).append(partition.partition)
     request.length(topics)
     for name, numbers in topics.items():
         request.text(name)
@@ -306,7 +308,7 @@ def decode_offset_fetch(reader: Reader) -> OffsetFetchResponse:
 
 
 def _offsets(reader: Reader) -> dict[TopicPartition, CommittedOffset]:
-    found: dict[TopicPartition, CommittedOffset] = {}
+    offsets: dict[TopicPartition, CommittedOffset] = {}
     for _ in reader.elements("topics"):
         topic = reader.name_text()
         # The request may have asked for everything that the group has committed.
@@ -315,9 +317,9 @@ def _offsets(reader: Reader) -> dict[TopicPartition, CommittedOffset]:
             reader.skip(_EPOCH_BYTES)
             metadata, error = reader.text() or "", reader.short()
             reader.skip_tags()
-            found[TopicPartition(topic, number)] = CommittedOffset(offset, metadata, error)
+            offsets[TopicPartition(topic, number)] = CommittedOffset(offset, metadata, error)
         reader.skip_tags()
-    return found
+    return offsets
 
 
 # -- open transactions ---------------------------------------------------------------------------------
@@ -333,17 +335,17 @@ def encode_describe_transactions(version: int, ids: Sequence[str]) -> bytes:
 @decoder(DESCRIBE_TRANSACTIONS)
 def decode_describe_transactions(reader: Reader) -> DescribeTransactionsResponse:
     throttle = reader.integer()
-    found: dict[str, TransactionDescription] = {}
+    descriptions: dict[str, TransactionDescription] = {}
     for _ in reader.elements("transactions"):
         error, transactional_id, state = reader.short(), reader.name_text(), printable(reader.name_text())
         timeout, started, producer_id, epoch = reader.integer(), reader.long(), reader.long(), reader.short()
         partitions = _count_partitions(reader)
         reader.skip_tags()
-        found[transactional_id] = TransactionDescription(
+        descriptions[transactional_id] = TransactionDescription(
             error, state, producer_id, epoch, started, timeout, partitions
         )
     reader.skip_tags()
-    return DescribeTransactionsResponse(found, throttle)
+    return DescribeTransactionsResponse(descriptions, throttle)
 
 
 def _count_partitions(reader: Reader) -> int:

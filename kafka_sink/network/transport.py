@@ -119,12 +119,12 @@ def resolve_host(host: str, port: int, flags: int) -> list[SocketAddress]:
         # Python would only pass on the text before the zero byte, and thus resolve a different host.
         raise OSError(f"{host!r} contains a zero byte")
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
     except UnicodeError:
         if flags:  # no number, whatever else it is
             raise OSError("not numeric") from None
         raise
-    return [(family, address) for family, _, _, _, address in found]
+    return [(family, address) for family, _, _, _, address in addresses]
 
 
 def start_lookup(
@@ -161,5 +161,5 @@ def start_lookup(
 
 
 def _canonical_name(host: str, port: int) -> str:
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_CANONNAME)
-    return next((name for _, _, _, name, _ in found if name), host)
+    addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_CANONNAME)
+    return next((name for _, _, _, name, _ in addresses if name), host)

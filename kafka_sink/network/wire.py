@@ -182,9 +182,9 @@ class Reader:
         end = self.at + size
         if size < 0 or end > len(self.payload):
             raise IndexError
-        found = self.payload[self.at : end]
+        data = self.payload[self.at : end]
         self.at = end
-        return found
+        return data
 
     def skip(self, size: int) -> None:
         if size < 0 or self.at + size > len(self.payload):
