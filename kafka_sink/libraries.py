@@ -128,7 +128,7 @@ def _has_acl_for_others(path: str) -> bool:
     try:
         entries = _ACL_ENTRY.iter_unpack(os.getxattr(path, _ACL)[_ACL_HEADER_BYTES:])
     except OSError:
-        return False  # it has none, or the file system knows none
+        return False  # there is no list, or the file system does not support them
     return any(
         permissions & _ACL_WRITE
         and (

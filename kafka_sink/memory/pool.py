@@ -414,7 +414,7 @@ class BufferPool:
     # -- giving back ------------------------------------------------------------------------------
 
     def give(self, arena: ChunkArena, chunks: list[Chunk], full_bytes: int = 0) -> None:
-        """Return chunks of a batch that keeps others, or may grow again. See ``give_all``."""
+        """Return chunks of a batch that keeps other chunks, or may grow again. See ``give_all``."""
         self.give_all([(arena, chunks, full_bytes)], ended=0)
 
     def give_all(self, lent: Sequence[LentChunks], *, ended: int | None = None) -> None:

@@ -46,8 +46,8 @@ def choices_of(
 ) -> Choices:
     """The available partitions, without those that are muted or led by an unavailable broker.
 
-    If ``near`` brokers lead some of them, only those are returned. If every partition is muted, mutes are
-    ignored.
+    If ``near`` brokers lead some of them, only those are returned. If no partition would be left,
+    mutes are ignored.
     """
     leaders = topic.partitions.leaders
     available = [number for number, leader in enumerate(leaders) if leader >= 0 and leader not in unavailable]
