@@ -1,4 +1,4 @@
-"""Where a planned write's tasks find the coordinator, and the warning that it cannot be used."""
+"""How a planned write's tasks find the coordinator, and the warning when it cannot be used."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from kafka_sink.driver import driver_log
 if TYPE_CHECKING:
     from kafka_sink.cluster.topic_state import MetadataSnapshot
 
-# All interfaces, of IPv4 and of IPv6.
+# The addresses that mean all interfaces, for IPv4 and for IPv6.
 ANY_ADDRESSES = ("0.0.0.0", "::")  # noqa: S104 - compared with, not bound to
 
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorAddress:
-    """Where the coordinator is, and what tells it from other processes. Travels in the pickled writer.
+    """The coordinator's address, and the secrets that prove its identity and its tasks'. Spark pickles it
+    with the writer.
 
-    ``host``: a name or an address without brackets. ``fingerprint``, ``name`` and ``token``: see transport.
-    ``group``: a hash of the brokers' addresses and the principal, to which tasks add their client id.
-    ``has_view``: tasks report what they do.
+    ``host``: a name or an address without brackets. ``fingerprint``, ``name`` and ``token``: see
+    ``transport``. ``group``: a hash of the brokers' addresses and the principal, to which tasks add their
+    client id. ``has_view``: True if there is a live view, so that tasks report what they do.
     """
 
     host: str
@@ -35,10 +36,10 @@ class CoordinatorAddress:
 
 @dataclass(frozen=True, slots=True)
 class PlannedCoordinator:
-    """What planning gives a write's tasks: where the coordinator is, and the metadata of their topics.
+    """What planning passes to a write's tasks: the coordinator's address, and the metadata of their topics.
 
-    ``address`` has no host where tasks connect to ``spark.driver.host``, which tasks know and planning does
-    not. The driver looks its own address up: ``rendezvous.address_for_driver``.
+    ``address`` has no host if tasks connect to ``spark.driver.host``, which tasks know and planning does not.
+    The driver looks up its own address: ``rendezvous.address_for_driver``.
     """
 
     address: CoordinatorAddress | None = None
@@ -50,14 +51,15 @@ def without_brackets(host: str) -> str:
     return host[1:-1] if host.startswith("[") and host.endswith("]") else host
 
 
-# The marker that is renewed whenever the coordinator could not be started.
+# The marker that is renewed each time the coordinator could not be started.
 UNAVAILABLE = "kafka-chunked: no coordinator"
 
 _warned: set[str] = set()
 
 
 def warn_of_no_coordinator(problem: str, about: str = "") -> None:
-    """Warn once: for all workers that share a folder, or for each worker and ``about``."""
+    """Warn once: once for all workers that share a folder, or otherwise once for each worker and
+    ``about``."""
     key = f"no coordinator: {spark_application.folder() or about}"
     if key in _warned:
         return
@@ -67,11 +69,11 @@ def warn_of_no_coordinator(problem: str, about: str = "") -> None:
 
 
 def warn_once(address: CoordinatorAddress, error: Exception) -> None:
-    """Warn that this coordinator cannot be used: once on a host where workers share a folder."""
+    """Warn that this coordinator cannot be used, once on each host whose workers share a folder."""
     where = f"{address.host}:{address.port}"
     warn_of_no_coordinator(
         f"the coordinator at {where} cannot be used ({error}); it is tried again. If tasks cannot reach the "
         "driver, set coordinator.port and coordinator.bind.address, or coordinator.enabled=false",
-        # Planning and tasks may know its host by different names.
+        # Planning and tasks may use different names for its host.
         about=f"port {address.port}",
     )

@@ -1,7 +1,8 @@
-"""The circuit breaker of a job (KIP-693) for all its tasks together: the messages, and a task's side of it.
+"""The circuit breaker (KIP-693) that all tasks of a job share: the messages, and a task's side of it.
 
-A task reports what fails for it, and what it has muted by evidence of its own. The coordinator asks others,
-mutes for all and lets one task probe in each interval: see breaker_service.
+A task reports the partitions that fail for it, and the mutes that it decided on its own evidence. The
+coordinator asks other tasks, mutes targets for all tasks, and lets one task probe each target in each
+interval: see ``breaker_service``.
 """
 
 from __future__ import annotations
@@ -35,18 +36,18 @@ from kafka_sink.model import TopicPartition
 if TYPE_CHECKING:
     from kafka_sink.engine.batch import ProducerBatch
 
-# The coordinator shares no more mutes than this; tasks keep others to themselves.
+# The coordinator shares no more mutes than this. Tasks keep further mutes to themselves.
 MAX_MUTES = 10_000
-# Targets of one message of a task, which has room for the longest names and reasons of so many.
+# Targets in one message of a task, which has room for this many of the longest names and reasons.
 MAX_TARGETS = 400
-# Muted partitions for which a task says that it has rows. Others name others.
+# Muted partitions for which one task reports that it has rows. Other tasks report other partitions.
 MAX_WAITING = 100
-# After a mute one task sends again, a step later two more, then four, and so on.
+# After a mute ends, one task sends again, one step later two more tasks, then four, and so on.
 _RAMP_STEP_MS = 100.0
-# Tasks report within so long for each of them: what the first ones say is enough, and what is muted meanwhile
-# needs no report.
+# Each task adds this much to the time over which all tasks spread their reports. The first reports suffice,
+# and a partition that is muted meanwhile needs no report.
 _SPREAD_MS = 0.3
-# A task that has named many muted partitions names others only after this time.
+# A task that has reported many partitions with rows reports further ones only after this time.
 _NAME_AGAIN_MS = 10_000.0
 
 _T = TypeVar("_T")
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
 else:
 
     class WirePartition(TopicPartition):
-        """A partition, with the bounds of a message."""
+        """A partition whose fields have the bounds of a message."""
 
         __slots__ = ()
         topic: Topic
@@ -75,7 +76,8 @@ class Reasoned(NamedTuple):
 
 
 class OwnMute(NamedTuple):
-    """``silence_ms``: for how long a broker has not responded, if that is why."""
+    """A target that the task muted. ``silence_ms``: how long the broker has been silent, if that is the
+    reason."""
 
     target: _Target
     reason: Text
@@ -83,8 +85,10 @@ class OwnMute(NamedTuple):
 
 
 class PartitionOutcome(NamedTuple):
-    """Batches that were written to a partition, and that failed, in the last ten seconds. ``answered``: a
-    broker responded with ``error``, which was the last one."""
+    """How many batches of the last ten seconds were written to a partition, and how many failed.
+
+    ``answered``: True if a broker responded with ``error``, which is the last error.
+    """
 
     partition: WirePartition
     written: Count
@@ -94,15 +98,17 @@ class PartitionOutcome(NamedTuple):
 
 
 class Outcomes(Message, frozen=True):
-    """Of partitions that fail or are watched. ``rows``: sent since the producer began."""
+    """The outcomes of partitions that fail or are watched. ``rows``: rows sent since the producer began."""
 
     rows: Count
     partitions: Annotated[tuple[PartitionOutcome, ...], Meta(max_length=MAX_TARGETS)]
 
 
 class MuteChanges(Message, frozen=True):
-    """What the task has muted and unmuted by evidence of its own, and its probes that failed. ``unused``: it
-    has no rows for these probes, which another task may make."""
+    """The targets that the task muted and unmuted on its own evidence, and its probes that failed.
+
+    ``unused``: probes for which the task has no rows, so that another task may make them.
+    """
 
     muted: Annotated[tuple[OwnMute, ...], Meta(max_length=MAX_TARGETS)] = ()
     unmuted: _Targets = ()
@@ -111,22 +117,25 @@ class MuteChanges(Message, frozen=True):
 
 
 class Answer(Message, frozen=True):
-    """To a Question: the broker's last response came so long ago."""
+    """The answer to a Question: the broker's last response came this long ago."""
 
     broker: NodeId
     age_ms: Ms
 
 
 class Waiting(Message, frozen=True):
-    """Muted partitions that batches wait for, and others that rows could go to: some of many."""
+    """Muted partitions that batches wait for, and muted partitions that rows could go to. If there are many,
+    only some of them."""
 
     waited_for: _SomeTargets
     acceptable: _SomeTargets
 
 
 class Mutes(Message, frozen=True):
-    """``whole``: ``added`` is all that is muted for all ``tasks``, of which one after the other sends to what
-    is ``removed``."""
+    """Changes of the shared mutes. ``whole``: ``added`` is everything that is muted.
+
+    ``tasks``: the number of tasks, which resume sending to the ``removed`` targets one after the other.
+    """
 
     whole: bool
     added: Annotated[tuple[Reasoned, ...], Meta(max_length=MAX_MUTES)]
@@ -135,21 +144,23 @@ class Mutes(Message, frozen=True):
 
 
 class Watch(Message, frozen=True):
-    """Report the outcomes of these partitions now."""
+    """Asks the task to report the outcomes of these partitions now."""
 
     partitions: Annotated[tuple[WirePartition, ...], Meta(max_length=MAX_MUTES)]
 
 
 class Question(Message, frozen=True):
-    """Has the broker responded within so long, or does it now?"""
+    """Asks whether the broker has responded within this time, or responds now."""
 
     broker: NodeId
     within_ms: Ms
 
 
 class Probe(Message, frozen=True):
-    """The task may probe each of these once within mute.retry.interval. ``new_rows``: as no batch waits for
-    them, new rows may go there until one is sent."""
+    """Permits the task to probe each of these targets once within mute.retry.interval.
+
+    ``new_rows``: no batch waits for these partitions, so new rows may go there until one batch is sent.
+    """
 
     targets: _AllTargets
     new_rows: bool
@@ -160,10 +171,12 @@ def reasoned(reasons: Iterable[tuple[Target, str]]) -> tuple[Reasoned, ...]:
 
 
 class BreakerChannel(Channel):
-    """A channel of the coordinator's client, for the Breaker that has this ``manager``.
+    """The channel between the coordinator's client and the Breaker that has this ``manager``.
 
-    ``wake_sender`` makes the sender apply what has come. ``cluster_id`` returns the id of the Kafka cluster,
-    None until it is known: broker ids mean nothing in another one. ``random`` returns a number in [0, 1).
+    Messages arrive on the client's thread, and the sender's thread applies them, so that it alone changes the
+    mutes. ``wake_sender`` makes the sender apply new messages. ``cluster_id`` returns the id of the Kafka
+    cluster, or None until it is known: in another cluster the same broker id is another broker. ``random``
+    returns a number in [0, 1).
     """
 
     scope = ServiceScope.CLUSTER
@@ -183,26 +196,32 @@ class BreakerChannel(Channel):
         self._cluster_id = cluster_id
         self._random = random
         self._tasks = 1
-        # The cluster of this connection; whether all its mutes have come, or no coordinator can be reached.
+        # A task's first rows wait until ``is_current``, which reads these three. ``_joined`` is the id of the
+        # cluster when the connection was made: mutes of another cluster are about other brokers. The sender's
+        # thread sets ``_is_told`` once it has applied all mutes, and the client's thread sets ``_is_alone``
+        # when there is no coordinator. Both are reset when the client is about to connect: a stale True would
+        # let the rows go to a broker that other tasks have muted, and a stale False would delay them.
         self._joined: str | None = None
         self._is_told, self._is_alone = False, True
-        # For the sender's thread, and for the client's.
+        # Calls for the sender's thread, and messages for the client's thread. Both deques are thread-safe.
         self._inbox: deque[Callable[[], None]] = deque()
         self._outbox: deque[Message] = deque()
-        # The rest belongs to the sender's thread.
+        # Only the sender's thread uses the attributes from here on.
         self._connected = False
         self._begin_anew()
 
     def _begin_anew(self) -> None:
-        # When rows may go where the coordinator has ended a mute.
+        # When rows may go again to targets whose mutes the coordinator has ended.
         self._release_ms: dict[Target, float] = {}
-        # Of partitions that failed, whether a broker responded, and the last error; which were not reported.
+        # For each partition that failed: whether a broker responded, and the last error. Then the partitions
+        # whose failures have not been reported.
         self._errors: dict[TopicPartition, tuple[bool, str]] = {}
         self._unreported: set[TopicPartition] = set()
         self._changes: dict[Target, MuteChange] = {}
         self._outcomes_ms = -math.inf
         self._report_ms = math.inf
-        # Muted partitions that were named, and whether a batch waited for each; when, and when to check.
+        # The muted partitions that were reported as having rows, and whether a batch waited for each. Then
+        # the time of that report, and when to check for further ones.
         self._named: dict[Target, bool] = {}
         self._named_ms = -math.inf
         self._waits_ms = math.inf
@@ -210,7 +229,7 @@ class BreakerChannel(Channel):
     # -- for the Breaker: the sender's thread ---------------------------------------------------------------
 
     def failed(self, batches: Iterable[ProducerBatch], cause: Exception) -> None:
-        """Attempts of one request have failed for a reason that blames the broker."""
+        """Attempts of one request failed for a reason that blames the broker."""
         for batch in batches if self._connected else ():
             mute = self._table.mutes.get(batch.partition)
             if mute is None or not mute.is_shared:
@@ -218,12 +237,12 @@ class BreakerChannel(Channel):
                 self._unreported.add(batch.partition)
 
     def answered(self, node_id: int) -> None:
-        """A broker has just responded to a request without rows: perhaps the coordinator asked about it."""
+        """A broker has just responded to a request without rows. The coordinator may have asked about it."""
         if self._connected:
             self._say(Answer(node_id, 0.0))
 
     def changed(self, change: MuteChange) -> None:
-        # The coordinator counts outcomes itself.
+        # The coordinator counts outcomes by itself.
         if self._connected and not (change.muted and change.evidence.counted):
             self._changes[change.target] = change
 
@@ -245,7 +264,7 @@ class BreakerChannel(Channel):
             self._report_ms = due_ms + self._random() * _SPREAD_MS * (self._tasks - 1)
         if now_ms >= self._report_ms:
             self._outcomes_ms, self._report_ms = now_ms, math.inf
-            # Where thousands fail, each task begins elsewhere.
+            # If there are too many for one report, each task begins at a random one.
             self._say_outcomes(self._some(sorted(self._unreported), MAX_TARGETS))
         if now_ms >= self._waits_ms:
             self._say_waits()
@@ -280,7 +299,7 @@ class BreakerChannel(Channel):
         for start in range(0, len(unused), MAX_TARGETS):
             self._say(MuteChanges(unused=tuple(unused[start : start + MAX_TARGETS])))
         for target in unused:
-            # It is named again once there are rows for it.
+            # The partition is reported again once there are rows for it.
             self._named.pop(target, None)
 
     def _say_outcomes(self, partitions: Iterable[TopicPartition]) -> None:
@@ -293,13 +312,14 @@ class BreakerChannel(Channel):
             if not failed:
                 self._errors.pop(partition, None)
             if self._table.leader_id(partition) in self._table.mutes:
-                # Failures while the broker is muted say nothing about the partition.
+                # Failures while the leader is muted do not count against the partition.
                 failed = total = 0
             found.append(PartitionOutcome(partition, total - failed, failed, answered, cut(error)))
         self._say(Outcomes(self._manager.rows, tuple(found)))
 
     def _say_waits(self) -> None:
-        """Name partitions with rows: not each time that one is unmuted, as thousands may be, one by one."""
+        """Report partitions for which this task has rows. It does not do so after each unmute, because
+        thousands of partitions may be unmuted one by one."""
         now_ms, muted = self._table.now_ms, self._table.shared()
         self._named = {target: waited_for for target, waited_for in self._named.items() if target in muted}
         waited_for = [one for one in self._table.waited_for() if one in muted]
@@ -318,12 +338,12 @@ class BreakerChannel(Channel):
         if not any(isinstance(one, TopicPartition) for one in self._table.shared()):
             self._waits_ms = math.inf
             return
-        # Not all tasks at once: the first probe follows an interval after a mute.
+        # Tasks report at random times. The first probe follows an interval after a mute.
         most_ms = min(self._interval_ms, self._table.retry_interval_ms / 4)
         self._waits_ms = self._table.now_ms + self._random() * max(most_ms, _SPREAD_MS * self._tasks)
 
     def _release(self) -> None:
-        """Unmute targets that the coordinator has unmuted, once their delay in this task is over."""
+        """Unmute the targets that the coordinator has unmuted and whose delay in this task has passed."""
         due = {target for target, at_ms in self._release_ms.items() if at_ms <= self._table.now_ms}
         for target in due:
             del self._release_ms[target]
@@ -331,7 +351,7 @@ class BreakerChannel(Channel):
             muted = self._table.shared().items()
             self._table.apply_shared({target: reason for target, reason in muted if target not in due})
 
-    # -- what has come: the sender's thread ---------------------------------------------------------------
+    # -- messages that have arrived: the sender's thread --------------------------------------------------
 
     def _take(self, message: Message) -> None:
         match message:
@@ -383,7 +403,8 @@ class BreakerChannel(Channel):
 
     @property
     def is_current(self) -> bool:
-        """Whether the mutes of this cluster have come, or no coordinator can be reached. Any thread."""
+        """Whether the mutes of this cluster have arrived, or no coordinator can be reached. Any thread may
+        ask."""
         known = self._cluster_id()
         return self._is_alone or (self._is_told and known is not None and known == self._joined)
 
@@ -392,7 +413,7 @@ class BreakerChannel(Channel):
         return bool(self._table.mutes)
 
     def expect(self) -> None:
-        """The client is about to connect. Called on the task's thread."""
+        """The client is about to connect. The task's thread calls it."""
         self._is_told = self._is_alone = False
 
     def next_message(self, now_ms: float) -> Message | None:

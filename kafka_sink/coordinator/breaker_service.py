@@ -1,12 +1,18 @@
-"""The circuit breaker of all tasks that write to one cluster with the same settings. No I/O.
+"""The coordinator's side of the circuit breaker, for all tasks that write to one cluster with the same
+settings. No I/O.
 
-A partition that fails for one task is watched by up to a hundred others. It is muted for all by the same rule
-as in a task, over the sums of what they report. A broker that one task finds silent is muted for all unless
-one of twenty others has a response. One task at a time probes what is muted, and a success ends the mute: a
-wrong one lasts for one probe's interval.
+**Partitions.** A task reports each partition that fails for it. ``FailingPartitions`` then asks up to a
+hundred other tasks for their counts, and mutes the partition for all tasks if it fails by the same rule that
+a single task uses, applied to the sums.
 
-What is counted and decided in one iteration of the loop is bounded, as thousands of partitions may fail for
-thousands of tasks at once. So is all that is kept.
+**Brokers.** A task that finds a broker silent wants it muted. The service asks twenty other tasks. If one of
+them has had a response, the mute stays with the first task. Otherwise it becomes a mute for all tasks.
+
+**Probes.** In each interval one task may probe each muted target, and a success ends the mute. A wrong mute
+therefore lasts for one interval.
+
+Thousands of partitions may fail for thousands of tasks at once, so the work in one iteration of the loop is
+bounded, and so is the memory.
 """
 
 from __future__ import annotations
@@ -42,38 +48,39 @@ from kafka_sink.options import SinkOptions
 from kafka_sink.options.parse import failure_rate_settings
 from kafka_sink.options.table import DEFAULT_BREAKER
 
-# Tasks have so long to report when they watch a partition, and to answer a question.
+# How long tasks have to report when they watch a partition, and to answer a question.
 _WATCH_MS, _QUESTION_MS = 400.0, 250.0
-# A partition that does not fail by the sums is not watched again sooner.
+# How long a partition is not watched again if its sums did not show a failure.
 _REST_MS = 1_000.0
-# How many tasks watch a partition at most, and at least; and how many reports may come of all together.
+# The most and the fewest tasks that watch a partition, and the most reports that all watchers may send.
 _MAX_WATCHERS, _MIN_WATCHERS, _MAX_REPORTS = 100, 10, 20_000
-# How many of the tasks that report without being asked count: few beside the least number of watchers.
+# How many unsolicited reports about a partition count. The number is small compared to the fewest watchers.
 _MAX_REPORTERS = 3
 # How many tasks are asked about one broker, and about how many brokers at a time.
 _MAX_ASKED, _MAX_QUESTIONS = 20, 200
-# Partitions in one iteration of the loop, and how often muted ones are checked.
+# Partitions in one iteration of the loop, and how often muted targets are checked.
 _JUDGED_AT_ONCE, _WATCHED_AT_ONCE, _CHECKED_AT_ONCE = 300, 1_000, 250
 _CHECK_MS = 20.0
-# Of how many tasks a mute knows that they have batches or rows for it.
+# For each mute, how many tasks are remembered that have batches or rows for it.
 _MAX_HOLDERS = 16
-# Bytes of all mutes as JSON, since one message takes them.
+# The size of all mutes as JSON, because one message contains them all.
 _MAX_MUTES_BYTES = 1_800_000
-# A change, and a new task while anything is muted, waits for others this long per task, at most this long in
-# all: sending takes only a part of the time.
+# Changes, and new tasks while anything is muted, wait to be sent together: this long for each task, and at
+# most this long. Sending then takes only a part of the time.
 _TELL_MS, _MAX_TELL_MS = 0.3, 1_000.0
-# Bytes that are kept of a partition or broker in question, and of a mute: estimates.
+# Estimates of the bytes that a partition or broker in question takes, and a mute.
 _WATCHED_BYTES, _MUTE_BYTES = 2_500, 3_000
-# After a mute on one task's word, no such word counts for so many times as long, or so many intervals.
+# After a mute that one task alone asked for, further such mutes are ignored for this multiple of its
+# duration, and at most for this many intervals.
 _PAUSE_FACTOR, _MAX_PAUSE = 5.0, 15
-# Partitions that no task has rows for are unmuted after this time, and so are brokers.
+# Brokers, and partitions that no task has rows for, are unmuted after this time.
 _FORGET_MS = 600_000.0
 
 
 @dataclass(slots=True)
 class _Watched:
-    """A partition in question: what tasks have reported, as PartitionOutcome has it (batches written and
-    failed, whether a broker answered), and which watchers have not yet."""
+    """A partition in question. ``reports``: for each task, batches written, batches failed, and whether a
+    broker responded. ``missing``: the watchers that have not reported yet."""
 
     reports: dict[int, tuple[int, int, bool]] = field(default_factory=dict)
     missing: set[int] = field(default_factory=set)
@@ -81,22 +88,27 @@ class _Watched:
 
 
 class FailingPartitions:
-    """Which partitions fail, by sums over tasks of which each counts once.
+    """Decides which partitions fail, using the reports of many tasks. Each task counts once.
 
-    Tasks report by themselves where a partition fails for them, so that of all others a sample is asked.
+    Tasks report on their own when a partition fails for them. A sample of all tasks is then asked as well, so
+    that tasks for which the partition works are also heard. A partition passes through these states: new (it
+    waits for watchers), open (reports are collected until a deadline), and, if it does not fail, idle for a
+    while.
     """
 
     def __init__(self, trigger_count: int, trigger_perc: int, random: Random) -> None:
         self._trigger_count = trigger_count
         self._perc = trigger_perc
         self._random = random
-        # Sent by all tasks; and whether there is no memory to watch more.
+        # The rows that all tasks have sent, and whether there is no memory to watch more partitions.
         self.rows, self.is_full = 0, False
         self._watched: dict[TopicPartition, _Watched] = {}
-        # Of these, those that nobody watches yet; and until when others wait for reports, the first first.
+        # The watched partitions that have no watchers yet. Then, for each watched partition that has some,
+        # the deadline for their reports, the earliest first.
         self._new: deque[TopicPartition] = deque()
         self._open: OrderedDict[TopicPartition, float] = OrderedDict()
-        # Until when those rest that did not fail. They are watched next if they have failed since.
+        # Partitions that did not fail, and until when they are left alone. Those that fail meanwhile are
+        # watched next.
         self._resting: OrderedDict[TopicPartition, float] = OrderedDict()
         self._asked_ms = -math.inf
 
@@ -109,7 +121,7 @@ class FailingPartitions:
             watched = self._watched[partition] = _Watched()
             if partition not in self._resting:
                 self._new.append(partition)
-        # Where thousands of partitions fail for thousands of tasks, most of what they report ends here.
+        # If thousands of partitions fail for thousands of tasks, most reports end here.
         is_one_more = peer not in watched.reports and peer not in watched.missing
         if is_one_more and len(watched.reports) >= _MAX_REPORTERS:
             return
@@ -122,7 +134,7 @@ class FailingPartitions:
                 self._open.move_to_end(partition, last=False)
 
     def watch(self, tasks: Collection[int], now_ms: float) -> tuple[list[TopicPartition], list[int]]:
-        """Some partitions, and the tasks that are to watch all of them."""
+        """Start to watch some new partitions. Returns them, and the tasks that are to watch all of them."""
         for partition in _due(self._resting, now_ms):
             del self._resting[partition]
             if partition in self._watched:
@@ -139,7 +151,8 @@ class FailingPartitions:
         return partitions, watchers
 
     def judge(self, now_ms: float) -> Iterator[tuple[TopicPartition, str, list[int]]]:
-        """Some of those that fail, each with the reason, and the tasks for which it does."""
+        """Yield some of the partitions that fail: the partition, the reason, and the tasks for which it
+        fails."""
         for partition in _due(self._open, now_ms):
             del self._open[partition]
             watched = self._watched.pop(partition)
@@ -148,7 +161,7 @@ class FailingPartitions:
                 writing += written + failed > 0
                 if failed and reaches(failed, failed + written, self._perc):
                     failing.append(peer)
-                    # One lost connection says nothing of a partition, a broker's error does.
+                    # One lost connection does not show that the partition is broken. A broker's error does.
                     failures += min(failed, MIN_FAILURES) if answered or failed >= MIN_FAILURES else 0
             enough = failures >= MIN_FAILURES
             if enough and self.rows >= self._trigger_count and reaches(len(failing), writing, self._perc):
@@ -169,13 +182,14 @@ class FailingPartitions:
 
 
 def _due(times: Mapping[TopicPartition, float], now_ms: float) -> list[TopicPartition]:
-    """Some of the first ones, which are due."""
+    """The partitions that are due, of the first few."""
     return list(takewhile(lambda one: times[one] <= now_ms, islice(times, _JUDGED_AT_ONCE)))
 
 
 @dataclass(slots=True)
 class _Inquiry:
-    """A task wants a broker muted, unless one of those ``asked`` has had a response since ``since_ms``."""
+    """A task wants a broker muted, unless one of the ``asked`` tasks has had a response since
+    ``since_ms``."""
 
     peer: int
     reason: str
@@ -186,9 +200,13 @@ class _Inquiry:
 
 @dataclass(slots=True)
 class _Mute:
-    """``origin``: the task on whose word it rests, if on one's. ``size``: bytes in a message. ``prober``: the
-    task that may probe until ``probe_ends_ms``, otherwise one may from ``retry_at_ms`` on; ``tried`` are not
-    to probe next. Who has batches for it, or rows."""
+    """A mute that all tasks share.
+
+    ``origin``: the task that asked for it, if it was one task alone. ``size``: its bytes in a message.
+    ``prober``: the task that may probe until ``probe_ends_ms``; without one, a task may probe from
+    ``retry_at_ms`` on. ``tried``: tasks that are not to probe next. ``waiting`` and ``acceptable``: tasks
+    that have batches, or new rows, for a muted partition.
+    """
 
     target: Target
     reason: str
@@ -204,12 +222,20 @@ class _Mute:
     acceptable: set[int] = field(default_factory=set)
 
     def end_probe(self, retry_at_ms: float) -> None:
-        """It failed, or is lost."""
+        """The probe failed, or it is lost."""
         self.prober, self.probe_ends_ms, self.retry_at_ms = None, math.inf, retry_at_ms
 
 
 class BreakerService(Service):
-    """``budget`` is shared by all clusters; what exceeds it is not shared."""
+    """Shares mutes between tasks: it decides them, distributes them, and hands out permits for probes.
+
+    The life of a mute: ``_mute`` starts it, after a verdict of FailingPartitions, after an unanswered
+    question about a broker, or as soon as a task with a class of its own asks for it. ``_distribute`` sends
+    it to all tasks, gathered with other changes. ``_check_some`` permits one task to probe, and another task
+    when that probe fails. ``_unmute`` ends the mute when the prober or the origin reports a success.
+
+    ``budget`` is shared by the services of all clusters. Mutes beyond it are not shared.
+    """
 
     scope = ServiceScope.CLUSTER
 
@@ -224,23 +250,24 @@ class BreakerService(Service):
         self._budget, self._cost = MemoryBudget() if budget is None else budget, 0
         self._random = random
         settings = options.breaker
-        # None where a user's class decides, whose mutes are shared.
+        # None if a user's class decides. The mutes of such classes are shared without a vote.
         self._failing: FailingPartitions | None = None
         if settings.class_path == DEFAULT_BREAKER:
             rule = failure_rate_settings(dict(settings.given))
             self._failing = FailingPartitions(rule.trigger_message_count, rule.trigger_failure_perc, random)
         self._interval_ms = settings.mute_retry_interval_ms
-        # With the rows that each has sent.
+        # For each task, the rows that it has sent.
         self._tasks: dict[int, int] = {}
         self._inquiries: dict[int, _Inquiry] = {}
-        # Those that are looked at next come first.
+        # The mutes that are checked next come first.
         self.mutes: OrderedDict[Target, _Mute] = OrderedDict()
         self._checked_ms = -math.inf
-        # Of these, and of those that ended and tasks have not been told of yet.
+        # The bytes of these mutes, and of mutes that have ended without all tasks having been notified.
         self._mutes_bytes = 0
-        # By partition, until when no mute of it may rest on the word of one task.
+        # For each partition, until when a mute that one task alone asks for is ignored.
         self._paused_ms: dict[Target, float] = {}
-        # What tasks have not been told yet; those that have been told nothing yet, and when others were.
+        # Changes that have not been sent to tasks, the time of the last changes, and tasks that have got no
+        # mutes yet.
         self._added: dict[Target, str] = {}
         self._removed: dict[Target, int] = {}
         self._told_ms = -math.inf
@@ -317,7 +344,7 @@ class BreakerService(Service):
                 self._ask(peer, target, reason, silence_ms, now_ms)
             elif self._failing is None:
                 self._mute(target, reason, now_ms, peer)
-        # Where another task is the prober, the batch was sent before the mute, or the permit is over.
+        # If another task is the prober, the batch was sent before the mute, or the permit has expired.
         for mute in self._probed_by(peer, message.failed):
             mute.end_probe(now_ms + self._interval_ms)
         for mute in self._probed_by(peer, message.unused):
@@ -338,13 +365,13 @@ class BreakerService(Service):
         return [mute for mute in mutes if mute.prober == peer]
 
     def _ask(self, peer: int, node: int, reason: str, silence_ms: float, now_ms: float) -> None:
-        """Whether others have responses of a broker that a task wants muted."""
+        """Ask other tasks whether a broker that this task wants muted has responded to them."""
         is_full = len(self._inquiries) >= _MAX_QUESTIONS or self._is_full()
         if node in self.mutes or node in self._inquiries or is_full:
             return
         some = self._random.sample(list(self._tasks), min(_MAX_ASKED + 1, len(self._tasks)))
         asked = [one for one in some if one != peer][:_MAX_ASKED]
-        # Responses in the first half of the silence may have been on their way when everything stopped.
+        # Responses in the first half of the silence may have been on their way when the broker stopped.
         since_ms, until_ms = now_ms - silence_ms / 2, now_ms + _QUESTION_MS
         self._inquiries[node] = _Inquiry(peer, reason, frozenset(asked), since_ms, until_ms)
         self.out.broadcast(asked, Question(node, silence_ms / 2))
@@ -364,14 +391,15 @@ class BreakerService(Service):
             del self._inquiries[node]
             self._mute(node, found.reason, now_ms, found.peer)
             if node in self.mutes:
-                # Their requests are with the broker, and a response is as good as a probe's.
+                # The tasks that were asked have requests at the broker, and a response to them is as good as
+                # a probe's.
                 self.mutes[node].tried |= found.asked
 
     # -- mutes, from their beginning to their end ---------------------------------------------------------
 
     def _mute(self, target: Target, reason: str, now_ms: float, origin: int | None) -> None:
         size = len(json.dumps((target, cut(reason))))
-        # What ended is told in one message, too.
+        # One message also contains all ended mutes.
         count = len(self.mutes) + len(self._removed)
         is_full = count >= MAX_MUTES or self._mutes_bytes + size > _MAX_MUTES_BYTES
         is_paused = origin is not None and now_ms < self._paused_ms.get(target, -math.inf)
@@ -395,7 +423,7 @@ class BreakerService(Service):
         self._removed[target] = found.size
 
     def _hurry(self, mute: _Mute, now_ms: float) -> None:
-        """A task that knows it at second hand says that a mute is over: another may probe, once an
+        """A task that did not cause the mute reports that it is over: another task may probe now, once an
         interval."""
         if mute.prober is None and now_ms >= mute.hurried_ms + self._interval_ms:
             mute.hurried_ms = mute.retry_at_ms = now_ms
@@ -403,7 +431,7 @@ class BreakerService(Service):
     # -- probes -------------------------------------------------------------------------------------------
 
     def _check_some(self, now_ms: float) -> None:
-        """Permit the probes that are due, and forget mutes: of some, and next time of others."""
+        """Permit the probes that are due, and forget old mutes. Each call looks at some mutes, in turn."""
         if now_ms < self._check_due_ms():
             return
         self._checked_ms = now_ms
@@ -416,7 +444,7 @@ class BreakerService(Service):
             if self._is_over(mute, now_ms):
                 self._unmute(target, now_ms)
             elif able := self._able(mute, now_ms):
-                # One that probes another of these: fewer messages.
+                # A task that probes another of these targets is preferred: this needs fewer messages.
                 chosen = self._random.choice([one for one in able if one in permitted] or able)
                 permitted.setdefault(chosen, []).append(target)
                 mute.prober, mute.probe_ends_ms = chosen[0], now_ms + self._interval_ms
@@ -425,7 +453,7 @@ class BreakerService(Service):
             self.out.send(peer, Probe(tuple(targets), is_new))
 
     def _is_over(self, mute: _Mute, now_ms: float) -> bool:
-        """Whether nobody has written there for long, as far as is known."""
+        """Whether, as far as is known, no task has written there for a long time."""
         if now_ms < mute.since_ms + _FORGET_MS:
             return False
         return isinstance(mute.target, int) or self._tasks.keys().isdisjoint(mute.waiting)
@@ -434,12 +462,12 @@ class BreakerService(Service):
         return self._checked_ms + _CHECK_MS if self.mutes and self._tasks else math.inf
 
     def _able(self, mute: _Mute, now_ms: float) -> list[tuple[int, bool]]:
-        """Some tasks that may probe now, and whether with new rows.
+        """Some tasks that may probe now, and for each whether it needs new rows.
 
-        Any task can probe a broker, as that needs no row. A partition's probe needs a batch: one that waits,
-        if possible of another task than the one whose word muted it, or else one of new rows.
+        Any task can probe a broker, because that needs no row. A partition's probe needs a batch. A waiting
+        batch is preferred, if possible one of a task other than the origin. Otherwise new rows make one.
         """
-        # No probe goes out before the mute that it is for.
+        # A probe must not be sent before the mute that it belongs to.
         if mute.prober is not None or now_ms < mute.retry_at_ms or mute.target in self._added:
             return []
         others, waiting = mute.waiting - {mute.origin}, mute.waiting
@@ -455,7 +483,7 @@ class BreakerService(Service):
                 there = ((one, is_new) for one in peers if one not in mute.tried and one in self._tasks)
                 if left := list(islice(there, _MAX_HOLDERS)):
                     return left
-            # All have had their turn.
+            # All of them have had their turn.
             mute.tried.clear()
         return []
 

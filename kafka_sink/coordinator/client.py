@@ -1,8 +1,9 @@
-"""A task's connection to the coordinator, served by a thread that no task waits for; and the driver's.
+"""A task's connection to the coordinator, which a thread of its own serves; and the driver's requests.
 
-Channels supply the messages to send and take those that come. If the coordinator cannot be reached or shows
-no sign of life, the client tells the channels at once, and the task works alone. The client logs one warning
-in a process, and connects again with exponential backoff.
+Channels supply the messages to send and receive the messages that arrive. No task waits for this thread. If
+the coordinator cannot be reached or shows no sign of life, the client calls ``on_lost`` of the channels at
+once, and the task works alone. The client logs one warning in a process, and reconnects with exponential
+backoff.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from kafka_sink.coordinator.address import CoordinatorAddress, warn_once
 from kafka_sink.coordinator.schema import Alive, Channel, Full, Hello, Message, ServiceScope, deliver
 from kafka_sink.errors import ProtocolError
 
-# TLS is imported when a connection is made, by the client's thread.
+# The client's thread imports TLS when it makes a connection.
 if TYPE_CHECKING:
     from kafka_sink.coordinator.transport import Connection
 
@@ -33,7 +34,7 @@ _Answer = TypeVar("_Answer")
 
 
 def connect(address: CoordinatorAddress, silence_ms: float) -> Connection:
-    """A connection that has shown the token. Raises OSError and ProtocolError."""
+    """Connect and prove knowledge of the token. Raises OSError and ProtocolError."""
     from kafka_sink.coordinator.transport import Connection
 
     return Connection(address, silence_ms)
@@ -41,9 +42,12 @@ def connect(address: CoordinatorAddress, silence_ms: float) -> Connection:
 
 @dataclass(frozen=True, slots=True)
 class ClientTimes:
-    """Milliseconds. Nobody waits for a connection, and where thousands connect at once, their turn takes
-    seconds. A sign of life is to be answered within ``silence_ms``. It is sent after so long without a
-    message, so that the server keeps the connection, or sooner while a channel relies on the coordinator.
+    """Milliseconds. ``connect_ms`` is long because nobody waits for a connection, and if thousands of tasks
+    connect at once, it takes seconds until each has had its turn.
+
+    A sign of life must be answered within ``silence_ms``. It is sent after ``alive_ms`` without another
+    message, so that the server keeps the connection, or after ``alive_waiting_ms`` while a channel relies on
+    the coordinator.
     """
 
     connect_ms: float = 10_000.0
@@ -58,8 +62,9 @@ _DEFAULT_TIMES = ClientTimes()
 class CoordinatorClient(threading.Thread):
     """Connects after ``resume``, and reconnects as needed until ``pause``.
 
-    ``pause`` keeps an open connection for the next task. A daemon thread, so that it keeps no killed task
-    alive. ``hello``: what to say first, which changes when the task learns its cluster's id.
+    ``pause`` keeps an open connection for the next task. The thread is a daemon, so that it cannot keep a
+    killed task's process alive. ``hello`` returns the first message. It changes when the task learns its
+    cluster's id.
     """
 
     def __init__(
@@ -80,15 +85,20 @@ class CoordinatorClient(threading.Thread):
         self._backoff = ExponentialBackoff(_BACKOFF_MS, _BACKOFF_MAX_MS, RANDOM.random)
         self._failures = 0
         self._connect_after_ms = -math.inf
+        # The task's thread writes these three before it wakes the client's thread, which reads them. A flag
+        # that is set after the wake-up would be read at the next one, which may be an hour later.
         self._closing = False
         self._active = False
         self._leaving = False
         self._connection: Connection | None = None
         self._greeted: Hello | None = None
-        # When the last sign of life was sent, and the last message; since when no sign of life is answered.
+        # The time of the last sign of life and of the last message, and since when a sign of life is
+        # unanswered.
         self._alive_ms = self._said_ms = -math.inf
         self._unanswered_ms = math.inf
-        self._wake_lock = threading.Lock()  # guards _wake_pending and the pair
+        # Guards _wake_pending and the pair of sockets. Any thread may call ``wake``. Without the lock, it
+        # could write to a socket that ``close`` has just closed, and the error would fail a task.
+        self._wake_lock = threading.Lock()
         self._wake_pending = False
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._wake_reader.setblocking(False)
@@ -106,7 +116,7 @@ class CoordinatorClient(threading.Thread):
 
     @property
     def is_connecting(self) -> bool:
-        """Whether there is no connection, and the next attempt is due. Any thread."""
+        """Whether there is no connection, and the next attempt is due. Any thread may ask."""
         return self._connection is None and self._clock_ms() >= self._connect_after_ms
 
     def resume(self) -> None:
@@ -115,13 +125,13 @@ class CoordinatorClient(threading.Thread):
         self.wake()
 
     def pause(self) -> None:
-        """The task has ended. Its delayed messages are still sent."""
+        """The task has ended. Messages that its channels still have are sent."""
         self._active = False
         self._leaving = True
         self.wake()
 
     def close(self) -> None:
-        """Ask the thread to send what the channels still have, and to end. Who relies on that joins it."""
+        """Ask the thread to flush its channels and stop. Join it if you need that to have happened."""
         with self._wake_lock:
             already, self._closing = self._closing, True
             if not already:
@@ -137,13 +147,14 @@ class CoordinatorClient(threading.Thread):
                 except Exception as error:  # noqa: BLE001 - no error here may fail a task
                     self._lose(error)
         finally:
-            # A failed task has findings too, which its next attempt needs from the coordinator.
+            # The next attempt of a failed task needs from the coordinator what this attempt found out.
             with contextlib.suppress(OSError, ProtocolError):
-                # One that was lost is not made again for that.
+                # A lost connection is not made again for that.
                 connection = self._connection if self._failures else self._connected()
                 if connection is not None:
                     self._send(connection, self._clock_ms())
-                    # What a closed connection still holds may be lost: wait until it has been read.
+                    # Data that a closed connection still holds may be lost, so wait until the coordinator has
+                    # read it.
                     connection.send(Alive())
                     while not any(isinstance(one, (Alive, Full)) for one in connection.receive()):
                         pass
@@ -166,7 +177,7 @@ class CoordinatorClient(threading.Thread):
         connection = self._connected()
         now_ms = self._clock_ms()
         if connection is not None:
-            # Between tasks, too: others may wait for what this one has fetched, or muted.
+            # This also happens between tasks: other tasks may wait for metadata or mutes from this one.
             self._send(connection, now_ms)
         self._wait(connection, now_ms)
 
@@ -189,7 +200,7 @@ class CoordinatorClient(threading.Thread):
             self._unanswered_ms = min(self._unanswered_ms, now_ms)
 
     def _alive_due_ms(self) -> float:
-        # The first one's answer shows that the coordinator knows the token.
+        # The answer to the first one shows that the coordinator accepted the token.
         if self._alive_ms == -math.inf or any(one.is_waiting for one in self._channels):
             return self._alive_ms + self._times.alive_waiting_ms
         return self._said_ms + self._times.alive_ms
@@ -216,7 +227,7 @@ class CoordinatorClient(threading.Thread):
         if connection is None:
             return
         now_ms = self._clock_ms()
-        # First: where this process stalled, the answer has come meanwhile.
+        # Read first: if this process stalled, the answer has arrived meanwhile.
         if connection.socket in ready:
             self._receive(connection, now_ms)
         elif self._active and now_ms >= self._unanswered_ms + self._times.silence_ms:
@@ -224,7 +235,7 @@ class CoordinatorClient(threading.Thread):
 
     def _receive(self, connection: Connection, now_ms: float) -> None:
         for message in connection.receive():
-            # Only now: who does not know the token is let in, too, for a moment.
+            # Only a message shows that the token was right: the TLS handshake succeeds without it.
             self._failures = 0
             self._unanswered_ms = math.inf
             if isinstance(message, Full):
@@ -247,15 +258,16 @@ class CoordinatorClient(threading.Thread):
             _log.info("the coordinator serves as many tasks as it can; this one asks brokers by itself")
         elif self._active:
             self._failures += 1
-            # Of thousands that were lost together, not all come back together.
+            # Jitter, so that thousands of disconnected tasks do not all reconnect at once.
             self._connect_after_ms = now_ms + self._backoff.delay_ms(self._failures) * (0.5 + RANDOM.random())
-            # Of connections that the server has closed most are made again at once.
+            # The server closes idle connections routinely and the first reconnect succeeds, so do not warn
+            # about it.
             if connected is None or self._failures > 1 or not isinstance(error, ConnectionError):
                 warn_once(self.address, error)
 
 
 class _FullError(ConnectionError):
-    """The coordinator has as many tasks as it serves."""
+    """The coordinator is at its task limit."""
 
 
 # -- one question at a time: planning, commit, a task that has failed -------------------------------------
@@ -268,15 +280,17 @@ def ask(
     timeout_ms: float,
     before: Message | None = None,
 ) -> _Answer:
-    """The first message of this class that comes back. ``before`` is sent first. Raises OSError, TimeoutError
-    among them, and ProtocolError."""
+    """Send a message and return the first answer of this class. ``before`` is sent first.
+
+    Raises OSError, of which TimeoutError is one, and ProtocolError.
+    """
     connection = connect(address, timeout_ms)
     with connection.socket:
         until_ms = monotonic_ms() + timeout_ms
         if before is not None:
             connection.send(before)
         connection.send(message)
-        # Otherwise the next receive ends it.
+        # A timeout is reported below, with its length.
         with contextlib.suppress(TimeoutError):
             while (left_ms := until_ms - monotonic_ms()) > 0:
                 connection.socket.settimeout(left_ms / 1000)
@@ -287,5 +301,5 @@ def ask(
 
 
 def tell(address: CoordinatorAddress, message: Message, timeout_ms: float) -> None:
-    """Send a message, and wait until the coordinator has handled it. Raises as ``ask``."""
+    """Send a message, and wait until the coordinator has handled it. Raises the same errors as ``ask``."""
     ask(address, Alive(), Alive, timeout_ms, before=message)

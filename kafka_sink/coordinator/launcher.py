@@ -1,7 +1,7 @@
 """Finds the application's coordinator, or starts it.
 
-Runs in Spark's planning workers, and in the driver's own Python. Any of them may come first, and workers end
-when idle, so the coordinator is a process in a session of its own. If it cannot be started, the write is
+It runs in Spark's planning workers, and in the driver's own Python. Any of them may come first, and idle
+workers end, so the coordinator is a process in a session of its own. If it cannot be started, the write is
 planned without it.
 """
 
@@ -33,32 +33,32 @@ from kafka_sink.options import SinkOptions
 if TYPE_CHECKING:
     from kafka_sink.cluster.topic_state import MetadataSnapshot
 
-# The start of a process, and opening the live view: a write whose tasks start before it serves would not be
-# shown. Who waits for the lock waits for both.
+# The time to start the process, to open the live view, and to wait for the lock, whose holder does both.
+# Tasks that start before the live view is open are not shown.
 _START_MS, _LIVE_VIEW_MS, _LOCK_MS = 5000.0, 5000.0, 10_000.0
 _POLL_S = 0.01
 _BACKLOG = 4096
-# After a failure, or where its process keeps ending, not every micro-batch tries again.
+# After a failure, or if the process keeps ending, micro-batches do not try again before this time.
 _AFTER_FAILURE_S = 10.0
-# All that the coordinator is given of the driver's environment, which may contain keys of clouds, passwords,
-# and Spark's own secret: what Python needs to start, and what times and texts depend on.
+# The only variables of the driver's environment that the coordinator gets: those that Python needs to start,
+# and those that times and texts depend on. The others may contain cloud keys, passwords, and Spark's secret.
 _INHERITED = frozenset({"PATH", "HOME", "TMPDIR", "TZ", "LANG", "LANGUAGE", "LD_LIBRARY_PATH", "VIRTUAL_ENV"})
 _INHERITED_PREFIXES = ("LC_", "PYTHON")
 _NOT_INHERITED = ("PYTHON_WORKER_", "PYTHON_DAEMON_")
-# What the user reads once in an application.
+# The messages that the user reads once in an application.
 _LIVE_VIEW, _RESTARTED = "live view", "the coordinator was started again"
-# Kept, so that Popen does not complain about children that outlive it.
+# The processes are kept, so that Popen does not complain about children that outlive it.
 _started: list[subprocess.Popen[bytes]] = []
 
 
 def plan_coordinator(
     options: SinkOptions, snapshot: MetadataSnapshot | None = None, environ: Mapping[str, str] = os.environ
 ) -> PlannedCoordinator:
-    """Find the application's coordinator, or start it; after a warning there is none.
+    """Find the application's coordinator, or start it. If that fails, warn and plan without it.
 
-    Costs only file look-ups where it runs. ``snapshot``: what planning has learnt of the topics. Raises
-    ConfigurationError for an invalid setting of the administrator; problems with processes or files raise
-    nothing.
+    If the coordinator runs, this costs only file look-ups. ``snapshot``: the topics' metadata that planning
+    has learnt. Raises ConfigurationError for an administrator's invalid setting. Problems with processes or
+    files raise nothing.
     """
     local_dirs = spark_application.local_dirs(environ)
     if not local_dirs or not is_enabled(options, environ):
@@ -104,7 +104,7 @@ def _find_or_start(
         if found is None:
             found = _start(where, place, driver, environ)
             if before is not None and view is not None and not view.port:
-                # That of a restarted coordinator keeps its port, so that open pages find it.
+                # After a restart the live view keeps its port, so that open pages reconnect.
                 view = Placement(view.address, before.view_port)
         if view is not None and not _has_view(found, view):
             found = _open_live_view(place, found, view)
@@ -121,7 +121,7 @@ def _has_view(found: RunningCoordinator, wanted: Placement | None) -> bool:
 
 
 def _open_live_view(place: LocationFolder, found: RunningCoordinator, view: Placement) -> RunningCoordinator:
-    """Open the live view, wait until it serves, and log where. Only under the lock."""
+    """Open the live view, wait until it serves, and log its address. The caller holds the lock."""
     from kafka_sink.coordinator.client import ask
     from kafka_sink.coordinator.live.view import OpenView, ViewOpened
 
@@ -143,8 +143,10 @@ def _open_live_view(place: LocationFolder, found: RunningCoordinator, view: Plac
 def _start(
     where: Placement, place: LocationFolder, driver: DriverProcess, environ: Mapping[str, str]
 ) -> RunningCoordinator:
-    """Bind the port here, where an error can be told, and wait until the process serves. Only under the lock;
-    raises OSError, TimeoutError among them."""
+    """Bind the port in this process, which can report an error, and wait until the coordinator serves.
+
+    The caller holds the lock. Raises OSError, of which TimeoutError is one.
+    """
     with where.listen(_BACKLOG) as listening, place.life() as alive:
         process = _spawn(place, driver, where.address, (listening.fileno(), alive), environ)
     until = time.monotonic() + _START_MS / 1000
@@ -165,7 +167,7 @@ def _spawn(
     descriptors: tuple[int, int],
     environ: Mapping[str, str],
 ) -> subprocess.Popen[bytes]:
-    """Nothing that it is told is secret: it makes its own key and token."""
+    """The arguments contain no secrets: the process creates its own key and token."""
     settings = {
         "folder": str(place.parent),
         "driver": [driver.pid, driver.started],

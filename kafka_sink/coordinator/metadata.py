@@ -1,13 +1,16 @@
-"""Shared metadata (KIP-526): tasks share what they know of topics, and one of them asks brokers for all.
+"""Shared metadata (KIP-526): tasks share their metadata of topics, and one task at a time asks brokers for
+all.
 
-The coordinator has no connection to a broker. It runs the same ClusterMetadata as a task over what tasks say:
-where that would send a request, one task is asked to fetch the topics, the one that was asked longest ago.
-Another task is asked if it is silent for a second or leaves, and after the backoff if its request failed.
-What it learns is pushed to all tasks that use the topics, even if only the age has changed.
+The coordinator has no connection to a broker. It runs the same ClusterMetadata as a task. When that is due to
+send a request, the coordinator instead asks a task to fetch the topics: the one that it asked longest ago. If
+this task is silent for a second or leaves, it asks another task at once. If the request failed, it asks
+another task after the backoff. It pushes each response to all tasks that use the topics, even if only the age
+changed.
 
-A task's word is not passed on. That a leader moved marks the topic, and is asked for until a fetch confirms
-it. What a fetch brings is passed on, as brokers said it; where it contradicts what is known, or goes far
-beyond it, a second one decides, by another task. So a task that errs misleads until the next refresh at most.
+A task's report that a leader moved is not passed on. It marks the topic as stale, until a fetch confirms it.
+A fetched response is passed on as the brokers sent it. If it contradicts the known metadata, or goes far
+beyond it, a second fetch by another task decides. So a task that errs misleads others until the next refresh
+at most.
 """
 
 from __future__ import annotations
@@ -59,13 +62,13 @@ from kafka_sink.options import SinkOptions, topic_problem
 from kafka_sink.printable import is_host
 
 MAX_TOPICS = 5000
-# What a task asks for that knows nothing of a topic.
+# The age for topics of which the task has no metadata.
 ANY_AGE_MS = 1e12
-# About so many bytes of topics and of brokers are in a message: fewer than MAX_TOPICS and MAX_BROKERS, whose
-# shortest names fill it. One topic may take more.
+# Approximate bytes of topics and of brokers in a message. They allow fewer than MAX_TOPICS and MAX_BROKERS,
+# which fit only with the shortest names. A single topic may take more.
 _PART_BYTES, _NODES_BYTES = 1_000_000, 400_000
 
-# Each in four bytes, little-endian as wherever PyArrow runs; JSON has them as base64.
+# Numbers of four bytes each, little-endian like everywhere that PyArrow runs. JSON has them as base64.
 _Int32s = Annotated[bytes, Meta(max_length=600_000)]
 
 
@@ -89,7 +92,7 @@ class TopicHint(NamedTuple):
 
 
 class SnapshotPart(Structure, frozen=True):
-    """Part of a MetadataSnapshot; the first one has the brokers."""
+    """A part of a MetadataSnapshot. The first part contains the brokers."""
 
     cluster_id: Name | None = None
     nodes: Annotated[tuple[NodeHint, ...], Meta(max_length=MAX_BROKERS)] = ()
@@ -102,9 +105,12 @@ _NO_TOPICS = SnapshotPart()
 
 
 class TopicsWanted(Message, frozen=True):
-    """From a task: the topics that it writes to, each with the age below which it needs metadata. None: what
-    it has will do. ANY_AGE_MS: it has none. Otherwise a broker has contradicted what it has, and brokers are
-    asked again: one task's word is not passed on."""
+    """From a task: the topics that it writes to, each with the age below which metadata is new enough for it.
+
+    None: the task has metadata that will do. ANY_AGE_MS: it has none. Any other age: a broker contradicted
+    the task's metadata that long ago. Brokers are then asked again, because one task's report is not passed
+    on.
+    """
 
     topics: Annotated[dict[Topic, Ms | None], Meta(max_length=MAX_TOPICS)]
 
@@ -117,8 +123,10 @@ class Fetch(Message, frozen=True):
 
 
 class TopicsFetched(Message, frozen=True):
-    """From a task: brokers' response to a Fetch, or of a long one the first part. ``errors``: by topic,
-    Kafka's codes. ``failed``: there was no response."""
+    """From a task: the brokers' response to a Fetch, or the first part of a long one.
+
+    ``errors``: Kafka's error codes by topic. ``failed``: there was no response.
+    """
 
     number: Count
     part: SnapshotPart = _NO_TOPICS
@@ -127,21 +135,25 @@ class TopicsFetched(Message, frozen=True):
 
 
 class Topics(Message, frozen=True):
-    """To tasks that use the topics: what is known of them. ``pending``: what is needed is still fetched.
-    Neither: for what is needed there is no capacity."""
+    """To tasks that use the topics: their metadata.
+
+    ``pending``: topics that the task needs are still being fetched. Without topics and without ``pending``
+    there is no capacity for them.
+    """
 
     part: SnapshotPart = _NO_TOPICS
     pending: bool = False
 
 
 def parts_of(snapshot: MetadataSnapshot) -> Iterator[SnapshotPart]:
-    """One or more, each of which fits into a message."""
+    """One or more parts, each of which fits into a message."""
     nodes: tuple[NodeHint, ...] = tuple(
         NodeHint(one.id, one.host, one.port, one.rack and cut(one.rack))
         for one in snapshot.nodes
         if is_host(one.host) and 0 <= one.port < 1 << 16
     )
-    # A character takes up to six bytes. Where they do not fit, tasks ask brokers: no cluster has so many.
+    # A character takes up to six bytes. No real cluster has this many brokers; if one does, tasks ask it
+    # directly.
     if sum(80 + len(one.host) + 6 * len(one.rack or "") for one in nodes) > _NODES_BYTES:
         nodes = ()
     topics: list[TopicHint] = []
@@ -159,21 +171,21 @@ def parts_of(snapshot: MetadataSnapshot) -> Iterator[SnapshotPart]:
 
 
 def snapshot_of(part: SnapshotPart) -> MetadataSnapshot:
-    """Raises ProtocolError."""
+    """The snapshot in a message. Raises ProtocolError."""
     if not all(is_host(one.host) and one.id >= 0 for one in part.nodes):
         raise ProtocolError("a broker's address or id that is none")
     topics = []
     for name, age_ms, topic_id, leaders, epochs in part.topics:
         if len(leaders) != len(epochs) or len(leaders) % 4:
             raise ProtocolError("a topic with another number of leaders than of epochs, or incomplete ones")
-        # An array takes bytes as they are.
+        # Partitions takes the bytes of both arrays without converting them.
         metadata = TopicMetadata(name, topic_id, Partitions(name, leaders, epochs))
         topics.append(TopicSnapshot(metadata, age_ms))
     nodes = tuple(Node(*one) for one in part.nodes)
     return MetadataSnapshot(tuple(topics), nodes, part.nodes_age_ms, part.cluster_id)
 
 
-# A task reports a topic in use again after this time, or sooner if metadata.max.idle.ms is short.
+# How often a task reports a topic that is in use, unless metadata.max.idle.ms is short.
 _REPORT_USE_MS = 60_000.0
 
 
@@ -183,33 +195,35 @@ def use_interval_ms(idle_ms: float) -> float:
 
 
 def coordinator_idle_ms(idle_ms: float) -> float:
-    """After how long without reports a topic is idle: a use just after a report is told an interval later, or
-    with others' after another one."""
+    """How long a topic may stay unreported before it is idle.
+
+    A use just after a report is reported one interval later, or two if it waits for other topics' reports.
+    """
     return idle_ms + 2 * use_interval_ms(idle_ms)
 
 
 # -- the coordinator's side -------------------------------------------------------------------------------
 
 
-# The coordinator refreshes a topic before tasks consider it expired, with time to push the response. Topics
-# become non-urgent at half of metadata.max.age.ms (KIP-526); tasks leave those to the coordinator.
+# The coordinator refreshes a topic before tasks consider it expired, and early enough to push the response.
+# Topics become non-urgent at half of metadata.max.age.ms (KIP-526). Tasks leave those to the coordinator.
 _SHARE_OF_AGE = 0.9
 _MAX_TOPICS_OF_A_TASK, _MAX_CONTRADICTED = 50_000, 1000
-# Tasks that are silent, or have left, before the fetch has failed.
+# How many tasks may be silent or leave before the fetch counts as failed.
 _MAX_ASKED = 3
-# An answer waits so long for each further topic, which others may want, too: 2,000 take 10 ms to encode.
+# How long an answer waits for each further topic, because other tasks may want the same topics: encoding
+# 2,000 takes 10 ms.
 _GATHER_MS = 0.05
-# Topics that are encoded in one ``on_time``; a set of topics costs as much as a few.
+# The number of topics encoded in one ``on_time``. A set of topics costs as much as a few topics.
 _TOPICS_AT_ONCE, _COST_OF_SET = 2_500, 5
-# About what is kept of a topic, of a name in a set, of a broker.
+# Estimates of the bytes that a topic, a name in a set, and a broker take.
 _TOPIC_BYTES, _NAME_BYTES, _NODE_BYTES = 1200, 105, 500
 _MEASURE_MS = 1000.0
 
 
 @dataclass(slots=True)
 class MemoryBudget:
-    """What a service may keep for all groups of tasks together. What exceeds it is not shared: tasks ask
-    brokers."""
+    """How much memory a service may use for all groups of tasks together. Tasks ask brokers for the rest."""
 
     limit: int = 160 * 1024 * 1024
     used: int = 0
@@ -221,7 +235,7 @@ class MemoryBudget:
 
 @dataclass(eq=False, slots=True)
 class _Users:
-    """The tasks that use just these topics: many do, and are told the same."""
+    """The tasks that use exactly these topics. Often many do, and one encoded message serves them all."""
 
     topics: frozenset[str]
     peers: dict[int, None] = field(default_factory=dict)
@@ -229,7 +243,7 @@ class _Users:
 
 @dataclass(slots=True)
 class _Fetch:
-    """A request of the view, and who may still answer the message."""
+    """A request of the view, the message that asks for it, and the tasks that may still answer."""
 
     requested: tuple[str, ...]
     message: Fetch
@@ -239,7 +253,7 @@ class _Fetch:
 
 
 class MetadataService(Service):
-    """Of the tasks of one group. ``budget`` is shared by all groups."""
+    """Shares metadata between the tasks of one group. ``budget`` is shared by all groups."""
 
     scope = ServiceScope.GROUP
 
@@ -260,25 +274,25 @@ class MetadataService(Service):
         )
         share = NON_URGENT_SHARE / _SHARE_OF_AGE
         self.view = ClusterMetadata(own, lambda: 0.0, random=random, non_urgent_share=share)
-        # Errors that pass: a leader is being elected, or the topic created.
+        # Errors that pass, because a leader is being elected or the topic is being created.
         self._transient = {LEADER_NOT_AVAILABLE}
         if options.allow_auto_create_topics:
             self._transient.add(UNKNOWN_TOPIC_OR_PARTITION)
-        # Tasks, the one that was asked to fetch longest ago first.
+        # The tasks. The one that was asked to fetch longest ago comes first.
         self._tasks: OrderedDict[int, None] = OrderedDict()
-        # By task, and by topics.
+        # The users of sets of topics, by task and by set.
         self._users_with: dict[int, _Users] = {}
         self._users: dict[frozenset[str], _Users] = {}
         self._fetch: _Fetch | None = None
         self._number = 0
-        # Whether tasks were told to wait on since the last response.
+        # Whether tasks have been asked to keep waiting since the last response.
         self._is_pending_said = False
-        # Topics, and with None the cluster's id, of which the last fetch contradicted what is known.
+        # Topics whose last response contradicted the known metadata. None stands for the cluster's id.
         self._contradicted: set[str | None] = set()
-        # What changed, and who has not been told yet.
+        # Topics that have changed, and the users that have not been sent the changes.
         self._fresh: set[str] = set()
         self._untold: OrderedDict[_Users, None] = OrderedDict()
-        # Topics that are known, the tasks that need them, and when to send the first of them.
+        # Sets of known topics with the tasks that need them, and when to send the first set.
         self._answers: OrderedDict[frozenset[str], dict[int, None]] = OrderedDict()
         self._answers_due_ms = math.inf
 
@@ -309,8 +323,8 @@ class MetadataService(Service):
         self._fetch_due(now_ms)
 
     def _note_use(self, peer: int, topics: Collection[str], now_ms: float) -> None:
-        """Where there is no capacity, what nothing is known of is left to the task."""
-        # Their strings are shared.
+        """Record the use of topics. If there is no capacity, unknown topics are left to the task."""
+        # Interned, so that all tasks share one string for each name.
         names = frozenset(map(sys.intern, topics))
         unknown = frozenset(name for name in names if self.view.topic(name) is None)
         if self._may_keep(_TOPIC_BYTES * len(unknown), now_ms):
@@ -321,7 +335,7 @@ class MetadataService(Service):
         self.view.note_use(names, now_ms)
 
     def _use(self, peer: int, names: frozenset[str]) -> None:
-        """The task uses these topics, and those that it has named before."""
+        """Record that the task uses these topics, besides those that it has reported before."""
         before = self._users_with.get(peer)
         topics = names
         if before is not None:
@@ -329,7 +343,8 @@ class MetadataService(Service):
                 return
             if len(before.topics) + len(names) <= _MAX_TOPICS_OF_A_TASK:
                 topics = before.topics | names
-            # Otherwise the task reports those still in use again within a minute.
+            # Otherwise the older topics are dropped. The task reports those still in use again within a
+            # minute.
         is_untold = before in self._untold
         self._leave(peer)
         if topics not in self._users:
@@ -351,7 +366,7 @@ class MetadataService(Service):
     # -- what it may keep ---------------------------------------------------------------------------
 
     def _may_keep(self, more: int, now_ms: float) -> bool:
-        """Whether there is capacity for so many more bytes. Then they count."""
+        """Whether there is capacity for this many more bytes. If so, they are counted."""
         if self._budget.is_full:
             self._measure(now_ms)
         if self._budget.is_full:
@@ -364,7 +379,7 @@ class MetadataService(Service):
         self._budget.used += more
 
     def _measure(self, now_ms: float) -> None:
-        """What is added counts at once; what is forgotten, at the next measurement."""
+        """Correct the count. New entries count at once, but removed ones only at the next measurement."""
         if now_ms - self._measured_ms >= _MEASURE_MS:
             self._measured_ms = now_ms
             topics, partitions = self.view.sizes()
@@ -375,11 +390,11 @@ class MetadataService(Service):
     # -- fetches ------------------------------------------------------------------------------------
 
     def _fetch_due(self, now_ms: float) -> None:
-        """Ask a task for what is due."""
+        """Ask a task for the topics that are due."""
         topics = self.view.next_request(now_ms) if self._fetch is None and self._tasks else None
         if topics is not None:
             self._number += 1
-            # The view asks again for what one message does not hold.
+            # The view requests again the topics that do not fit into one message.
             self._fetch = _Fetch(topics, Fetch(self._number, topics[:MAX_TOPICS]))
             self._ask_another(self._fetch, now_ms)
 
@@ -388,7 +403,7 @@ class MetadataService(Service):
         fetch.turns += 1
         fetch.silent_at_ms = now_ms + FETCH_SILENCE_MS
         if fetch.turns > _MAX_ASKED or (peer is None and not fetch.asked):
-            # No task that was asked has responded.
+            # No task that we asked could reach a broker.
             self._fetch = None
             self.view.on_failure(now_ms)
             self._forget_unknown(fetch.requested)
@@ -400,7 +415,10 @@ class MetadataService(Service):
             self.out.send(peer, fetch.message)
 
     def _say_pending(self) -> None:
-        """Have tasks wait on: once, as brokers that one task cannot reach another may, but hardly a third."""
+        """Ask tasks to keep waiting.
+
+        Once is enough: another task may reach brokers that one task cannot reach, but hardly a third.
+        """
         if not self._is_pending_said:
             self._is_pending_said = True
             self.out.broadcast(list(self._tasks), Topics(pending=True))
@@ -441,25 +459,26 @@ class MetadataService(Service):
         update = MetadataUpdate(nodes, topics, errors, response.cluster_id)
         self.view.on_response(update, fetch.requested, now_ms)
         self._forget_unknown(name for name, code in errors.items() if code not in self._transient)
-        # This is news to all that use the topics.
+        # The response is sent to all tasks that use the topics.
         self._fresh.update(name for name in fetch.requested if self.view.topic(name) is not None)
         self._untold.update(dict.fromkeys(self._users.values()))
         left = set(fetch.requested) - found.keys() - errors.keys()
         if found and left:
-            # The message did not hold these topics. They are fetched next, and tasks wait for them.
+            # The message did not have room for these topics. They are fetched next, and tasks wait for them.
             self.view.note_use(left, now_ms)
             self.out.broadcast(list(self._tasks), Topics(pending=True))
         self._measure(now_ms)
         self._fetch_due(now_ms)
 
     def _forget_unknown(self, topics: Iterable[str]) -> None:
-        """Brokers are asked again when a task does: they may have been created by then."""
+        """Forget unknown topics. If a task asks again, brokers are asked again: a topic may exist by then."""
         for name in topics:
             if self.view.topic(name) is None:
                 self.view.forget(name)
 
     def _believes(self, topic: TopicMetadata, now_ms: float) -> bool:
-        """Otherwise it stays urgent, and another task is asked; or it is forgotten for lack of capacity."""
+        """Whether to use a response. Otherwise the topic stays urgent, so that another task is asked, or is
+        forgotten for lack of capacity."""
         known = self.view.topic(topic.name)
         more = len(topic.partitions) - (0 if known is None else len(known.partitions))
         if more > 0 and not self._may_keep(8 * more, now_ms):
@@ -470,14 +489,16 @@ class MetadataService(Service):
         if self._doubts(topic.name, is_contradicted):
             return False
         if is_contradicted:
-            # The second response in a row replaces what is known.
+            # The second such response in a row replaces the known metadata.
             self.view.forget(topic.name)
             self.view.note_use((topic.name,), now_ms)
         return True
 
     def _doubts(self, key: str | None, is_contradicted: bool) -> bool:
-        """Whether a response is not to be believed yet: it is the first in a row that contradicts what is
-        known. Brokers may lag, and a task may have erred."""
+        """Whether to doubt a response: it contradicts the known metadata, and the last one did not.
+
+        Brokers may lag, and a task may have erred.
+        """
         if not is_contradicted or key in self._contradicted:
             self._contradicted.discard(key)
             return False
@@ -486,7 +507,7 @@ class MetadataService(Service):
         self._contradicted.add(key)
         return True
 
-    # -- what tasks are told ------------------------------------------------------------------------
+    # -- messages to tasks --------------------------------------------------------------------------
 
     def on_time(self, now_ms: float) -> None:
         if self._fetch is not None and now_ms >= self._fetch.silent_at_ms:
@@ -505,7 +526,7 @@ class MetadataService(Service):
             self._fresh.clear()
 
     def _send(self, peers: Iterable[int], known: frozenset[str], now_ms: float) -> int:
-        """Encoded once for all of these tasks. Returns what it has cost, in topics."""
+        """Send the topics, encoded once for all of these tasks. Returns the cost, counted in topics."""
         for part in parts_of(self.view.snapshot(now_ms, known)) if known else ():
             self.out.broadcast(list(peers), Topics(part))
         return _COST_OF_SET + len(known)
@@ -521,8 +542,10 @@ class MetadataService(Service):
 
 
 def contradicts(known: TopicMetadata, response: TopicMetadata) -> bool:
-    """Whether a response cannot be later than what is known, by its epochs or ids, or hardly: partitions
-    have been added, or had several elections."""
+    """Whether epochs, ids or partitions make it unlikely that the response is newer than the known metadata.
+
+    Added partitions, and several elections since, are unlikely too, and a second response confirms them.
+    """
     if None not in (known.topic_id, response.topic_id) and known.topic_id != response.topic_id:
         return True
     if len(response.partitions) != len(known.partitions):
@@ -535,10 +558,10 @@ def contradicts(known: TopicMetadata, response: TopicMetadata) -> bool:
 
 
 class MetadataChannel(Channel):
-    """Asks the coordinator for metadata, passes on what a ClusterMetadata learns, and fetches for others.
+    """Asks the coordinator for metadata, reports stale topics to it, and fetches topics for other tasks.
 
-    It accepts requests before the first connection, for which a task's first topics wait up to
-    ``COORDINATOR_WAIT_MS``, and none after ``on_lost`` until there is a connection again.
+    It accepts requests before the first connection, and a task's first topics wait up to
+    ``COORDINATOR_WAIT_MS`` for it. After ``on_lost`` it accepts none until there is a connection again.
     """
 
     scope = ServiceScope.GROUP
@@ -548,17 +571,19 @@ class MetadataChannel(Channel):
         self._view = view
         self._clock_ms = clock_ms
         self._use_interval_ms = use_interval_ms(idle_ms)
-        self._lock = threading.Lock()  # guards all below
+        # Guards all attributes below. The task's, the sender's and the client's thread change them, and
+        # without it a use reported while a message is made would be lost.
+        self._lock = threading.Lock()
         self._reachable = True
-        # Topics used since the coordinator was last told of them; with a time, a broker contradicted at that
-        # time what is known of them.
+        # Topics used since the last report to the coordinator. A number is the time at which a broker
+        # contradicted the metadata, and -inf means that there is no metadata.
         self._to_tell: dict[str, float | None] = {}
-        # When it was last told of topics, and when to tell it of more.
+        # When topics were last reported to the coordinator, and when to report more.
         self._told_ms = -math.inf
         self._due_ms = math.inf
-        # What the task waits for.
+        # The topics that the task waits for.
         self._needed: set[str] = set()
-        # What others need, and brokers' response that goes to the coordinator.
+        # A request on behalf of other tasks, and the brokers' response to it, which goes to the coordinator.
         self._fetch: Fetch | None = None
         self._fetched: TopicsFetched | None = None
 
@@ -569,9 +594,9 @@ class MetadataChannel(Channel):
     # -- for ClusterMetadata: the task's and the sender's thread, which never wait --------------------
 
     def ask(self, topics: Iterable[str]) -> bool:
-        """Ask for topics that are needed now; False where the coordinator is not there.
+        """Ask for topics that are needed now. Returns False if the coordinator is not reachable.
 
-        Otherwise they come by ``import_snapshot``, or not at all: after a while the task asks brokers.
+        Otherwise they arrive by ``import_snapshot``, or not at all. After a while the task asks brokers.
         """
         names = tuple(filter(_may_exist, topics))
         with self._lock:
@@ -599,18 +624,19 @@ class MetadataChannel(Channel):
             self.wake()
 
     def report_stale(self, topic: str) -> None:
-        """A response showed that a topic's metadata is old."""
+        """A response showed that a topic's metadata is stale."""
         if not _may_exist(topic):
             return
         with self._lock:
-            # Bounded by the number of topics that the task writes to.
+            # The number of entries is bounded by the number of topics that the task writes to.
             if self._to_tell.get(topic) is None:
                 self._to_tell[topic] = self._clock_ms()
             self._due_ms = -math.inf
         self.wake()
 
     def fetched(self, topics: tuple[str, ...], update: MetadataUpdate | None) -> None:
-        """The response to a request that included these topics for others; None if there was none."""
+        """Brokers responded to a request that included these topics for other tasks. None: there was no
+        response."""
         with self._lock:
             fetch = self._fetch
             if fetch is None or not set(topics).issuperset(fetch.topics):
@@ -627,7 +653,7 @@ class MetadataChannel(Channel):
                 return fetched
             if now_ms < self._due_ms:
                 return None
-            # As many as a message holds.
+            # A message holds no more than this.
             taken = dict(islice(self._to_tell.items(), MAX_TOPICS))
             for name in taken:
                 del self._to_tell[name]
@@ -665,7 +691,7 @@ class MetadataChannel(Channel):
         with self._lock:
             before = self._fetch
             if before is not None and not set(message.topics).issubset(before.topics):
-                # Brokers have not answered that one yet. Another task will be asked.
+                # Brokers have not answered the request before. The coordinator will ask another task.
                 return
             self._fetch = message
         if before is None:
@@ -689,12 +715,13 @@ class MetadataChannel(Channel):
 
 
 def _may_exist(topic: str) -> bool:
-    """Whether a row's topic is one that a message takes. Brokers refuse others."""
+    """Whether a message accepts this topic's name. Brokers reject other names."""
     return topic_problem(topic) is None
 
 
 def _response(fetch: Fetch, update: MetadataUpdate | None) -> TopicsFetched:
-    """What brokers said of these topics. The coordinator asks again for those that are left out of a part."""
+    """The brokers' response about these topics. The coordinator asks again for topics that a part leaves
+    out."""
     if update is None:
         return TopicsFetched(fetch.number, failed=True)
     asked = frozenset(fetch.topics)

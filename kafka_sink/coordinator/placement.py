@@ -46,7 +46,7 @@ class Placement:
     @property
     def local_host(self) -> str:
         """The address for connections from this host."""
-        # Not a name: it may lead to an address on which this port is another's.
+        # This is not a name, because a name may lead to another address, where another process has this port.
         if self.address == "::" and not socket.has_dualstack_ipv6():
             return "::1"
         return "127.0.0.1" if self.address in ANY_ADDRESSES else self.address
@@ -55,7 +55,7 @@ class Placement:
         """A socket that listens here. Raises OSError."""
         where = self.address, self.port
         family = socket.getaddrinfo(*where, type=socket.SOCK_STREAM)[0][0]
-        # The address of all interfaces covers IPv4, too.
+        # The address that means all interfaces covers IPv4 as well.
         dual = self.address == "::" and socket.has_dualstack_ipv6()
         return socket.create_server(where, family=family, dualstack_ipv6=dual, backlog=backlog)
 
@@ -75,7 +75,7 @@ def placement(options: SinkOptions, environ: Mapping[str, str], conf: Mapping[st
 def ui_placement(
     options: SinkOptions, environ: Mapping[str, str], conf: Mapping[str, str] = _NO_CONF
 ) -> Placement | None:
-    """Where the live view listens; None where it is off. Raises as ``placement``."""
+    """Where the live view listens, or None if it is off. Raises the same error as ``placement``."""
     port = _administered(_UI_PORT, environ, conf, options.ui_port)
     address = _administered(_UI_ADDRESS, environ, conf, options.ui_bind_address)
     return Placement(without_brackets(address), port) if port >= 0 else None
@@ -95,7 +95,7 @@ def _administered(name: str, environ: Mapping[str, str], conf: Mapping[str, str]
 
 
 def _drivers_address(environ: Mapping[str, str], conf: Mapping[str, str]) -> str:
-    """The address that the driver listens on, by Spark's own rules."""
+    """The address that the driver listens on, according to Spark's own rules."""
     return (
         conf.get("spark.driver.bindAddress")
         or conf.get("spark.driver.host")

@@ -1,8 +1,8 @@
-"""Shares a job's rate limit between its tasks: grants each task the rows that it may send next.
+"""Shares a job's rate limit between its tasks by granting each task the rows that it may send next.
 
-Each job has one token bucket, so the sum never exceeds the limit, whatever tasks come and go. Tasks are
+Each job has one token bucket, so the sum never exceeds the limit, even while tasks come and go. Tasks are
 served in the order in which they ask, each with a fraction of a second's rows. So a task with few rows waits
-no longer than one turn of the others.
+no longer than one turn of the other tasks.
 """
 
 from __future__ import annotations
@@ -29,24 +29,26 @@ from kafka_sink.coordinator.schema import (
     receives,
 )
 
-# Milliseconds of a limit are what it allows in that time. All waiting tasks together get the first number of
-# them in one turn, and each task at least the second, which bounds the messages of thousands of tasks.
+# These times stand for the rows or bytes that a limit allows in them. In one turn all waiting tasks together
+# get the first amount, and each task at least the second, which bounds the messages of thousands of tasks.
 _TURN_MS, _MIN_GRANT_MS = 100.0, 1.0
 # What a job may send at its start, and what it may catch up on after a pause.
 _START_MS, _BURST_MS = 1.0, 200.0
-# What one grant costs the job at most, whatever a task says that a row needs.
+# The most that one grant costs the job, even if a task claims that its rows need more.
 _MAX_DEBT_MS = 10_000.0
-# Jobs that are kept for which nobody waits.
+# How many jobs are kept that no task waits for.
 MAX_JOBS = 10_000
-# Jobs that one ``on_time`` looks at, or tasks that it serves; when it looks at others.
+# The jobs that one ``on_time`` looks at, or the tasks that it serves, and when it looks at further ones.
 _AT_ONCE, _NEXT_MS = 500, 20.0
 
 _Positive = Annotated[int, Meta(ge=1, le=MAX_INT)]
 
 
 class RowsWanted(Message, frozen=True):
-    """From a task of this job: so many rows are ready, and need ``needs_ms`` of each of the job's limits. An
-    answer follows when the job may send more."""
+    """From a task of this job: this many rows are ready, and need ``needs_ms`` of each of the job's limits.
+
+    An answer follows when the job may send more.
+    """
 
     job: Name
     rows: _Positive
@@ -54,7 +56,7 @@ class RowsWanted(Message, frozen=True):
 
 
 class RowsGranted(Message, frozen=True):
-    """To a task of this job: it may send so many of the rows that it asked for."""
+    """To a task of this job: it may send this many of the rows that it asked for."""
 
     job: Name
     rows: _Positive
@@ -65,8 +67,10 @@ class RowsGranted(Message, frozen=True):
 
 @dataclass(slots=True)
 class _RatedJob:
-    """``levels_ms`` of its limits may be used now; one grant takes them below zero. ``waiting``: what tasks
-    have asked for, in the order of asking."""
+    """``levels_ms``: how much of each limit may be used now; a grant may take it below zero.
+
+    ``waiting``: the tasks' requests, in the order of asking.
+    """
 
     name: str
     at_ms: float
@@ -78,7 +82,7 @@ class _RatedJob:
         self.at_ms = now_ms
 
     def grant(self) -> tuple[int, RowsGranted]:
-        """The task that has waited longest, and what it may send now."""
+        """Serve the task that has waited longest. Returns it, and what it may send now."""
         share_ms = max(_TURN_MS / len(self.waiting), _MIN_GRANT_MS)
         task = next(iter(self.waiting))
         asked = self.waiting.pop(task)
@@ -97,11 +101,11 @@ class RateService(Service):
     def __init__(self, out: Outbox, max_jobs: int = MAX_JOBS) -> None:
         super().__init__(out)
         self._max_jobs = max_jobs
-        # A job is among those that a task waits for, no more than there are tasks, or among the others, the
-        # one that was used longest ago first.
+        # A job is in the first map while a task waits for it, and otherwise in the second, where the job that
+        # was used longest ago comes first. The first map cannot have more jobs than there are tasks.
         self._waiting: dict[str, _RatedJob] = {}
         self._idle: OrderedDict[str, _RatedJob] = OrderedDict()
-        # What each waiting task waits for, and when one of these jobs may send.
+        # The job that each waiting task waits for, and when the first of these jobs may send.
         self._job_of: dict[int, _RatedJob] = {}
         self._due_ms = math.inf
 
@@ -123,7 +127,7 @@ class RateService(Service):
             self._rest(job)
 
     def _serve(self, job: _RatedJob, at_most: int, now_ms: float) -> int:
-        """Grant rows to so many tasks of a job at most, and return to how many."""
+        """Grant rows to at most this many tasks of a job. Returns how many got some."""
         job.refill(now_ms)
         served = 0
         while job.waiting and min(job.levels_ms) > 0 and served < at_most:
@@ -137,7 +141,7 @@ class RateService(Service):
         return served
 
     def _rest(self, job: _RatedJob) -> None:
-        """If nobody waits for it any more, keep it for a while: those that were used last are kept."""
+        """If no task waits for the job any more, keep it for a while. The jobs used last are kept longest."""
         if not job.waiting:
             self._idle[job.name] = self._waiting.pop(job.name)
             if len(self._idle) > self._max_jobs:
@@ -146,7 +150,7 @@ class RateService(Service):
     def on_time(self, now_ms: float) -> None:
         self._due_ms, left = math.inf, _AT_ONCE
         for name in list(islice(self._waiting, _AT_ONCE)):
-            # Last in turn.
+            # Move the job to the back of the queue.
             job = self._waiting[name] = self._waiting.pop(name)
             left -= max(1, self._serve(job, left, now_ms))
             if left <= 0:
@@ -161,15 +165,17 @@ class RateService(Service):
 
 
 class RateChannel(Channel):
-    """``ask`` and ``await_grant`` are called by the task's thread."""
+    """Asks for rows on behalf of the task's thread, which calls ``ask`` and ``await_grant``."""
 
     scope = ServiceScope.APPLICATION
 
     def __init__(self) -> None:
         super().__init__()
-        self._changed = threading.Condition()  # guards everything below
-        # Whether there is a coordinator to ask. Before the first connection too: the task waits for it rather
-        # than for a share of its own.
+        # Guards all attributes below. The task's thread waits for it and the client's thread notifies it.
+        # Otherwise a grant that arrives just before the wait would be missed until the timeout.
+        self._changed = threading.Condition()
+        # Whether there is a coordinator to ask. It is True even before the first connection, because the task
+        # waits for the connection rather than for a share of its own.
         self.is_shared = True
         self._asked: RowsWanted | None = None
         self._unsent: RowsWanted | None = None
@@ -185,9 +191,10 @@ class RateChannel(Channel):
         return self._asked is not None
 
     def ask(self, job: str, limits: Mapping[str, int], rows: int, size: int) -> bool:
-        """Ask for the job's next rows, ``size`` bytes in all. False where there is no coordinator.
+        """Ask for the job's next rows, which have ``size`` bytes in all. Returns False if there is no
+        coordinator.
 
-        Writes of one query may have different limits, and each its own bucket.
+        Writes of one query may have different limits. Each set of limits has its own bucket.
         """
         wanted = {"rows": rows, "bytes": max(1, size)}
         needs_ms = tuple(1000 * wanted[name] / limit for name, limit in limits.items())
@@ -200,7 +207,7 @@ class RateChannel(Channel):
         return True
 
     def await_grant(self, timeout_ms: float) -> int | None:
-        """How many rows may go; 0 where the time is over before that. None: the coordinator is lost."""
+        """How many rows may be sent. 0: the timeout passed first. None: the connection is lost."""
         with self._changed:
             if not self._granted and self.is_shared:
                 self._changed.wait(timeout_ms / 1000)
@@ -226,7 +233,7 @@ class RateChannel(Channel):
             self._unsent = self._asked
 
     def on_lost(self, now_ms: float) -> None:
-        """The task goes on with a share of its own."""
+        """The task continues with a share of its own."""
         with self._changed:
             self.is_shared = False
             self._asked = None

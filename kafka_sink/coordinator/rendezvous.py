@@ -1,14 +1,14 @@
-"""The folder where planning finds the coordinator: in the application's SPARK_LOCAL_DIRS, mode 0700.
+"""The folder in which planning finds the coordinator: in the application's SPARK_LOCAL_DIRS, mode 0700.
 
 It contains:
 
-    found     the coordinator's address, with its token, and the live view's (mode 0600, replaced atomically);
-              the coordinator writes it when it serves
+    found     the coordinator's address with its token, and the live view's address (mode 0600, replaced
+              atomically); the coordinator writes it when it serves
     alive     locked by the coordinator as long as it lives
-    log       what it logs
+    log       the coordinator's log
     lock      held by planning while it starts a coordinator or changes ``found``
 
-Another user who could write there could lead tasks to a process of their own. A folder that others can write
+Another user who can write there could lead tasks to a process of their own. A folder that others can write
 to is therefore not trusted.
 """
 
@@ -40,9 +40,9 @@ _LOCK_POLL_S = 0.005
 class RunningCoordinator:
     """A coordinator that serves, or has served.
 
-    ``address``: as tasks on its host use it. ``driver_token``: what the driver proves itself with in place of
-    the tasks' token. ``bound_to``: the address that it listens on. ``view``: the live
-    view's URL; ``view_port``, also where it failed; ``view_error``: why there is none.
+    ``address``: the address for tasks on its host. ``driver_token``: the token that the driver uses in place
+    of the tasks' token. ``bound_to``: the address that it listens on. ``view``: the live view's URL.
+    ``view_port``: its port, even if it failed to open. ``view_error``: why there is no live view.
     """
 
     address: CoordinatorAddress
@@ -94,7 +94,7 @@ class LocationFolder:
                 # Its parent is Spark's, so it is not created.
                 place.folder.mkdir(mode=0o700)
             except FileExistsError:
-                # Where others can write to it, it is an attack, or a mistake that the user should see.
+                # A folder that others can write to is an attack, or a mistake that the user should see.
                 _check_private(place.folder)
             except OSError as error:
                 problem = error
@@ -126,21 +126,23 @@ class LocationFolder:
         return read_found(self._found)
 
     def is_alive(self) -> bool:
-        """Whether a coordinator lives, though it may not serve yet."""
+        """Whether a coordinator lives. It may not serve yet."""
         try:
             handle = os.open(self.folder / "alive", os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
             return False
         try:
-            # Shared: others who ask at the same moment are no coordinator.
+            # The lock is shared, so that processes that ask at the same moment do not take each other for a
+            # coordinator.
             return not _try_lock(handle, fcntl.LOCK_SH)
         finally:
             os.close(handle)
 
     @contextmanager
     def life(self) -> Iterator[int]:
-        """A descriptor that holds the lock of a coordinator. Who inherits it is alive until it ends. Only
-        under the lock; raises TimeoutError where one lives."""
+        """A descriptor that holds the lock of a coordinator: the process that inherits it counts as alive
+        until it ends. The caller holds the lock. Raises TimeoutError if a coordinator lives.
+        """
         handle = self._open("alive")
         try:
             _await_lock(handle, 1000.0, "the coordinator before has not ended")
@@ -150,7 +152,8 @@ class LocationFolder:
             os.close(handle)
 
     def publish(self, found: RunningCoordinator) -> None:
-        """Tell planning of a coordinator: by itself; by planning, under the lock, of a change."""
+        """Write the coordinator's address for planning. The coordinator calls it when it serves, and
+        planning, which then holds the lock, when something changes."""
         content = HiddenBytes(msgspec.json.encode(found))
         fresh = self._found.with_name(self._found.name + ".new")
         with open(os.open(fresh, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
@@ -165,9 +168,9 @@ def serving(place: LocationFolder) -> RunningCoordinator | None:
 
 
 def address_for_driver() -> CoordinatorAddress | None:
-    """Where the driver's processes find the application's coordinator; None if none serves.
+    """The coordinator's address for the driver's processes, or None if no coordinator serves.
 
-    It is looked up each time, because it contains the driver's token. What is planned travels to executors.
+    It is looked up each time, because it contains the driver's token, and a plan travels to executors.
     """
     local_dirs = spark_application.local_dirs()
     with suppress(OSError):
@@ -183,7 +186,7 @@ def _check_private(folder: Path) -> None:
 
 
 def read_found(path: Path) -> RunningCoordinator | None:
-    """What a coordinator or planning has published; None where nothing is."""
+    """The coordinator that the file describes, or None if there is no valid file."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=RunningCoordinator)
     except (OSError, msgspec.MsgspecError, ValueError):

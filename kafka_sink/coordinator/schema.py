@@ -1,11 +1,11 @@
-"""Messages between tasks and the coordinator, declared once, and the bases of those who receive them.
+"""Messages between tasks and the coordinator, each declared once, and the base classes of their receivers.
 
-A message is a frozen msgspec structure whose annotations say types and bounds. Everything a peer sends is
-checked against them, so that a service or a channel sees only values of the declared types. On the wire a
-message is its class's name and its fields as JSON, compressed where that is long.
+A message is a frozen msgspec structure. Its annotations contain types and bounds, and everything that a peer
+sends is checked against them, so that a service or a channel sees only values of the declared types. On the
+wire a message is its class's name and its fields as JSON, compressed if it is long.
 
-Reports carry totals. Changes come in the order of one connection; after its loss both sides begin with whole
-states.
+Reports contain totals. Changes arrive in the order of one connection. After a connection is lost, both sides
+begin again with their whole state.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from kafka_sink.errors import ProtocolError
 from kafka_sink.options.values import TOPIC_MAX_LENGTH
 from kafka_sink.printable import printable
 
-# Of one message, also after decompression.
+# The size of one message, before compression.
 MAX_MESSAGE_BYTES = 2 * 1024 * 1024
-# Shorter ones fit into one packet either way.
+# Shorter messages fit into one packet either way.
 _COMPRESSED_FROM_BYTES = 2048
 _LEVEL = 1
 _COMPRESSED = b"\0"
 
 MAX_TEXT = 300
-# Of a message's class.
+# The length of the name of a message's class.
 _MAX_NAME = 64
 MAX_INT = (1 << 63) - 1
 Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
@@ -40,25 +40,25 @@ Int64 = Annotated[int, Meta(ge=-MAX_INT - 1, le=MAX_INT)]
 Count = Annotated[int, Meta(ge=0, le=MAX_INT)]
 Ms = Annotated[float, Meta(ge=0, le=MAX_INT)]
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
-# Of a write, a job or a query.
+# The name of a write, a job or a query.
 Name = Annotated[str, Meta(max_length=200)]
-# In JSON each character takes a byte.
+# In JSON each of these characters takes a byte.
 Topic = Annotated[str, Meta(max_length=TOPIC_MAX_LENGTH, pattern=r"^[a-zA-Z0-9._-]*\Z")]
 NodeId = Int32
 
 
 class Structure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Base of a message, and of what its fields are made of. Every text and collection has a bound."""
+    """Base class of messages and of the structures in their fields. Every text and collection has a bound."""
 
 
-# All messages of the modules that have been imported, by name.
+# The messages of all modules that have been imported, by name.
 MESSAGES: dict[str, type[Message]] = {}
 
 
 class Message(Structure, frozen=True):
-    """Base of a message."""
+    """Base class of messages."""
 
-    # Whether it is taken from the driver alone, which has a token of its own.
+    # Whether only the driver, which has a token of its own, may send it.
     is_of_driver: ClassVar[bool] = False
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -69,7 +69,7 @@ class Message(Structure, frozen=True):
 
 
 def cut(text: str, length: int = MAX_TEXT) -> str:
-    """A text that a field of so many characters accepts."""
+    """The text, cut to this many characters, without characters that UTF-8 cannot encode."""
     text = text.encode(errors="replace").decode()
     return text if len(text) <= length else text[: length - 3] + "..."
 
@@ -105,7 +105,7 @@ def parsed(data: bytes) -> Message:
     try:
         return _decoder(kind).decode(memoryview(data)[len(name) :])
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        # It may name a field of the peer's.
+        # The error may contain the name of a field that the peer chose.
         raise ProtocolError(f"invalid {kind.__name__}: {printable(str(error), 200)}") from None
 
 
@@ -115,12 +115,12 @@ def _decoder(kind: type[Message]) -> msgspec.json.Decoder[Message]:
 
 
 def decompressed(data: bytes) -> bytes:
-    """A message's name and JSON, whose length tells what parsing costs. Raises ProtocolError."""
+    """A message's name and JSON, whose length shows what parsing will cost. Raises ProtocolError."""
     if data[:1] != _COMPRESSED:
         return data
     decompress = zlib.decompressobj()
     try:
-        # What is cut off is not parsed, which would take ten times the memory.
+        # Data beyond the bound is not decompressed. Parsing it would take ten times the memory.
         found = decompress.decompress(data[1:], MAX_MESSAGE_BYTES)
     except zlib.error:
         raise ProtocolError("a message is not compressed as it says") from None
@@ -145,10 +145,10 @@ def receives(*kinds: type) -> Callable[[_Method], _Method]:
 
 
 class ServiceScope(Enum):
-    """Whose tasks share one instance of a service.
+    """Which tasks share one instance of a service.
 
-    ``GROUP``: tasks with the same brokers, principal, client id and settings; ``CLUSTER``: of these,
-    those that also know the same cluster id.
+    ``GROUP``: tasks with the same brokers, principal, client id and settings. ``CLUSTER``: tasks of a group
+    that also know the same cluster id.
     """
 
     APPLICATION = "application"
@@ -168,75 +168,80 @@ class _Receiver:
 
 
 class Outbox(Protocol):
-    """Where a service puts its messages. ``peer`` is a task's connection; one that is gone gets nothing."""
+    """Where a service puts its messages. ``peer`` is a task's connection. Messages to a closed one are
+    dropped."""
 
     def send(self, peer: int, message: Message) -> None: ...
 
     def broadcast(self, peers: Iterable[int], message: Message) -> None:
-        """To many: encoded once, and written in slices."""
+        """Send to many peers. The message is encoded once, and written in slices."""
 
 
 class Service(_Receiver):
-    """Base of a feature's part in the coordinator. It overrides what it needs.
+    """Base class of a feature's side in the coordinator. A subclass overrides the methods that it needs.
 
-    A service is pure: messages and the time come in, messages go to ``out``. Its methods are called on the
-    server's loop and must not block. Times are monotonic milliseconds. What it keeps is bounded in all,
-    whatever its tasks say. A ProtocolError ends the connection of the task and leaves the service unchanged.
+    A service is pure: messages and the time come in, and messages go to ``out``. Its methods are called on
+    the server's loop and must not block. Times are monotonic milliseconds. Its memory is bounded, even if its
+    tasks misbehave. If a method raises ProtocolError, the server closes the task's connection, and the
+    service is unchanged.
     """
 
     def __init__(self, out: Outbox) -> None:
         self.out = out
 
     def on_joined(self, peer: int, now_ms: float) -> None:
-        """A task has said Hello to this scope; with APPLICATION, its first message has come."""
+        """A task has sent Hello to this scope. With APPLICATION: its first message has arrived."""
 
     def on_gone(self, peer: int, now_ms: float) -> None:
-        """A task that had joined has disconnected, or has said Hello to another group."""
+        """A task that had joined has disconnected, or has sent Hello to another group."""
 
     def on_time(self, now_ms: float) -> None:
-        """``next_change_ms`` has passed. What takes long is done in parts, so that others are served."""
+        """``next_change_ms`` has passed. Long work is done in parts, so that other services also get time."""
 
     def next_change_ms(self, now_ms: float) -> float:
-        """Until ``on_time`` has work. Asked after each message, so it takes constant time."""
+        """The time until ``on_time`` has work. The server asks after each message, so it takes constant
+        time."""
         return math.inf
 
     def close(self) -> None:
-        """The process ends, or nobody has used this instance for long."""
+        """The process ends, or no task has used this instance for a long time."""
 
 
 class Channel(_Receiver):
-    """Base of a feature's part in a task. It overrides what it needs.
+    """Base class of a feature's side in a task. A subclass overrides the methods that it needs.
 
-    The client calls a channel on its own thread. Methods must not block. Times are monotonic milliseconds. A
-    ProtocolError closes the connection.
+    The client calls a channel on its own thread. Methods must not block. Times are monotonic milliseconds. If
+    a method raises ProtocolError, the client closes the connection.
     """
 
-    # Whether this task relies on the coordinator at the moment, which must then be alive.
+    # Whether this task relies on the coordinator at the moment, and must notice soon if it is gone.
     is_waiting = False
 
     def __init__(self) -> None:
-        # The client sets it before its thread starts. From any thread, it has ``next_message`` called.
+        # Any thread may call it, to make the client call ``next_message``. The client sets it before its
+        # thread starts.
         self.wake: Callable[[], None] = lambda: None
 
     def next_message(self, now_ms: float) -> Message | None:
-        """The next message to send, or None. Called again until it returns None."""
+        """The next message to send, or None. The client calls it again until it returns None."""
         return None
 
     def next_message_delay_ms(self, now_ms: float) -> float:
-        """Until ``next_message`` may have a message; infinite if only ``wake`` can bring one."""
+        """The time until ``next_message`` may have a message. It is infinite if only ``wake`` can bring
+        one."""
         return math.inf
 
     def on_connected(self, now_ms: float) -> None:
-        """Connected to a service that knows nothing of this task."""
+        """The client has connected to a service that has no state of this task."""
 
     def on_lost(self, now_ms: float) -> None:
-        """The connection is lost: work alone until ``on_connected``."""
+        """The connection is lost. Work alone until ``on_connected``."""
 
 
 def deliver(receiver: _Receiver, *arguments: Any) -> None:
-    """Hand a message to a service (``peer, message, now_ms``) or to a channel (``message, now_ms``).
+    """Pass a message to a service (``peer, message, now_ms``) or to a channel (``message, now_ms``).
 
-    Raises ProtocolError for a message that it does not take.
+    Raises ProtocolError for a message that it does not accept.
     """
     method = receiver.takes.get(type(arguments[-2]))
     if method is None:
@@ -244,13 +249,15 @@ def deliver(receiver: _Receiver, *arguments: Any) -> None:
     method(receiver, *arguments)
 
 
-# -- what every connection says -------------------------------------------------------------------------
+# -- messages of every connection -----------------------------------------------------------------------
 
 
 class Hello(Message, frozen=True):
-    """A task's first message, and again when it learns its cluster's id. ``group``: a hash of addresses,
-    principal and client id; ``settings``: the options that the coordinator reads
-    (``SinkOptions.group_settings``)."""
+    """A task's first message, sent again when the task learns its cluster's id.
+
+    ``group``: a hash of addresses, principal and client id. ``settings``: the options that the coordinator
+    reads (``SinkOptions.group_settings``).
+    """
 
     group: Annotated[str, Meta(max_length=64)]
     cluster_id: Name
@@ -258,8 +265,8 @@ class Hello(Message, frozen=True):
 
 
 class Alive(Message, frozen=True):
-    """A sign of life, which the coordinator answers by the same."""
+    """A sign of life. The coordinator answers it with another one."""
 
 
 class Full(Message, frozen=True):
-    """The coordinator serves no more tasks: this one works alone, and asks again later."""
+    """The coordinator is at its task limit. This task works alone, and asks again later."""

@@ -1,8 +1,8 @@
-"""The coordinator's sockets on one loop: accepts, hands messages to services, writes what they say.
+"""The coordinator's sockets on one loop: it accepts connections, and passes messages to services and back.
 
-Services decide what a message means; Connections decides which connections are kept. The server makes an
-instance of each service for each group of tasks, and keeps its timer. Peers that have sent something, or are
-to be sent something, take turns, so that none of them holds up the others.
+A service decides what a message means, and Connections decides which connections are kept. The server creates
+an instance of each service for each group of tasks, and runs its timer. Peers that have sent something, or
+that something is sent to, take turns, so that none of them delays the others.
 """
 
 from __future__ import annotations
@@ -46,40 +46,41 @@ from kafka_sink.options.table import GROUP_OPTIONS, SHARED_OPTIONS
 
 _log = logging.getLogger(__name__)
 _MAX_TIMER_MS = 60_000.0
-# A service's timer is late by the first only after a stall. Then it waits for the second, so that messages
-# which came meanwhile are read before: they may say what it waits for.
+# If a service's timer is late by the first time, the process stalled. The timer then waits for the second, so
+# that messages that arrived meanwhile are read first: they may contain what the service waits for.
 _STALL_S, _READ_FIRST_S = 0.2, 0.25
-# How long a service's timer rests after an exception: a bug in one must not occupy the loop.
+# How long a service's timer pauses after an exception, so that a bug in one service does not occupy the loop.
 _AFTER_BUG_S = 1.0
 # A loop that is later than this counts as stalled.
 _LATE_MS = 1000.0
-# When to accept again after having had no free file descriptor.
+# When to accept again after the process ran out of file descriptors.
 _ACCEPT_AGAIN_S = 1.0
-# In one iteration of the loop: connections to accept, and bytes to write, to all peers and to one.
+# In one iteration of the loop: connections to accept, bytes to write to all peers, and bytes to write to one.
 _ACCEPT_AT_ONCE = 128
 _WRITE_AT_ONCE = 8 * 1024 * 1024
 _PEER_AT_ONCE = 256 * 1024
-# In a peer's turn: enough that what it sends together is mostly handled together.
+# The most messages and time in a peer's turn. Messages that are sent together are mostly handled together.
 _TURN_MESSAGES, _TURN_MS = 10, 5.0
-# A longer message, once decompressed, counts as several.
+# A message that is longer than this, once decompressed, counts as several.
 _BYTES_OF_ONE = 16 * 1024
-# How often at most a peer that sends too fast is looked at.
+# The shortest pause after which a peer that sends too fast is read again.
 _LEAST_WAIT_MS = 100.0
-# How long an instance is kept after its last peer. Clusters are named by tasks, perhaps ever new ones.
+# How long an instance is kept after its last peer. Cluster ids come from tasks, which may send ever new ones.
 _IDLE_MS: Mapping[ServiceScope, float] = {ServiceScope.GROUP: 600_000.0, ServiceScope.CLUSTER: 5_000.0}
 _DEFAULT_BOUNDS = ServerBounds()
-# What an instance serves: its service's class, and unless that is the whole application's, the group and
-# settings. Planning, which belongs to no group, may ask the application's.
+# The key of an instance: its service's class, and, unless it serves the whole application, the group and its
+# settings. Planning, which belongs to no group, may use the application's instances.
 _Key = tuple[object, ...]
-# What a hello says of options.
+# The options in a Hello.
 _Settings = tuple[tuple[str, str], ...]
-# By the service's class; those of GROUP and CLUSTER are given the group's options first.
+# A factory for each service class. The factories for GROUP and CLUSTER get the group's options first.
 Services = Mapping[type[Service], Callable[..., Service]]
 
 
 @dataclass(eq=False, slots=True)
 class _Instance:
-    """A service for one group. ``unused_ms``: when its last peer left. ``not_before_s``: of its timer."""
+    """A service for one group. ``unused_ms``: when its last peer left. ``not_before_s``: the earliest time
+    for its timer."""
 
     key: _Key
     service: Service
@@ -90,9 +91,11 @@ class _Instance:
 
 
 class _Turns:
-    """Who is served in this iteration of the loop, for ``most_ms`` at most, and who waits for the next ones.
+    """Serves peers in turn, for ``most_ms`` at most in one iteration of the loop. The others wait for the
+    next.
 
-    ``serve`` serves a peer, and returns how much of ``most`` that has used up. Who waits longest comes first.
+    ``serve`` serves one peer and returns its cost. The costs in one iteration add up to about ``most``. The
+    peer that has waited longest comes first.
     """
 
     def __init__(
@@ -104,17 +107,18 @@ class _Turns:
         self._most = most
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[Peer] = deque()
-        # Whether the next iteration begins with this, and what is left of the present one.
+        # Whether the next iteration has been requested. Then the deadline and the rest of ``most`` in this
+        # iteration.
         self._is_due = False
         self._until_ms = self._left = 0.0
 
     def add(self, peer: Peer) -> None:
-        """Let the peer wait."""
+        """Let the peer wait for its turn."""
         self._waiting.append(peer)
         self._later()
 
     def at_once(self, peer: Peer) -> bool:
-        """Serve the peer now if nobody waits and there is time left. Returns whether it was."""
+        """Serve the peer now if no other peer waits and there is time left. Returns whether it was served."""
         if not self._is_due:
             self._begin()
             self._later()
@@ -138,7 +142,8 @@ class _Turns:
         self._is_due = False
         self._begin()
         if self._waiting:
-            # First: an error must not leave the others waiting, and what is left is for ``at_once``.
+            # Request it first, so that an error does not leave the other peers waiting. The rest is for
+            # ``at_once``.
             self._later()
         while self._waiting and self._has_time():
             peer = self._waiting.popleft()
@@ -147,7 +152,21 @@ class _Turns:
 
 
 class CoordinatorServer:
-    """Made and used on a running loop; it is the services' Outbox."""
+    """Accepts tasks' connections and passes their messages to services. Use it only from its event loop.
+
+    The way of a message: the loop reports a readable socket (``_on_readable``). The peer is served at once if
+    there is time, and otherwise waits for its turn in ``_readable``, or, before its TLS handshake, in
+    ``_newcomers``. In its turn (``_take_turn``) the peer's bytes are received and decrypted, and some
+    complete messages are handled (``_handle``). The first message is the token, and each later one goes to
+    ``on_message``, which passes it to the instance of its service that the peer has joined. A peer that sends
+    faster than its bound waits.
+
+    The way back: a service calls ``send`` or ``broadcast`` (the server implements its ``Outbox``). Messages
+    are queued at the peer, and ``_writable`` gives it turns to encrypt and write them (``_flush``).
+
+    Each instance has one timer (``_arm``, ``_on_time``), and a sweep once a second drops peers that are too
+    slow and instances that are no longer used.
+    """
 
     def __init__(
         self,
@@ -166,12 +185,13 @@ class CoordinatorServer:
         self._connections = Connections(bounds, self._on_removed)
         self._count = 0
         self._instances: dict[_Key, _Instance] = {}
-        # Peers that have sent something. Those whose connection begins have turns of their own: each costs a
-        # signature, and thousands may connect at once.
+        # Peers that have sent something. New connections have turns of their own, because each costs a
+        # signature and thousands of tasks may connect at once.
         self._readable = _Turns(self._read, clock_ms, bounds.iteration_ms, bounds.messages_at_once)
         self._newcomers = _Turns(self._read, clock_ms, bounds.greeting_ms)
         self._writable = _Turns(self._flush, clock_ms, bounds.iteration_ms, _WRITE_AT_ONCE)
-        # Messages handled, and how often the loop was so late that tasks may have waited for over a second.
+        # The messages handled, and how often the loop was so late that tasks may have waited for over a
+        # second.
         self._messages = self._stalls = 0
 
     @property
@@ -190,7 +210,7 @@ class CoordinatorServer:
         return {"messages": self._messages, "stalls": self._stalls, "connections": kinds}
 
     def start(self, listening: socket.socket) -> None:
-        """Begin to accept."""
+        """Start to accept connections."""
         listening.setblocking(False)
         self._listening = listening
         self._listen()
@@ -212,7 +232,7 @@ class CoordinatorServer:
 
     def _accept(self) -> None:
         for _ in range(_ACCEPT_AT_ONCE):
-            # It may have been closed since this was due.
+            # The socket may have been closed since this call was scheduled.
             if self._listening is None:
                 return
             try:
@@ -220,13 +240,14 @@ class CoordinatorServer:
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:
-                # Most likely out of file descriptors. The socket stays readable, so the loop would spin.
+                # The process is probably out of file descriptors. The socket stays readable, so the loop
+                # would spin.
                 _log.warning("a connection could not be accepted: %s", error)
                 self._loop.remove_reader(self._listening)
                 self._loop.call_later(_ACCEPT_AGAIN_S, self._listen)
                 return
             connected.setblocking(False)
-            # Else a second small message waits for the acknowledgement of the first one: 40 ms.
+            # Otherwise a second small message would wait 40 ms for the acknowledgement of the first one.
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._count += 1
             peer = Peer(self._count, sys.intern(str(address[0])), connected, self._clock_ms())
@@ -251,7 +272,7 @@ class CoordinatorServer:
         (self._readable if peer.has_begun else self._newcomers).add(peer)
 
     def _read(self, peer: Peer) -> int:
-        """Give the peer its turn; returns what it costs. What goes wrong ends its connection and no other."""
+        """Give the peer its turn and return the cost. An error ends this connection and no other."""
         try:
             handled = self._take_turn(peer, self._clock_ms())
             self._connections.note_unfinished(peer, self._clock_ms())
@@ -270,7 +291,7 @@ class CoordinatorServer:
         return 1
 
     def _take_turn(self, peer: Peer, now_ms: float) -> int:
-        """Read what has come, unless messages wait, and handle some. Returns how many."""
+        """Read the socket, unless messages still wait, and handle some messages. Returns how many."""
         if peer.is_waiting:
             peer.begun_ms += now_ms - peer.waits_since_ms
             peer.waits_since_ms = math.inf
@@ -280,7 +301,7 @@ class CoordinatorServer:
             try:
                 peer.receive(self._identity.context)
             except OSError:
-                # What came before the end of the stream counts.
+                # Messages that arrived before the end of the stream count.
                 if not peer.frames.end:
                     raise
         handled, until_ms = 0, now_ms + _TURN_MS
@@ -290,7 +311,7 @@ class CoordinatorServer:
             self._handle(peer, now_ms)
             handled += 1
             if not peer.is_authenticated:
-                # One that is not let in is read from no more.
+                # Stop reading from a peer that was rejected.
                 self._loop.remove_reader(peer.fd)
                 return handled
         if peer.frames.end:
@@ -311,7 +332,7 @@ class CoordinatorServer:
         if peer.is_authenticated:
             peer.begun_ms = math.inf
             data = decompressed(data)
-            # After a pause it may send up to ``burst`` messages at once.
+            # After a pause the peer may send up to ``burst`` messages at once.
             each_ms = 1000 / self._bounds.messages_per_s
             saved_ms = now_ms - each_ms * (self._bounds.burst - 1)
             peer.due_ms = max(peer.due_ms, saved_ms) + each_ms * max(1.0, len(data) / _BYTES_OF_ONE)
@@ -322,12 +343,12 @@ class CoordinatorServer:
         elif self._connections.authenticated < self._most_for(peer):
             self._connections.on_authenticated(peer)
         else:
-            # Not closed at once: what the task has sent meanwhile would destroy what it is to read. Like one
-            # that has not authenticated, it goes when its time is over.
+            # It is not closed at once: unread data from the task would turn the close into a reset, and the
+            # task might miss this answer. It is dropped when its time to authenticate has passed.
             self.send(peer.number, Full())
 
     def _most_for(self, peer: Peer) -> int:
-        """How many connections there may be once this one has authenticated."""
+        """How many connections there may be once this peer has authenticated."""
         return self._bounds.connections + (self._bounds.reserved if peer.is_driver else 0)
 
     def _knows_a_token(self, peer: Peer, data: bytes) -> bool:
@@ -338,7 +359,8 @@ class CoordinatorServer:
     # -- messages -----------------------------------------------------------------------------------
 
     def on_message(self, peer: Peer, message: Message) -> None:
-        """Answer it, or hand it to its service. Raises ProtocolError, and whatever a service's bug raises."""
+        """Answer the message, or pass it to its service. Raises ProtocolError, and any error of a service's
+        bug."""
         if isinstance(message, Alive):
             self.send(peer.number, message)
         elif isinstance(message, Hello):
@@ -363,7 +385,7 @@ class CoordinatorServer:
         for kind in self._services:
             if kind.scope is ServiceScope.APPLICATION:
                 continue
-            # Tasks that differ in other settings share an instance, which has those of the first task.
+            # Tasks that differ in other settings share an instance. It has the settings of the first task.
             key: _Key = (kind, hello.group, tuple(one for one in settings if one[0] in SHARED_OPTIONS))
             if kind.scope is ServiceScope.CLUSTER:
                 key += (hello.cluster_id,)
@@ -392,7 +414,7 @@ class CoordinatorServer:
         try:
             instance.service.on_gone(peer.number, instance.unused_ms)
             self._arm(instance)
-        except Exception:  # noqa: BLE001 - whoever removes the peer goes on
+        except Exception:  # noqa: BLE001 - the caller must still remove the peer
             _log.exception("a service failed")
 
     def _make_capacity(self) -> None:
@@ -429,7 +451,7 @@ class CoordinatorServer:
         delay_ms = min(instance.service.next_change_ms(self._clock_ms()), _MAX_TIMER_MS)
         when_s = max(self._loop.time() + delay_ms / 1000, instance.not_before_s)
         if instance.timer is not None:
-            # One that comes sooner than needed sets the next: cheaper than a new timer for each message.
+            # A timer that fires early sets the next one. That is cheaper than a new timer for each message.
             if instance.timer.when() <= when_s:
                 return
             instance.timer.cancel()
@@ -447,7 +469,7 @@ class CoordinatorServer:
         data = framed(message)
         for peer in filter(None, map(self._connections.peers.get, peers)):
             if peer.unread > self._bounds.unread_bytes:
-                # Not now: a service may be in the middle of its list of peers.
+                # Drop it after this call, because the service may be iterating over its peers.
                 self._loop.call_soon(self._connections.drop, peer, Dropped.UNREAD)
                 continue
             if not peer.unread:
@@ -480,11 +502,11 @@ class CoordinatorServer:
         self._loop.call_at(due_s, self._sweep, due_s)
 
     def _sweep(self, due_s: float) -> None:
-        # First, as what follows may fail.
+        # Schedule the next sweep first, because the rest may fail.
         self._sweep_later()
         now_ms, late_ms = self._clock_ms(), 1000 * (self._loop.time() - due_s)
         self._stalls += late_ms > _LATE_MS
-        # After a stall first of all what peers have sent and read meanwhile is to be seen.
+        # After a stall, read first what peers have sent meanwhile.
         if late_ms <= self._bounds.sweep_ms:
             self._connections.drop_late(now_ms)
         self._connections.bound_unread()
@@ -499,7 +521,7 @@ class CoordinatorServer:
 
 @lru_cache(maxsize=500)
 def _options_of(settings: _Settings) -> SinkOptions:
-    """Kept, because a thousand tasks have the same. Raises ProtocolError."""
+    """The options of a group, cached because a thousand tasks have the same. Raises ProtocolError."""
     if any(name not in GROUP_OPTIONS for name, _ in settings):
         raise ProtocolError("a setting that groups do not have")
     try:

@@ -1,7 +1,7 @@
-"""The process that serves tasks, until the driver or the application's folder is gone.
+"""The coordinator's process. It serves tasks until the driver or the application's folder is gone.
 
-``python -m kafka_sink.coordinator.server_process`` is started by the launcher, with settings that hold no
-secret. It has no credential of Kafka and connects to no broker.
+The launcher starts ``python -m kafka_sink.coordinator.server_process`` with settings that contain no secret.
+The process has no credential of Kafka and connects to no broker.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ from kafka_sink.coordinator.writes import WriteService
 from kafka_sink.driver.driver_process import DriverProcess
 
 _log = logging.getLogger(__name__)
-# How often it checks for its driver and its folder.
+# How often the process checks that its driver and its folder exist.
 _CHECK_S = 1.0
-# Open files other than connections: log files, files that Python opens. Of few files, half.
+# Open files other than connections, such as logs and files that Python opens. If few files are allowed, half
+# of them.
 _OTHER_FILES = 1000
 
 
 class ServerProcess:
-    """``settings``: as the launcher gives them."""
+    """Runs the server with all its services. ``settings``: see the launcher."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._settings = settings
@@ -68,7 +69,7 @@ class ServerProcess:
         server.close()
 
     def services(self) -> Services:
-        """All that the process serves, by class."""
+        """The factories of all services that the process runs, by class."""
         metrics = self._metrics
         return {
             MetadataService: partial(MetadataService, budget=MemoryBudget()),
@@ -86,7 +87,7 @@ class ServerProcess:
 
 
 def bounds_of_process(limits: Any = resource) -> ServerBounds:
-    """The server's bounds. Each connection is an open file, whose number the system limits."""
+    """The server's bounds. Each connection is an open file, and the system limits their number."""
     bounds = ServerBounds()
     soft, hard = limits.getrlimit(resource.RLIMIT_NOFILE)
     wanted = bounds.connections + bounds.unauthenticated + _OTHER_FILES
@@ -109,10 +110,12 @@ def bounds_of_process(limits: Any = resource) -> ServerBounds:
 
 
 def collect_garbage_seldom() -> None:
-    """A full collection visits all objects of all tasks at once, and stops the loop for that long.
+    """Make full collections rare: one visits the objects of all tasks at once, and stops the loop for that
+    long.
 
-    Counts of references free what tasks leave behind. Other cycles, as of exceptions, are mostly young. Young
-    objects are visited a few at a time: each may hold many others.
+    Reference counts free most objects that tasks leave behind. The remaining cycles, such as those of
+    exceptions, are mostly young. Young objects are visited a few at a time, because each may refer to many
+    others.
     """
     gc.collect()
     gc.freeze()
@@ -120,9 +123,10 @@ def collect_garbage_seldom() -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Serve, and end the process without waiting for its daemon threads, which hold nothing."""
+    """Serve. Then end the process without waiting for its daemon threads, which hold nothing."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    # Ctrl-C in the driver's terminal interrupts a job. The application goes on, and so does the coordinator.
+    # Ctrl-C in the driver's terminal interrupts a job. The application continues, and so must the
+    # coordinator.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         ServerProcess(json.loads(arguments[0])).run()

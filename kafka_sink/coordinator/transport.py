@@ -1,15 +1,16 @@
-"""Bytes between tasks and the coordinator: TLS 1.3, frames, and the bounds of what peers may cost.
+"""The connections between tasks and the coordinator: TLS 1.3, frames, and bounds of what peers may cost.
 
-    client -> server   TLS handshake that names the server ``name``; the client accepts one certificate alone
+    client -> server   TLS handshake with the server name ``name``; the client accepts only one certificate
     client -> server   a frame with the version and the token
     both directions    frames of messages
 
-A frame is four bytes of length and a message. The process makes its key and certificate when it starts. Their
-fingerprint, the token and the name travel with the plan. So a task talks to no other process, and who does
-not know the name costs no handshake.
+A frame is four bytes of length and a message. The process creates its key and certificate when it starts.
+Their fingerprint, the token and the name travel with the plan. So a task talks to no other process, and a
+client that does not have the name costs no handshake.
 
-The server reads and writes through ``ssl.MemoryBIO``, not through the transports for brokers: it accepts
-connections, shares one buffer for all, and must bound what a peer makes it do at once. Clients block.
+The server reads and writes through ``ssl.MemoryBIO`` and not through the transports for brokers: it accepts
+connections, shares one buffer for all of them, and must bound the work that a peer causes at once. Clients
+use blocking sockets.
 """
 
 from __future__ import annotations
@@ -38,33 +39,33 @@ VERSION = 8
 TOKEN_BYTES = 32
 _PROOF_BYTES = 1 + TOKEN_BYTES
 _LENGTH = struct.Struct(">I")
-# About what a message takes besides its bytes.
+# The approximate memory of a message besides its bytes.
 _OBJECT_BYTES = 100
 _READ_BYTES = 16 * 1024
-# OpenSSL keeps buffers of the largest piece for each connection.
+# OpenSSL keeps a buffer as large as the largest piece for each connection.
 _PIECE_BYTES = 8 * 1024
-# Messages of TLS itself, such as key updates.
+# The bytes of TLS's own messages, such as key updates, that a peer may send without any data.
 _MAX_WITHOUT_DATA = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class ServerIdentity:
-    """What the process proves itself with, and what peers must know."""
+    """The server's key and tokens, and what peers must have to connect."""
 
     context: ssl.SSLContext = field(repr=False)
     fingerprint: bytes
     name: str = field(repr=False)
     token: bytes = field(repr=False)
-    # Never leaves the driver's host: see ``Message.is_of_driver``.
+    # It never leaves the driver's host: see ``Message.is_of_driver``.
     driver_token: bytes = field(repr=False)
 
     def address(self, host: str, port: int) -> CoordinatorAddress:
-        """For tasks. Its host and port are not the identity's."""
+        """The address for tasks. The identity itself has no host and port."""
         return CoordinatorAddress(host, port, self.fingerprint, self.name, self.token)
 
 
 def new_identity() -> ServerIdentity:
-    """A key of P-256, its certificate, and a token. The key never leaves the process's memory."""
+    """Create a key of P-256, its certificate, and tokens. The key never leaves the process's memory."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -98,7 +99,7 @@ def new_identity() -> ServerIdentity:
     )
 
     def check_name(_: object, given: str | None, __: object) -> int | None:
-        # Before any costly step of the handshake.
+        # This is called before any costly step of the handshake.
         return None if given == name else ssl.ALERT_DESCRIPTION_UNRECOGNIZED_NAME
 
     context.sni_callback = check_name
@@ -116,12 +117,12 @@ def framed(message: Message) -> bytes:
 
 
 def framed_bytes(data: bytes) -> bytes:
-    """The frame of these bytes."""
+    """The bytes with their frame's length before them."""
     return _LENGTH.pack(len(data)) + data
 
 
 class FrameReader:
-    """Makes messages of a stream of bytes. ``max_bytes`` bounds the next one; callers may raise it."""
+    """Splits a stream of bytes into messages. ``max_bytes`` bounds the next one; callers may raise it."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -137,8 +138,8 @@ class FrameReader:
 
     @property
     def end(self) -> int:
-        """Where the next message ends, 0 while it is incomplete. Raises ProtocolError for one that is too
-        large, as soon as its length tells."""
+        """Where the next message ends, or 0 while it is incomplete. Raises ProtocolError for a message that
+        is too large, as soon as its length has arrived."""
         if len(self._received) < _LENGTH.size:
             return 0
         (length,) = _LENGTH.unpack_from(self._received)
@@ -148,7 +149,7 @@ class FrameReader:
         return end if len(self._received) >= end else 0
 
     def next_message(self) -> bytes | None:
-        """The next message's bytes, or None while it is incomplete. Raises ProtocolError as ``end``."""
+        """The next message's bytes, or None while it is incomplete. Raises ProtocolError like ``end``."""
         end = self.end
         if not end:
             return None
@@ -161,22 +162,23 @@ class FrameReader:
 
 
 class Connection:
-    """A client's connection, for tasks and the driver. Blocks.
+    """A client's blocking connection, for tasks and the driver.
 
-    ``silence_ms`` bounds connecting, and each wait for the other end within a message. Raises OSError and
-    ProtocolError; close it then.
+    ``silence_ms`` bounds connecting, and each wait for the peer within a message. After an OSError or a
+    ProtocolError, close it.
     """
 
     def __init__(self, address: CoordinatorAddress, silence_ms: float) -> None:
         with socket.create_connection((address.host, address.port), timeout=silence_ms / 1000) as connected:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            # Python's TLS socket leaks the descriptor of a connection that is reset before it looks for that.
+            # If a connection is reset, Python's wrap_socket would leak its descriptor; getpeername fails
+            # before that.
             connected.getpeername()
-            # Takes the descriptor over.
+            # wrap_socket takes over the descriptor.
             self.socket = _client_context().wrap_socket(connected, server_hostname=address.name)
         try:
             shown = self.socket.getpeercert(binary_form=True) or b""
-            # TLS 1.3 has made the peer prove that it has the certificate's key.
+            # TLS 1.3 has proved that the peer has the certificate's key.
             if not hmac.compare_digest(hashlib.sha256(shown).digest(), address.fingerprint):
                 raise ProtocolError("another process serves there: its certificate is not the coordinator's")
             self.socket.sendall(framed_bytes(bytes((VERSION,)) + address.token))
@@ -192,7 +194,7 @@ class Connection:
             raise ConnectionError("it closed the connection") from error
 
     def receive(self) -> list[Message]:
-        """Wait for bytes; return the messages that are complete, perhaps none."""
+        """Wait for bytes. Returns the messages that are complete, perhaps none."""
         data = self.socket.recv(_READ_BYTES)
         if not data:
             raise ConnectionError("it closed the connection")
@@ -208,7 +210,7 @@ class Connection:
 def _client_context() -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    # No authority has signed it: the fingerprint is compared.
+    # No authority has signed the certificate. Its fingerprint is compared instead.
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     return context
@@ -218,9 +220,10 @@ def _client_context() -> ssl.SSLContext:
 
 
 class Peer:
-    """One connection of the server: receives bytes, and sends messages as fast as the peer reads. No policy.
+    """One connection of the server. It receives bytes, and sends messages as fast as the peer reads. The
+    decisions are those of CoordinatorServer and Connections.
 
-    ``source`` is the peer's address without port. Times are monotonic milliseconds, sizes are bytes.
+    ``source`` is the peer's address without its port. Times are monotonic milliseconds, sizes are bytes.
     """
 
     __slots__ = (
@@ -234,25 +237,28 @@ class Peer:
         self.number = number
         self.source = source
         self.is_authenticated = self.is_driver = self.is_gone = False
-        # What the server has let it join.
+        # The instances of services that the peer has joined, by class.
         self.joined: dict[Any, Any] = {}
         self.frames = FrameReader(_PROOF_BYTES)
-        # When the incomplete message began. The first one, with the token, begins with the connection.
+        # When the incomplete message began, and when data last arrived. The first message, with the token,
+        # begins with the connection.
         self.begun_ms = self.heard_ms = now_ms
-        # Since when the system has taken nothing more for the peer, as it reads nothing.
+        # Since when the system has accepted no more data for the peer, because the peer does not read.
         self.unread_since_ms = math.inf
-        # Since when it waits for its turn.
+        # Since when the peer has waited for its turn.
         self.waits_since_ms = math.inf
-        # When its messages so far would have come at the rate that is allowed.
+        # When its messages so far would have arrived at the allowed rate.
         self.due_ms = -math.inf
         self.unfinished = 0
         self.socket = connected
-        # For asyncio: where it does not know a socket, its KeyError asks the system for both addresses.
+        # For asyncio: given a socket that it does not know, its KeyError would ask the system for both
+        # addresses.
         self.fd = connected.fileno()
         self._tls: ssl.SSLObject | None = None
         self._without_data = 0
-        # Messages, each with whether peers share it; then how much of the first is encrypted, in bytes.
-        # A list, as an empty deque takes 600 bytes.
+        # The messages, and for each whether peers share it. Then how many bytes of the first one are
+        # encrypted, and how many bytes of all are not. This is a list, because an empty deque takes 600
+        # bytes.
         self._queue: list[tuple[bytes, bool]] = []
         self._at = self._queued = 0
         self._rest = memoryview(b"")
@@ -261,17 +267,22 @@ class Peer:
 
     @property
     def has_begun(self) -> bool:
-        """Whether it has said something. Its first message costs a signature; the next cost little."""
+        """Whether the peer has sent something. Its first message costs a signature; later messages cost
+        little."""
         return self._tls is not None
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the server lets it wait: to be read from, or for its next message to be handled."""
+        """Whether the server makes the peer wait: before it is read, or before its next message is
+        handled."""
         return self.waits_since_ms < math.inf
 
     def receive(self, context: ssl.SSLContext) -> None:
-        """Read what is there, up to a bound, and decrypt it. Raises OSError, which includes TLS's errors, at
-        the end of the stream, too; and ProtocolError for messages of TLS without any data."""
+        """Read the bytes that have arrived, up to a bound, and decrypt them.
+
+        Raises OSError for the end of the stream and for TLS errors, and ProtocolError for TLS messages
+        without data.
+        """
         try:
             data = self.socket.recv(_READ_BYTES)
         except (BlockingIOError, InterruptedError):
@@ -281,7 +292,7 @@ class Peer:
         if self._tls is None:
             if self._has_left():
                 raise ConnectionError("it closed the connection before its turn came")
-            # Only now: connections that say nothing cost a socket.
+            # Create these only now, so that a silent connection costs no more than a socket.
             self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
             self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self._incoming.write(data)
@@ -291,13 +302,14 @@ class Peer:
         except ssl.SSLWantReadError:
             pass  # the rest of a record has not come
         finally:
-            # Parts of the handshake, replies to key updates, and alerts.
+            # Send parts of the handshake, replies to key updates, and alerts.
             self._flush_tls()
         if self._without_data > _MAX_WITHOUT_DATA:
             raise ProtocolError("messages of TLS without any data")
 
     def _has_left(self) -> bool:
-        """Where thousands connect at once, some give up before their turn: that must not cost a handshake."""
+        """Whether the peer has disconnected before its TLS handshake. With thousands of simultaneous connects
+        some peers give up while queued, and must not cost a handshake."""
         try:
             return not self.socket.recv(1, socket.MSG_PEEK)
         except (BlockingIOError, InterruptedError):
@@ -305,7 +317,7 @@ class Peer:
 
     def _decrypt(self, tls: ssl.SSLObject) -> None:
         while True:
-            # It does the handshake, too.
+            # The first call also does the handshake.
             piece = tls.read(_READ_BYTES)
             if not piece:
                 raise ConnectionError("it closed the connection")
@@ -321,7 +333,7 @@ class Peer:
 
     @property
     def held(self) -> int:
-        """Bytes of memory held for this peer alone."""
+        """Bytes of memory that this peer alone occupies."""
         own = sum(_OBJECT_BYTES + len(data) for data, shared in self._queue if not shared)
         return own + len(self._rest)
 
@@ -331,9 +343,10 @@ class Peer:
         self._queued += len(data)
 
     def flush(self, most: int) -> int:
-        """Write while the peer keeps up, up to ``most`` bytes. Returns their number; raises OSError.
+        """Write as long as the peer reads fast enough, up to ``most`` bytes. Returns their number. Raises
+        OSError.
 
-        Messages are encrypted only then: until then peers share one copy.
+        Messages are encrypted here and not before, so that peers can share one copy.
         """
         written = 0
         while self._flush_tls() and self._queue and written < most:
@@ -350,7 +363,7 @@ class Peer:
         return written
 
     def _flush_tls(self) -> bool:
-        """Write what TLS has ready. Whether the system took all of it."""
+        """Write the bytes that TLS has ready. Returns whether the system accepted all of them."""
         while self._rest or (self._tls is not None and self._outgoing.pending):
             if not self._rest:
                 self._rest = memoryview(self._outgoing.read())
@@ -371,7 +384,7 @@ class Peer:
 
 
 class Dropped(Enum):
-    """The reason. Its text completes a line that begins with a number of connections."""
+    """Why a peer was dropped. The text completes a log line that begins with a number of connections."""
 
     NOT_AUTHENTICATED = "did not know the token, or have another version"
     TOO_LATE = "did not authenticate in time"
@@ -382,7 +395,7 @@ class Dropped(Enum):
     UNREAD = "did not read the data sent to them"
 
 
-# Drops are logged together, one line in this time.
+# How often the dropped connections are logged, in one line.
 _LOG_MS = 60_000.0
 
 
@@ -390,14 +403,14 @@ _LOG_MS = 60_000.0
 class ServerBounds:
     """Counts, bytes and milliseconds.
 
-    ``connections``: authenticated; ``reserved``: more of them, for the driver alone. ``messages_per_s`` and
-    ``burst``: of each peer, where a long message counts as several. ``messages_at_once`` and
-    ``iteration_ms``: of all peers in one iteration of the loop. ``greeting_ms``: in one iteration, for first
-    messages, of which each costs a signature. ``frame_ms``: from
-    connecting to the token, but for the time that a peer waits for its turn; for the rest of a message; and
-    for a peer to read some of what waits for it.
-    ``unread_bytes_of_all`` leaves out messages that many peers get, because there is one copy of each.
-    ``instances``: of services, for groups of tasks. ``sweep_ms``: how often times are checked.
+    ``connections``: authenticated connections. ``reserved``: further ones, for the driver alone.
+    ``messages_per_s`` and ``burst``: for each peer; a long message counts as several. ``messages_at_once``
+    and ``iteration_ms``: for all peers in one iteration of the loop. ``greeting_ms``: the time in one
+    iteration for first messages, each of which costs a signature. ``frame_ms``: the time from connecting to
+    the token, not counting the wait for a turn; also the time for the rest of a message, and for a peer to
+    read some of the data that waits for it. ``unread_bytes_of_all`` does not count messages to many peers,
+    because there is one copy of each. ``instances``: of services for groups of tasks. ``sweep_ms``: how often
+    these times are checked.
     """
 
     connections: int = 20_000
@@ -418,9 +431,10 @@ class ServerBounds:
 
 
 class Connections:
-    """Which connections are kept: bounds of number, bytes and time. Belongs to the server's loop.
+    """Decides which connections are kept, using bounds of number, bytes and time. Belongs to the server's
+    loop.
 
-    ``on_removed`` is called once with each connection that goes. Times are monotonic milliseconds.
+    ``on_removed`` is called once for each connection that ends. Times are monotonic milliseconds.
     """
 
     def __init__(
@@ -430,21 +444,21 @@ class Connections:
         self._on_removed = on_removed
         self._random = random
         self.peers: dict[int, Peer] = {}
-        # How many have authenticated; the others by address.
+        # The number of authenticated connections, and the others by address.
         self.authenticated = 0
         self._unauthenticated: dict[str, dict[int, Peer]] = {}
         self._unfinished = 0
-        # Since the last line, how many were dropped why, and an address of each reason.
+        # The number of dropped connections since the last log line and a recent address, for each reason.
         self._dropped: Counter[Dropped] = Counter()
         self._sources: dict[Dropped, str] = {}
         self._logged_ms = -math.inf
 
     def add(self, peer: Peer) -> None:
-        """A new connection.
+        """Add a new connection.
 
-        Cheap, because a flood comes through here. Beyond the bound one that has not authenticated makes room:
-        any one of the address that has most of them. So a flood is its own victim, and a task at the same
-        address is most likely not hit in the moment that this takes.
+        This must be cheap, because a flood passes through it. At the bound, a connection that has not
+        authenticated is dropped: a random one of the address with the most of them. A flood so hits itself,
+        and a task at the same address is unlikely to be hit in the moment that its handshake takes.
         """
         if len(self.peers) - self.authenticated >= self._bounds.unauthenticated:
             most = max(self._unauthenticated.values(), key=len)
@@ -453,7 +467,7 @@ class Connections:
         self._unauthenticated.setdefault(peer.source, {})[peer.number] = peer
 
     def on_authenticated(self, peer: Peer) -> None:
-        """The peer has shown that it knows the token."""
+        """The peer has sent the token."""
         self._forget_unauthenticated(peer)
         self.authenticated += 1
         peer.is_authenticated = True
@@ -490,7 +504,7 @@ class Connections:
         return line
 
     def remove(self, peer: Peer) -> None:
-        """End a connection. One that is gone already stays gone."""
+        """End a connection. Does nothing if it has ended already."""
         if self.peers.pop(peer.number, None) is None:
             return
         if peer.is_authenticated:
@@ -508,7 +522,8 @@ class Connections:
     # -- bytes that wait ----------------------------------------------------------------------------
 
     def note_unfinished(self, peer: Peer, now_ms: float) -> None:
-        """Count the bytes of a message that is not complete. Raises ProtocolError beyond the bound of all."""
+        """Count the bytes of an incomplete message. Raises ProtocolError if all peers together exceed their
+        bound."""
         held = 0 if peer.is_gone else peer.frames.held
         self._unfinished += held - peer.unfinished
         peer.unfinished = held
@@ -518,7 +533,8 @@ class Connections:
             raise ProtocolError("too many unfinished messages")
 
     def bound_unread(self) -> None:
-        """Drop the peers with most unread bytes until all are within the bound; their tasks work alone."""
+        """Drop the peers with the most unread bytes until the rest is within the bound. Their tasks work
+        alone."""
         behind = [(peer.held, peer.number) for peer in self.peers.values() if peer.unread]
         in_all = sum(held for held, _ in behind)
         for held, number in sorted(behind, reverse=True):
@@ -528,13 +544,13 @@ class Connections:
             self.drop(self.peers[number], Dropped.UNREAD)
 
     def drop_late(self, now_ms: float) -> None:
-        """Drop the connections whose time is over."""
+        """Drop the connections that have exceeded a time bound."""
         bounds = self._bounds
         for peer in list(self.peers.values()):
-            # A peer does not choose how long it waits for its turn.
+            # Time that a peer waits for its turn does not count against it.
             if not peer.is_waiting and now_ms - peer.begun_ms > bounds.frame_ms:
                 self.drop(peer, Dropped.STALLED if peer.is_authenticated else Dropped.TOO_LATE)
             elif not peer.is_waiting and now_ms - peer.heard_ms > bounds.silence_ms:
-                self.remove(peer)  # between tasks; it connects again when it has something to say
+                self.remove(peer)  # idle between tasks; it reconnects when it has a message
             elif now_ms - peer.unread_since_ms > bounds.frame_ms:
                 self.drop(peer, Dropped.UNREAD)

@@ -1,8 +1,8 @@
 """Ends attempts that outlive their write: the coordinator notifies tasks that the write is over.
 
-The driver reports a write that commits or aborts, before ``save()`` or ``query.stop()`` returns. Some
-attempts still run then: superseded speculative copies, tasks of a cancelled job, and tasks of executors that
-lost the driver. Nobody waits for their rows, and their executor may take seconds to end them.
+The driver reports each write that commits or aborts, before ``save()`` or ``query.stop()`` returns. Some
+attempts may still run then: superseded speculative copies, tasks of a cancelled job, and tasks of executors
+that lost the driver. Nothing will use their rows, and their executor may take seconds to end them.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ from kafka_sink.printable import printable
 if TYPE_CHECKING:
     from kafka_sink.coordinator.live.application import ApplicationMetrics
 
-# Characters of what a task says about its failure, and failed writes whose end the driver has not reported.
+# Characters of a failure's cause, and how many failed writes are kept until the driver reports their end.
 MAX_CAUSE, MAX_FAILED = 2000, 100
-# Finished writes that are remembered. An attempt that starts later than that is not ended.
+# How many finished writes are remembered. An attempt of an older write is not ended.
 MAX_OVER = 10_000
-# Bounds connecting and the answer. The coordinator runs on the driver's host.
+# The time for connecting and for the answer. The coordinator runs on the driver's host.
 _DRIVER_TIMEOUT_MS = 500.0
-# For so long after it did not answer, micro-batches do not wait for a frozen one again.
+# After the coordinator did not answer, micro-batches do not wait for it again for this long: it may be
+# frozen.
 _SILENT, _SILENT_S = "the coordinator did not answer that a write ends", 10.0
 
 _Cause = Annotated[str, Meta(max_length=MAX_CAUSE)]
@@ -71,13 +72,13 @@ class WriteEnding(Message, frozen=True):
 
 
 class WriteCause(Message, frozen=True):
-    """To the driver: why the last attempt of the write failed, as far as one has reported that."""
+    """To the driver: why the last attempt of the write failed, if one has reported its failure."""
 
     cause: _Cause
 
 
 class WriteOver(Message, frozen=True):
-    """To a task: end your attempt, because this write is over."""
+    """To a task: end the attempt, because this write is over."""
 
     write: Name
 
@@ -86,7 +87,8 @@ class WriteOver(Message, frozen=True):
 
 
 class WriteService(Service):
-    """``listener`` is notified of failed tasks."""
+    """Connects tasks with the driver's reports about their write. ``listener`` is notified of failed
+    tasks."""
 
     scope = ServiceScope.APPLICATION
 
@@ -98,7 +100,7 @@ class WriteService(Service):
         self._tasks: dict[str, dict[int, None]] = {}
         # The names of the writes that are over.
         self._over: OrderedDict[str, None] = OrderedDict()
-        # By write, why its last failed attempt failed.
+        # Why the last failed attempt of each write failed.
         self._causes: OrderedDict[str, str] = OrderedDict()
 
     @receives(Writing)
@@ -146,7 +148,8 @@ class WriteChannel(Channel):
     def __init__(self, abort: Callable[[Exception], None]) -> None:
         super().__init__()
         self._abort = abort
-        # Guards the next two, and makes ``end`` wait for a running call of ``abort``.
+        # Guards the next two. The client's thread calls ``abort`` under it, so that ``end`` waits for that
+        # call: otherwise a late ``abort`` could end the next task.
         self._lock = threading.Lock()
         self._writing: Writing | None = None
         self._unsent: Writing | None = None
@@ -158,7 +161,7 @@ class WriteChannel(Channel):
         self.wake()
 
     def end(self) -> None:
-        """The task has ended: ``abort`` is not called any more."""
+        """The task has ended. ``abort`` is not called any more."""
         with self._lock:
             self._writing = self._unsent = None
 
@@ -170,7 +173,7 @@ class WriteChannel(Channel):
     @receives(WriteOver)
     def on_write_over(self, message: WriteOver, now_ms: float) -> None:
         with self._lock:
-            # A late message may concern the task before.
+            # A late message may be about the previous task.
             if self._writing == Writing(message.write):
                 why = "Spark committed or aborted this write while the attempt still ran"
                 self._abort(WriteOverError(why))
@@ -181,7 +184,7 @@ class WriteChannel(Channel):
 
 
 def report_failure(address: CoordinatorAddress, name: str, cause: str) -> None:
-    """Called in a task: its attempt has failed. Raises nothing."""
+    """Report from a task that its attempt has failed. Raises nothing."""
     with suppress(OSError, KafkaSinkError):
         tell(address, AttemptFailed(name, printable(cause, MAX_CAUSE)), _DRIVER_TIMEOUT_MS)
 
@@ -190,11 +193,10 @@ def report_failure(address: CoordinatorAddress, name: str, cause: str) -> None:
 
 
 def end_attempts(address: CoordinatorAddress, name: str, *, again: bool = False) -> str:
-    """Called on the driver: end the attempts of this write that still run, and wait until the coordinator has
-    notified them. Raises nothing.
+    """End the attempts of this write that still run, and wait until the coordinator has notified them.
 
-    ``again``: see ``WriteEnding``. Returns what the last attempt that reported a failure said, "" if none
-    did.
+    The driver calls it. It raises nothing. ``again``: see ``WriteEnding``. Returns the cause that the last
+    failed attempt reported, or "" if none did.
     """
     if again and spark_application.happened_within(_SILENT, _SILENT_S):
         return ""

@@ -1,8 +1,8 @@
-"""The metrics of one Spark application: sums what tasks and the driver report. No I/O.
+"""The metrics of one Spark application: sums of the reports of tasks and of the driver. No I/O.
 
 Tasks report totals. The difference to the last report is added, so that a lost or repeated report does no
-harm. Totals by cluster, topic and broker never shrink: they count what brokers acknowledged, also in attempts
-that failed later. When a write has ended, its job shows the driver's sums. All that is kept is bounded.
+harm. Totals by cluster, topic and broker never shrink: they count the rows that brokers acknowledged, even in
+attempts that failed later. When a write has ended, its job shows the driver's sums. All of it is bounded.
 """
 
 from __future__ import annotations
@@ -34,40 +34,41 @@ from kafka_sink.coordinator.schema import Outbox, Service, ServiceScope, receive
 from kafka_sink.counts import GAUGES, NAMES, Number, RateWindow, TopicMetrics
 from kafka_sink.printable import printable
 
-# Topics, clusters and dead letters beyond these count under OTHER, brokers not at all.
+# Topics, clusters and dead letters beyond these numbers count under OTHER. Further brokers are not counted.
 MAX_TOPICS, MAX_BROKERS, _MAX_CLUSTERS, _MAX_DEAD_LETTERS = 200, 500, 100, 100
 OTHER = "(other)"
 _MAX_JOBS, _MAX_ENDED_WRITES = 100, 10_000
 _MAX_TASKS_SHOWN, _MAX_MUTES_SHOWN = 100, 200
 MAX_EVENTS, _MAX_EVENT_TEXT = 50, 400
 _HISTORY = 300
-# Tasks report every second, or less often where there are many: 200 reports a second cost the coordinator's
-# process less than a fifth of a core.
+# Tasks report every second, or less often if there are many of them: 200 reports a second take less than a
+# fifth of a core in the coordinator's process.
 _REPORTS_PER_S = 200.0
 _LONGEST_INTERVAL_MS = 30_000.0
-# A task is told of another interval when it differs by so much from the one that it has.
+# A task gets a new interval if it differs by at least this share from its present one.
 _NEWS = 0.1
-# A task is silent, and later no longer shown, after so long, or after so many intervals.
+# How long, or for how many intervals, a task has not reported when it counts as silent, and when it is no
+# longer shown.
 _SILENT_MS, _GONE_MS = 5_000.0, 30_000.0
 _SILENT_INTERVALS, _GONE_INTERVALS = 2.5, 6.0
-# A write of which nobody has said anything for so long has ended without the driver's word. Its transactions
-# are over by then: brokers allow no longer ones by default (transaction.max.timeout.ms).
+# A write that nothing has been reported about for this long has ended without a report of the driver. Its
+# transactions have also ended: by default, brokers allow no longer ones (transaction.max.timeout.ms).
 _LOST_MS = 900_000.0
 _LEVELS = {"committed": "good", "aborted": "bad", "lost": "warn"}
-# Counters of rows that brokers have.
+# The counters of rows that brokers have.
 _ACKNOWLEDGED = ("records", "unconfirmed")
 
 
 @dataclass(slots=True)
 class _Cluster:
     counters: Counter[str] = field(default_factory=Counter)
-    # By topic and reason.
+    # Rows by topic and reason.
     dead_letters: Counter[tuple[str, str]] = field(default_factory=Counter)
 
 
 @dataclass(slots=True)
 class _Topic:
-    """``totals``: in the order of TopicMetrics."""
+    """The sums of a topic. ``totals``: in the order of TopicMetrics."""
 
     totals: list[Number] = field(default_factory=lambda: [0] * 4)
     records: RateWindow = field(default_factory=RateWindow)
@@ -75,7 +76,10 @@ class _Topic:
 
 @dataclass(slots=True)
 class _Broker:
-    """``totals``: requests, failures, latency and throttling in milliseconds, then the latency's buckets."""
+    """The sums of a broker.
+
+    ``totals``: requests, failures, latency and throttling in milliseconds, and then the latency's buckets.
+    """
 
     address: str = ""
     totals: list[Number] = field(default_factory=lambda: [0] * 4)
@@ -85,8 +89,11 @@ class _Broker:
 
 @dataclass(slots=True)
 class _Write:
-    """A write that has not ended: the sums of its attempts. ``ended``: numbers of its tasks.
-    ``open_transactions``: of tasks that are done, open until the driver ends the write."""
+    """A write that has not ended: the sums of its attempts.
+
+    ``ended``: the numbers of its tasks that have ended. ``open_transactions``: those of ended tasks, which
+    are open until the driver ends the write.
+    """
 
     job: str
     cluster: str = ""
@@ -113,11 +120,11 @@ class _Job:
     tasks_done: int = 0
     topics: set[str] = field(default_factory=set)
     about: AboutJob | None = None
-    # Why it was aborted, or else why a task of it failed.
+    # Why it was aborted, or otherwise why one of its tasks failed.
     cause: str = ""
-    # Of its writes, without the micro-batch.
+    # The name of its writes, without the micro-batch.
     write: str = ""
-    # When brokers last acknowledged rows of it.
+    # When brokers last acknowledged rows of this job.
     acknowledged_ms: float = -math.inf
     counters: Counter[str] = field(default_factory=Counter)
     records: RateWindow = field(default_factory=RateWindow)
@@ -125,10 +132,10 @@ class _Job:
 
 
 class ApplicationMetrics:
-    """All methods belong to the coordinator's loop. Times are monotonic milliseconds.
+    """Collects reports and makes snapshots of them. It belongs to the coordinator's loop.
 
-    At most ``max_tasks`` that run and ``max_writes`` that have not ended are kept, with ``max_entries`` names
-    and numbers that they give.
+    Times are monotonic milliseconds. It keeps at most ``max_tasks`` running tasks, ``max_writes`` writes that
+    have not ended, and ``max_entries`` names and numbers that these report.
     """
 
     def __init__(
@@ -141,34 +148,35 @@ class ApplicationMetrics:
         self._wall_s = wall_s
         self._started_s = wall_s()
         self._max_writes = max_writes
-        # Its name, which only tasks know.
+        # The application's name, which only tasks report.
         self._application = ""
         self._clusters: dict[str, _Cluster] = {}
         self._topics: dict[tuple[str, str], _Topic] = {}
         self._brokers: dict[tuple[str, int], _Broker] = {}
         self._jobs: OrderedDict[str, _Job] = OrderedDict()
         self.writes: OrderedDict[str, _Write] = OrderedDict()
-        # With the highest number of a task that belonged to it.
+        # The writes that have ended, each with the highest number of a task that belonged to it.
         self._ended_writes: OrderedDict[str, float] = OrderedDict()
         self.running = RunningTasks(max_tasks, max_entries)
-        # What the driver waits for and when it said so, by its name of the write.
+        # What the driver waits for, and when it reported that, by the driver's name of the write.
         self._driver: dict[str, tuple[DriverWaits, float]] = {}
-        # How often a task is to report.
+        # How often a task should report.
         self.interval_ms = MIN_INTERVAL_MS
-        # The last first.
+        # The events, the latest first.
         self._events: deque[dict[str, Any]] = deque(maxlen=MAX_EVENTS)
-        # What is muted, and since when.
+        # The muted targets, and since when.
         self._muted: dict[str, float] = {}
-        # Time, rows per second, latency in milliseconds.
+        # The time, rows per second, and the latency in milliseconds.
         self._history: deque[tuple[float, float, float | None]] = deque(maxlen=_HISTORY)
         self.reports = 0
-        # What the coordinator says of itself.
+        # Returns the coordinator's own metrics.
         self.coordinator: Callable[[], Mapping[str, Any]] = dict
 
     # -- reports ------------------------------------------------------------------------------------
 
     def report(self, report: TaskReport, now_ms: float) -> None:
-        """A task's report. It is ignored if the write has ended (the driver's sums count) or the task has."""
+        """Add a task's report. It is ignored if the task has ended, or the write has: then the driver's sums
+        count."""
         identity = report.identity
         self.reports += 1
         self._application = identity.application or self._application
@@ -279,16 +287,16 @@ class ApplicationMetrics:
                 kept[key if key in kept or len(kept) < _MAX_DEAD_LETTERS else (OTHER, "")] += int(added)
 
     def note_failure(self, write: str, cause: str) -> None:
-        """A task of a write that goes on has failed."""
+        """A task of a write that continues has failed."""
         if write in self.writes and (job := self._jobs.get(self.writes[write].job)):
             job.cause = cause
         self._note("warn", f"a task failed: {cause}")
 
     def note_driver(self, waits: DriverWaits, now_ms: float) -> None:
-        """The driver waits for brokers, or does so no more."""
+        """Record that the driver started or stopped waiting for brokers."""
         self._driver.pop(waits.write, None)
         if waits.awaited:
-            # Of a write that starts no task may have named its cluster yet.
+            # If the write starts no task, this is the first report about its cluster.
             name, _ = self._cluster_of(waits.cluster)
             self._driver[waits.write] = replace(waits, cluster=name), now_ms
             if len(self._driver) > _MAX_JOBS:
@@ -298,7 +306,7 @@ class ApplicationMetrics:
         if job is not None:
             job.reported_ms = now_ms
         if waits.cause and waits.step == STARTING:
-            # Nothing has begun, so nothing will be aborted.
+            # The write has not begun, so it will not be reported as aborted.
             if job is not None:
                 job.cause = waits.cause
                 self._end_job(key, job, "aborted")
@@ -306,7 +314,7 @@ class ApplicationMetrics:
                 self._note("bad", f"a write could not start: {waits.cause}")
 
     def _key_of(self, write: str) -> str:
-        """The job's, by the driver's name of its writes; "" if unknown."""
+        """The key of the job with this write, given the driver's name of it; "" if it is unknown."""
         return next((key for key, job in self._jobs.items() if write in (key, job.write)), "")
 
     def end_write(self, ended: WriteEnded, now_ms: float) -> None:
@@ -315,10 +323,10 @@ class ApplicationMetrics:
             return
         name, cluster = self._cluster_of(ended.cluster)
         write = self.writes.get(ended.write) or _Write(ended.query or ended.write)
-        # Where no task has finished, the driver does not know the query.
+        # If no task has finished, the driver does not know the query.
         query = write.job if write.job != ended.write else ""
         job = self._job_of(name, TaskIdentity(ended.write, 0, query=query, batch=ended.batch), now_ms)
-        # What its tasks have reported gives way to the driver's sums, but no total shrinks.
+        # The driver's sums replace those of the tasks, but no total shrinks.
         for counter in ended.counters.keys() & set(NAMES):
             missing = ended.counters[counter] - write.counters[counter]
             job.counters[counter] += missing  # type: ignore[assignment]
@@ -331,11 +339,11 @@ class ApplicationMetrics:
         for outcome in OUTCOMES:
             cluster.counters[f"transactions_{outcome}"] += ended.transactions.get(outcome, 0)
         job.cause = ended.cause or (job.cause if ended.outcome == "aborted" else "")
-        # The last reports of some tasks may come later, or never.
+        # The last reports of some tasks may arrive later, or never.
         job.tasks_done += ended.tasks - write.done
         self._end_job(query or ended.write, job, ended.outcome)
         last_task = max(ended.last_task, write.last_task)
-        # Of an aborted micro-batch nothing may be known, and its next run has the same name.
+        # The tasks of an aborted micro-batch may be unknown, and its next run has the same name.
         is_final = last_task < 0 and (ended.outcome == "committed" or ended.batch < 0)
         self._forget_write(ended.write, math.inf if is_final else last_task)
 
@@ -351,14 +359,14 @@ class ApplicationMetrics:
     # -- once a second ------------------------------------------------------------------------------
 
     def sample(self, now_ms: float) -> None:
-        """Once a second: forget lost writes, take the totals for rates, and note what is muted."""
+        """Once a second: forget lost writes, sample the totals for rates, and record what is muted."""
         if not self._clusters:
             return
         for name, write in list(self.writes.items()):
             found = self._jobs.get(write.job)
-            # The job may have made room for others while its tasks go on.
+            # The job may have been dropped in favour of other jobs while its tasks continue.
             if found is not None and now_ms - found.reported_ms > _LOST_MS:
-                # A micro-batch that runs again has its name.
+                # A micro-batch that runs again has the same name.
                 self._forget_write(name, write.last_task if found.query else math.inf)
                 if found.state == "running":
                     self._end_job(write.job, found, "lost")
@@ -387,7 +395,7 @@ class ApplicationMetrics:
             self._note("good", f"{name} unmuted after {now_s - self._muted.pop(name):.0f} s")
 
     def _note(self, level: str, text: str, time_s: float | None = None) -> None:
-        """An event, now unless a time is given. ``level``: good, warn or bad."""
+        """Add an event, which happened now unless a time is given. ``level``: good, warn or bad."""
         at_s = self._wall_s() if time_s is None else time_s
         self._events.appendleft({"time": at_s, "level": level, "text": printable(text, _MAX_EVENT_TEXT)})
 
@@ -397,7 +405,7 @@ class ApplicationMetrics:
         return now_ms - max(_SILENT_MS, _SILENT_INTERVALS * self.interval_ms)
 
     def _present_tasks(self, now_ms: float) -> list[RunningTask]:
-        """Those that have not been silent for so long that they are gone."""
+        """The tasks that have reported recently enough to be shown."""
         gone_before_ms = now_ms - max(_GONE_MS, _GONE_INTERVALS * self.interval_ms)
         return [one for one in self.running if one.reported_ms >= gone_before_ms]
 
@@ -448,7 +456,7 @@ class ApplicationMetrics:
         }
 
     def _shown_running(self, tasks: Sequence[RunningTask], now_ms: float) -> dict[str, Any]:
-        """Of one cluster's tasks."""
+        """Totals over the tasks of one cluster."""
         sums = map(sum, zip(*(one.gauges for one in tasks), strict=True))
         return {
             "gauges": {name: value for name, value in zip(GAUGES, sums, strict=False) if value},
@@ -459,8 +467,10 @@ class ApplicationMetrics:
         return "silent" if task.reported_ms < self._silent_before_ms(now_ms) else task.state
 
     def _open_transactions(self) -> dict[tuple[str, str], tuple[int, float]]:
-        """By cluster and job: how many are open, since when. Of tasks that run, also of silent ones, and of
-        those that are done and whose write has not ended."""
+        """The number of open transactions by cluster and job, and the start of the oldest.
+
+        Covers running tasks, including silent ones, and ended tasks whose write has not ended.
+        """
         opened: dict[tuple[str, str], tuple[int, float]] = {}
         running = ((one.cluster, one.identity.job, 1, one.transaction_since_ms) for one in self.running)
         done = (
@@ -473,7 +483,7 @@ class ApplicationMetrics:
         return opened
 
     def _shown_driver(self, now_ms: float) -> list[dict[str, Any]]:
-        """What the driver waits for, the longest first; one that has not said so for long has ended."""
+        """What the driver waits for, the longest wait first. A wait without a recent report has ended."""
         shown = []
         for waits, at_ms in self._driver.values():
             key, age_ms = self._key_of(waits.write), now_ms - at_ms
@@ -498,7 +508,7 @@ class ApplicationMetrics:
             "cause": job.cause,
             **_shown_open([opened] if opened else [], now_ms),
             "acknowledged": None if since_ms == -math.inf else (now_ms - since_ms) / 1000,
-            # Since a task, or the driver that waits for brokers, said anything.
+            # The time since a task, or a driver that waits for brokers, reported anything.
             "quiet": (now_ms - job.reported_ms) / 1000,
             "ended": None if job.ended_s is None else self._wall_s() - job.ended_s,
             "started": job.started_s,
@@ -577,21 +587,22 @@ def _sum(totals: Iterable[Number], added: Iterable[Number]) -> list[Number]:
 
 
 class ReportService(Service):
-    """Takes the reports of tasks and of the driver, and tells tasks how often to report."""
+    """Takes the reports of tasks and of the driver, and tells each task how often it should report."""
 
     scope = ServiceScope.APPLICATION
 
     def __init__(self, out: Outbox, metrics: ApplicationMetrics) -> None:
         super().__init__(out)
         self._metrics = metrics
-        # By task, the interval that it has.
+        # The interval that each task uses.
         self.intervals_ms: dict[int, float] = {}
-        # When those taken so far would have come at that rate.
+        # When the reports taken so far would have arrived at the highest rate.
         self._due_ms = -math.inf
 
     @receives(TaskReport)
     def on_task_report(self, peer: int, message: TaskReport, now_ms: float) -> None:
-        # After a stall or a restart thousands come together. They are totals: the next one has it all.
+        # After a stall or a restart thousands of reports arrive together. Some are dropped, because the next
+        # report of a task contains the same totals.
         is_taken = message.done or self._admits(now_ms)
         if is_taken:
             self._metrics.report(message, now_ms)
@@ -603,12 +614,12 @@ class ReportService(Service):
             self.out.send(peer, ReportEvery(interval_ms))
 
     def _set_interval(self) -> None:
-        """However short its tasks are, a worker sends about one report in an interval."""
+        """Choose the interval. A worker sends about one report in each, even if its tasks are shorter."""
         wanted_ms = len(self.intervals_ms) / _REPORTS_PER_S * 1000
         self._metrics.interval_ms = min(max(MIN_INTERVAL_MS, wanted_ms), _LONGEST_INTERVAL_MS)
 
     def _admits(self, now_ms: float) -> bool:
-        """So many a second, also at once."""
+        """Whether to take a report: at most _REPORTS_PER_S in a second, which may arrive at once."""
         if self._due_ms > now_ms:
             return False
         each_ms = 1000 / _REPORTS_PER_S

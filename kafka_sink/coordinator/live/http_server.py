@@ -1,8 +1,8 @@
-"""A small HTTP server for pages that are computed on demand: GET and HEAD, one request a connection.
+"""A small HTTP server for pages that are computed on demand: GET and HEAD, one request for each connection.
 
-It runs on a thread of its own. Whatever its clients do, they cost bounded memory and time: numbers of
-connections and of requests in a second, the size of a request and the times to send it and to read the
-response are limited. If all connections are in use, the one that has been open longest makes room.
+It runs on a thread of its own. Its clients cost bounded memory and time, even if they misbehave: it limits
+the number of connections, the requests in a second, the size of a request, and the times to send the request
+and to read the response. If all connections are in use, it closes the one that has been open longest.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 _log = logging.getLogger(__name__)
-# Whole: a browser sends `[::1].evil.example` for a site of that name.
+# The header must match as a whole: a browser sends `[::1].evil.example` for a site of that name.
 _HOST = re.compile(r"host:\s*(?:\[(?P<address>[0-9a-f:.]+)\]|(?P<name>[^\[\]:\s]+))(?::[0-9]{1,5})?\s*")
 
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """``body`` is the whole content."""
+    """A response. ``body`` is the whole content."""
 
     body: bytes
     content_type: str = "text/plain; charset=utf-8"
@@ -34,7 +34,8 @@ class Response:
 
 @dataclass(frozen=True, slots=True)
 class HttpBounds:
-    """``request_s``: to receive a request. ``response_s``: for the client to read its response."""
+    """``request_s``: the time to receive a request. ``response_s``: the time for the client to read its
+    response."""
 
     connections: int = 32
     accepts_per_s: float = 100.0
@@ -43,7 +44,7 @@ class HttpBounds:
     response_s: float = 10.0
 
 
-# Computes the response to a path.
+# Computes the response to a request for a path.
 Page = Callable[[], Awaitable[Response]]
 
 _SECURITY_HEADERS = {
@@ -56,10 +57,11 @@ _SECURITY_HEADERS = {
 
 
 class HttpServer:
-    """Serves ``pages``, by path, on a socket that listens. ``hosts``: names by which clients may call it.
+    """Serves ``pages``, by path, on a listening socket. ``hosts``: the names that clients may use for this
+    server.
 
     A request with another name in its Host header gets no page: it may come from a foreign site whose name
-    resolves to this address (DNS rebinding). IP addresses are always accepted, because no site has one for a
+    resolves to this address (DNS rebinding). IP addresses are always accepted, because no site has one as its
     name.
     """
 
@@ -104,7 +106,8 @@ class HttpServer:
             self._loop.add_reader(self._listening, self._accept)
 
     def _accept(self) -> None:
-        """Called by the loop. Its own accept loses a connection that it has accepted when it is cancelled."""
+        """The loop calls this. ``sock_accept`` is not used: when cancelled, it loses a connection just
+        accepted."""
         self._loop.remove_reader(self._listening)
         pause_s = 1.0 / self._bounds.accepts_per_s
         try:
@@ -122,7 +125,7 @@ class HttpServer:
             task = self._loop.create_task(self._serve(sock))
             self._open[task] = sock
             task.add_done_callback(self._forget)
-        # A flood waits in the backlog, and then at its sender.
+        # The connections of a flood wait in the backlog, and then at their sender.
         self._loop.call_later(pause_s, self._await_connection)
 
     def _forget(self, task: asyncio.Task[None]) -> None:
@@ -137,14 +140,14 @@ class HttpServer:
             content = encode(head, await self._respond(head))
             await asyncio.wait_for(self._loop.sock_sendall(sock, content), self._bounds.response_s)
             sock.shutdown(socket.SHUT_WR)
-            # Unread bytes would turn the close into a reset, and the client may miss the response.
+            # Unread bytes would turn the close into a reset, and the client might miss the response.
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._loop.sock_recv(sock, self._bounds.request_bytes), 1.0)
         except (OSError, asyncio.TimeoutError, ValueError) as error:
             _log.debug("A connection to the live view ended: %r", error)
 
     async def _read(self, sock: socket.socket) -> bytes:
-        """The request up to its empty line, or as much as the bound allows."""
+        """The request up to its empty line, or as much of it as the bound allows."""
         held = b""
         while b"\r\n\r\n" not in held and len(held) <= self._bounds.request_bytes:
             data = await self._loop.sock_recv(sock, self._bounds.request_bytes)
@@ -175,7 +178,7 @@ class HttpServer:
             return _refusal("500 Internal Server Error", "the coordinator's log has the reason")
 
     def _accepts_host(self, lines: Iterable[str]) -> bool:
-        """Whether the Host header among these names an address or one of ours."""
+        """Whether the Host header in these lines contains an IP address or one of ``hosts``."""
         header = next((one for one in map(str.lower, lines) if one.startswith("host:")), "")
         found = _HOST.fullmatch(header)
         if found is None or found["name"] in self._hosts:

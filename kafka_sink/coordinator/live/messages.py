@@ -1,7 +1,7 @@
-"""What tasks and the driver report of a write, and a task's side of it.
+"""The reports of tasks and of the driver about a write, and a task's side of them.
 
-A task reports about once a second. Counts are totals since the task began, so a lost report does no harm. The
-driver reports a write's sums when it commits or aborts. They replace what tasks reported.
+A task reports about once a second. Its counts are totals since the task began, so a lost report does no harm.
+The driver reports a write's sums when it commits or aborts. They replace the tasks' sums.
 """
 
 from __future__ import annotations
@@ -41,37 +41,37 @@ from kafka_sink.errors import KafkaSinkError
 from kafka_sink.options import SinkOptions
 from kafka_sink.printable import printable
 
-# A task names this many topics. Rows of its other topics count under no name.
+# A task reports at most this many topics, brokers and mutes. Rows of its further topics count without a name.
 MAX_TOPICS, MAX_BROKERS, MAX_MUTES = 100, 200, 20
-# Partitions that a mute names, dead letters by topic and reason, options that a job names.
+# The partitions of a mute, dead letters by topic and reason, and a job's options in a report.
 MAX_PARTITIONS, MAX_DEAD_LETTERS, _MAX_OPTIONS = 5, 20, 60
-# The driver's report names all topics of a write up to this number.
+# The driver's report contains all topics of a write, if there are no more than this.
 MAX_FINAL_TOPICS = 5_000
 _MAX_BUCKETS, _MAX_NAMES, _MAX_OUTCOMES = 32, 60, 8
-# How a write ends, and characters of the cause of an abort.
+# How a write may end, and the most characters of the cause of an abort.
 OUTCOMES = ("committed", "aborted")
 MAX_CAUSE = 1000
 
 MIN_INTERVAL_MS = 1000.0
-# A task that ends sooner sends its last report only.
+# A task that ends before this time sends only its last report.
 _FIRST_MS = 300.0
-# Last reports that wait to be sent.
+# How many last reports may wait to be sent.
 _MAX_ENDED = 16
-# Bounds connecting and the answer. The coordinator mostly responds within milliseconds, but on a busy host it
-# takes seconds. Without this report a job would count as running.
+# The time for connecting and for the answer. The coordinator mostly responds within milliseconds, but takes
+# seconds on a busy host. Without this report the live view would show the job as running.
 _DRIVER_TIMEOUT_MS = 5000.0
-# For a while after a coordinator did not respond, that is the bound, and it is not told what the driver waits
-# for: a frozen one must hold up neither micro-batches nor the responses of brokers.
+# For a while after the coordinator did not respond, the shorter timeout applies, and the driver's waits are
+# not reported: a frozen coordinator must not delay micro-batches or the handling of brokers' responses.
 _SILENT = "the coordinator did not confirm what the driver said"
 _SILENT_S, _SHORT_TIMEOUT_MS = 60.0, 500.0
 _WAIT_UNREPORTED_S = 10.0
-# After how long a wait of the driver is reported, and after how long it is logged.
+# How long the driver has waited when it reports the wait.
 _WAIT_REPORTED_MS = 1000.0
-# As ``client.tell``.
+# The signature of ``client.tell``.
 _Tell = Callable[[CoordinatorAddress, Message, float], None]
 
 Counts = Annotated[dict[Name, Count | Ms], Meta(max_length=_MAX_NAMES)]
-# As TopicMetrics has them.
+# The counts in the order of TopicMetrics.
 TopicCounts = Annotated[tuple[Count, ...], Meta(max_length=len(TopicMetrics._fields))]
 _State = Annotated[str, Meta(max_length=20, pattern=rf"^({'|'.join(STATES)})\Z")]
 _Step = Annotated[str, Meta(max_length=20, pattern=rf"^({'|'.join(STEPS)})\Z")]
@@ -79,8 +79,9 @@ _Outcome = Annotated[str, Meta(max_length=20, pattern=rf"^({'|'.join(OUTCOMES)})
 
 
 class AboutJob(Structure, frozen=True):
-    """What one task of a job, that of partition 0, says about the job. ``options``: those that differ from
-    their defaults, never a secret.
+    """A job, as its task for partition 0 describes it.
+
+    ``options``: the options that differ from their defaults, without secrets.
     """
 
     name: Text = ""
@@ -88,15 +89,15 @@ class AboutJob(Structure, frozen=True):
 
 
 def about_job(name: str, options: Mapping[str, str]) -> AboutJob:
-    """Within the bounds of a message."""
+    """The description of a job, cut to the bounds of a message."""
     return AboutJob(cut(name), {cut(one): cut(value) for one, value in list(options.items())[:_MAX_OPTIONS]})
 
 
 class TaskIdentity(Structure, frozen=True):
-    """The attempt that writes. ``task``: Spark's taskAttemptId, unique in an application.
+    """The attempt that writes. ``task``: Spark's taskAttemptId, which is unique in an application.
 
-    ``write`` names the Spark write, ``query`` and ``batch`` the micro-batch where there is one. ``partition``
-    is the task's number in the write, -1 outside Spark's tasks.
+    ``write`` is the name of the Spark write. ``query`` and ``batch`` identify the micro-batch, if there is
+    one. ``partition`` is the task's number in the write, or -1 outside Spark's tasks.
     """
 
     write: Name
@@ -111,15 +112,15 @@ class TaskIdentity(Structure, frozen=True):
 
     @property
     def job(self) -> str:
-        """The query with all its micro-batches, or else the write."""
+        """The key of the job: the query with all its micro-batches, or otherwise the write."""
         return self.query or self.write
 
 
 class MuteReport(Structure, frozen=True):
-    """A muted broker's id or partition's name, the reason, and for how long.
+    """A muted broker's id or partition's name, the reason, and the duration.
 
-    ``rows`` of the task wait for it, in partitions of which ``named`` are the first. ``left_ms``: until the
-    first of them reach delivery.timeout.ms; None where none waits.
+    ``rows``: how many of the task's rows wait for it. ``named``: some of their partitions. ``left_ms``: the
+    time until the first of these rows reach delivery.timeout.ms, or None if no row waits.
     """
 
     target: Text
@@ -131,11 +132,11 @@ class MuteReport(Structure, frozen=True):
 
 
 class BrokerReport(NamedTuple):
-    """Produce requests of one task to one broker. Times are milliseconds.
+    """One task's Produce requests to one broker. Times are milliseconds.
 
-    ``address``: host and port. ``latency_buckets`` counts responses by LATENCY_BOUNDS_MS, not cumulated.
-    ``oldest_ms``: for how long rows have waited for it without any response, also while no request is under
-    way to it; 0 if none do.
+    ``address``: host and port. ``latency_buckets``: the numbers of responses by LATENCY_BOUNDS_MS, not
+    cumulated. ``oldest_ms``: how long rows have waited without any response, even while no request is in
+    flight; 0 if no rows wait.
     """
 
     address: Text = ""
@@ -157,8 +158,10 @@ class DeadLetterCount(NamedTuple):
 
 
 class TaskReport(Message, frozen=True):
-    """A task's report. ``cluster``: as ``cluster_name`` gives it. ``state`` was entered
-    ``state_ms`` ago. ``transaction_ms``: since the task's transaction was begun; None without one.
+    """A task's report.
+
+    ``cluster``: the result of ``cluster_name``. ``state`` was entered ``state_ms`` ago. ``transaction_ms``:
+    the time since the task's transaction was begun, or None without a transaction.
     """
 
     cluster: Text
@@ -178,12 +181,12 @@ class TaskReport(Message, frozen=True):
 
 
 class WriteEnded(Message, frozen=True):
-    """A write's sums as its summary has them.
+    """A write's sums, the same that its summary contains.
 
-    ``topics`` are all topics of the write, unless there are too many; then it is empty. ``transactions``
-    counts what the driver did with the write's transactions, by outcome. ``last_task`` is the highest number
-    of its tasks; -1 if unknown. Tasks with higher ones belong to another run of the micro-batch. ``cause``:
-    of an abort.
+    ``topics``: all topics of the write, or none if there are too many. ``transactions``: how many of the
+    write's transactions the driver has ended, by outcome. ``last_task``: the highest number of its tasks, or
+    -1 if it is unknown; tasks with higher numbers belong to another run of the micro-batch. ``cause``: why it
+    was aborted.
     """
 
     is_of_driver: ClassVar[bool] = True
@@ -204,10 +207,11 @@ class WriteEnded(Message, frozen=True):
 
 
 class DriverWaits(Message, frozen=True):
-    """From the driver, about once a second while it waits for brokers; ``awaited`` is "" when it is over.
+    """From the driver, about once a second while it waits for brokers. ``awaited`` is "" when the wait has
+    ended.
 
-    ``write``: its name without the micro-batch, or a query's id. ``left_ms``: until it fails. ``cause``: why
-    the step has failed.
+    ``write``: the write's name without the micro-batch, or a query's id. ``left_ms``: the time until the wait
+    fails. ``cause``: why the step has failed.
     """
 
     is_of_driver: ClassVar[bool] = True
@@ -233,7 +237,7 @@ def cluster_name(options: SinkOptions) -> str:
 
 
 class ReportChannel(Channel):
-    """``read`` makes a report of the present task; any thread may call it."""
+    """Sends the reports of the present task. ``read`` makes a report; any thread may call it."""
 
     scope = ServiceScope.APPLICATION
 
@@ -247,17 +251,19 @@ class ReportChannel(Channel):
         self._read = read
         self._clock_ms = clock_ms
         self._interval_ms = interval_ms
-        self._lock = threading.Lock()  # guards changes of all below
+        # Guards changes of all attributes below. The task's thread and the client's thread change them.
+        # Without it, a report that is just being made could be sent after the task's last one.
+        self._lock = threading.Lock()
         # The task that runs. None between tasks.
         self.identity: TaskIdentity | None = None
-        # When the present task reports, and when a task of this worker last did.
+        # When the present task reports next, and when a task of this worker last reported.
         self._due_ms = self._reported_ms = -math.inf
         self._has_reported = False
         self._ended: deque[TaskReport] = deque(maxlen=_MAX_ENDED)
 
     def begin(self, identity: TaskIdentity) -> None:
-        """A task starts. It reports soon, so that it is seen, unless it ends before."""
-        # Spark's names may be longer than a message takes.
+        """A task starts. It reports soon, so that the live view shows it, unless it ends before."""
+        # Spark's names may be longer than a message allows.
         host, application = cut(identity.host), cut(identity.application)
         identity = replace(identity, host=host, application=application)
         with self._lock:
@@ -266,9 +272,10 @@ class ReportChannel(Channel):
         self.wake()
 
     def end(self, last: TaskReport) -> None:
-        """The task has ended; ``last`` has all its totals.
+        """The task has ended; ``last`` contains all its totals.
 
-        Of short tasks that follow one another, one reports in an interval: the driver's sums have the others.
+        If short tasks follow one another, one of them reports in each interval. The driver's sums contain the
+        rest.
         """
         with self._lock:
             if self.identity is None:
@@ -288,7 +295,7 @@ class ReportChannel(Channel):
                 return None
             self._reported_ms, self._has_reported = now_ms, True
             self._due_ms = now_ms + self._interval_ms
-        # Takes locks of the producer, so not under this one.
+        # ``read`` takes locks of the producer, so it is called without this lock.
         report = self._read(identity)
         with self._lock:
             return report if self.identity is identity else None
@@ -300,20 +307,22 @@ class ReportChannel(Channel):
 
     @receives(ReportEvery)
     def on_report_every(self, message: ReportEvery, now_ms: float) -> None:
-        """With many tasks the coordinator asks for fewer reports, from the next one on."""
+        """Report at this interval from the next report on. With many tasks the coordinator asks for fewer
+        reports."""
         with self._lock:
             self._due_ms += message.interval_ms - self._interval_ms
             self._interval_ms = message.interval_ms
 
     def on_connected(self, now_ms: float) -> None:
-        """A new coordinator knows nothing of this task, nor of thousands that connect with it."""
+        """A new coordinator has no report of this task, nor of thousands of tasks that connect at the same
+        time."""
         with self._lock:
             if self._has_reported:
                 self._due_ms = now_ms + RANDOM.random() * self._interval_ms
 
 
 def report_end(address: CoordinatorAddress, ended: WriteEnded, tell: _Tell = tell) -> None:
-    """Called on the driver when a write commits or aborts: waits for the confirmation. Raises nothing."""
+    """Report the end of a write, and wait for the confirmation. The driver calls it. Raises nothing."""
     was_silent = spark_application.happened_within(_SILENT, _SILENT_S)
     _tell_or_remember(address, ended, _SHORT_TIMEOUT_MS if was_silent else _DRIVER_TIMEOUT_MS, tell)
 
@@ -328,8 +337,11 @@ def _tell_or_remember(address: CoordinatorAddress, message: Message, timeout_ms:
 
 
 class DriverWaiting:
-    """Within the block, what this thread waits for goes to the log, and to the coordinator that ``find``
-    returns. ``write`` and ``step``: see ``DriverWaits``. ``label``: the write in the log."""
+    """Within the block, the waits of this thread are logged, and reported to the coordinator that ``find``
+    returns.
+
+    ``write`` and ``step``: see ``DriverWaits``. ``label``: the write's name in the log.
+    """
 
     def __init__(
         self,
@@ -370,10 +382,10 @@ class DriverWaiting:
         self._tell(replace(self._over, awaited=cut(text), age_ms=age_ms, left_ms=left_ms))
 
     def _tell(self, message: DriverWaits) -> None:
-        # Also where the folder cannot be used: planning warns of that.
+        # The folder may be unusable. Planning warns of that.
         with suppress(OSError):
             address = self._find()
-            # Nobody else wants to know it.
+            # Without a live view nobody reads it.
             if address is None or not address.has_view:
                 return
             if not spark_application.happened_within(_SILENT, _WAIT_UNREPORTED_S):

@@ -1,8 +1,8 @@
-"""The metrics of an application in the format of Prometheus.
+"""The metrics of an application in Prometheus's format.
 
-METRICS is the one list of names; the documentation, the dashboard and the alerts are checked against it.
-Names follow Kafka's producer metrics, with Prometheus's units and suffixes. Labels: topics and brokers are
-bounded, partitions and tasks have none.
+METRICS is the only list of their names; the documentation, the dashboard and the alerts are checked against
+it. The names follow Kafka's producer metrics, with Prometheus's units and suffixes. The labels are bounded:
+there are labels for topics and brokers, and none for partitions and tasks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kafka_sink.version import __version__
 
 PREFIX = "kafka_chunked_"
 COUNTER, GAUGE = "counter", "gauge"
-# Of connections: see ``CoordinatorServer.state``.
+# The kinds of connections: see ``CoordinatorServer.state``.
 _KINDS = ("joined", "idle", "unauthenticated")
 # The lists in the snapshot, with the labels of their entries.
 _LISTS = {"clusters": ("cluster",), "topics": ("cluster", "topic"), "brokers": ("cluster", "broker")}
@@ -32,10 +32,10 @@ _LISTS = {"clusters": ("cluster",), "topics": ("cluster", "topic"), "brokers": (
 
 @dataclass(frozen=True, slots=True)
 class MetricSpec:
-    """A metric. ``source``: where the snapshot has its value, as names with dots between them.
+    """A metric. ``source``: the path to its value in the snapshot, as names with dots between them.
 
-    With ``names``, the values of one more label, ``source`` is what they are added to. ``scale`` converts to
-    the unit in the metric's name.
+    ``names`` are the values of one more label, and the path is ``source`` followed by the name. ``scale``
+    converts the value to the unit in the metric's name.
     """
 
     name: str
@@ -63,8 +63,8 @@ class MetricSpec:
                     yield [*shown, name] if name else shown, value * self.scale
 
 
-# The arguments of a MetricSpec each. Those of clusters are sums over all their tasks, which do not count the
-# rows of attempts that their write did not count.
+# The arguments of each MetricSpec. The metrics of clusters are sums over all their tasks. Rows of attempts
+# that their write did not count are left out.
 _ROWS: tuple[tuple[Any, ...], ...] = (
     ("record_send", COUNTER, "topics.records", "Rows that brokers acknowledged"),
     ("sent_bytes", COUNTER, "topics.sent_bytes", "Bytes of record batches as sent"),
@@ -106,7 +106,7 @@ METRICS: tuple[MetricSpec, ...] = (*_TABLE, LATENCY, BUILD)
 
 def exposition(snapshot: Mapping[str, Any]) -> tuple[bytes, str]:
     """The metrics in Prometheus's text format, and its content type."""
-    # It needs this one method of a registry.
+    # The exposition needs only this method of a registry.
     registry: Any = SimpleNamespace(collect=lambda: _families(snapshot))
     return generate_latest(registry), CONTENT_TYPE_LATEST
 
@@ -139,5 +139,6 @@ def _latency(brokers: Sequence[Mapping[str, Any]]) -> Metric:
 
 
 def _label(value: str) -> str:
-    """A name that UTF-8 cannot encode is shown by its codes: it must not hide all other metrics."""
+    """The value with characters that UTF-8 cannot encode shown as codes. One such name must not hide all
+    metrics."""
     return value.encode(errors="backslashreplace").decode()

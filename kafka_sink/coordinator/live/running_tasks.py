@@ -1,6 +1,7 @@
-"""The tasks that run, as they last reported, and what a snapshot shows of them. No I/O.
+"""The running tasks with their last reports, and the parts of a snapshot that are made of them. No I/O.
 
-What is kept is bounded over all tasks: one whose reports name ever more would otherwise take all memory.
+The memory for all tasks is bounded: otherwise a task whose reports contain ever new names would take all of
+it.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from kafka_sink.clock import STATES
 from kafka_sink.coordinator.live.messages import MAX_PARTITIONS, MuteReport, TaskIdentity, TaskReport
 from kafka_sink.counts import GAUGES, Number
 
-# A write and the number of its task.
+# A write's name and the number of its task.
 AttemptKey = tuple[str, int]
-# What totals belong to: a topic, a broker, a topic with a reason, or None for the task's own counters.
+# The owner of totals: a topic, a broker, a topic with a reason, or None for the task itself.
 TotalsKey = str | int | tuple[str, str] | None
 _MAX_TARGETS = 2_000
 
@@ -30,9 +31,9 @@ _MAX_TARGETS = 2_000
 class RunningTask:
     """An attempt as it last reported.
 
-    ``identity`` without texts about the application and the job. ``gauges``: in the order of GAUGES.
-    ``waits_for``: by broker that owes it a response, the requests in flight, and since when. ``totals``: what
-    of it is in the sums of the application.
+    ``identity`` lacks the texts about the application and the job. ``gauges``: in the order of GAUGES.
+    ``waits_for``: for each broker that owes it a response, the number of requests in flight, and since when.
+    ``totals``: the part of its reports that has been added to the application's sums.
     """
 
     identity: TaskIdentity
@@ -53,10 +54,10 @@ class RunningTask:
 
 
 class RunningTasks:
-    """At most ``max_tasks`` are kept, those that reported last.
+    """Keeps the ``max_tasks`` tasks that reported last.
 
-    ``max_entries``: topics, brokers, reasons and mutes of all tasks, and what their writes keep of those that
-    have ended: some 300 bytes each.
+    ``max_entries``: the topics, brokers, reasons and mutes of all tasks, and what their writes keep of ended
+    tasks. An entry takes some 300 bytes.
     """
 
     def __init__(self, max_tasks: int, max_entries: int) -> None:
@@ -64,7 +65,7 @@ class RunningTasks:
         self._max_entries = max_entries
         self.entries = 0
         self._tasks: OrderedDict[AttemptKey, RunningTask] = OrderedDict()
-        # By write, the numbers of its tasks.
+        # The numbers of each write's tasks.
         self._of_write: dict[str, set[int]] = {}
 
     def __len__(self) -> int:
@@ -94,7 +95,7 @@ class RunningTasks:
             transaction_since_ms=now_ms - (report.transaction_ms or 0.0) if has_transaction else None,
             gauges=tuple(report.gauges.get(name, 0) for name in GAUGES),
             waits_for=dict(islice(waiting, self.capacity)),
-            # Each target once, whatever the report says.
+            # Each target counts once, even if the report repeats it.
             mutes=tuple({one.target: one for one in report.mutes[: self.capacity]}.values()),
             totals={} if before is None else before.totals,
         )
@@ -110,10 +111,10 @@ class RunningTasks:
         return max(0, self._max_entries - self.entries)
 
     def grow(self, task: RunningTask, key: TotalsKey, now: Sequence[Number]) -> Sequence[Number]:
-        """By how much these totals have grown since the task reported them last; empty if they have not.
+        """How much these totals have grown since the task's last report; empty if they have not.
 
-        What is lost, repeated or late therefore changes nothing. Beyond the bound other keys than a task's
-        counters do not count: the driver's sums have them when the write ends.
+        A lost, repeated or late report therefore changes nothing. Beyond the bound only the task's own
+        counters are kept. The driver's sums contain the rest when the write ends.
         """
         before = task.totals.get(key, ())
         if key not in task.totals:
@@ -126,7 +127,7 @@ class RunningTasks:
         return grown if any(grown) else ()
 
     def remove(self, key: AttemptKey) -> None:
-        """It has ended."""
+        """Remove a task that has ended."""
         task = self._tasks.pop(key, None)
         if task is not None:
             self.entries -= len(task.totals) + len(task.waits_for) + len(task.mutes)
@@ -136,13 +137,14 @@ class RunningTasks:
                 del self._of_write[write]
 
     def remove_write(self, write: str) -> None:
-        """It has ended. A write that ends costs as much as it has tasks: a liar may end thousands at once."""
+        """Remove the tasks of a write that has ended. The cost depends on its own tasks only, so that a peer
+        that ends thousands of writes at once costs little."""
         for number in list(self._of_write.get(write, ())):
             self.remove((write, number))
 
 
 def requests(tasks: Iterable[RunningTask]) -> dict[tuple[str, int], tuple[int, float]]:
-    """By cluster and broker: the requests in flight, and since when it owes a response."""
+    """For each cluster and broker: the number of requests in flight, and since when it owes a response."""
     found: dict[tuple[str, int], tuple[int, float]] = {}
     for task in tasks:
         for node, (in_flight, since_ms) in task.waits_for.items():
@@ -152,7 +154,8 @@ def requests(tasks: Iterable[RunningTask]) -> dict[tuple[str, int], tuple[int, f
 
 
 def longest_waits(tasks: Iterable[RunningTask], count: int, silent_before_ms: float) -> list[RunningTask]:
-    """So many tasks: those that work last, and else those longest in their state."""
+    """This many tasks: first those that have been longest in a state in which they wait, and then those that
+    work."""
 
     def rank(task: RunningTask) -> tuple[bool, float, AttemptKey]:
         works = task.state == STATES[0] and task.reported_ms >= silent_before_ms
@@ -162,10 +165,11 @@ def longest_waits(tasks: Iterable[RunningTask], count: int, silent_before_ms: fl
 
 
 def muted(tasks: Iterable[RunningTask], now_ms: float) -> list[dict[str, Any]]:
-    """Brokers and partitions that tasks have muted, and what waits for them: the longest first.
+    """The brokers and partitions that tasks have muted, with the rows that wait for them, the longest mute
+    first.
 
-    ``left``: seconds until the first of the rows reach delivery.timeout.ms; None where none wait. Added up
-    report by report: each second there may be 300,000 of them.
+    ``left``: seconds until the first of the rows reach delivery.timeout.ms, or None if no rows wait. The
+    values are added up report by report, because there may be 300,000 of them each second.
     """
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for task in tasks:

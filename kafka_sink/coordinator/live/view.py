@@ -37,7 +37,7 @@ class OpenView(Message, frozen=True):
 
 
 class ViewOpened(Message, frozen=True):
-    """Where the live view is. ``url`` is "" where it could not be opened, for the reason in ``error``."""
+    """The live view's address. If it could not be opened, ``url`` is "" and ``error`` contains the reason."""
 
     url: Text = ""
     port: Annotated[int, Meta(ge=0, le=65_535)] = 0
@@ -45,7 +45,7 @@ class ViewOpened(Message, frozen=True):
 
 
 class ViewService(Service):
-    """Opens the live view once, for whoever asks first, and says where it is. Belongs to a running loop."""
+    """Opens the live view at the first request, and answers with its address. Belongs to a running loop."""
 
     scope = ServiceScope.APPLICATION
 
@@ -82,9 +82,9 @@ class ViewService(Service):
 class LivePages:
     """The pages, for the server's thread. ``owner`` is the loop that ``metrics`` belongs to.
 
-    A client gets a snapshot that was begun after its request, so with the sums of each write that had ended
-    by then. All who wait for the next one share it, so that many clients cost no more than one: at most one
-    in ``interval_ms``. Nobody waits longer for it than ``patience_s``.
+    A client gets a snapshot that was begun after its request, and which so contains the sums of each write
+    that had ended by then. All clients that wait for a snapshot share it, and at most one is made in
+    ``interval_ms``, so that many clients cost no more than one. No client waits longer than ``patience_s``.
     """
 
     def __init__(
@@ -98,7 +98,8 @@ class LivePages:
         self._owner = owner
         self._interval_ms = interval_ms
         self._patience_s = patience_s
-        # Guards the last snapshot, when it was begun, and the responses that were made of it.
+        # Guards the last snapshot, the time at which it was begun, and the responses made of it. Without it,
+        # requests that wait at the same time would each take a snapshot of their own.
         self._taking = asyncio.Lock()
         self._begun_ms = -math.inf
         self._snapshot: dict[str, Any] = {}
@@ -110,7 +111,7 @@ class LivePages:
         }
 
     async def _shared(self, render: _Render) -> Response:
-        """A response that is made once of each snapshot."""
+        """A response, made once for each snapshot."""
         try:
             await asyncio.wait_for(self._take_after(monotonic_ms()), self._patience_s)
         except asyncio.TimeoutError:
@@ -132,22 +133,22 @@ class LivePages:
                 self._made.clear()
 
     def _take(self, taken: Future[dict[str, Any]]) -> None:
-        # Those for which a busy coordinator had no time must not pile up.
+        # Skip requests that timed out while the coordinator was busy, so that they do not pile up.
         if taken.set_running_or_notify_cancel():
             try:
                 taken.set_result(self._metrics.snapshot(monotonic_ms()))
-            except Exception as error:  # noqa: BLE001 - for whoever waits for it
+            except Exception as error:  # noqa: BLE001 - passed to the caller that waits
                 taken.set_exception(error)
 
 
 def as_json(snapshot: dict[str, Any]) -> Response:
-    """What the page reads."""
+    """The data of the page."""
     body = json.dumps({**snapshot, "version": __version__}, separators=(",", ":")).encode()
     return Response(body, "application/json")
 
 
 def _metrics(snapshot: dict[str, Any]) -> Response:
-    # Imported when somebody asks for it first: most applications are not scraped.
+    # Imported at the first request, because most applications are not scraped.
     from kafka_sink.coordinator.live.prometheus import exposition
 
     body, content_type = exposition(snapshot)
@@ -155,7 +156,7 @@ def _metrics(snapshot: dict[str, Any]) -> Response:
 
 
 async def page() -> Response:
-    """The page. Its script and styles are in it, and nothing else may run or load."""
+    """The page. It contains its script and styles, and nothing else may run or load."""
     text = files("kafka_sink.coordinator.live").joinpath("page.html").read_text("utf-8")
     policy = (
         "default-src 'none'; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
