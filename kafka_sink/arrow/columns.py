@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from kafka_sink.arrow.pieces import decoded, is_view, may_share, pieces
 from kafka_sink.errors import SchemaError
 from kafka_sink.options import SinkOptions
 from kafka_sink.records.arrays import has_byte_offsets, lengths, null_mask, numbers
@@ -29,9 +30,6 @@ Convert = Callable[[pa.Array], pa.Array]
 
 # In the order of a converted batch.
 _PARTS = ("topic", "key", "value", "headers", "partition", "timestamp")
-# Rows that are converted at once. Measured with 110-byte strings of Polars: 15 ns a row, and 58 for 65,536,
-# which fall out of the processor's caches.
-CONVERTED_ROWS = 16_384
 _RENAME = "rename it to '{new}'"
 _TEXT = "text or binary"
 _ACCEPTED = {
@@ -71,6 +69,8 @@ class ArrowColumns:
     _names: tuple[str, ...]
     _indices: tuple[int, ...]
     _converts: tuple[Convert | None, ...]
+    # The places of the columns that are converted.
+    _converted: tuple[int, ...]
 
     @classmethod
     def of(cls, schema: pa.Schema, topic: str | None = None) -> ArrowColumns:
@@ -90,16 +90,20 @@ class ArrowColumns:
         kinds = with_unknown_types(schema)
         converts = tuple(converter(name, kinds.field(found[name]).type) for name in names)
         warnings = tuple(ignored_columns(schema.names, topic, _PARTS, _RENAME))
-        return cls(plan, schema, warnings, names, tuple(found[name] for name in names), converts)
+        places = tuple(found[name] for name in names)
+        converted = tuple(
+            place for place, convert in zip(places, converts, strict=True) if convert is not None
+        )
+        return cls(plan, schema, warnings, names, places, converts, converted)
 
     def converted(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """The batch's rows in order, in the types that ``plan`` needs; several batches where columns must be
         converted. Nothing else is copied."""
-        if not any(self._converts):
+        if not self._converted:
             yield self._convert(batch)
             return
-        for start in range(0, max(1, batch.num_rows), CONVERTED_ROWS):
-            yield self._convert(batch.slice(start, CONVERTED_ROWS))
+        for piece in pieces(batch, self._converted):
+            yield self._convert(piece)
 
     def _convert(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         columns = [batch.column(index) for index in self._indices]
@@ -165,22 +169,10 @@ def _bytes(kind: pa.DataType) -> Convert | None:
             raise _UnfitError
         return _then(lambda column: column.storage, _bytes(content))
     if pa.types.is_dictionary(kind):
-        # Views cannot be taken from, so the dictionary is converted first.
-        convert = _bytes(kind.value_type)
-        return lambda column: (column.dictionary if convert is None else convert(column.dictionary)).take(
-            column.indices
-        )
-    if kind in _OF_VIEWS or pa.types.is_fixed_size_binary(kind):
-        return _as_binary
+        return partial(decoded, convert=_bytes(kind.value_type))
+    if is_view(kind) or pa.types.is_fixed_size_binary(kind):
+        return partial(pa.Array.cast, target_type=pa.binary())
     raise _UnfitError
-
-
-def _as_binary(column: pa.Array) -> pa.Array:
-    try:
-        return column.cast(pa.binary())
-    except pa.ArrowInvalid:
-        # 2 GiB or more, for which 32-bit offsets are too small.
-        return column.cast(pa.large_binary())
 
 
 def _partition(kind: pa.DataType) -> Convert | None:
@@ -284,6 +276,8 @@ class EncodedColumns:
         if len({name for name, _ in named}) < len(named):
             raise SchemaError("there are two columns of the same name: rename or drop one.")
         kinds = with_unknown_types(schema)
+        # The places of the columns whose rows may share bytes.
+        self._shared = tuple(place for place, field in enumerate(schema) if may_share(field.type))
         self._converts = tuple(_converts(kinds))
         for place, convert in self._converts:
             field = kinds.field(place)
@@ -303,9 +297,7 @@ class EncodedColumns:
 
     def converted(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """The batch's rows in order, as ``plan`` describes them. Raises InvalidRowError."""
-        rows = CONVERTED_ROWS if self._converts else batch.num_rows
-        for start in range(0, max(1, batch.num_rows), max(1, rows)):
-            piece = batch.slice(start, rows)
+        for piece in pieces(batch, self._shared) if self._shared or self._converts else (batch,):
             for place, convert in self._converts:
                 piece = piece.set_column(place, self.schema.names[place], convert(piece.column(place)))
             for encoded in self._encoder.encoded(piece):
@@ -316,16 +308,23 @@ def _converts(schema: pa.Schema) -> Iterator[tuple[int, Convert]]:
     """What columns need before they are encoded. Raises SchemaError for headers of another type."""
     for place, field in enumerate(schema):
         kind, storage = field.type, None
+        if pa.types.is_dictionary(kind) and field.name != "headers":
+            entries = kind.value_type
+            yield place, partial(decoded, convert=_cast_to(_without_views(entries), entries))
+            continue
         if isinstance(kind, pa.BaseExtensionType) and content_type(kind) in _OF_VIEWS:
             storage = kind.storage_type
         wanted = _without_views(storage or kind)
         if field.name == "headers":
             if (convert := converter("headers", field.type)) is not None:
                 yield place, convert
-        elif wanted != kind:
-            cast = partial(pa.Array.cast, target_type=wanted)
+        elif (cast := _cast_to(wanted, kind)) is not None:
             # pyarrow's cast of an extension type over views reads memory that is not the column's.
             yield place, cast if storage is None else _then(lambda column: column.storage, cast)
+
+
+def _cast_to(wanted: pa.DataType, kind: pa.DataType) -> Convert | None:
+    return None if wanted == kind else partial(pa.Array.cast, target_type=wanted)
 
 
 _OF_VIEWS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}

@@ -153,6 +153,51 @@ def test_long_batches_are_converted_in_pieces_in_order_and_others_are_not_copied
     assert only.column(0).buffers()[2].address == large.buffers()[2].address
 
 
+_LONG = "y" * 60_000
+_KINDS = {
+    "views": lambda texts: pa.array(texts, pa.string_view()),
+    "a dictionary": lambda texts: pa.array(texts).dictionary_encode(),
+    "a dictionary of views": lambda texts: pa.DictionaryArray.from_arrays(
+        pa.array([texts.index(text) for text in texts]), pa.array(texts, pa.string_view())
+    ),
+}
+
+
+@pytest.mark.parametrize("part", ["value", "key", "headers"])
+@pytest.mark.parametrize("kind", _KINDS)
+def test_rows_that_share_long_values_are_converted_in_small_pieces(part: str, kind: str) -> None:
+    """Catches: 1 GB for 16,000 rows that share 60 kB, and offsets of 32 bits that wrap beyond 2 GiB."""
+    # More than a piece's 8 MiB in all, and a row that is larger than that.
+    texts = [f"{number}{_LONG}" for number in range(300)] + ["z" * 9_000_000, "a"]
+    column = _KINDS[kind](texts)
+    if part == "headers":
+        ends = pa.array(range(len(texts) + 1), pa.int32())
+        entries = pa.StructArray.from_arrays([pa.array(["h"] * len(texts)), column], ["key", "value"])
+        column = pa.ListArray.from_arrays(ends, entries)
+    batch = pa.record_batch({"value": pa.nulls(len(texts)), part: column})
+    found = []
+    for piece in ArrowColumns.of(batch.schema, "t").converted(batch):
+        own = piece.column(part)
+        own = own.flatten().flatten()[1] if part == "headers" else own
+        contents = [content.decode() for content in own.cast(pa.binary()).to_pylist()]
+        assert sum(map(len, contents)) <= 8 << 20 or len(contents) == 1
+        found += contents
+    assert found == texts
+
+
+def test_dictionaries_beyond_a_piece_are_read_with_nulls_and_in_any_order() -> None:
+    dictionary = pa.array([f"{number}{_LONG}" for number in range(200)], pa.string_view())
+    places = pa.array([199, None, 3, 4, 5, 100, 3], pa.int16())
+    batch = pa.record_batch({"value": pa.DictionaryArray.from_arrays(places, dictionary)})
+    found = [
+        value
+        for piece in ArrowColumns.of(batch.schema, "t").converted(batch)
+        for value in piece[0].to_pylist()
+    ]
+    wanted = [None if place is None else f"{place}{_LONG}".encode() for place in places.to_pylist()]
+    assert found == wanted
+
+
 def test_what_cannot_be_written_is_refused_with_what_to_do() -> None:
     value = ("value", pa.string())
     mistakes: list[tuple[list[tuple[str, pa.DataType]], str]] = [

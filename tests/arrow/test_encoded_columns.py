@@ -156,6 +156,22 @@ def test_views_are_encoded_beside_nulls_and_headers_of_another_type_are_refused(
         columns_of(registry, pa.schema([("id", pa.int64()), ("headers", pa.int64())]), _IN_HEADER)
 
 
+def test_rows_that_share_long_values_are_encoded_in_small_pieces(registry: Server) -> None:
+    """Catches: all rows that share a value as bytes at once."""
+    text = "y" * 60_000
+    places = pa.array([0, None] + [0] * 300)
+    for kind in (pa.string(), _VIEW):
+        column = pa.DictionaryArray.from_arrays(places, pa.array([text], kind))
+        for field in (column, pa.StructArray.from_arrays([column], ["a"])):
+            batch = pa.record_batch([field], ["value"])
+            pieces = list(columns_of(registry, batch.schema, {}).converted(batch))
+            assert max(piece.nbytes for piece in pieces) < 9 << 20
+            found = [
+                json.loads(one[_FRAME:]) if one else one for piece in pieces for one in piece[0].to_pylist()
+            ]
+            assert found == field.to_pylist()
+
+
 def test_a_small_slice_beyond_2_gib() -> None:
     """Catches: Arrow's cast to 32-bit offsets, which counts what the slice leaves out."""
     data = np.zeros((1 << 31) + 100, dtype=np.uint8)

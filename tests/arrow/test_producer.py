@@ -21,7 +21,7 @@ import pytest
 
 import kafka_sink
 import kafka_sink.arrow.producer
-from kafka_sink.arrow.columns import CONVERTED_ROWS
+from kafka_sink.arrow.pieces import CONVERTED_ROWS
 from kafka_sink.arrow.producer import ArrowProducer
 from kafka_sink.arrow.write import WriteTransaction
 from kafka_sink.clock import WAIT_LISTENER
