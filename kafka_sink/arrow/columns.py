@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +18,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from kafka_sink.arrow.pieces import decoded, is_view, may_share, pieces
-from kafka_sink.errors import SchemaError
+from kafka_sink.arrow.soundness import require_sound
+from kafka_sink.errors import InvalidRowError, SchemaError
 from kafka_sink.options import SinkOptions
 from kafka_sink.records.arrays import has_byte_offsets, lengths, null_mask, numbers
 from kafka_sink.records.extension_types import POLARS_OBJECT, content_type, shown, with_unknown_types
@@ -99,6 +101,8 @@ class ArrowColumns:
     def converted(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """The batch's rows in order, in the types that ``plan`` needs; several batches where columns must be
         converted. Nothing else is copied."""
+        for name, place in zip(self._names, self._indices, strict=True):
+            require_sound(batch.column(place), name)
         if not self._converted:
             yield self._convert(batch)
             return
@@ -106,11 +110,13 @@ class ArrowColumns:
             yield self._convert(piece)
 
     def _convert(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        columns = [batch.column(index) for index in self._indices]
-        converted = [
-            column if convert is None else convert(column)
-            for convert, column in zip(self._converts, columns, strict=True)
-        ]
+        converted = []
+        for name, place, convert in zip(self._names, self._indices, self._converts, strict=True):
+            column = batch.column(place)
+            try:
+                converted.append(column if convert is None else convert(column))
+            except (pa.ArrowException, OverflowError) as error:
+                raise InvalidRowError(f"column '{name}' cannot be converted: {error}") from error
         return pa.RecordBatch.from_arrays(converted, names=list(self._names))
 
 
@@ -284,6 +290,9 @@ class EncodedColumns:
             kinds = kinds.set(place, field.with_type(convert(pa.nulls(0, field.type)).type))
         encoding = planning.plan(options, named, lambda: kinds, None)
         assert encoding is not None
+        of_parts = (part.column for part in encoding.parts)
+        places = [[one] if isinstance(one, int) else [place for place, _ in one] for one in of_parts]
+        self._used = (*chain(*places), *(place for _, _, place in encoding.kept))
         kept = {name: kinds.field(place) for name, _, place in encoding.kept}
         added = {"key": pa.binary(), "value": pa.binary(), "headers": _HEADERS}
         encoded = pa.schema([kept.get(name) or pa.field(name, added[name]) for name, _ in encoding.columns])
@@ -297,11 +306,16 @@ class EncodedColumns:
 
     def converted(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """The batch's rows in order, as ``plan`` describes them. Raises InvalidRowError."""
-        for piece in pieces(batch, self._shared) if self._shared or self._converts else (batch,):
-            for place, convert in self._converts:
-                piece = piece.set_column(place, self.schema.names[place], convert(piece.column(place)))
-            for encoded in self._encoder.encoded(piece):
-                yield from self._columns.converted(encoded)
+        for place in self._used:
+            require_sound(batch.column(place), self.schema.names[place])
+        try:
+            for piece in pieces(batch, self._shared) if self._shared or self._converts else (batch,):
+                for place, convert in self._converts:
+                    piece = piece.set_column(place, self.schema.names[place], convert(piece.column(place)))
+                for encoded in self._encoder.encoded(piece):
+                    yield from self._columns.converted(encoded)
+        except (pa.ArrowException, OverflowError) as error:
+            raise InvalidRowError(f"rows cannot be encoded: {error}") from error
 
 
 def _converts(schema: pa.Schema) -> Iterator[tuple[int, Convert]]:

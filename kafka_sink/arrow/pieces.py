@@ -6,14 +6,16 @@ A view or a dictionary has a value once for any number of rows: 16,000 rows that
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from kafka_sink.errors import RecordTooLargeError
 from kafka_sink.records.arrays import (
-    Bools,
+    Int32s,
     Int64s,
     has_byte_offsets,
     indices,
@@ -29,7 +31,7 @@ CONVERTED_ROWS = 16_384
 # Bytes that are converted at once: as large as the largest tables of rows/rebatching.py.
 _CONVERTED_BYTES = 8 << 20
 _VIEWS = (pa.string_view(), pa.binary_view())
-_VIEW_BYTES = 16
+_VIEW = np.dtype(("<i4", 4))
 _MAX_INT32 = np.iinfo(np.int32).max
 
 
@@ -55,18 +57,34 @@ def pieces(batch: pa.RecordBatch, places: Sequence[int]) -> Iterator[pa.RecordBa
     """The batch in slices of CONVERTED_ROWS rows, or fewer if the columns at these places are large."""
     for start in range(0, max(1, batch.num_rows), CONVERTED_ROWS):
         piece = batch.slice(start, CONVERTED_ROWS)
-        sizes: Int64s = np.zeros(1, dtype=np.int64)
-        for place in places:
-            sizes = sizes + entry_bytes(piece.column(place))
-        total = int(sizes.sum())
-        if total <= _CONVERTED_BYTES:
+        columns = [piece.column(place) for place in places]
+        # Nearly always enough, and cheaper than the bytes of each row.
+        if sum(map(_longest, columns)) * piece.num_rows <= _CONVERTED_BYTES:
             yield piece
         else:
-            yield from _cut(piece, sizes, total)
+            yield from _cut(piece, columns)
 
 
-def _cut(piece: pa.RecordBatch, sizes: Int64s, total: int) -> Iterator[pa.RecordBatch]:
+def _longest(column: pa.Array) -> float:
+    """At least the bytes of the longest entry; infinite where it would cost too much to know."""
+    kind = column.type
+    if is_view(kind):
+        return int(view_parts(column)[:, 0].max(initial=0))
+    if has_byte_offsets(kind):
+        return int(np.diff(offsets(column)).max(initial=0))
+    if pa.types.is_fixed_size_binary(kind):
+        return int(kind.byte_width)
+    if pa.types.is_dictionary(kind) and len(column.dictionary) <= len(column):
+        return _longest(column.dictionary)
+    return math.inf if may_share(kind) else 0
+
+
+def _cut(piece: pa.RecordBatch, columns: Sequence[pa.Array]) -> Iterator[pa.RecordBatch]:
     """Slices of nearly equal size. A row that is too large for a slice is one of its own."""
+    sizes: Int64s = np.zeros(piece.num_rows, dtype=np.int64)
+    for column in columns:
+        sizes += entry_bytes(column)
+    total = max(1, int(sizes.sum()))
     if int(sizes.max()) > _MAX_INT32:
         raise RecordTooLargeError(
             f"a row has {int(sizes.max()):,} bytes, which is more than kafka.max.request.size can be set to"
@@ -94,8 +112,7 @@ def entry_bytes(column: pa.Array, picked: Int64s | None = None) -> Int64s:
         ends = offsets(column)
         found = (ends[1:] - ends[:-1] if picked is None else ends[picked + 1] - ends[picked]).astype(np.int64)
     elif is_view(kind):
-        # The first four bytes of a view are its length.
-        sizes = numbers(column, np.dtype(("<i4", _VIEW_BYTES // 4)))[:, 0]
+        sizes = view_parts(column)[:, 0]
         found = (sizes if picked is None else sizes[picked]).astype(np.int64)
     elif pa.types.is_dictionary(kind):
         return _dictionary_bytes(column, picked)
@@ -110,12 +127,17 @@ def entry_bytes(column: pa.Array, picked: Int64s | None = None) -> Int64s:
     return found
 
 
-def dictionary_index(column: pa.DictionaryArray) -> tuple[Int64s, Bools]:
-    """The index of each entry, which has any value where it is null, and which those are."""
+def view_parts(column: pa.Array) -> Int32s:
+    """Four numbers of each entry, any numbers for a null: first its length in bytes; for one of more than 12
+    bytes also, as the third and the fourth, its buffer and its place in that."""
+    return numbers(column, _VIEW)
+
+
+def dictionary_index(column: pa.DictionaryArray) -> npt.NDArray[np.integer]:
+    """The index of each entry, which is any number for a null."""
     kind = column.type.index_type
     sign = "i" if pa.types.is_signed_integer(kind) else "u"
-    index = numbers(column.indices, f"{sign}{kind.bit_width // 8}").astype(np.int64)
-    return index, null_mask(column.indices)
+    return numbers(column.indices, f"{sign}{kind.bit_width // 8}")
 
 
 def decoded(column: pa.DictionaryArray, convert: Callable[[pa.Array], pa.Array] | None = None) -> pa.Array:
@@ -125,7 +147,7 @@ def decoded(column: pa.DictionaryArray, convert: Callable[[pa.Array], pa.Array] 
         return dictionary.take(places)
     if int(entry_bytes(dictionary).sum()) > _CONVERTED_BYTES:
         # Only the entries that the piece uses, in runs of neighbours.
-        index, nulls = dictionary_index(column)
+        index, nulls = dictionary_index(column).astype(np.int64), null_mask(column.indices)
         used = np.unique(np.where(nulls, 0, index))
         runs = np.split(used, np.flatnonzero(np.diff(used) > 1) + 1)
         dictionary = pa.concat_arrays([convert(dictionary.slice(run[0], len(run))) for run in runs])
@@ -136,7 +158,7 @@ def decoded(column: pa.DictionaryArray, convert: Callable[[pa.Array], pa.Array] 
 
 
 def _dictionary_bytes(column: pa.DictionaryArray, picked: Int64s | None) -> Int64s:
-    index, nulls = dictionary_index(column)
+    index, nulls = dictionary_index(column).astype(np.int64), null_mask(column.indices)
     if picked is not None:
         index, nulls = index[picked], nulls[picked]
     if not len(column.dictionary):

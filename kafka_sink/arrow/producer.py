@@ -56,11 +56,14 @@ def record_batches(data: Any) -> tuple[pa.Schema | None, Batches]:
     if hasattr(data, "__arrow_c_stream__"):
         try:
             reader = pa.RecordBatchReader.from_stream(data)
-        except pa.ArrowInvalid as error:
-            raise _unfit(data, f": {error}") from None
+        except pa.ArrowException as error:
+            raise _unreadable(data, error) from None
         return _with_objects(data, reader)
     if hasattr(data, "__arrow_c_array__"):
-        return record_batches(pa.record_batch(data))
+        try:
+            return record_batches(pa.record_batch(data))
+        except pa.ArrowException as error:
+            raise _unreadable(data, error) from None
     # Of a frame of another kind, iteration would give columns or rows.
     if isinstance(data, Iterable) and not isinstance(data, str | bytes | dict) and not _is_frame(data):
         return None, _batches_of_each(data)
@@ -115,6 +118,23 @@ def _batches_of_each(items: Iterable[Any]) -> Batches:
 
 def _is_frame(data: Any) -> bool:
     return hasattr(data, "columns") or hasattr(data, "collect_schema")
+
+
+def _unreadable(data: Any, error: pa.ArrowException) -> SchemaError:
+    """What Arrow cannot read. Of a frame, the columns whose types it does not have, as Polars' Int128."""
+    problem = "; ".join(map(str, error.args))
+    if not hasattr(data, "columns"):
+        return _unfit(data, f": {problem}")
+    schema, found = getattr(data, "schema", None), []
+    for name, kind in schema.items() if isinstance(schema, Mapping) and hasattr(data, "select") else ():
+        try:
+            pa.RecordBatchReader.from_stream(data.select(name).head(0))
+        except pa.ArrowException:
+            found.append(f"column '{name}' has the type {kind}, which pyarrow does not have")
+    return SchemaError(
+        f"the frame has a column that Arrow cannot read: {'; '.join(found) or problem}. Drop it or cast it, "
+        "for example to text"
+    )
 
 
 def _unfit(data: Any, why: str = "") -> SchemaError:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from kafka_sink.arrow.columns import ArrowColumns, converter
-from kafka_sink.errors import SchemaError
+from kafka_sink.errors import InvalidRowError, SchemaError
 from kafka_sink.rows.columns import RowBatch, extract
 
 VALUES = ["a", None, "", "an umlaut: ä, and more than twelve bytes"]
@@ -196,6 +198,72 @@ def test_dictionaries_beyond_a_piece_are_read_with_nulls_and_in_any_order() -> N
     ]
     wanted = [None if place is None else f"{place}{_LONG}".encode() for place in places.to_pylist()]
     assert found == wanted
+
+
+def buffers_of(kind: pa.DataType, *buffers: Any) -> pa.Array:
+    """Three entries, unchecked."""
+    return pa.Array.from_buffers(kind, 3, [None, *(pa.py_buffer(buffer) for buffer in buffers)])
+
+
+def int32s(*numbers: Any) -> Any:
+    return np.array(numbers, dtype=np.int32)
+
+
+def indexed(*places: int, dictionary: pa.Array) -> pa.DictionaryArray:
+    kind = pa.dictionary(pa.int32(), dictionary.type)
+    return pa.DictionaryArray.from_buffers(kind, 3, [None, pa.py_buffer(int32s(*places))], dictionary)
+
+
+def damaged(kind: str) -> Iterator[tuple[pa.Array, str]]:
+    """Texts or bytes, and where they are damaged."""
+    is_text = kind == "text"
+    short, large = (pa.string(), pa.large_string()) if is_text else (pa.binary(), pa.large_binary())
+    view = pa.string_view() if is_text else pa.binary_view()
+    one = pa.array(["a"], short)
+    beyond = buffers_of(short, int32s(0, 2_000_000_000, 3, 6), b"abcdef")
+    yield buffers_of(short, int32s(0, 5, 2, 6), b"abcdef"), "row 1"
+    yield beyond, "row 0"
+    yield buffers_of(large, np.array([0, 1, 1 << 50, 3]), b"abc"), "row 1"
+    yield buffers_of(view, int32s([1, 97, 0, 0], [1, 98, 0, 0], [-5, 0, 0, 0])), "row 2"
+    yield buffers_of(view, int32s([1, 97, 0, 0], [2_000_000_000, 97, 0, 0], [1, 98, 0, 0])), "row 1"
+    for dictionary in (one, one.cast(view)):
+        for index in (7, -7):
+            yield (
+                indexed(0, index, 0, dictionary=dictionary),
+                rf"row 1 .*\(index {index} in a dictionary of 1\)",
+            )
+    yield indexed(0, 1, 2, dictionary=beyond), "Offset invariant"
+    if is_text:
+        yield pa.ExtensionArray.from_storage(pa.json_(), beyond), "row 0"
+
+
+@pytest.mark.parametrize("part", ["value", "key", "topic", "headers"])
+@pytest.mark.parametrize("kind", ["text", "bytes"])
+def test_damaged_columns_are_errors_that_name_column_and_row(part: str, kind: str) -> None:
+    """Catches: offsets, lengths and indices by which the process reads memory that is not the column's."""
+    for column, words in damaged(kind):
+        given = column
+        if part == "headers":
+            entries = pa.StructArray.from_arrays([pa.array(["h"] * 3), column], ["key", "value"])
+            given = pa.ListArray.from_arrays(pa.array([0, 1, 2, 3], pa.int32()), entries)
+        batch = pa.record_batch({"value": pa.nulls(3, pa.string()), part: given})
+        found = ArrowColumns.of(batch.schema, None if part == "topic" else "t")
+        with pytest.raises(InvalidRowError, match=f"column '{part}' is damaged.*{words}"):
+            list(found.converted(batch))
+    # Values and keys may be any bytes.
+    invalid = pa.array([b"\xff"]).view(pa.string())
+    assert bytes_of(converted(value=invalid).value) == [b"\xff"]
+
+
+def test_lists_whose_offsets_are_damaged_are_errors() -> None:
+    entries = pa.array([{"key": "h", "value": b"v"}] * 2, header_type(pa.string(), pa.binary()))
+    for ends in ([0, 900_000_000, 1, 2], [0, 2, 1, 2]):
+        kind, given = pa.list_(entries.type), [None, pa.py_buffer(int32s(*ends))]
+        batch = pa.record_batch(
+            {"value": pa.nulls(3), "headers": pa.Array.from_buffers(kind, 3, given, children=[entries])}
+        )
+        with pytest.raises(InvalidRowError, match="column 'headers' is damaged"):
+            list(ArrowColumns.of(batch.schema, "t").converted(batch))
 
 
 def test_what_cannot_be_written_is_refused_with_what_to_do() -> None:

@@ -15,7 +15,7 @@ import pytest
 import kafka_sink
 from kafka_sink.arrow.columns import EncodedColumns
 from kafka_sink.dead_letters.rejected_rows import RejectedRows
-from kafka_sink.errors import SchemaError
+from kafka_sink.errors import InvalidRowError, SchemaError
 from kafka_sink.formats.columns import plain
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
@@ -154,6 +154,21 @@ def test_views_are_encoded_beside_nulls_and_headers_of_another_type_are_refused(
     assert values(registry, pa.record_batch([column], ["value"])) == [{"k": "v"}, None, {}]
     with pytest.raises(SchemaError, match="headers attribute unsupported type int64"):
         columns_of(registry, pa.schema([("id", pa.int64()), ("headers", pa.int64())]), _IN_HEADER)
+
+
+def test_damaged_columns_are_errors_at_any_depth(registry: Server) -> None:
+    """Catches: the process ends."""
+    ends = pa.py_buffer(np.array([0, 900_000_000, 2, 3], dtype=np.int32))
+    text = pa.Array.from_buffers(pa.string(), 3, [None, ends, pa.py_buffer(b"abc")])
+    for column in (
+        text,
+        pa.StructArray.from_arrays([text], ["a"]),
+        pa.ListArray.from_arrays(pa.array([0, 1, 2, 3], pa.int32()), text),
+        pa.DictionaryArray.from_arrays(pa.array([0, 1, 2]), text),
+    ):
+        batch = pa.record_batch([column], ["value"])
+        with pytest.raises(InvalidRowError, match="column 'value' is damaged"):
+            values(registry, batch)
 
 
 def test_rows_that_share_long_values_are_encoded_in_small_pieces(registry: Server) -> None:

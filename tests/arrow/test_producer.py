@@ -21,7 +21,6 @@ import pytest
 
 import kafka_sink
 import kafka_sink.arrow.producer
-from kafka_sink.arrow.pieces import CONVERTED_ROWS
 from kafka_sink.arrow.producer import ArrowProducer
 from kafka_sink.arrow.write import WriteTransaction
 from kafka_sink.clock import WAIT_LISTENER
@@ -180,12 +179,10 @@ def test_a_row_that_is_refused_fails_the_write_and_all_further_calls(
     assert sender_threads() == []
 
 
-def damaged(count: int, at: int) -> pa.DictionaryArray:
-    """Texts, of which one has an index that the dictionary does not have."""
-    places = np.zeros(count, dtype=np.int32)
-    places[at] = 7
-    kind = pa.dictionary(pa.int32(), pa.string())
-    return pa.DictionaryArray.from_buffers(kind, count, [None, pa.py_buffer(places)], pa.array(["0"]))
+def indexed(place: int) -> pa.DictionaryArray:
+    """One text. A dictionary of one has no index but 0."""
+    kind, index = pa.dictionary(pa.int32(), pa.string()), pa.py_buffer(place.to_bytes(4, "little"))
+    return pa.DictionaryArray.from_buffers(kind, 1, [None, index], pa.array(["0"]))
 
 
 def sources_that_fail(place: int) -> Iterator[tuple[Any, type[Exception]]]:
@@ -206,8 +203,8 @@ def sources_that_fail(place: int) -> Iterator[tuple[Any, type[Exception]]]:
     yield source(), KeyError
     # Arrow's streams have errors of their own.
     yield pa.RecordBatchReader.from_batches(rows(0, 0).schema, source()), Exception
-    count = 3 * CONVERTED_ROWS
-    yield pa.table({"value": damaged(count, place * CONVERTED_ROWS)}), Exception
+    columns = [indexed(7 if number == place else 0) for number in range(3)]
+    yield pa.Table.from_batches([pa.record_batch({"value": column}) for column in columns]), InvalidRowError
     partitions = np.zeros(3, dtype=np.int32)
     partitions[place] = -7
     if place:

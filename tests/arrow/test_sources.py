@@ -85,3 +85,12 @@ def test_python_objects_of_polars_are_refused_and_harmless_if_no_one_uses_them()
     # Bytes of the same size from elsewhere are what they are.
     table = pa.table({"value": pa.array([b"8 bytes."], pa.binary(8))})
     assert record_batches(table)[0] == table.schema
+
+
+def test_a_frame_that_arrow_cannot_read_is_an_error_that_names_the_column() -> None:
+    """Catches: a frame that is said to be no Arrow data, and pyarrow's own error."""
+    wide = pl.DataFrame({"value": ["x"], "other": [1]}, schema_overrides={"other": pl.Int128})
+    with pytest.raises(SchemaError, match="column 'other' has the type Int128, which pyarrow does not have"):
+        record_batches(wide)
+    with pytest.raises(SchemaError, match=r"cannot read.*column other with type object"):
+        record_batches(pd.DataFrame({"value": ["x", "y"], "other": ["a", 1]}))
