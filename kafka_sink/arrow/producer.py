@@ -429,7 +429,9 @@ class ArrowProducer:
         # Without the lock: another thread may hold it while it waits for brokers.
         _stop(producer, error, self._rebatcher.gathered_rows)
         with self._lock:
-            self._failure = self._failure or error
+            # Not the error itself: its traceback refers to this producer, and such a circle would keep the
+            # user's data until the garbage collector runs.
+            self._failure = ProducerClosedError(f"the block has ended, with {type(error).__name__}")
             self._producer = None
             self._changed.notify()
         # Before its transaction ends: nothing may be written behind that.

@@ -119,6 +119,9 @@ def _add(schema: ProtobufSchema, text: str) -> None:
         for file in _files(data):
             schema.own.clear()
             _Descriptor(schema, file).read()
+    except SchemaError:
+        # It is a ValueError, and knows better what is wrong.
+        raise
     except (LookupError, ValueError):
         raise SchemaError("the Protobuf schema is neither text nor a descriptor in Base64") from None
 
@@ -295,6 +298,8 @@ class _SchemaText:
                     self._enum(package)
                 elif word != ";":
                     self._skip()
+        except SchemaError:
+            raise
         except (IndexError, ValueError):
             raise SchemaError(
                 "the Protobuf schema is neither text of a .proto file nor a descriptor"

@@ -22,7 +22,7 @@ PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]+")
-_SCHEME = re.compile(r"\s*(?P<scheme>[A-Za-z_]+)://")
+_SCHEME = re.compile(r"\s*(?P<scheme>[A-Za-z][A-Za-z0-9+._-]*)://")
 _HOST = re.compile(r"[0-9a-zA-Z._%-]+")
 # PEM, or the Base64 text of a DER key or certificate without the lines BEGIN and END.
 _KEY = re.compile(r"(MI[IGH]|MC4CAQAw)[A-Za-z0-9+/\s]{56,}=*")
@@ -300,13 +300,16 @@ def addresses() -> Kind:
 
 
 def _parse_addresses(text: str) -> tuple[HostPort, ...]:
-    entries = [entry.strip() for entry in text.split(",")]
+    # Kafka's own clients took a comma behind the last address until 4.0.
+    entries = [entry.strip() for entry in text.rstrip().removesuffix(",").split(",")]
     if not text:
         raise ValueError("is empty")
     if ";" in text:
         raise ValueError("has a ';' between its addresses: write a comma")
     if not all(entries):
         raise ValueError("has an empty entry between its commas")
+    if any(len(entry.split()) > 1 for entry in entries):
+        raise ValueError("has a space inside an address: write a comma between two addresses")
     return tuple(dict.fromkeys(_parse_address(entry) for entry in entries))
 
 

@@ -7,6 +7,7 @@ import gc
 import logging
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
@@ -15,6 +16,7 @@ from itertools import count, takewhile
 from types import FrameType, SimpleNamespace
 from typing import Any
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -262,6 +264,24 @@ def test_a_send_that_fails_after_it_took_rows_fails_the_block(
             assert writing.result is not None
             assert writing.result.rows == 3
         assert transaction.ends == (["aborted" if place else "committed"] if is_exactly_once else [])
+
+
+def test_a_failed_write_gives_back_what_it_read_at_once(cluster: FakeCluster) -> None:
+    """Catches: a connection of DuckDB that refuses queries until the garbage collector runs."""
+    query = "SELECT i::VARCHAR AS value, -7 AS partition FROM range(300_000) t(i)"
+    for columns in (query, query.replace("::VARCHAR", "")):
+        connection = duckdb.connect()
+        relation = connection.sql(columns)
+        gc.disable()
+        try:
+            with pytest.raises(ValueError, match=r"negative|unsupported type") as failed:
+                write(cluster, relation)
+            assert connection.execute("SELECT 1").fetchall() == [(1,)]
+            error = weakref.ref(failed.value)
+            del failed
+            assert error() is None
+        finally:
+            gc.enable()
 
 
 def test_a_delivery_that_fails_is_told_to_a_program_that_sends_no_more(cluster: FakeCluster) -> None:

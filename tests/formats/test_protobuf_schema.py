@@ -48,7 +48,6 @@ def test_what_is_no_schema_is_refused_and_what_does_not_end_is_read_once() -> No
         "no schema at all",
         typeless,
         cut,
-        'edition = "2023";',
         *endless,
     ]:
         with pytest.raises(SchemaError):
@@ -57,3 +56,12 @@ def test_what_is_no_schema_is_refused_and_what_does_not_end_is_read_once() -> No
     unknown = b"\x79" + b"\xff" * 8 + b"\x7d" + b"\xff" * 4
     known = protobuf_schema.read(base64.b64encode(file.SerializeToString() + unknown).decode())
     assert known.message("").full_name == "Row"
+
+
+def test_editions_are_refused_by_name() -> None:
+    """Catches: an error that calls such a file neither text nor a descriptor."""
+    file = descriptor_pb2.FileDescriptorProto(name="row.proto", syntax="editions")
+    described = base64.b64encode(file.SerializeToString()).decode()
+    for text in ('edition = "2023"; message M { string a = 1; }', described):
+        with pytest.raises(SchemaError, match="Protobuf editions are not supported"):
+            protobuf_schema.read(text)

@@ -26,6 +26,7 @@ def test_servers() -> None:
         "[fe80::1%eth0]:9092": (("fe80::1%eth0", 9092),),
         "plaintext://a:1": (("a", 1),),
         "a:1,a:1": (("a", 1),),
+        "a:1,b:2 , ": (("a", 1), ("b", 2)),
     }.items():
         assert parse({"kafka.bootstrap.servers": text}).options.bootstrap_servers == expected
 
@@ -33,7 +34,11 @@ def test_servers() -> None:
 def test_wrong_servers() -> None:
     for text, reason in {
         "": "is empty",
-        "a:1,": "empty entry",
+        "a:1,,": "empty entry",
+        ",": "empty entry",
+        "a:1 b:2": "write a comma between two addresses",
+        "a:1\tb:2": "write a comma between two addresses",
+        "kafka+ssl://a:1": "kafka+ssl:// in front of its address",
         "a:1,,b:2": "empty entry",
         "localhost": "not host:port",
         ":9092": "not host:port",
@@ -45,7 +50,8 @@ def test_wrong_servers() -> None:
         "::1:9092": "without brackets",
         "[::1]": "without brackets",
         "[localhost]:1": "not an IPv6 address",
-        "a b:1": "not a name",
+        "a b:1": "a space inside an address",
+        "a_b!:1": "not a name",
         "user:password@h:1": "credentials do not belong",
         "user:password@h": "credentials do not belong",
         "SSL://h:1": "kafka.security.protocol",
