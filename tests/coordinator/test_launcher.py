@@ -153,7 +153,7 @@ def test_a_folder_that_others_could_write_to_is_not_believed(
     elif problem == "open to all":
         folder.chmod(0o770)
     else:
-        monkeypatch.setattr(os, "getuid", lambda: 12_345)
+        monkeypatch.setattr(os, "geteuid", lambda: 12_345)
     assert planned() == PlannedCoordinator()
     assert len(warnings(caplog)) == 1
     assert str(folder) in warnings(caplog)[0]
@@ -377,7 +377,7 @@ def test_a_live_view_that_cannot_open_costs_one_warning(caplog: pytest.LogCaptur
     with socket.create_server(("127.0.0.1", 0)) as taken:
         for _ in range(3):
             assert not address_of(planned(ui_port=str(taken.getsockname()[1]))).has_view
-    assert len([line for line in caplog.messages if "there is no live view" in line]) == 1
+    assert len([line for line in caplog.messages if "the live view could not be opened" in line]) == 1
 
 
 @pytest.mark.parametrize("by", ["the job", "environment", "Spark's configuration"])
