@@ -65,15 +65,17 @@ def warn_of_no_coordinator(problem: str, about: str = "") -> None:
         return
     _warned.add(key)
     if spark_application.first_time(key):
-        driver_log.warn(f"kafka-chunked: {problem}. Writes go on without it: each task asks Kafka by itself")
+        driver_log.warn(
+            f"kafka-chunked: {problem}. Writes continue without it, and each task asks the brokers directly"
+        )
 
 
 def warn_once(address: CoordinatorAddress, error: Exception) -> None:
     """Warn that this coordinator cannot be used, once on each host whose workers share a folder."""
     where = f"{address.host}:{address.port}"
     warn_of_no_coordinator(
-        f"the coordinator at {where} cannot be used ({error}); it is tried again. If tasks cannot reach the "
-        "driver, set coordinator.port and coordinator.bind.address, or coordinator.enabled=false",
+        f"the coordinator at {where} cannot be used ({error}); tasks try again later. If tasks cannot reach "
+        "the driver, set coordinator.port and coordinator.bind.address, or coordinator.enabled=false",
         # Planning and tasks may use different names for its host.
         about=f"port {address.port}",
     )

@@ -231,7 +231,7 @@ class CoordinatorClient(threading.Thread):
         if connection.socket in ready:
             self._receive(connection, now_ms)
         elif self._active and now_ms >= self._unanswered_ms + self._times.silence_ms:
-            raise ProtocolError(f"no sign of life within {now_ms - self._unanswered_ms:.0f} ms")
+            raise ProtocolError(f"it has not answered within {now_ms - self._unanswered_ms:.0f} ms")
 
     def _receive(self, connection: Connection, now_ms: float) -> None:
         for message in connection.receive():
@@ -239,7 +239,7 @@ class CoordinatorClient(threading.Thread):
             self._failures = 0
             self._unanswered_ms = math.inf
             if isinstance(message, Full):
-                raise _FullError("it serves no more tasks")
+                raise _FullError("it is at its task limit")
             channel = self._of_message.get(type(message))
             if channel is not None:
                 deliver(channel, message, now_ms)
@@ -255,7 +255,7 @@ class CoordinatorClient(threading.Thread):
             channel.on_lost(now_ms)
         if isinstance(error, _FullError):
             self._connect_after_ms = now_ms + _BACKOFF_MAX_MS * (1 + RANDOM.random())
-            _log.info("the coordinator serves as many tasks as it can; this one asks brokers by itself")
+            _log.info("the coordinator is at its task limit; this task asks the brokers directly")
         elif self._active:
             self._failures += 1
             # Jitter, so that thousands of disconnected tasks do not all reconnect at once.
@@ -297,7 +297,7 @@ def ask(
                 for received in connection.receive():
                     if isinstance(received, answer):
                         return received
-        raise TimeoutError(f"no {answer.__name__} within {timeout_ms:.0f} ms")
+        raise TimeoutError(f"it has not answered with {answer.__name__} within {timeout_ms:.0f} ms")
 
 
 def tell(address: CoordinatorAddress, message: Message, timeout_ms: float) -> None:

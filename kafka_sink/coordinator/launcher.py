@@ -68,8 +68,8 @@ def plan_coordinator(
     except (OSError, ProtocolError) as error:
         spark_application.note(UNAVAILABLE)
         warn_of_no_coordinator(
-            f"no coordinator could be started ({error}). Set coordinator.port or coordinator.bind.address "
-            "where an address is in use or not this host's, or coordinator.enabled=false"
+            f"no coordinator could be started ({error}). If the address is in use, set coordinator.port; if "
+            "this host does not have it, set coordinator.bind.address. Or set coordinator.enabled=false"
         )
         found = None
     if found is None:
@@ -112,7 +112,7 @@ def _find_or_start(
             spark_application.note(UNAVAILABLE)
             if spark_application.first_time(_RESTARTED):
                 log = place.folder / "log"
-                driver_log.warn(f"kafka-chunked: the coordinator had ended, and was started again: see {log}")
+                driver_log.warn(f"kafka-chunked: the coordinator had ended and was started again; see {log}")
     return found
 
 
@@ -129,13 +129,13 @@ def _open_live_view(place: LocationFolder, found: RunningCoordinator, view: Plac
     found = replace(found, view=opened.url, view_port=opened.port, view_error=opened.error)
     place.publish(found)
     if opened.error:
-        driver_log.warn(f"kafka-chunked: there is no live view: {opened.error}")
+        driver_log.warn(f"kafka-chunked: the live view could not be opened: {opened.error}")
     elif spark_application.first_time(f"{_LIVE_VIEW} {opened.url}"):
         driver_log.report(f"kafka-chunked: the live view is at {opened.url}")
         if not view.is_loopback:
             driver_log.warn(
-                f"kafka-chunked: ui.bind.address={view.address}: everybody who can connect to the live view "
-                "sees names of topics, brokers and hosts"
+                f"kafka-chunked: ui.bind.address={view.address}: everyone who can connect to the live view "
+                "sees the names of topics, brokers and hosts"
             )
     return found
 
@@ -152,11 +152,11 @@ def _start(
     until = time.monotonic() + _START_MS / 1000
     while (found := place.found()) is None and time.monotonic() < until:
         if process.poll() is not None:
-            raise OSError(f"its process has ended, see {place.folder / 'log'}")
+            raise OSError(f"its process has ended; see {place.folder / 'log'}")
         time.sleep(_POLL_S)
     if found is None:
         process.kill()
-        raise TimeoutError(f"its process does not serve after {_START_MS / 1000:.0f} s")
+        raise TimeoutError(f"its process did not start to serve within {_START_MS / 1000:.0f} s")
     return found
 
 

@@ -173,11 +173,11 @@ def parts_of(snapshot: MetadataSnapshot) -> Iterator[SnapshotPart]:
 def snapshot_of(part: SnapshotPart) -> MetadataSnapshot:
     """The snapshot in a message. Raises ProtocolError."""
     if not all(is_host(one.host) and one.id >= 0 for one in part.nodes):
-        raise ProtocolError("a broker's address or id that is none")
+        raise ProtocolError("invalid broker address or id")
     topics = []
     for name, age_ms, topic_id, leaders, epochs in part.topics:
         if len(leaders) != len(epochs) or len(leaders) % 4:
-            raise ProtocolError("a topic with another number of leaders than of epochs, or incomplete ones")
+            raise ProtocolError("a topic's leaders and epochs differ in length, or are incomplete")
         # Partitions takes the bytes of both arrays without converting them.
         metadata = TopicMetadata(name, topic_id, Partitions(name, leaders, epochs))
         topics.append(TopicSnapshot(metadata, age_ms))

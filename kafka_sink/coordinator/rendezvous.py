@@ -100,7 +100,7 @@ class LocationFolder:
                 problem = error
                 continue
             return place
-        raise problem or FileNotFoundError(errno.ENOENT, "no writable folder", local_dirs)
+        raise problem or FileNotFoundError(errno.ENOENT, "no folder is writable", local_dirs)
 
     @contextmanager
     def lock(self, timeout_ms: float) -> Iterator[None]:
@@ -145,7 +145,7 @@ class LocationFolder:
         """
         handle = self._open("alive")
         try:
-            _await_lock(handle, 1000.0, "the coordinator before has not ended")
+            _await_lock(handle, 1000.0, "the previous coordinator has not ended")
             self._found.unlink(missing_ok=True)
             yield handle
         finally:

@@ -85,9 +85,7 @@ def encode(message: Message) -> bytes:
     except (TypeError, ValueError) as error:
         raise ProtocolError(f"cannot send {name}: {error}") from None
     if len(data) > MAX_MESSAGE_BYTES:
-        raise ProtocolError(
-            f"a message of {len(data)} bytes is larger than the bound of {MAX_MESSAGE_BYTES} bytes"
-        )
+        raise ProtocolError(f"{name} has {len(data):,} bytes, and a message may have {MAX_MESSAGE_BYTES:,}")
     return data if len(data) < _COMPRESSED_FROM_BYTES else _COMPRESSED + zlib.compress(data, _LEVEL)
 
 
@@ -123,9 +121,9 @@ def decompressed(data: bytes) -> bytes:
         # Data beyond the bound is not decompressed. Parsing it would take ten times the memory.
         found = decompress.decompress(data[1:], MAX_MESSAGE_BYTES)
     except zlib.error:
-        raise ProtocolError("a message is not compressed as it says") from None
+        raise ProtocolError("message body does not match its declared compression") from None
     if not decompress.eof:
-        raise ProtocolError(f"a message has more than {MAX_MESSAGE_BYTES} bytes, or is incomplete")
+        raise ProtocolError(f"message body has more than {MAX_MESSAGE_BYTES:,} bytes, or is incomplete")
     return found
 
 
@@ -245,7 +243,7 @@ def deliver(receiver: _Receiver, *arguments: Any) -> None:
     """
     method = receiver.takes.get(type(arguments[-2]))
     if method is None:
-        raise ProtocolError(f"{type(arguments[-2]).__name__} is not for {type(receiver).__name__}")
+        raise ProtocolError(f"{type(receiver).__name__} does not accept {type(arguments[-2]).__name__}")
     method(receiver, *arguments)
 
 

@@ -242,7 +242,7 @@ class CoordinatorServer:
             except OSError as error:
                 # The process is probably out of file descriptors. The socket stays readable, so the loop
                 # would spin.
-                _log.warning("a connection could not be accepted: %s", error)
+                _log.warning("cannot accept a connection: %s", error)
                 self._loop.remove_reader(self._listening)
                 self._loop.call_later(_ACCEPT_AGAIN_S, self._listen)
                 return
@@ -339,7 +339,7 @@ class CoordinatorServer:
             self.on_message(peer, parsed(data))
             self._messages += 1
         elif not self._knows_a_token(peer, data):
-            raise ProtocolError("a wrong token, or another version")
+            raise ProtocolError("wrong token, or another version of the package")
         elif self._connections.authenticated < self._most_for(peer):
             self._connections.on_authenticated(peer)
         else:
@@ -368,13 +368,13 @@ class CoordinatorServer:
         else:
             kind = self._of_message.get(type(message))
             if kind is None:
-                raise ProtocolError(f"{type(message).__name__} is not for the coordinator")
+                raise ProtocolError(f"no service accepts {type(message).__name__}")
             if message.is_of_driver and not peer.is_driver:
-                raise ProtocolError(f"{type(message).__name__} is for the driver alone to send")
+                raise ProtocolError(f"only the driver may send {type(message).__name__}")
             instance = peer.joined.get(kind)
             if instance is None:
                 if kind.scope is not ServiceScope.APPLICATION:
-                    raise ProtocolError("a task must say Hello first")
+                    raise ProtocolError("a task must send Hello first")
                 instance = self._join(peer, kind, (kind,), ())
             deliver(instance.service, peer.number, message, self._clock_ms())
             self._arm(instance)
@@ -422,7 +422,7 @@ class CoordinatorServer:
         found = self._instances.values()
         unused = [one for one in found if not one.peers and one.service.scope is not of_application]
         if not unused:
-            raise ProtocolError("more groups of tasks than the coordinator serves")
+            raise ProtocolError("too many groups of tasks")
         self._close_instance(min(unused, key=lambda one: one.unused_ms))
 
     def _close_instance(self, instance: _Instance) -> None:
@@ -523,7 +523,7 @@ class CoordinatorServer:
 def _options_of(settings: _Settings) -> SinkOptions:
     """The options of a group, cached because a thousand tasks have the same. Raises ProtocolError."""
     if any(name not in GROUP_OPTIONS for name, _ in settings):
-        raise ProtocolError("a setting that groups do not have")
+        raise ProtocolError("unknown group setting")
     try:
         return parse({"kafka.bootstrap.servers": "coordinator.invalid:1", **dict(settings)}).options
     except ConfigurationError as error:

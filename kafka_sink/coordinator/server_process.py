@@ -102,8 +102,8 @@ def bounds_of_process(limits: Any = resource) -> ServerBounds:
     left = max(2, files - _OTHER_FILES, files // 2)
     bounds = ServerBounds(connections=left - left // 6, unauthenticated=max(1, left // 6))
     _log.warning(
-        "The coordinator serves at most %d tasks, because its process may open only %d files: raise the "
-        "driver's limit (ulimit -n)",
+        "The coordinator serves at most %d tasks, because its process may open only %d files. For more "
+        "tasks, raise the driver's limit (ulimit -n)",
         *(bounds.connections, files),
     )
     return bounds

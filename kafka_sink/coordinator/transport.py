@@ -144,7 +144,7 @@ class FrameReader:
             return 0
         (length,) = _LENGTH.unpack_from(self._received)
         if not 1 <= length <= self.max_bytes:
-            raise ProtocolError(f"a frame of {length} bytes, where {self.max_bytes} are allowed")
+            raise ProtocolError(f"a frame has {length:,} bytes, and at most {self.max_bytes:,} are allowed")
         end = _LENGTH.size + int(length)
         return end if len(self._received) >= end else 0
 
@@ -180,7 +180,9 @@ class Connection:
             shown = self.socket.getpeercert(binary_form=True) or b""
             # TLS 1.3 has proved that the peer has the certificate's key.
             if not hmac.compare_digest(hashlib.sha256(shown).digest(), address.fingerprint):
-                raise ProtocolError("another process serves there: its certificate is not the coordinator's")
+                raise ProtocolError(
+                    "its certificate is not the coordinator's, so another process has this port"
+                )
             self.socket.sendall(framed_bytes(bytes((VERSION,)) + address.token))
         except BaseException:
             self.socket.close()
@@ -291,7 +293,7 @@ class Peer:
             raise ConnectionError("it closed the connection")
         if self._tls is None:
             if self._has_left():
-                raise ConnectionError("it closed the connection before its turn came")
+                raise ConnectionError("it closed the connection before its turn")
             # Create these only now, so that a silent connection costs no more than a socket.
             self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
             self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
@@ -305,7 +307,7 @@ class Peer:
             # Send parts of the handshake, replies to key updates, and alerts.
             self._flush_tls()
         if self._without_data > _MAX_WITHOUT_DATA:
-            raise ProtocolError("messages of TLS without any data")
+            raise ProtocolError("too many TLS messages without data")
 
     def _has_left(self) -> bool:
         """Whether the peer has disconnected before its TLS handshake. With thousands of simultaneous connects
@@ -386,9 +388,9 @@ class Peer:
 class Dropped(Enum):
     """Why a peer was dropped. The text completes a log line that begins with a number of connections."""
 
-    NOT_AUTHENTICATED = "did not know the token, or have another version"
+    NOT_AUTHENTICATED = "used a wrong token, or have another version of the package"
     TOO_LATE = "did not authenticate in time"
-    MADE_ROOM = "had not authenticated, and made room for others"
+    MADE_ROOM = "had not authenticated, and were dropped in favour of new ones"
     NONSENSE = "sent an invalid message"
     HELD_BACK = "sent more messages than allowed, and were slowed down"
     STALLED = "did not complete a message in time"
@@ -530,7 +532,7 @@ class Connections:
         if peer.is_authenticated:
             peer.begun_ms = min(peer.begun_ms, now_ms) if held and not peer.is_waiting else math.inf
         if self._unfinished > self._bounds.unfinished_bytes:
-            raise ProtocolError("too many unfinished messages")
+            raise ProtocolError("the unfinished messages of all peers are too large")
 
     def bound_unread(self) -> None:
         """Drop the peers with the most unread bytes until the rest is within the bound. Their tasks work

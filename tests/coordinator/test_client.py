@@ -254,7 +254,7 @@ def test_a_task_too_many_works_alone_after_one_line(caplog: pytest.LogCaptureFix
             failed.join(5)
             assert not failed.is_alive()
         assert first.events == ["connected"]
-    lines = [one for one in caplog.records if "as many tasks as it can" in one.message]
+    lines = [one for one in caplog.records if "is at its task limit" in one.message]
     assert [one.levelno for one in lines] == [logging.INFO]
     assert not [one for one in caplog.records if one.levelno >= logging.WARNING]
 
@@ -306,5 +306,5 @@ def test_a_question_gets_its_answer_and_a_statement_is_handled_when_it_returns()
     with serving() as found:
         assert ask(found.address, Said(7), Said, 20_000, HELLO) == Said(7)
         tell(found.address, Alive(), 20_000)
-        with pytest.raises(TimeoutError, match="no Shout within"):
+        with pytest.raises(TimeoutError, match="has not answered with Shout"):
             ask(found.address, Said(7), Shout, 300, HELLO)

@@ -429,7 +429,7 @@ def test_what_went_wrong_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with serving(SHORT) as found:
         with Raw(found) as peer:
             assert is_closed(peer.shake_hands(framed_bytes(bytes((VERSION,)) + b"x" * 32)))
-        until(lambda: any("did not know the token" in line for line in caplog.messages))
+        until(lambda: any("used a wrong token" in line for line in caplog.messages))
     (line,) = [line for line in caplog.messages if "connections dropped" in line]
     assert "127.0.0.1" in line
     assert identity().token.hex() not in line

@@ -152,7 +152,7 @@ class HttpServer:
         while b"\r\n\r\n" not in held and len(held) <= self._bounds.request_bytes:
             data = await self._loop.sock_recv(sock, self._bounds.request_bytes)
             if not data:
-                raise ConnectionError("closed within a request")
+                raise ConnectionError("it closed the connection within a request")
             held += data
         return held
 
@@ -167,15 +167,15 @@ class HttpServer:
         if method not in ("GET", "HEAD"):
             return _refusal("405 Method Not Allowed", Allow="GET, HEAD")
         if not self._accepts_host(lines):
-            return _refusal("403 Forbidden", "call the live view by its IP address or this host's name")
+            return _refusal("403 Forbidden", "open the live view by its IP address or this host's name")
         page = self._pages.get(target.partition("?")[0])
         if page is None:
             return _refusal("404 Not Found")
         try:
             return await page()
         except Exception:  # noqa: BLE001 - a bug in a page must not end the server, nor go unnoticed
-            _log.exception("The live view could not make a page")
-            return _refusal("500 Internal Server Error", "the coordinator's log has the reason")
+            _log.exception("The live view could not create a page")
+            return _refusal("500 Internal Server Error", "see the coordinator's log")
 
     def _accepts_host(self, lines: Iterable[str]) -> bool:
         """Whether the Host header in these lines contains an IP address or one of ``hosts``."""
