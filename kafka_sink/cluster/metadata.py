@@ -221,13 +221,13 @@ class ClusterMetadata:
         wanted = tuple(topics)
         deadline = self._clock_ms() + timeout_ms
         if self.coordinator is not None:
-            self.coordinator.note_use(wanted)
+            self.coordinator.on_use(wanted)
         asked = False
         stale: set[str] = set()
         while True:
             with self._lock:
                 now_ms = self._clock_ms()
-                self.note_use(wanted, now_ms)
+                self.on_use(wanted, now_ms)
                 found = {name: self.topic(name) for name in wanted}
                 missing = [name for name, metadata in found.items() if metadata is None]
                 short = [
@@ -323,7 +323,7 @@ class ClusterMetadata:
 
     # -- facts ------------------------------------------------------------------------------------
 
-    def note_use(self, topics: Iterable[str], now_ms: float) -> None:
+    def on_use(self, topics: Iterable[str], now_ms: float) -> None:
         """Rows are written to these topics: known ones stay cached, unknown ones become urgent.
 
         Final errors (invalid name, not authorized) count as long as metadata would: for max.age.

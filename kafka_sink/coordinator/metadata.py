@@ -311,7 +311,7 @@ class MetadataService(Service):
 
     @receives(TopicsWanted)
     def on_topics_wanted(self, peer: int, message: TopicsWanted, now_ms: float) -> None:
-        self._note_use(peer, message.topics, now_ms)
+        self._record_use(peer, message.topics, now_ms)
         wanted = {name: age_ms for name, age_ms in message.topics.items() if age_ms is not None}
         known = {one.metadata.name: one.age_ms for one in self.view.snapshot(now_ms, wanted).topics}
         fresh = frozenset(name for name, age_ms in known.items() if age_ms < wanted[name])
@@ -322,7 +322,7 @@ class MetadataService(Service):
             self._answers_due_ms = min(self._answers_due_ms, now_ms + _GATHER_MS * (len(fresh) - 1))
         self._fetch_due(now_ms)
 
-    def _note_use(self, peer: int, topics: Collection[str], now_ms: float) -> None:
+    def _record_use(self, peer: int, topics: Collection[str], now_ms: float) -> None:
         """Record the use of topics. If there is no capacity, unknown topics are left to the task."""
         # Interned, so that all tasks share one string for each name.
         names = frozenset(map(sys.intern, topics))
@@ -332,7 +332,7 @@ class MetadataService(Service):
         elif unknown:
             names -= unknown
             self.out.send(peer, Topics())
-        self.view.note_use(names, now_ms)
+        self.view.on_use(names, now_ms)
 
     def _use(self, peer: int, names: frozenset[str]) -> None:
         """Record that the task uses these topics, besides those that it has reported before."""
@@ -465,7 +465,7 @@ class MetadataService(Service):
         left = set(fetch.requested) - found.keys() - errors.keys()
         if found and left:
             # The message did not have room for these topics. They are fetched next, and tasks wait for them.
-            self.view.note_use(left, now_ms)
+            self.view.on_use(left, now_ms)
             self.out.broadcast(list(self._tasks), Topics(pending=True))
         self._measure(now_ms)
         self._fetch_due(now_ms)
@@ -491,7 +491,7 @@ class MetadataService(Service):
         if is_contradicted:
             # The second such response in a row replaces the known metadata.
             self.view.forget(topic.name)
-            self.view.note_use((topic.name,), now_ms)
+            self.view.on_use((topic.name,), now_ms)
         return True
 
     def _doubts(self, key: str | None, is_contradicted: bool) -> bool:
@@ -609,7 +609,7 @@ class MetadataChannel(Channel):
         self.wake()
         return True
 
-    def note_use(self, topics: Iterable[str]) -> None:
+    def on_use(self, topics: Iterable[str]) -> None:
         """Rows are written to these topics."""
         topics = tuple(filter(_may_exist, topics))
         if not topics:

@@ -62,7 +62,7 @@ def learn(
 
 def filled(*names: str, now: float = 0.0) -> ClusterMetadata:
     made = metadata()
-    made.note_use(names, now)
+    made.on_use(names, now)
     learn(made, now, *map(topic, names))
     return made
 
@@ -128,7 +128,7 @@ def test_a_leader_that_a_broker_names_confirms_nothing_else() -> None:
 
 def test_a_topic_that_is_evicted_while_it_is_asked_for_stays_away() -> None:
     made = metadata()
-    made.note_use(["t"], 0)
+    made.on_use(["t"], 0)
     asked = made.next_request(0) or ()
     assert made.next_request(IDLE) is None
     made.on_response(MetadataUpdate(NODES, (topic("t"),), {}), asked, IDLE)
@@ -167,15 +167,15 @@ def test_a_topic_that_brokers_do_not_know_is_requested_only_while_rows_wait(is_k
         return count
 
     assert requests_until(20_000, lambda at: made.mark_stale(name, at)) > 15
-    assert requests_until(20_000 + IDLE / 2, lambda at: made.note_use(["t01"], at)) <= 3
+    assert requests_until(20_000 + IDLE / 2, lambda at: made.on_use(["t01"], at)) <= 3
     assert not made.is_wanting(now)
-    made.note_use([name], now)
+    made.on_use([name], now)
     assert name in (made.next_request(now) or ())
 
 
 def test_a_refused_topic_is_asked_for_again_while_rows_wait() -> None:
     made = metadata()
-    made.note_use(["secret"], 0)
+    made.on_use(["secret"], 0)
     now, waits = 0.0, []
     for _ in range(5):
         assert learn(made, now, secret=29) == ("secret",)
@@ -225,7 +225,7 @@ def test_work_does_not_grow_with_the_topics_that_are_cached() -> None:
 
         def send(made: ClusterMetadata = made, start: float = now) -> None:
             for step in range(200):
-                made.note_use([f"t{step % 50:05}"], start + step)
+                made.on_use([f"t{step % 50:05}"], start + step)
                 made.next_request_delay_ms(start + step)
                 made.next_request(start + step)
 
@@ -267,16 +267,16 @@ def test_non_urgent_topics_are_left_to_another_cache_that_refreshes_them() -> No
     made = filled(*names)
     made.share_refreshes(True)
     for now in range(0, int(MAX_AGE), 10_000):
-        made.note_use(names, now)
+        made.on_use(names, now)
         assert made.next_request(now) is None
         assert made.next_request_delay_ms(now) > 0
-    made.note_use(["new"], MAX_AGE - 1)
+    made.on_use(["new"], MAX_AGE - 1)
     assert made.next_request(MAX_AGE - 1) == ("new",)
     made.on_response(MetadataUpdate(NODES, (topic("new"),), {}), ("new",), MAX_AGE - 1)
     assert set(made.next_request(MAX_AGE) or ()) == set(names), "unless it fails to"
     lost = filled(*names)
     lost.share_refreshes(True)
-    lost.note_use(names, MAX_AGE * 0.6)
+    lost.on_use(names, MAX_AGE * 0.6)
     assert lost.next_request(MAX_AGE * 0.6) is None
     assert lost.next_request_delay_ms(MAX_AGE * 0.6) > 0
     lost.share_refreshes(False)
@@ -307,7 +307,7 @@ def test_every_decision_is_the_models(max_age: float, idle: float, data: st.Data
     for kind, what in data.draw(st.lists(STEP, max_size=60)):
         if kind == "use":
             names = NAMES[what[0] : what[0] + what[1]]
-            pair.cache.note_use(names, pair.now)
+            pair.cache.on_use(names, pair.now)
             for name in names:
                 pair.model.use(name, pair.now)
         elif kind == "mark":
@@ -330,13 +330,13 @@ def test_every_decision_is_the_models(max_age: float, idle: float, data: st.Data
 def test_a_snapshot_makes_the_same_schedule(age: float, later: float, shift: float) -> None:
     """One cache asked itself; one, whose clock reads otherwise, took over a snapshot ``age`` later."""
     own = filled(*SOME_NAMES, now=1000.0)
-    own.note_use(SOME_NAMES, 1000.0 + age)
+    own.on_use(SOME_NAMES, 1000.0 + age)
     snapshot = pickle.loads(pickle.dumps(own.snapshot(1000.0 + age)))
     assert snapshot.aged(5.0).topics[0].age_ms == pytest.approx(age + 5.0)
     other = metadata()
     now = 1000.0 + age + shift
     assert other.import_snapshot(snapshot, now) == len(SOME_NAMES)
-    other.note_use(SOME_NAMES, now)
+    other.on_use(SOME_NAMES, now)
     assert other.nodes() == own.nodes()
     assert other.cluster_id == "cluster"
     assert all(other.topic(name) == own.topic(name) for name in SOME_NAMES)
@@ -350,9 +350,9 @@ def test_a_snapshot_makes_the_same_schedule(age: float, later: float, shift: flo
 def test_what_nobody_uses_is_never_asked_for_and_goes() -> None:
     made = metadata()
     made.import_snapshot(filled(*SOME_NAMES).snapshot(0.0), 0.0)
-    made.note_use(["t03"], 1000.0)
+    made.on_use(["t03"], 1000.0)
     assert made.names() == ("t03",)
-    made.note_use(["t03"], IDLE - 1)
+    made.on_use(["t03"], IDLE - 1)
     assert made.next_request(MAX_AGE * 0.9) is None, "enough topics for a request, but only one is in use"
     assert made.next_request(MAX_AGE) == ("t03",)
     assert made.topic("t00") is None
@@ -405,7 +405,7 @@ def test_a_snapshot_of_some_topics_holds_those_that_are_known() -> None:
 
 def test_requests_wait_while_another_is_asked() -> None:
     made = metadata()
-    made.note_use(["t00"], 0.0)
+    made.on_use(["t00"], 0.0)
     made.defer(200.0)
     assert made.next_request(199.0) is None
     assert made.next_request_delay_ms(50.0) == 150.0
@@ -420,7 +420,7 @@ def of_cluster(name: str, *topics: TopicMetadata, nodes: tuple[Node, ...] = NODE
 def test_hints_of_another_cluster_are_refused() -> None:
     """Its brokers have the same ids: rows for one cluster would go to the other's."""
     made, other = filled("t00"), metadata()
-    other.note_use(["t00"], 1000.0)
+    other.on_use(["t00"], 1000.0)
     other.next_request(1000.0)
     elsewhere = (Node(1, "elsewhere", 1),)
     other.on_response(of_cluster("other", topic("t00", 1, 9), nodes=elsewhere), ("t00",), 1000.0)

@@ -45,7 +45,7 @@ class _Requests:
 
     def wanted(self, now_ms: float) -> bool:
         """Whether brokers are given up now, as metadata is wanted."""
-        self._cluster.note_use(["t"], now_ms)
+        self._cluster.on_use(["t"], now_ms)
         before: int = self._network.rebootstraps
         self._requests.refresh(now_ms)
         return bool(self._network.rebootstraps > before)

@@ -583,7 +583,7 @@ def test_what_a_message_does_not_hold_is_fetched_next_and_waited_for() -> None:
     assert pending[:-1] == [[True]] * (len(pending) - 1)
     assert len(pending) > 1
     assert pending[-1] == []
-    coordinator.view.note_use(map(str, range(6_000)), coordinator.now_ms)
+    coordinator.view.on_use(map(str, range(6_000)), coordinator.now_ms)
     assert len(coordinator.fetching()) == 5_000, "as many as a message holds"
 
 
@@ -702,15 +702,15 @@ def test_what_is_asked_goes_at_once_and_use_when_it_is_gathered() -> None:
     assert task.woken == 1
     assert task.channel.is_waiting
     assert task.send() == TopicsWanted({"a": ANY_AGE_MS})
-    task.channel.note_use(["a", "b"])
-    task.channel.note_use(["b"])
+    task.channel.on_use(["a", "b"])
+    task.channel.on_use(["b"])
     assert task.woken == 2
     assert task.send() is None
     task.now_ms = 500
     assert task.channel.next_message_delay_ms(500) == 59_500
     task.channel.ask(["c"])
     assert task.send() == TopicsWanted({"a": None, "b": None, "c": ANY_AGE_MS}), "with what is asked"
-    task.channel.note_use(["a", "b"])
+    task.channel.on_use(["a", "b"])
     task.now_ms = 60_500
     assert task.send() == TopicsWanted({"a": None, "b": None})
     assert task.channel.next_message_delay_ms(60_500) == math.inf
@@ -723,7 +723,7 @@ def test_names_that_no_topic_can_have_are_left_to_brokers() -> None:
     assert task.channel.ask([*wrong, "a"])
     assert task.send() == TopicsWanted({"a": ANY_AGE_MS})
     assert not task.channel.ask(wrong)
-    task.channel.note_use(wrong)
+    task.channel.on_use(wrong)
     for name in wrong:
         task.channel.report_stale(name)
     assert task.send() is None
@@ -768,7 +768,7 @@ def test_the_largest_messages_are_taken_by_the_coordinator() -> None:
     task = Task()
     for tell in (
         task.channel.ask,
-        task.channel.note_use,
+        task.channel.on_use,
         lambda names: [*map(task.channel.report_stale, names)],
     ):
         task.now_ms += 3_600_000.0
@@ -817,7 +817,7 @@ def test_who_has_lost_the_coordinator_asks_nobody_until_it_is_back() -> None:
     for task.now_ms in (30, 40):
         task.channel.on_lost(task.now_ms)
         task.channel.on_connected(task.now_ms)
-        task.channel.note_use(["a"])
+        task.channel.on_use(["a"])
         assert task.send() == TopicsWanted({"a": None}), "a new coordinator does not know"
 
 
@@ -895,7 +895,7 @@ def test_a_topic_in_use_is_never_forgotten_by_the_coordinator(idle_ms: float, pa
     messages = 0
     while task.now_ms < 5 * idle_ms:
         if task.now_ms >= use_ms:
-            task.channel.note_use(["a"])
+            task.channel.on_use(["a"])
             use_ms += pause * idle_ms
         said = task.send()
         coordinator.now_ms = begun + task.now_ms
@@ -939,8 +939,8 @@ class Job:
     def use(self, *topics: str) -> None:
         """All tasks do as await_topics does."""
         for view, channel in zip(self.views, self.channels, strict=True):
-            channel.note_use(topics)
-            view.note_use(topics, self.now_ms)
+            channel.on_use(topics)
+            view.on_use(topics, self.now_ms)
             lacking = [one for one in topics if view.topic(one) is None]
             if lacking and channel.ask(lacking):
                 view.defer(self.now_ms + COORDINATOR_WAIT_MS)
@@ -1001,7 +1001,7 @@ def test_topics_are_refreshed_no_more_often_than_by_a_producer_by_itself(
     topics_of = [f"t{number}" for number in range(count)]
     while (passed_ms := coordinator.now_ms - begun) < 10 * max_age_ms:
         # Topics come one after the other over the first age.
-        coordinator.view.note_use(topics_of[: int(count * passed_ms / max_age_ms) + 1], coordinator.now_ms)
+        coordinator.view.on_use(topics_of[: int(count * passed_ms / max_age_ms) + 1], coordinator.now_ms)
         coordinator.pushed()
         if coordinator.asked:
             topics = coordinator.asked[-1][1].topics
@@ -1014,7 +1014,7 @@ def test_topics_are_refreshed_no_more_often_than_by_a_producer_by_itself(
 def test_what_is_fetched_for_others_neither_enters_the_topics_in_use_nor_the_size_of_a_request() -> None:
     view = ClusterMetadata(replace(OPTIONS, metadata_max_age_ms=10_000), lambda: 0.0, random=lambda: 0.5)
     own = [f"own-{number}" for number in range(25)]
-    view.note_use(own, 0.0)
+    view.on_use(own, 0.0)
     asked = view.next_request(0.0) or ()
     view.on_response(MetadataUpdate(NODES, tuple(map(metadata, asked)), {}), asked, 0.0)
     others = [f"other-{number}" for number in range(500)]

@@ -51,7 +51,7 @@ class Known(Metadata):
 
     def refresh(self, now_ms: float) -> None:
         """Send the request that is due; brokers respond at once."""
-        self.cluster.note_use((TOPIC,), now_ms)
+        self.cluster.on_use((TOPIC,), now_ms)
         asked = self.cluster.next_request(now_ms)
         if asked is not None:
             self.requests += 1
