@@ -264,7 +264,7 @@ class ClusterMetadata:
         if self.coordinator is not None and self.coordinator.ask(topics):
             # Leaves brokers time to respond in case the coordinator does not.
             self._deferred_until_max_ms = now_ms + timeout_ms / 2
-            self.defer(now_ms + COORDINATOR_WAIT_MS)
+            self.pause_requests(now_ms + COORDINATOR_WAIT_MS)
 
     def _report_stale(self, topics: Iterable[str]) -> None:
         coordinator = self.coordinator
@@ -494,14 +494,14 @@ class ClusterMetadata:
             self._wake_sender()
         return news
 
-    def defer(self, until_ms: float) -> None:
+    def pause_requests(self, until_ms: float) -> None:
         """Send no request before this time, as a snapshot may come first, but wait no longer than half of the
         task's timeout."""
         self._deferred_until_ms = min(until_ms, self._deferred_until_max_ms)
 
     def release(self, now_ms: float) -> None:
         """No snapshot will come: ask brokers."""
-        self.defer(now_ms)
+        self.pause_requests(now_ms)
         self._wake_sender()
 
     def share_refreshes(self, shared: bool) -> None:

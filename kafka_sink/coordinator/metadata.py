@@ -682,7 +682,7 @@ class MetadataChannel(Channel):
                 self._needed.clear()
             is_waiting = bool(self._needed)
         if is_waiting and message.pending:
-            self._view.defer(now_ms + COORDINATOR_WAIT_MS)
+            self._view.pause_requests(now_ms + COORDINATOR_WAIT_MS)
         elif was_waiting and not is_waiting:
             self._view.release(now_ms)
 

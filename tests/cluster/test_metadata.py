@@ -406,10 +406,10 @@ def test_a_snapshot_of_some_topics_holds_those_that_are_known() -> None:
 def test_requests_wait_while_another_is_asked() -> None:
     made = metadata()
     made.on_use(["t00"], 0.0)
-    made.defer(200.0)
+    made.pause_requests(200.0)
     assert made.next_request(199.0) is None
     assert made.next_request_delay_ms(50.0) == 150.0
-    made.defer(0.0)
+    made.pause_requests(0.0)
     assert made.next_request(60.0) == ("t00",)
 
 

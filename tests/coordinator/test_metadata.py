@@ -666,7 +666,7 @@ class View(ClusterMetadata):
         self.taken.append(snapshot)
         return 1
 
-    def defer(self, until_ms: float) -> None:
+    def pause_requests(self, until_ms: float) -> None:
         self.held_until_ms = until_ms
 
     def release(self, now_ms: float) -> None:
@@ -870,7 +870,7 @@ def test_hints_that_are_awaited_leave_half_of_max_block_for_brokers() -> None:
 
     def hold_again() -> None:
         nonlocal asked_ms, now_ms
-        view.defer(now_ms + COORDINATOR_WAIT_MS)
+        view.pause_requests(now_ms + COORDINATOR_WAIT_MS)
         if view.next_request(now_ms):
             asked_ms = min(asked_ms, now_ms)
         now_ms += 50
@@ -943,7 +943,7 @@ class Job:
             view.on_use(topics, self.now_ms)
             lacking = [one for one in topics if view.topic(one) is None]
             if lacking and channel.ask(lacking):
-                view.defer(self.now_ms + COORDINATOR_WAIT_MS)
+                view.pause_requests(self.now_ms + COORDINATOR_WAIT_MS)
 
     def step(self, ms: float) -> None:
         for number, channel in enumerate(self.channels):
