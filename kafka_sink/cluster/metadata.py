@@ -499,7 +499,7 @@ class ClusterMetadata:
         task's timeout."""
         self._deferred_until_ms = min(until_ms, self._deferred_until_max_ms)
 
-    def release(self, now_ms: float) -> None:
+    def resume_requests(self, now_ms: float) -> None:
         """No snapshot will come: ask brokers."""
         self.pause_requests(now_ms)
         self._wake_sender()

@@ -684,7 +684,7 @@ class MetadataChannel(Channel):
         if is_waiting and message.pending:
             self._view.pause_requests(now_ms + COORDINATOR_WAIT_MS)
         elif was_waiting and not is_waiting:
-            self._view.release(now_ms)
+            self._view.resume_requests(now_ms)
 
     @receives(Fetch)
     def on_fetch(self, message: Fetch, now_ms: float) -> None:
@@ -711,7 +711,7 @@ class MetadataChannel(Channel):
             self._needed.clear()
             self._fetch = self._fetched = None
         self._view.share_refreshes(False)
-        self._view.release(now_ms)
+        self._view.resume_requests(now_ms)
 
 
 def _may_exist(topic: str) -> bool:

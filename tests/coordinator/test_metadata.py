@@ -669,7 +669,7 @@ class View(ClusterMetadata):
     def pause_requests(self, until_ms: float) -> None:
         self.held_until_ms = until_ms
 
-    def release(self, now_ms: float) -> None:
+    def resume_requests(self, now_ms: float) -> None:
         self.held_until_ms = now_ms
 
     def share_refreshes(self, shared: bool) -> None:
