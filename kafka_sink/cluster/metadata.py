@@ -96,7 +96,7 @@ class ClusterMetadata:
         self.next_due_ms = -math.inf
         # Requests that were sent, and snapshots with news, each of which spared one.
         self.requests = self.imports = 0
-        # Requests that included topics for others, see ``fetch``.
+        # Requests that included topics for others, see ``request_for_other_tasks``.
         self.fetches = 0
         self.cluster_id: str | None = None
         # Once rows have been sent, a response of another cluster is an error.
@@ -512,7 +512,7 @@ class ClusterMetadata:
             self.next_due_ms = -math.inf
         self._wake_sender()
 
-    def fetch(self, topics: Iterable[str]) -> None:
+    def request_for_other_tasks(self, topics: Iterable[str]) -> None:
         """Request these topics at once, or with the next request: others need them.
 
         They enter neither the topics in use nor the target size of a request.

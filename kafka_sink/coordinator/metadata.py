@@ -695,7 +695,7 @@ class MetadataChannel(Channel):
                 return
             self._fetch = message
         if before is None:
-            self._view.fetch(message.topics)
+            self._view.request_for_other_tasks(message.topics)
 
     def on_connected(self, now_ms: float) -> None:
         with self._lock:

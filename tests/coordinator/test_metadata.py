@@ -1018,7 +1018,7 @@ def test_what_is_fetched_for_others_neither_enters_the_topics_in_use_nor_the_siz
     asked = view.next_request(0.0) or ()
     view.on_response(MetadataUpdate(NODES, tuple(map(metadata, asked)), {}), asked, 0.0)
     others = [f"other-{number}" for number in range(500)]
-    view.fetch(others)
+    view.request_for_other_tasks(others)
     asked = view.next_request(6_000.0) or ()
     assert set(asked) >= set(others)
     assert len([one for one in asked if one in own]) == 25, "as many as without them"
