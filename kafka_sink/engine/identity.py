@@ -28,9 +28,9 @@ _FINAL_ERRORS = frozenset(
         kafka_errors.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
     }
 )
-_UNSUPPORTED = (
-    "the broker has no idempotent producers. Set kafka.enable.idempotence=false if a row may be written "
-    "twice when a response is lost; kafka.max.in.flight.requests.per.connection=1 then keeps the order"
+_WITHOUT_ID = (
+    "Set kafka.enable.idempotence=false if a row may be written twice when a response is lost; "
+    "kafka.max.in.flight.requests.per.connection=1 then keeps the order"
 )
 _NO_ID = (NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
 
@@ -96,7 +96,7 @@ class ProducerIdentity:
         try:
             version = connection.api_version(apis.INIT_PRODUCER_ID)
         except BrokerVersionError as error:
-            fail(DeliveryError(f"{error}: {_UNSUPPORTED}"))
+            fail(BrokerVersionError(f"{error}. {_WITHOUT_ID}"))
             return math.inf
         body = requests.encode_init_producer_id(version, self.producer_id, self.producer_epoch)
         self._requested = True
@@ -109,7 +109,7 @@ class ProducerIdentity:
         self._requested = False
         label = kafka_errors.error_of(response.error_code).label
         if response.error_code == kafka_errors.UNSUPPORTED_VERSION:
-            return DeliveryError(f"no producer id ({label}): {_UNSUPPORTED}")
+            return DeliveryError(f"the broker has no idempotent producers ({label}). {_WITHOUT_ID}")
         if response.error_code in _FINAL_ERRORS:
             return DeliveryError(
                 f"the broker gave no producer id ({label}); grant IdempotentWrite or Write, or set "
