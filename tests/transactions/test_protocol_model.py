@@ -351,7 +351,7 @@ def test_a_marker_that_nobody_finds_is_found_out(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(proof, "are_visible", are_visible)
     wrong = replace(SETTINGS["partitions are added"], commit=looks_where_the_first_markers_were)
-    assert problems(wrong, 10 * WALKS, stop=True)
+    assert problems(wrong, _UNTIL_FOUND, stop=True)
 
 
 def in_all_orders(settings: Settings, most: int) -> Iterator[World]:
