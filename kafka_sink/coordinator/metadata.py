@@ -243,7 +243,7 @@ class _Users:
 
 @dataclass(slots=True)
 class _Fetch:
-    """A request of the view, the message that asks for it, and the tasks that may still answer."""
+    """A request of the cache, the message that asks for it, and the tasks that may still answer."""
 
     requested: tuple[str, ...]
     message: Fetch
@@ -273,7 +273,7 @@ class MetadataService(Service):
             metadata_max_idle_ms=int(coordinator_idle_ms(options.metadata_max_idle_ms)),
         )
         share = NON_URGENT_SHARE / _SHARE_OF_AGE
-        self.view = ClusterMetadata(own, lambda: 0.0, random=random, non_urgent_share=share)
+        self.cache = ClusterMetadata(own, lambda: 0.0, random=random, non_urgent_share=share)
         # Errors that pass, because a leader is being elected or the topic is being created.
         self._transient = {LEADER_NOT_AVAILABLE}
         if options.allow_auto_create_topics:
@@ -313,10 +313,10 @@ class MetadataService(Service):
     def on_topics_wanted(self, peer: int, message: TopicsWanted, now_ms: float) -> None:
         self._record_use(peer, message.topics, now_ms)
         wanted = {name: age_ms for name, age_ms in message.topics.items() if age_ms is not None}
-        known = {one.metadata.name: one.age_ms for one in self.view.snapshot(now_ms, wanted).topics}
+        known = {one.metadata.name: one.age_ms for one in self.cache.snapshot(now_ms, wanted).topics}
         fresh = frozenset(name for name, age_ms in known.items() if age_ms < wanted[name])
         for name in known.keys() - fresh:
-            self.view.mark_stale(name, now_ms)
+            self.cache.mark_stale(name, now_ms)
         if fresh:
             self._answers.setdefault(fresh, {})[peer] = None
             self._answers_due_ms = min(self._answers_due_ms, now_ms + _GATHER_MS * (len(fresh) - 1))
@@ -326,13 +326,13 @@ class MetadataService(Service):
         """Record the use of topics. If there is no capacity, unknown topics are left to the task."""
         # Interned, so that all tasks share one string for each name.
         names = frozenset(map(sys.intern, topics))
-        unknown = frozenset(name for name in names if self.view.topic(name) is None)
+        unknown = frozenset(name for name in names if self.cache.topic(name) is None)
         if self._may_keep(_TOPIC_BYTES * len(unknown), now_ms):
             self._use(peer, names)
         elif unknown:
             names -= unknown
             self.out.send(peer, Topics())
-        self.view.on_use(names, now_ms)
+        self.cache.on_use(names, now_ms)
 
     def _use(self, peer: int, names: frozenset[str]) -> None:
         """Record that the task uses these topics, besides those that it has reported before."""
@@ -382,8 +382,8 @@ class MetadataService(Service):
         """Correct the count. New entries count at once, but removed ones only at the next measurement."""
         if now_ms - self._measured_ms >= _MEASURE_MS:
             self._measured_ms = now_ms
-            topics, partitions = self.view.sizes()
-            names, nodes = sum(map(len, self._users)), len(self.view.nodes())
+            topics, partitions = self.cache.sizes()
+            names, nodes = sum(map(len, self._users)), len(self.cache.nodes())
             cost = _TOPIC_BYTES * topics + 8 * partitions + _NODE_BYTES * nodes + _NAME_BYTES * names
             self._count(cost - self._cost)
 
@@ -391,10 +391,10 @@ class MetadataService(Service):
 
     def _fetch_due(self, now_ms: float) -> None:
         """Ask a task for the topics that are due."""
-        topics = self.view.next_request(now_ms) if self._fetch is None and self._tasks else None
+        topics = self.cache.next_request(now_ms) if self._fetch is None and self._tasks else None
         if topics is not None:
             self._number += 1
-            # The view requests again the topics that do not fit into one message.
+            # The cache requests again the topics that do not fit into one message.
             self._fetch = _Fetch(topics, Fetch(self._number, topics[:MAX_TOPICS]))
             self._ask_another(self._fetch, now_ms)
 
@@ -405,7 +405,7 @@ class MetadataService(Service):
         if fetch.turns > _MAX_ASKED or (peer is None and not fetch.asked):
             # No task that we asked could reach a broker.
             self._fetch = None
-            self.view.on_failure(now_ms)
+            self.cache.on_failure(now_ms)
             self._forget_unknown(fetch.requested)
         elif peer is not None:
             self._tasks.move_to_end(peer)
@@ -441,31 +441,31 @@ class MetadataService(Service):
             if not fetch.asked:
                 # The next task is asked after the backoff (KIP-526).
                 self._fetch = None
-                self.view.on_failure(now_ms)
+                self.cache.on_failure(now_ms)
                 self._say_pending()
             return
         self._is_pending_said = False
         response = snapshot_of(message.part)
         self._fetch = None
-        if self._doubts(None, self.view.is_other_cluster(response.cluster_id)):
-            self.view.on_failure(now_ms)
+        if self._doubts(None, self.cache.is_other_cluster(response.cluster_id)):
+            self.cache.on_failure(now_ms)
             return
         asked = fetch.message.topics
         found = {one.metadata.name: one.metadata for one in response.topics}
         topics = tuple(found[name] for name in asked if name in found and self._believes(found[name], now_ms))
         errors = {name: message.errors[name] for name in asked if name in message.errors}
-        more = len(response.nodes) - len(self.view.nodes())
+        more = len(response.nodes) - len(self.cache.nodes())
         nodes = response.nodes if more <= 0 or self._may_keep(_NODE_BYTES * more, now_ms) else ()
         update = MetadataUpdate(nodes, topics, errors, response.cluster_id)
-        self.view.on_response(update, fetch.requested, now_ms)
+        self.cache.on_response(update, fetch.requested, now_ms)
         self._forget_unknown(name for name, code in errors.items() if code not in self._transient)
         # The response is sent to all tasks that use the topics.
-        self._fresh.update(name for name in fetch.requested if self.view.topic(name) is not None)
+        self._fresh.update(name for name in fetch.requested if self.cache.topic(name) is not None)
         self._untold.update(dict.fromkeys(self._users.values()))
         left = set(fetch.requested) - found.keys() - errors.keys()
         if found and left:
             # The message did not have room for these topics. They are fetched next, and tasks wait for them.
-            self.view.on_use(left, now_ms)
+            self.cache.on_use(left, now_ms)
             self.out.broadcast(list(self._tasks), Topics(pending=True))
         self._measure(now_ms)
         self._fetch_due(now_ms)
@@ -473,25 +473,25 @@ class MetadataService(Service):
     def _forget_unknown(self, topics: Iterable[str]) -> None:
         """Forget unknown topics. If a task asks again, brokers are asked again: a topic may exist by then."""
         for name in topics:
-            if self.view.topic(name) is None:
-                self.view.forget(name)
+            if self.cache.topic(name) is None:
+                self.cache.forget(name)
 
     def _believes(self, topic: TopicMetadata, now_ms: float) -> bool:
         """Whether to use a response. Otherwise the topic stays urgent, so that another task is asked, or is
         forgotten for lack of capacity."""
-        known = self.view.topic(topic.name)
+        known = self.cache.topic(topic.name)
         more = len(topic.partitions) - (0 if known is None else len(known.partitions))
         if more > 0 and not self._may_keep(8 * more, now_ms):
             if known is None:
-                self.view.forget(topic.name)
+                self.cache.forget(topic.name)
             return False
         is_contradicted = known is not None and contradicts(known, topic)
         if self._doubts(topic.name, is_contradicted):
             return False
         if is_contradicted:
             # The second such response in a row replaces the known metadata.
-            self.view.forget(topic.name)
-            self.view.on_use((topic.name,), now_ms)
+            self.cache.forget(topic.name)
+            self.cache.on_use((topic.name,), now_ms)
         return True
 
     def _doubts(self, key: str | None, is_contradicted: bool) -> bool:
@@ -527,7 +527,7 @@ class MetadataService(Service):
 
     def _send(self, peers: Iterable[int], known: frozenset[str], now_ms: float) -> int:
         """Send the topics, encoded once for all of these tasks. Returns the cost, counted in topics."""
-        for part in parts_of(self.view.snapshot(now_ms, known)) if known else ():
+        for part in parts_of(self.cache.snapshot(now_ms, known)) if known else ():
             self.out.broadcast(list(peers), Topics(part))
         return _COST_OF_SET + len(known)
 
@@ -537,7 +537,7 @@ class MetadataService(Service):
         if self._untold:
             return 0.0
         fetch = self._fetch
-        delay_ms = fetch.silent_at_ms - now_ms if fetch else self.view.next_request_delay_ms(now_ms)
+        delay_ms = fetch.silent_at_ms - now_ms if fetch else self.cache.next_request_delay_ms(now_ms)
         return max(0.0, min(delay_ms, self._answers_due_ms - now_ms))
 
 
@@ -566,9 +566,9 @@ class MetadataChannel(Channel):
 
     scope = ServiceScope.GROUP
 
-    def __init__(self, view: ClusterMetadata, clock_ms: Clock, idle_ms: float) -> None:
+    def __init__(self, cache: ClusterMetadata, clock_ms: Clock, idle_ms: float) -> None:
         super().__init__()
-        self._view = view
+        self._cache = cache
         self._clock_ms = clock_ms
         self._use_interval_ms = use_interval_ms(idle_ms)
         # Guards all attributes below. The task's, the sender's and the client's thread change them, and
@@ -674,7 +674,7 @@ class MetadataChannel(Channel):
     def on_topics(self, message: Topics, now_ms: float) -> None:
         snapshot = snapshot_of(message.part)
         if snapshot.topics or snapshot.nodes:
-            self._view.import_snapshot(snapshot, now_ms)
+            self._cache.import_snapshot(snapshot, now_ms)
         with self._lock:
             was_waiting = bool(self._needed)
             self._needed.difference_update(one.metadata.name for one in snapshot.topics)
@@ -682,9 +682,9 @@ class MetadataChannel(Channel):
                 self._needed.clear()
             is_waiting = bool(self._needed)
         if is_waiting and message.pending:
-            self._view.pause_requests(now_ms + COORDINATOR_WAIT_MS)
+            self._cache.pause_requests(now_ms + COORDINATOR_WAIT_MS)
         elif was_waiting and not is_waiting:
-            self._view.resume_requests(now_ms)
+            self._cache.resume_requests(now_ms)
 
     @receives(Fetch)
     def on_fetch(self, message: Fetch, now_ms: float) -> None:
@@ -695,14 +695,14 @@ class MetadataChannel(Channel):
                 return
             self._fetch = message
         if before is None:
-            self._view.request_for_other_tasks(message.topics)
+            self._cache.request_for_other_tasks(message.topics)
 
     def on_connected(self, now_ms: float) -> None:
         with self._lock:
             self._reachable = True
             self._told_ms = -math.inf
             self._due_ms = -math.inf if self._to_tell else math.inf
-        self._view.share_refreshes(True)
+        self._cache.share_refreshes(True)
 
     def on_lost(self, now_ms: float) -> None:
         with self._lock:
@@ -710,8 +710,8 @@ class MetadataChannel(Channel):
             self._to_tell = dict.fromkeys(self._to_tell)
             self._needed.clear()
             self._fetch = self._fetched = None
-        self._view.share_refreshes(False)
-        self._view.resume_requests(now_ms)
+        self._cache.share_refreshes(False)
+        self._cache.resume_requests(now_ms)
 
 
 def _may_exist(topic: str) -> bool:

@@ -88,7 +88,7 @@ class Coordinator:
         self.now_ms = 1_000_000.0
         self.out = FakeOutbox()
         self.service = MetadataService(options(**given), self.out, budget, random=lambda: 0.5)
-        self.view = self.service.view
+        self.cache = self.service.cache
         # Those that were asked to fetch, with the message.
         self.asked: list[tuple[int, Fetch]] = []
         # Those that have answered, in turn.
@@ -338,7 +338,7 @@ def test_a_topic_with_an_error_is_fetched_again_when_a_task_asks_again(code: int
     coordinator.service.on_gone(2, coordinator.now_ms)
     coordinator.pushed()
     coordinator.respond(x=code)
-    assert coordinator.view.names() == ("a",)
+    assert coordinator.cache.names() == ("a",)
 
 
 @pytest.mark.parametrize("code", [UNKNOWN, LEADER_NOT_AVAILABLE])
@@ -395,24 +395,24 @@ def test_a_fetch_that_lied_misleads_until_the_next_refresh(lie: TopicMetadata) -
         coordinator.deny(2, 500.0, 150.0)
         pushed = coordinator.respond(TRUTH)
     assert leaders(pushed) == {(1, 4)}
-    assert coordinator.view.topic("a") == TRUTH
+    assert coordinator.cache.topic("a") == TRUTH
     coordinator.after(5_000)
     while coordinator.asked:
         coordinator.respond(TRUTH)
         coordinator.after(5_000)
-    assert coordinator.view.topic("a") == TRUTH
+    assert coordinator.cache.topic("a") == TRUTH
 
 
 @pytest.mark.parametrize("said", [metadata("a", 2, 6), MANY], ids=["two elections", "partitions"])
 def test_many_elections_and_new_partitions_need_the_word_of_a_second_task(said: TopicMetadata) -> None:
     """Catches: keyed rows of all tasks went by a number of partitions that one of them had made up."""
     coordinator = lied_to(said)
-    assert coordinator.view.topic("a") == TRUTH
+    assert coordinator.cache.topic("a") == TRUTH
     liar = coordinator.answered[-1]
     coordinator.after(150)
     assert coordinator.asked[-1][0] != liar, "another one is asked, and soon"
     coordinator.respond(said)
-    assert coordinator.view.topic("a") == said
+    assert coordinator.cache.topic("a") == said
 
 
 def test_a_broker_that_lags_convinces_nobody_by_one_response() -> None:
@@ -431,18 +431,18 @@ def test_a_task_of_another_cluster_convinces_nobody_by_one_response() -> None:
     coordinator.respond(metadata("a"), cluster_id="c-1")
     coordinator.want(1, "b")
     coordinator.respond(metadata("b"), cluster_id="c-2")
-    assert coordinator.view.cluster_id == "c-1"
-    assert coordinator.view.topic("a") is not None
+    assert coordinator.cache.cluster_id == "c-1"
+    assert coordinator.cache.topic("a") is not None
     coordinator.after(200)
     coordinator.respond(metadata("b"), cluster_id="c-1")
-    assert coordinator.view.topic("b") is not None
-    assert coordinator.view.cluster_id == "c-1"
+    assert coordinator.cache.topic("b") is not None
+    assert coordinator.cache.cluster_id == "c-1"
     # Where the bootstrap addresses do lead elsewhere, two responses in a row say so.
     for _ in range(2):
         coordinator.want(1, "c")
         coordinator.after(500)
         coordinator.respond(metadata("c"), cluster_id="c-2")
-    assert coordinator.view.cluster_id == "c-2"
+    assert coordinator.cache.cluster_id == "c-2"
 
 
 def test_what_nobody_was_asked_for_is_not_taken() -> None:
@@ -453,8 +453,8 @@ def test_what_nobody_was_asked_for_is_not_taken() -> None:
     assert coordinator.receive(peer + 1, known(fetch.number, forged)) == [], "it was not asked"
     assert coordinator.receive(peer, known(fetch.number + 7, forged)) == []
     coordinator.receive(peer, known(fetch.number, metadata("b"), metadata("a"), errors={"c": UNKNOWN}))
-    assert coordinator.view.topic("a") == metadata("a")
-    assert coordinator.view.names() == ("a",)
+    assert coordinator.cache.topic("a") == metadata("a")
+    assert coordinator.cache.names() == ("a",)
 
 
 @pytest.mark.parametrize(
@@ -476,7 +476,7 @@ def test_hints_that_make_no_sense_are_refused(hint: TopicHint | NodeHint) -> Non
     peer, fetch = coordinator.asked[-1]
     with pytest.raises(ProtocolError):
         coordinator.receive(peer, TopicsFetched(fetch.number, part))
-    assert coordinator.view.topic("a") is None
+    assert coordinator.cache.topic("a") is None
     with pytest.raises(ProtocolError):
         deliver(Task().channel, decode(encode(Topics(part))), 0.0)
 
@@ -503,7 +503,7 @@ def test_a_response_that_there_is_no_capacity_for_is_not_taken() -> None:
         coordinator.now_ms += 1_000
         coordinator.receive(1, TopicsWanted({"t": 0.0}))
         coordinator.after(150)
-    assert 3_000 < coordinator.view.sizes()[1] <= 6_000
+    assert 3_000 < coordinator.cache.sizes()[1] <= 6_000
 
 
 def test_a_snapshot_survives_the_wire_in_several_messages() -> None:
@@ -550,7 +550,7 @@ def test_tasks_that_ask_for_ever_new_topics_do_not_fill_the_memory() -> None:
         coordinator.now_ms += 600_000
         coordinator.pushed()
         coordinator.want(9, "b")
-        assert coordinator.view.names() == ("b",)
+        assert coordinator.cache.names() == ("b",)
         coordinator.service.close()
     assert budget.used == 0
 
@@ -561,11 +561,11 @@ def test_a_topic_for_which_there_is_no_capacity_is_asked_for_by_its_task() -> No
     coordinator.respond(metadata("a"), metadata("b"), metadata("c"))
     assert coordinator.want(2, "d") == [(2, Topics())]
     assert names(coordinator.want(2, "a", "e")) == [(2, []), (2, ["a"])]
-    assert sorted(coordinator.view.names()) == ["a", "b", "c"]
+    assert sorted(coordinator.cache.names()) == ["a", "b", "c"]
     task = Task()
     task.channel.ask(["d"])
     deliver(task.channel, Topics(), 100.0)
-    assert task.view.held_until_ms == 100, "it asks brokers at once"
+    assert task.cache.held_until_ms == 100, "it asks brokers at once"
 
 
 def test_what_a_message_does_not_hold_is_fetched_next_and_waited_for() -> None:
@@ -579,11 +579,11 @@ def test_what_a_message_does_not_hold_is_fetched_next_and_waited_for() -> None:
         pushed = coordinator.receive(peer, known(fetch.number, *map(topics.__getitem__, fetch.topics)))
         pending.append([one.pending for to, one in pushed if to == 3 and one.pending])
         coordinator.after(1_000)
-    assert coordinator.view.sizes() == (5_000, 200_000)
+    assert coordinator.cache.sizes() == (5_000, 200_000)
     assert pending[:-1] == [[True]] * (len(pending) - 1)
     assert len(pending) > 1
     assert pending[-1] == []
-    coordinator.view.on_use(map(str, range(6_000)), coordinator.now_ms)
+    coordinator.cache.on_use(map(str, range(6_000)), coordinator.now_ms)
     assert len(coordinator.fetching()) == 5_000, "as many as a message holds"
 
 
@@ -598,8 +598,8 @@ def test_what_is_known_is_refreshed_while_there_is_no_capacity_for_more() -> Non
     assert budget.used >= budget.limit
     pushed = coordinator.respond(metadata("a", leader=2, epoch=1), metadata("b")) + coordinator.after(200)
     assert leaders(pushed) == {(2, 1)}
-    assert coordinator.view.topic("b") is None
-    assert coordinator.view.age_ms(coordinator.now_ms) == 200.0, "so are brokers"
+    assert coordinator.cache.topic("b") is None
+    assert coordinator.cache.age_ms(coordinator.now_ms) == 200.0, "so are brokers"
     asked = len(coordinator.asked)
     coordinator.after(10_000)
     assert len(coordinator.asked) == asked
@@ -653,7 +653,7 @@ def test_what_takes_long_is_told_in_parts() -> None:
 # -- a task's side ----------------------------------------------------------------------------------------
 
 
-class View(ClusterMetadata):
+class Cache(ClusterMetadata):
     """Notes what it is pushed."""
 
     def __init__(self) -> None:
@@ -681,9 +681,9 @@ class Task:
 
     def __init__(self, idle_ms: float = 300_000) -> None:
         self.now_ms = 0.0
-        self.view = View()
+        self.cache = Cache()
         self.woken = 0
-        self.channel = MetadataChannel(self.view, lambda: self.now_ms, idle_ms)
+        self.channel = MetadataChannel(self.cache, lambda: self.now_ms, idle_ms)
         self.channel.wake = self._wake
         self.channel.on_connected(0)
 
@@ -788,29 +788,29 @@ def test_requests_are_held_as_long_as_metadata_may_come() -> None:
     task.channel.ask(["a", "b"])
     task.send()
     deliver(task.channel, Topics(pending=True), 100.0)
-    assert task.view.held_until_ms == 100 + COORDINATOR_WAIT_MS
+    assert task.cache.held_until_ms == 100 + COORDINATOR_WAIT_MS
     (part,) = parts_of(MetadataSnapshot((TopicSnapshot(metadata("a"), 0.0),), NODES))
     deliver(task.channel, Topics(part), 200.0)
-    assert task.view.taken
-    assert task.view.held_until_ms == 100 + COORDINATOR_WAIT_MS, "one of them is still to come"
+    assert task.cache.taken
+    assert task.cache.held_until_ms == 100 + COORDINATOR_WAIT_MS, "one of them is still to come"
     (part,) = parts_of(MetadataSnapshot((TopicSnapshot(metadata("b"), 0.0),), NODES))
     deliver(task.channel, Topics(part), 300.0)
-    assert task.view.held_until_ms == 300
+    assert task.cache.held_until_ms == 300
     assert not task.channel.is_waiting
     deliver(task.channel, Topics(pending=True), 400.0)
-    assert task.view.held_until_ms == 300, "that is for others"
+    assert task.cache.held_until_ms == 300, "that is for others"
 
 
 def test_who_has_lost_the_coordinator_asks_nobody_until_it_is_back() -> None:
     task = Task()
     task.channel.ask(["a"])
-    assert task.view.shared, "refreshing is left to the coordinator"
+    assert task.cache.shared, "refreshing is left to the coordinator"
     task.channel.on_lost(10)
-    assert task.view.held_until_ms == 10
-    assert not task.view.shared
+    assert task.cache.held_until_ms == 10
+    assert not task.cache.shared
     assert not task.channel.ask(["b"])
     task.channel.on_connected(20)
-    assert task.view.shared
+    assert task.cache.shared
     assert task.send() == TopicsWanted({"a": None}), "it is in use"
     assert task.channel.ask(["b"])
     task.send()
@@ -823,25 +823,25 @@ def test_who_has_lost_the_coordinator_asks_nobody_until_it_is_back() -> None:
 
 def test_a_task_fetches_for_others_and_says_what_brokers_said() -> None:
     task = Task()
-    view = task.view
-    view.coordinator = task.channel
+    cache = task.cache
+    cache.coordinator = task.channel
     deliver(task.channel, Fetch(7, ("a", "b")), 0.0)
-    assert view.next_request_delay_ms(0.0) == 0.0
-    assert view.next_request(0.0) == ("a", "b")
+    assert cache.next_request_delay_ms(0.0) == 0.0
+    assert cache.next_request(0.0) == ("a", "b")
     assert task.channel.next_message_delay_ms(0.0) == math.inf
-    view.on_response(MetadataUpdate(NODES, (metadata("a"),), {"b": UNKNOWN}, "c"), ("a", "b"), 1.0)
+    cache.on_response(MetadataUpdate(NODES, (metadata("a"),), {"b": UNKNOWN}, "c"), ("a", "b"), 1.0)
     assert task.channel.next_message_delay_ms(0.0) == 0.0, "between tasks, too"
     said = task.send()
     assert isinstance(said, TopicsFetched)
     assert (said.number, said.errors) == (7, {"b": UNKNOWN})
     assert snapshot_of(said.part).topics == (TopicSnapshot(metadata("a"), 0.0),)
     assert snapshot_of(said.part).nodes == NODES
-    assert view.names() == ()
-    assert view.topic("a") is None, "it is not this task's topic"
+    assert cache.names() == ()
+    assert cache.topic("a") is None, "it is not this task's topic"
     for number in range(8, 1_000):
         deliver(task.channel, Fetch(number, (f"t{number}",)), 1.0)
-    assert view.next_request(1.0) == ("t8",), "however often it is asked"
-    view.on_failure(2.0)
+    assert cache.next_request(1.0) == ("t8",), "however often it is asked"
+    cache.on_failure(2.0)
     assert task.send() == TopicsFetched(8, failed=True)
 
 
@@ -849,34 +849,34 @@ def test_what_slow_brokers_say_answers_the_fetch_that_was_asked_for_meanwhile() 
     """Catches: where brokers took longer than the coordinator waits, each response answered the fetch before,
     so it never learned of the topics and asked again and again."""
     task = Task()
-    view = task.view
-    view.coordinator = task.channel
+    cache = task.cache
+    cache.coordinator = task.channel
     deliver(task.channel, Fetch(7, ("a", "b")), 0.0)
-    assert view.next_request(0.0) == ("a", "b")
+    assert cache.next_request(0.0) == ("a", "b")
     deliver(task.channel, Fetch(8, ("b",)), 3_200.0)
-    view.on_response(MetadataUpdate(NODES, (metadata("b"),), {}, "c"), ("a", "b"), 3_500.0)
+    cache.on_response(MetadataUpdate(NODES, (metadata("b"),), {}, "c"), ("a", "b"), 3_500.0)
     said = task.send()
     assert isinstance(said, TopicsFetched)
     assert (said.number, [one.name for one in said.part.topics]) == (8, ["b"])
-    assert view.next_request(3_500.0) is None
+    assert cache.next_request(3_500.0) is None
 
 
 def test_hints_that_are_awaited_leave_half_of_max_block_for_brokers() -> None:
     """However often the coordinator says that it is at it."""
 
     now_ms, asked_ms = 0.0, math.inf
-    view = ClusterMetadata(OPTIONS, lambda: now_ms, random=lambda: 0.5)
-    view.coordinator = MetadataChannel(view, lambda: now_ms, 300_000)
+    cache = ClusterMetadata(OPTIONS, lambda: now_ms, random=lambda: 0.5)
+    cache.coordinator = MetadataChannel(cache, lambda: now_ms, 300_000)
 
     def hold_again() -> None:
         nonlocal asked_ms, now_ms
-        view.pause_requests(now_ms + COORDINATOR_WAIT_MS)
-        if view.next_request(now_ms):
+        cache.pause_requests(now_ms + COORDINATOR_WAIT_MS)
+        if cache.next_request(now_ms):
             asked_ms = min(asked_ms, now_ms)
         now_ms += 50
 
     with pytest.raises(MetadataTimeoutError):
-        view.await_topics(["a"], 400, hold_again)
+        cache.await_topics(["a"], 400, hold_again)
     assert asked_ms == 200
 
 
@@ -905,12 +905,12 @@ def test_a_topic_in_use_is_never_forgotten_by_the_coordinator(idle_ms: float, pa
         coordinator.pushed()
         if coordinator.asked:
             coordinator.respond(metadata("a"))
-        assert coordinator.view.topic("a") is not None, f"forgotten at {task.now_ms} ms"
+        assert coordinator.cache.topic("a") is not None, f"forgotten at {task.now_ms} ms"
         task.now_ms += 50
     assert messages <= 5 * 15, "a task need not tell of each use"
     coordinator.now_ms += coordinator_idle_ms(idle_ms)
     coordinator.pushed()
-    assert coordinator.view.topic("a") is None
+    assert coordinator.cache.topic("a") is None
 
 
 # -- a whole job (KIP-526) --------------------------------------------------------------------------------
@@ -925,25 +925,25 @@ class Job:
         self.requests: list[tuple[str, ...]] = []
         self.out = FakeOutbox()
         self.service = MetadataService(options(), self.out, random=lambda: 0.5)
-        self.views: list[ClusterMetadata] = []
+        self.caches: list[ClusterMetadata] = []
         self.channels: list[MetadataChannel] = []
         self.responses: deque[tuple[float, ClusterMetadata, tuple[str, ...]]] = deque()
         for number in range(tasks):
-            view = ClusterMetadata(OPTIONS, lambda: self.now_ms, random=lambda: 0.5)
-            channel = view.coordinator = MetadataChannel(view, lambda: self.now_ms, 300_000)
-            self.views.append(view)
+            cache = ClusterMetadata(OPTIONS, lambda: self.now_ms, random=lambda: 0.5)
+            channel = cache.coordinator = MetadataChannel(cache, lambda: self.now_ms, 300_000)
+            self.caches.append(cache)
             self.channels.append(channel)
             self.service.on_joined(number, 0.0)
             channel.on_connected(0.0)
 
     def use(self, *topics: str) -> None:
         """All tasks do as await_topics does."""
-        for view, channel in zip(self.views, self.channels, strict=True):
+        for cache, channel in zip(self.caches, self.channels, strict=True):
             channel.on_use(topics)
-            view.on_use(topics, self.now_ms)
-            lacking = [one for one in topics if view.topic(one) is None]
+            cache.on_use(topics, self.now_ms)
+            lacking = [one for one in topics if cache.topic(one) is None]
             if lacking and channel.ask(lacking):
-                view.pause_requests(self.now_ms + COORDINATOR_WAIT_MS)
+                cache.pause_requests(self.now_ms + COORDINATOR_WAIT_MS)
 
     def step(self, ms: float) -> None:
         for number, channel in enumerate(self.channels):
@@ -953,13 +953,13 @@ class Job:
             self.service.on_time(self.now_ms)
         for peer, message in self.out.taken():
             deliver(self.channels[peer], message, self.now_ms)
-        for view in self.views:
-            if view.next_request_delay_ms(self.now_ms) <= 0 and (topics := view.next_request(self.now_ms)):
+        for cache in self.caches:
+            if cache.next_request_delay_ms(self.now_ms) <= 0 and (topics := cache.next_request(self.now_ms)):
                 self.requests.append(topics)
-                self.responses.append((self.now_ms + 5.0, view, topics))
+                self.responses.append((self.now_ms + 5.0, cache, topics))
         while self.responses and self.responses[0][0] <= self.now_ms:
-            _, view, topics = self.responses.popleft()
-            view.on_response(
+            _, cache, topics = self.responses.popleft()
+            cache.on_response(
                 MetadataUpdate(NODES, tuple(map(metadata, topics)), {}, "c"), topics, self.now_ms
             )
         self.now_ms += ms
@@ -975,7 +975,7 @@ def test_a_thousand_tasks_that_start_together_with_an_empty_plan_ask_once() -> N
     job.use("a", "b")
     job.run(20)
     assert job.requests == [("a", "b")]
-    assert all(view.topic(one) is not None for view in job.views for one in "ab")
+    assert all(cache.topic(one) is not None for cache in job.caches for one in "ab")
 
 
 def test_tasks_together_refresh_topics_as_often_as_one() -> None:
@@ -986,7 +986,7 @@ def test_tasks_together_refresh_topics_as_often_as_one() -> None:
         while job.now_ms < 900_000.0:
             job.use(*topics)
             job.run(1_000.0, 100.0)
-        assert [view.requests for view in job.views] == [0] * tasks, "they ask for the coordinator only"
+        assert [cache.requests for cache in job.caches] == [0] * tasks, "they ask for the coordinator only"
         requests.append(len(job.requests))
     assert requests[0] == requests[1] < 10
 
@@ -1001,7 +1001,7 @@ def test_topics_are_refreshed_no_more_often_than_by_a_producer_by_itself(
     topics_of = [f"t{number}" for number in range(count)]
     while (passed_ms := coordinator.now_ms - begun) < 10 * max_age_ms:
         # Topics come one after the other over the first age.
-        coordinator.view.on_use(topics_of[: int(count * passed_ms / max_age_ms) + 1], coordinator.now_ms)
+        coordinator.cache.on_use(topics_of[: int(count * passed_ms / max_age_ms) + 1], coordinator.now_ms)
         coordinator.pushed()
         if coordinator.asked:
             topics = coordinator.asked[-1][1].topics
@@ -1012,17 +1012,17 @@ def test_topics_are_refreshed_no_more_often_than_by_a_producer_by_itself(
 
 
 def test_what_is_fetched_for_others_neither_enters_the_topics_in_use_nor_the_size_of_a_request() -> None:
-    view = ClusterMetadata(replace(OPTIONS, metadata_max_age_ms=10_000), lambda: 0.0, random=lambda: 0.5)
+    cache = ClusterMetadata(replace(OPTIONS, metadata_max_age_ms=10_000), lambda: 0.0, random=lambda: 0.5)
     own = [f"own-{number}" for number in range(25)]
-    view.on_use(own, 0.0)
-    asked = view.next_request(0.0) or ()
-    view.on_response(MetadataUpdate(NODES, tuple(map(metadata, asked)), {}), asked, 0.0)
+    cache.on_use(own, 0.0)
+    asked = cache.next_request(0.0) or ()
+    cache.on_response(MetadataUpdate(NODES, tuple(map(metadata, asked)), {}), asked, 0.0)
     others = [f"other-{number}" for number in range(500)]
-    view.request_for_other_tasks(others)
-    asked = view.next_request(6_000.0) or ()
+    cache.request_for_other_tasks(others)
+    asked = cache.next_request(6_000.0) or ()
     assert set(asked) >= set(others)
     assert len([one for one in asked if one in own]) == 25, "as many as without them"
-    view.on_response(MetadataUpdate(NODES, tuple(map(metadata, asked)), {}), asked, 6_001.0)
-    assert sorted(view.names()) == sorted(own)
-    assert view.sizes() == (25, 25)
-    assert (view.requests, view.fetches) == (2, 1)
+    cache.on_response(MetadataUpdate(NODES, tuple(map(metadata, asked)), {}), asked, 6_001.0)
+    assert sorted(cache.names()) == sorted(own)
+    assert cache.sizes() == (25, 25)
+    assert (cache.requests, cache.fetches) == (2, 1)

@@ -91,7 +91,7 @@ def test_all_tasks_learn_of_a_partition_that_one_task_missed(monkeypatch: pytest
                 seen = earlier.cluster
                 until(lambda: len(seen.topic(TOPIC).partitions) == 3, "its fetch, or the coordinator's push")  # type: ignore[union-attr]
                 (shared,) = made
-                until(lambda: len(shared.view.topic(TOPIC).partitions) == 3, "a second one's")  # type: ignore[union-attr]
+                until(lambda: len(shared.cache.topic(TOPIC).partitions) == 3, "a second one's")  # type: ignore[union-attr]
                 with writing(2) as again:
                     again.send(rows(10, 5, partition=2))
                     again.finish()
