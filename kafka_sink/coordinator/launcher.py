@@ -75,7 +75,7 @@ def plan_coordinator(
     if found is None:
         return PlannedCoordinator(snapshot=snapshot)
     group = found.group_of(options.identity_of_cluster())
-    address = replace(found.address, group=group, has_view=bool(found.view))
+    address = replace(found.address, group=group, has_view=bool(found.view_url))
     host = found.bound_to if Placement(found.bound_to, address.port).is_loopback else ""
     return PlannedCoordinator(replace(address, host=host), snapshot)
 
@@ -117,7 +117,7 @@ def _find_or_start(
 
 
 def _has_view(found: RunningCoordinator, wanted: Placement | None) -> bool:
-    return wanted is None or bool(found.view or found.view_error)
+    return wanted is None or bool(found.view_url or found.view_error)
 
 
 def _open_live_view(place: LocationFolder, found: RunningCoordinator, view: Placement) -> RunningCoordinator:
@@ -126,7 +126,7 @@ def _open_live_view(place: LocationFolder, found: RunningCoordinator, view: Plac
     from kafka_sink.coordinator.live.view import OpenView, ViewOpened
 
     opened = ask(found.of_driver, OpenView(view.address, view.port), ViewOpened, _LIVE_VIEW_MS)
-    found = replace(found, view=opened.url, view_port=opened.port, view_error=opened.error)
+    found = replace(found, view_url=opened.url, view_port=opened.port, view_error=opened.error)
     place.publish(found)
     if opened.error:
         driver_log.warn(f"kafka-chunked: the live view could not be opened: {opened.error}")

@@ -41,21 +41,21 @@ class RunningCoordinator:
     """A coordinator that serves, or has served.
 
     ``address``: the address for tasks on its host. ``driver_token``: the token that the driver uses in place
-    of the tasks' token. ``bound_to``: the address that it listens on. ``view``: the live view's URL.
+    of the tasks' token. ``bound_to``: the address that it listens on. ``view_url``: the live view's URL.
     ``view_port``: its port, even if it failed to open. ``view_error``: why there is no live view.
     """
 
     address: CoordinatorAddress
     driver_token: bytes = field(repr=False)
     bound_to: str
-    view: str = ""
+    view_url: str = ""
     view_port: int = 0
     view_error: str = ""
 
     @property
     def of_driver(self) -> CoordinatorAddress:
         """The address as the driver uses it."""
-        return replace(self.address, token=self.driver_token, has_view=bool(self.view))
+        return replace(self.address, token=self.driver_token, has_view=bool(self.view_url))
 
     def group_of(self, options: Mapping[str, str]) -> str:
         """The key of the group of tasks with these options.

@@ -111,7 +111,7 @@ def orders(start: int, *, keyless: bool) -> pa.Table:
 def url_of(folder: Path) -> str:
     found = read_found(folder / "kafka-chunked-coordinator" / "found")
     assert found is not None
-    return found.view
+    return found.view_url
 
 
 @pytest.fixture

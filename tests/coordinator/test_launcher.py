@@ -128,7 +128,7 @@ def test_a_dead_one_is_replaced_by_one_with_secrets_of_its_own(application: Appl
     assert address_of(first).token != address_of(second).token
     assert address_of(first).fingerprint != address_of(second).fingerprint
     # Open pages find it.
-    assert after.view == before.view
+    assert after.view_url == before.view_url
 
 
 def test_two_that_plan_at_once_start_one(application: Application) -> None:
