@@ -290,9 +290,11 @@ class BreakerChannel(Channel):
         for start in range(0, max(len(changes), len(failed)), MAX_TARGETS):
             part = changes[start : start + MAX_TARGETS]
             muted = [
-                OwnMute(one.target, cut(one.reason), one.evidence.silence_ms) for one in part if one.muted
+                OwnMute(change.target, cut(change.reason), change.evidence.silence_ms)
+                for change in part
+                if change.muted
             ]
-            unmuted = [one.target for one in part if not one.muted]
+            unmuted = [change.target for change in part if not change.muted]
             lost = tuple(failed[start : start + MAX_TARGETS])
             self._say(MuteChanges(tuple(muted), tuple(unmuted), lost))
         unused = self._table.return_permits()
@@ -303,7 +305,7 @@ class BreakerChannel(Channel):
             self._named.pop(target, None)
 
     def _say_outcomes(self, partitions: Iterable[TopicPartition]) -> None:
-        found = []
+        outcomes = []
         for partition in partitions:
             self._unreported.discard(partition)
             home = self._manager.partition(partition)
@@ -314,19 +316,17 @@ class BreakerChannel(Channel):
             if self._table.leader_id(partition) in self._table.mutes:
                 # Failures while the leader is muted do not count against the partition.
                 failed = total = 0
-            found.append(PartitionOutcome(partition, total - failed, failed, answered, cut(error)))
-        self._say(Outcomes(self._manager.rows, tuple(found)))
+            outcomes.append(PartitionOutcome(partition, total - failed, failed, answered, cut(error)))
+        self._say(Outcomes(self._manager.rows, tuple(outcomes)))
 
     def _say_waits(self) -> None:
         """Report partitions for which this task has rows. It does not do so after each unmute, because
         thousands of partitions may be unmuted one by one."""
         now_ms, muted = self._table.now_ms, self._table.shared()
         self._named = {target: waited_for for target, waited_for in self._named.items() if target in muted}
-        waited_for = [one for one in self._table.waited_for() if one in muted]
+        waited_for = [target for target in self._table.waited_for() if target in muted]
         acceptable = list(self._table.acceptable())
-        is_new = any(not self._named.get(one) for one in waited_for) or not self._named.keys() >= set(
-            acceptable
-        )
+        is_new = not all(map(self._named.get, waited_for)) or not self._named.keys() >= set(acceptable)
         if is_new and (len(self._named) < MAX_WAITING // 2 or now_ms >= self._named_ms + _NAME_AGAIN_MS):
             self._named_ms = now_ms
             waited_for, acceptable = self._some(waited_for, MAX_WAITING), self._some(acceptable, MAX_WAITING)
@@ -335,7 +335,7 @@ class BreakerChannel(Channel):
         self._wait_to_name()
 
     def _wait_to_name(self) -> None:
-        if not any(isinstance(one, TopicPartition) for one in self._table.shared()):
+        if not any(isinstance(target, TopicPartition) for target in self._table.shared()):
             self._waits_ms = math.inf
             return
         # Tasks report at random times. The first probe follows an interval after a mute.
@@ -370,8 +370,8 @@ class BreakerChannel(Channel):
         self._begin_anew()
         self._table.on_coordinator_lost()
         if connected:
-            ongoing = (one for one in self._table.mutes_to_report() if not one.evidence.counted)
-            self._changes = {one.target: one for one in ongoing}
+            ongoing = (change for change in self._table.mutes_to_report() if not change.evidence.counted)
+            self._changes = {change.target: change for change in ongoing}
 
     def _take_mutes(self, message: Mutes) -> None:
         muted = {} if message.whole else self._table.shared()
@@ -385,7 +385,7 @@ class BreakerChannel(Channel):
         self._tasks = max(1, message.tasks)
         delay_ms = _RAMP_STEP_MS * math.log2(1.0 + self._random() * (self._tasks - 1))
         at_ms = self._table.now_ms + min(delay_ms, self._table.retry_interval_ms)
-        self._release_ms |= dict.fromkeys((one for one in message.removed if one in muted), at_ms)
+        self._release_ms |= dict.fromkeys((target for target in message.removed if target in muted), at_ms)
         self._release()
         if math.isinf(self._waits_ms):
             self._wait_to_name()

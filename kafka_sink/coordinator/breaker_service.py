@@ -175,7 +175,7 @@ class FailingPartitions:
 
     def due_ms(self) -> float:
         """When there is something to watch, to judge or to forget."""
-        times = [next(iter(one.values())) for one in (self._open, self._resting) if one]
+        times = [next(iter(deadlines.values())) for deadlines in (self._open, self._resting) if deadlines]
         if self._new:
             times.append(self._asked_ms + GATHER_MUTES_MS)
         return min(times, default=math.inf)
@@ -183,7 +183,7 @@ class FailingPartitions:
 
 def _due(times: Mapping[TopicPartition, float], now_ms: float) -> list[TopicPartition]:
     """The partitions that are due, of the first few."""
-    return list(takewhile(lambda one: times[one] <= now_ms, islice(times, _JUDGED_AT_ONCE)))
+    return list(takewhile(lambda partition: times[partition] <= now_ms, islice(times, _JUDGED_AT_ONCE)))
 
 
 @dataclass(slots=True)
@@ -302,15 +302,15 @@ class BreakerService(Service):
     @receives(Waiting)
     def on_waiting(self, peer: int, message: Waiting, now_ms: float) -> None:
         for target in message.waited_for:
-            if (found := self.mutes.get(target)) is not None:
-                self._add(peer, found.waiting)
+            if (mute := self.mutes.get(target)) is not None:
+                self._add(peer, mute.waiting)
         for target in message.acceptable:
-            if (found := self.mutes.get(target)) is not None:
-                self._add(peer, found.acceptable)
+            if (mute := self.mutes.get(target)) is not None:
+                self._add(peer, mute.acceptable)
 
     def _add(self, peer: int, holders: set[int]) -> None:
         if len(holders) >= _MAX_HOLDERS:
-            holders -= {one for one in holders if one not in self._tasks}
+            holders -= {holder for holder in holders if holder not in self._tasks}
         if len(holders) < _MAX_HOLDERS:
             holders.add(peer)
 
@@ -324,9 +324,9 @@ class BreakerService(Service):
         failing.is_full = self._is_full()
         failing.rows += max(0, message.rows - self._tasks[peer])
         self._tasks[peer] = max(message.rows, self._tasks[peer])
-        for one in message.partitions:
-            if one.partition not in self.mutes:
-                failing.count(peer, one)
+        for outcome in message.partitions:
+            if outcome.partition not in self.mutes:
+                failing.count(peer, outcome)
 
     def _judge(self, failing: FailingPartitions, now_ms: float) -> None:
         for partition, reason, peers in failing.judge(now_ms):
@@ -352,11 +352,11 @@ class BreakerService(Service):
             mute.acceptable.discard(peer)
             mute.end_probe(now_ms)
         for target in message.unmuted:
-            found = self.mutes.get(target)
-            if found is not None and peer in (found.origin, found.prober):
+            shared = self.mutes.get(target)
+            if shared is not None and peer in (shared.origin, shared.prober):
                 self._unmute(target, now_ms)
-            elif found is not None:
-                self._hurry(found, now_ms)
+            elif shared is not None:
+                self._hurry(shared, now_ms)
             elif isinstance(target, int) and (asked := self._inquiries.get(target)) and asked.peer == peer:
                 del self._inquiries[target]
 
@@ -369,8 +369,8 @@ class BreakerService(Service):
         is_full = len(self._inquiries) >= _MAX_QUESTIONS or self._is_full()
         if node in self.mutes or node in self._inquiries or is_full:
             return
-        some = self._random.sample(list(self._tasks), min(_MAX_ASKED + 1, len(self._tasks)))
-        asked = [one for one in some if one != peer][:_MAX_ASKED]
+        sample = self._random.sample(list(self._tasks), min(_MAX_ASKED + 1, len(self._tasks)))
+        asked = [task for task in sample if task != peer][:_MAX_ASKED]
         # Responses in the first half of the silence may have been on their way when the broker stopped.
         since_ms, until_ms = now_ms - silence_ms / 2, now_ms + _QUESTION_MS
         self._inquiries[node] = _Inquiry(peer, reason, frozenset(asked), since_ms, until_ms)
@@ -379,21 +379,21 @@ class BreakerService(Service):
     @receives(Answer)
     def on_answer(self, peer: int, message: Answer, now_ms: float) -> None:
         node, at_ms = message.broker, now_ms - message.age_ms
-        found = self._inquiries.get(node)
-        if found is not None and peer in found.asked and at_ms >= found.since_ms:
+        inquiry = self._inquiries.get(node)
+        if inquiry is not None and peer in inquiry.asked and at_ms >= inquiry.since_ms:
             del self._inquiries[node]
         elif (mute := self.mutes.get(node)) is not None and at_ms > mute.since_ms:
             self._hurry(mute, now_ms)
 
     def _end_questions(self, now_ms: float) -> None:
         over = takewhile(lambda one: one[1].until_ms <= now_ms, self._inquiries.items())
-        for node, found in list(over):
+        for node, inquiry in list(over):
             del self._inquiries[node]
-            self._mute(node, found.reason, now_ms, found.peer)
+            self._mute(node, inquiry.reason, now_ms, inquiry.peer)
             if node in self.mutes:
                 # The tasks that were asked have requests at the broker, and a response to them is as good as
                 # a probe's.
-                self.mutes[node].tried |= found.asked
+                self.mutes[node].tried |= inquiry.asked
 
     # -- mutes, from their beginning to their end ---------------------------------------------------------
 
@@ -413,14 +413,14 @@ class BreakerService(Service):
         self._added[target] = reason
 
     def _unmute(self, target: Target, now_ms: float) -> None:
-        found = self.mutes.pop(target)
-        if found.origin is not None and isinstance(target, TopicPartition):
-            lasted_ms = now_ms - found.since_ms
+        mute = self.mutes.pop(target)
+        if mute.origin is not None and isinstance(target, TopicPartition):
+            lasted_ms = now_ms - mute.since_ms
             self._paused_ms[target] = now_ms + min(_PAUSE_FACTOR * lasted_ms, _MAX_PAUSE * self._interval_ms)
             if len(self._paused_ms) > MAX_MUTES:
                 del self._paused_ms[next(iter(self._paused_ms))]
         self._added.pop(target, None)
-        self._removed[target] = found.size
+        self._removed[target] = mute.size
 
     def _hurry(self, mute: _Mute, now_ms: float) -> None:
         """A task that did not cause the mute reports that it is over: another task may probe now, once an
@@ -445,7 +445,7 @@ class BreakerService(Service):
                 self._unmute(target, now_ms)
             elif able := self._able(mute, now_ms):
                 # A task that probes another of these targets is preferred: this needs fewer messages.
-                chosen = self._random.choice([one for one in able if one in permitted] or able)
+                chosen = self._random.choice([prober for prober in able if prober in permitted] or able)
                 permitted.setdefault(chosen, []).append(target)
                 mute.prober, mute.probe_ends_ms = chosen[0], now_ms + self._interval_ms
                 mute.tried.add(chosen[0])
@@ -480,7 +480,7 @@ class BreakerService(Service):
             able = [(self._tasks, False)]
         for _ in range(2):
             for peers, is_new in able:
-                there = ((one, is_new) for one in peers if one not in mute.tried and one in self._tasks)
+                there = ((task, is_new) for task in peers if task not in mute.tried and task in self._tasks)
                 if left := list(islice(there, _MAX_HOLDERS)):
                     return left
             # All of them have had their turn.
@@ -499,7 +499,7 @@ class BreakerService(Service):
             return
         self._told_ms, tasks = now_ms, len(self._tasks)
         if self._newcomers:
-            mutes = reasoned((one.target, one.reason) for one in self.mutes.values())
+            mutes = reasoned((mute.target, mute.reason) for mute in self.mutes.values())
             self.out.broadcast(list(self._newcomers), Mutes(True, mutes, (), tasks))
         if self._added or self._removed:
             others = [peer for peer in self._tasks if peer not in self._newcomers]
@@ -519,6 +519,6 @@ class BreakerService(Service):
 
     def next_change_ms(self, now_ms: float) -> float:
         failing_ms = math.inf if self._failing is None else self._failing.due_ms()
-        answered_ms = next((one.until_ms for one in self._inquiries.values()), math.inf)
+        answered_ms = next((inquiry.until_ms for inquiry in self._inquiries.values()), math.inf)
         due_ms = min(failing_ms, answered_ms, self._tell_ms(), self._check_due_ms())
         return max(0.0, due_ms - now_ms)

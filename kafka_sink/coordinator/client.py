@@ -78,7 +78,7 @@ class CoordinatorClient(threading.Thread):
         super().__init__(name="kafka-chunked-coordinator-client", daemon=True)
         self.address = address
         self._channels = channels
-        self._of_message = {kind: one for one in channels for kind in one.takes}
+        self._of_message = {kind: channel for channel in channels for kind in channel.takes}
         self._hello = hello
         self._clock_ms = clock_ms
         self._times = times
@@ -102,8 +102,8 @@ class CoordinatorClient(threading.Thread):
         self._wake_pending = False
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._wake_reader.setblocking(False)
-        for one in channels:
-            one.wake = self.wake
+        for channel in channels:
+            channel.wake = self.wake
 
     # -- any thread ---------------------------------------------------------------------------------
 
@@ -156,7 +156,7 @@ class CoordinatorClient(threading.Thread):
                     # Data that a closed connection still holds may be lost, so wait until the coordinator has
                     # read it.
                     connection.send(Alive())
-                    while not any(isinstance(one, (Alive, Full)) for one in connection.receive()):
+                    while not any(isinstance(message, (Alive, Full)) for message in connection.receive()):
                         pass
             if self._connection is not None:
                 self._connection.socket.close()
@@ -201,14 +201,14 @@ class CoordinatorClient(threading.Thread):
 
     def _alive_due_ms(self) -> float:
         # The answer to the first one shows that the coordinator accepted the token.
-        if self._alive_ms == -math.inf or any(one.is_waiting for one in self._channels):
+        if self._alive_ms == -math.inf or any(channel.is_waiting for channel in self._channels):
             return self._alive_ms + self._times.alive_waiting_ms
         return self._said_ms + self._times.alive_ms
 
     def _delay_ms(self, connection: Connection | None, now_ms: float) -> float:
         if connection is None:
             return self._connect_after_ms - now_ms if self._active else math.inf
-        delays = [one.next_message_delay_ms(now_ms) for one in self._channels]
+        delays = [channel.next_message_delay_ms(now_ms) for channel in self._channels]
         if self._active:
             delays += [self._alive_due_ms() - now_ms, self._unanswered_ms + self._times.silence_ms - now_ms]
         return min(delays, default=math.inf)

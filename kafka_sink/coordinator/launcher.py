@@ -64,28 +64,28 @@ def plan_coordinator(
     if not local_dirs or not is_enabled(options, environ):
         return PlannedCoordinator(snapshot=snapshot)
     try:
-        found = _find_or_start(options, local_dirs, environ)
+        running = _find_or_start(options, local_dirs, environ)
     except (OSError, ProtocolError) as error:
         spark_application.note(UNAVAILABLE)
         warn_of_no_coordinator(
             f"no coordinator could be started ({error}). If the address is in use, set coordinator.port; if "
             "this host does not have it, set coordinator.bind.address. Or set coordinator.enabled=false"
         )
-        found = None
-    if found is None:
+        running = None
+    if running is None:
         return PlannedCoordinator(snapshot=snapshot)
-    group = found.group_of(options.identity_of_cluster())
-    address = replace(found.address, group=group, has_view=bool(found.view_url))
-    host = found.bound_to if Placement(found.bound_to, address.port).is_loopback else ""
+    group = running.group_of(options.identity_of_cluster())
+    address = replace(running.address, group=group, has_view=bool(running.view_url))
+    host = running.bound_to if Placement(running.bound_to, address.port).is_loopback else ""
     return PlannedCoordinator(replace(address, host=host), snapshot)
 
 
 def _find_or_start(
     options: SinkOptions, local_dirs: str, environ: Mapping[str, str]
 ) -> RunningCoordinator | None:
-    found = serving(LocationFolder.of(local_dirs))
-    if found is not None and _has_view(found, ui_placement(options, environ)):
-        return found
+    running = serving(LocationFolder.of(local_dirs))
+    if running is not None and _has_view(running, ui_placement(options, environ)):
+        return running
     if spark_application.happened_within(UNAVAILABLE, _AFTER_FAILURE_S):
         return None
     driver = driver_process.find_driver_process()
@@ -99,35 +99,37 @@ def _find_or_start(
     view = ui_placement(options, environ, conf)
     place = LocationFolder.make(local_dirs)
     with place.lock(_LOCK_MS):
-        found, before = serving(place), place.found()
-        is_again = found is None and before is not None
-        if found is None:
-            found = _start(where, place, driver, environ)
+        running, before = serving(place), place.found()
+        is_again = running is None and before is not None
+        if running is None:
+            running = _start(where, place, driver, environ)
             if before is not None and view is not None and not view.port:
                 # After a restart the live view keeps its port, so that open pages reconnect.
                 view = Placement(view.address, before.view_port)
-        if view is not None and not _has_view(found, view):
-            found = _open_live_view(place, found, view)
+        if view is not None and not _has_view(running, view):
+            running = _open_live_view(place, running, view)
         if is_again:
             spark_application.note(UNAVAILABLE)
             if spark_application.first_time(_RESTARTED):
                 log = place.folder / "log"
                 driver_log.warn(f"kafka-chunked: the coordinator had ended and was started again; see {log}")
-    return found
+    return running
 
 
 def _has_view(found: RunningCoordinator, wanted: Placement | None) -> bool:
     return wanted is None or bool(found.view_url or found.view_error)
 
 
-def _open_live_view(place: LocationFolder, found: RunningCoordinator, view: Placement) -> RunningCoordinator:
+def _open_live_view(
+    place: LocationFolder, running: RunningCoordinator, view: Placement
+) -> RunningCoordinator:
     """Open the live view, wait until it serves, and log its address. The caller holds the lock."""
     from kafka_sink.coordinator.client import ask
     from kafka_sink.coordinator.live.view import OpenView, ViewOpened
 
-    opened = ask(found.of_driver, OpenView(view.address, view.port), ViewOpened, _LIVE_VIEW_MS)
-    found = replace(found, view_url=opened.url, view_port=opened.port, view_error=opened.error)
-    place.publish(found)
+    opened = ask(running.of_driver, OpenView(view.address, view.port), ViewOpened, _LIVE_VIEW_MS)
+    running = replace(running, view_url=opened.url, view_port=opened.port, view_error=opened.error)
+    place.publish(running)
     if opened.error:
         driver_log.warn(f"kafka-chunked: the live view could not be opened: {opened.error}")
     elif spark_application.first_time(f"{_LIVE_VIEW} {opened.url}"):
@@ -137,7 +139,7 @@ def _open_live_view(place: LocationFolder, found: RunningCoordinator, view: Plac
                 f"kafka-chunked: ui.bind.address={view.address}: everyone who can connect to the live view "
                 "sees the names of topics, brokers and hosts"
             )
-    return found
+    return running
 
 
 def _start(
@@ -150,14 +152,14 @@ def _start(
     with where.listen(_BACKLOG) as listening, place.life() as alive:
         process = _spawn(place, driver, where.address, (listening.fileno(), alive), environ)
     until = time.monotonic() + _START_MS / 1000
-    while (found := place.found()) is None and time.monotonic() < until:
+    while (running := place.found()) is None and time.monotonic() < until:
         if process.poll() is not None:
             raise OSError(f"its process has ended; see {place.folder / 'log'}")
         time.sleep(_POLL_S)
-    if found is None:
+    if running is None:
         process.kill()
         raise TimeoutError(f"its process did not start to serve within {_START_MS / 1000:.0f} s")
-    return found
+    return running
 
 
 def _spawn(

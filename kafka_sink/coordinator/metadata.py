@@ -148,31 +148,31 @@ class Topics(Message, frozen=True):
 def parts_of(snapshot: MetadataSnapshot) -> Iterator[SnapshotPart]:
     """One or more parts, each of which fits into a message."""
     nodes: tuple[NodeHint, ...] = tuple(
-        NodeHint(one.id, one.host, one.port, one.rack and cut(one.rack))
-        for one in snapshot.nodes
-        if is_host(one.host) and 0 <= one.port < 1 << 16
+        NodeHint(node.id, node.host, node.port, node.rack and cut(node.rack))
+        for node in snapshot.nodes
+        if is_host(node.host) and 0 <= node.port < 1 << 16
     )
     # A character takes up to six bytes. No real cluster has this many brokers; if one does, tasks ask it
     # directly.
-    if sum(80 + len(one.host) + 6 * len(one.rack or "") for one in nodes) > _NODES_BYTES:
+    if sum(80 + len(node.host) + 6 * len(node.rack or "") for node in nodes) > _NODES_BYTES:
         nodes = ()
     topics: list[TopicHint] = []
     taken = 0
-    for one in snapshot.topics:
-        topic, partitions = one.metadata, one.metadata.partitions
+    for described in snapshot.topics:
+        topic, partitions = described.metadata, described.metadata.partitions
         size = 200 + len(topic.name) + 11 * len(partitions)
         if topics and taken + size > _PART_BYTES:
             yield SnapshotPart(snapshot.cluster_id, nodes, snapshot.nodes_age_ms, tuple(topics))
             topics, taken, nodes = [], 0, ()
         numbers = partitions.leaders.tobytes(), partitions.epochs.tobytes()
-        topics.append(TopicHint(topic.name, one.age_ms, topic.topic_id, *numbers))
+        topics.append(TopicHint(topic.name, described.age_ms, topic.topic_id, *numbers))
         taken += size
     yield SnapshotPart(snapshot.cluster_id, nodes, snapshot.nodes_age_ms, tuple(topics))
 
 
 def snapshot_of(part: SnapshotPart) -> MetadataSnapshot:
     """The snapshot in a message. Raises ProtocolError."""
-    if not all(is_host(one.host) and one.id >= 0 for one in part.nodes):
+    if not all(is_host(node.host) and node.id >= 0 for node in part.nodes):
         raise ProtocolError("invalid broker address or id")
     topics = []
     for name, age_ms, topic_id, leaders, epochs in part.topics:
@@ -181,7 +181,7 @@ def snapshot_of(part: SnapshotPart) -> MetadataSnapshot:
         # Partitions takes the bytes of both arrays without converting them.
         metadata = TopicMetadata(name, topic_id, Partitions(name, leaders, epochs))
         topics.append(TopicSnapshot(metadata, age_ms))
-    nodes = tuple(Node(*one) for one in part.nodes)
+    nodes = tuple(Node(*node) for node in part.nodes)
     return MetadataSnapshot(tuple(topics), nodes, part.nodes_age_ms, part.cluster_id)
 
 
@@ -313,7 +313,7 @@ class MetadataService(Service):
     def on_topics_wanted(self, peer: int, message: TopicsWanted, now_ms: float) -> None:
         self._record_use(peer, message.topics, now_ms)
         wanted = {name: age_ms for name, age_ms in message.topics.items() if age_ms is not None}
-        known = {one.metadata.name: one.age_ms for one in self.cache.snapshot(now_ms, wanted).topics}
+        known = {topic.metadata.name: topic.age_ms for topic in self.cache.snapshot(now_ms, wanted).topics}
         fresh = frozenset(name for name, age_ms in known.items() if age_ms < wanted[name])
         for name in known.keys() - fresh:
             self.cache.mark_stale(name, now_ms)
@@ -399,7 +399,7 @@ class MetadataService(Service):
             self._ask_another(self._fetch, now_ms)
 
     def _ask_another(self, fetch: _Fetch, now_ms: float) -> None:
-        peer = next((one for one in self._tasks if one not in fetch.asked), None)
+        peer = next((task for task in self._tasks if task not in fetch.asked), None)
         fetch.turns += 1
         fetch.silent_at_ms = now_ms + FETCH_SILENCE_MS
         if fetch.turns > _MAX_ASKED or (peer is None and not fetch.asked):
@@ -451,8 +451,9 @@ class MetadataService(Service):
             self.cache.on_failure(now_ms)
             return
         asked = fetch.message.topics
-        found = {one.metadata.name: one.metadata for one in response.topics}
-        topics = tuple(found[name] for name in asked if name in found and self._believes(found[name], now_ms))
+        received = {topic.metadata.name: topic.metadata for topic in response.topics}
+        known = (received[name] for name in asked if name in received)
+        topics = tuple(topic for topic in known if self._believes(topic, now_ms))
         errors = {name: message.errors[name] for name in asked if name in message.errors}
         more = len(response.nodes) - len(self.cache.nodes())
         nodes = response.nodes if more <= 0 or self._may_keep(_NODE_BYTES * more, now_ms) else ()
@@ -462,8 +463,8 @@ class MetadataService(Service):
         # The response is sent to all tasks that use the topics.
         self._fresh.update(name for name in fetch.requested if self.cache.topic(name) is not None)
         self._untold.update(dict.fromkeys(self._users.values()))
-        left = set(fetch.requested) - found.keys() - errors.keys()
-        if found and left:
+        left = set(fetch.requested) - received.keys() - errors.keys()
+        if received and left:
             # The message did not have room for these topics. They are fetched next, and tasks wait for them.
             self.cache.on_use(left, now_ms)
             self.out.broadcast(list(self._tasks), Topics(pending=True))
@@ -677,7 +678,7 @@ class MetadataChannel(Channel):
             self._cache.import_snapshot(snapshot, now_ms)
         with self._lock:
             was_waiting = bool(self._needed)
-            self._needed.difference_update(one.metadata.name for one in snapshot.topics)
+            self._needed.difference_update(topic.metadata.name for topic in snapshot.topics)
             if not snapshot.topics and not message.pending:
                 self._needed.clear()
             is_waiting = bool(self._needed)
@@ -725,7 +726,7 @@ def _response(fetch: Fetch, update: MetadataUpdate | None) -> TopicsFetched:
     if update is None:
         return TopicsFetched(fetch.number, failed=True)
     asked = frozenset(fetch.topics)
-    topics = tuple(TopicSnapshot(one, 0.0) for one in update.topics if one.name in asked)
+    topics = tuple(TopicSnapshot(topic, 0.0) for topic in update.topics if topic.name in asked)
     part = next(parts_of(MetadataSnapshot(topics, update.nodes, 0.0, update.cluster_id)))
     errors = {name: code for name, code in update.errors.items() if name in asked}
     return TopicsFetched(fetch.number, part, errors)

@@ -108,10 +108,10 @@ def _drivers_address(environ: Mapping[str, str], conf: Mapping[str, str]) -> str
 def _own_address() -> str:
     """The address of this host's name. If that is loopback, the address of the interface to other hosts."""
     try:
-        found = [one[4][0] for one in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)]
+        entries = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
     except OSError:
-        found = []
-    for address in map(str, found):
+        entries = []
+    for address in (str(entry[4][0]) for entry in entries):
         if not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
             return address
     try:

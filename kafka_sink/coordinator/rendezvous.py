@@ -163,8 +163,8 @@ class LocationFolder:
 
 def serving(place: LocationFolder) -> RunningCoordinator | None:
     """The coordinator that serves in this folder. Raises OSError."""
-    found = place.found() if os.path.lexists(place.folder) else None
-    return found if found is not None and place.is_alive() else None
+    published = place.found() if os.path.lexists(place.folder) else None
+    return published if published is not None and place.is_alive() else None
 
 
 def address_for_driver() -> CoordinatorAddress | None:
@@ -174,8 +174,8 @@ def address_for_driver() -> CoordinatorAddress | None:
     """
     local_dirs = spark_application.local_dirs()
     with suppress(OSError):
-        found = serving(LocationFolder.of(local_dirs)) if local_dirs else None
-        return None if found is None else found.of_driver
+        running = serving(LocationFolder.of(local_dirs)) if local_dirs else None
+        return None if running is None else running.of_driver
     return None
 
 

@@ -119,12 +119,12 @@ def decompressed(data: bytes) -> bytes:
     decompress = zlib.decompressobj()
     try:
         # Data beyond the bound is not decompressed. Parsing it would take ten times the memory.
-        found = decompress.decompress(data[1:], MAX_MESSAGE_BYTES)
+        message = decompress.decompress(data[1:], MAX_MESSAGE_BYTES)
     except zlib.error:
         raise ProtocolError("message body does not match its declared compression") from None
     if not decompress.eof:
         raise ProtocolError(f"message body has more than {MAX_MESSAGE_BYTES:,} bytes, or is incomplete")
-    return found
+    return message
 
 
 # -- receivers ------------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ class _Receiver:
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         methods: list[Any] = [getattr(cls, name, None) for name in dir(cls)]
-        cls.takes = {kind: one for one in methods for kind in getattr(one, "receives", ())}
+        cls.takes = {kind: method for method in methods for kind in getattr(method, "receives", ())}
 
 
 class Outbox(Protocol):

@@ -89,6 +89,11 @@ class _Instance:
     not_before_s: float = 0.0
     timer: asyncio.TimerHandle | None = None
 
+    @property
+    def idle_ms(self) -> float:
+        """How long it is kept after its last peer."""
+        return _IDLE_MS.get(self.service.scope, math.inf)
+
 
 class _Turns:
     """Serves peers in turn, for ``most_ms`` at most in one iteration of the loop. The others wait for the
@@ -382,11 +387,12 @@ class CoordinatorServer:
     def _on_hello(self, peer: Peer, hello: Hello) -> None:
         settings = tuple(sorted(hello.settings.items()))
         options = _options_of(settings)
+        # Tasks that differ in other settings share an instance. It has the settings of the first task.
+        shared = tuple(setting for setting in settings if setting[0] in SHARED_OPTIONS)
         for kind in self._services:
             if kind.scope is ServiceScope.APPLICATION:
                 continue
-            # Tasks that differ in other settings share an instance. It has the settings of the first task.
-            key: _Key = (kind, hello.group, tuple(one for one in settings if one[0] in SHARED_OPTIONS))
+            key: _Key = (kind, hello.group, shared)
             if kind.scope is ServiceScope.CLUSTER:
                 key += (hello.cluster_id,)
             if kind not in peer.joined or peer.joined[kind].key != key:
@@ -418,12 +424,11 @@ class CoordinatorServer:
             _log.exception("a service failed")
 
     def _make_capacity(self) -> None:
-        of_application = ServiceScope.APPLICATION
-        found = self._instances.values()
-        unused = [one for one in found if not one.peers and one.service.scope is not of_application]
+        instances = self._instances.values()
+        unused = [instance for instance in instances if not instance.peers and instance.idle_ms < math.inf]
         if not unused:
             raise ProtocolError("too many groups of tasks")
-        self._close_instance(min(unused, key=lambda one: one.unused_ms))
+        self._close_instance(min(unused, key=lambda instance: instance.unused_ms))
 
     def _close_instance(self, instance: _Instance) -> None:
         del self._instances[instance.key]
@@ -514,9 +519,9 @@ class CoordinatorServer:
         if line is not None:
             kinds = self.state()["connections"]
             _log.warning("%s; now open: %s", line, ", ".join(f"{kinds[kind]} {kind}" for kind in kinds))
-        for one in list(self._instances.values()):
-            if not one.peers and now_ms - one.unused_ms >= _IDLE_MS.get(one.service.scope, math.inf):
-                self._close_instance(one)
+        for instance in list(self._instances.values()):
+            if not instance.peers and now_ms - instance.unused_ms >= instance.idle_ms:
+                self._close_instance(instance)
 
 
 @lru_cache(maxsize=500)

@@ -82,8 +82,8 @@ class ServerProcess:
 
     def _is_current(self) -> bool:
         """Whether the application's folder exists, and no other coordinator has been started in it."""
-        found = read_found(self._place.folder / "found")
-        return found is not None and found.address.token == self._identity.token
+        published = read_found(self._place.folder / "found")
+        return published is not None and published.address.token == self._identity.token
 
 
 def bounds_of_process(limits: Any = resource) -> ServerBounds:

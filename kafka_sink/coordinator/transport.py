@@ -153,9 +153,9 @@ class FrameReader:
         end = self.end
         if not end:
             return None
-        found = bytes(self._received[_LENGTH.size : end])
+        message = bytes(self._received[_LENGTH.size : end])
         del self._received[:end]
-        return found
+        return message
 
 
 # -- clients --------------------------------------------------------------------------------------------
@@ -203,10 +203,10 @@ class Connection:
         self._frames.feed(data)
         while self.socket.pending():
             self._frames.feed(self.socket.recv(_READ_BYTES))
-        found: list[Message] = []
+        messages: list[Message] = []
         while (message := self._frames.next_message()) is not None:
-            found.append(decode(message))
-        return found
+            messages.append(decode(message))
+        return messages
 
 
 def _client_context() -> ssl.SSLContext:

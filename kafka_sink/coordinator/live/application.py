@@ -244,8 +244,8 @@ class ApplicationMetrics:
         now = [report.counters.get(name, 0) for name in NAMES]
         for name, added in zip(NAMES, self.running.grow(attempt, None, now), strict=False):
             if added:
-                for one in sums:
-                    one[name] += added  # type: ignore[assignment]  # some are milliseconds
+                for counters in sums:
+                    counters[name] += added  # type: ignore[assignment]  # some are milliseconds
                 if name in _ACKNOWLEDGED:
                     job.acknowledged_ms = attempt.reported_ms
 
@@ -363,13 +363,13 @@ class ApplicationMetrics:
         if not self._clusters:
             return
         for name, write in list(self.writes.items()):
-            found = self._jobs.get(write.job)
+            job = self._jobs.get(write.job)
             # The job may have been dropped in favour of other jobs while its tasks continue.
-            if found is not None and now_ms - found.reported_ms > _LOST_MS:
+            if job is not None and now_ms - job.reported_ms > _LOST_MS:
                 # A micro-batch that runs again has the same name.
-                self._forget_write(name, write.last_task if found.query else math.inf)
-                if found.state == "running":
-                    self._end_job(write.job, found, "lost")
+                self._forget_write(name, write.last_task if job.query else math.inf)
+                if job.state == "running":
+                    self._end_job(write.job, job, "lost")
         for topic in self._topics.values():
             topic.records.add(now_ms, topic.totals[0])
         for job in self._jobs.values():
@@ -407,14 +407,14 @@ class ApplicationMetrics:
     def _present_tasks(self, now_ms: float) -> list[RunningTask]:
         """The tasks that have reported recently enough to be shown."""
         gone_before_ms = now_ms - max(_GONE_MS, _GONE_INTERVALS * self.interval_ms)
-        return [one for one in self.running if one.reported_ms >= gone_before_ms]
+        return [task for task in self.running if task.reported_ms >= gone_before_ms]
 
     def snapshot(self, now_ms: float) -> dict[str, Any]:
         """Everything that the page and the metrics show, as plain values. Times are seconds."""
         tasks = self._present_tasks(now_ms)
         mutes = running_tasks.muted(tasks, now_ms)
         driver, opened = self._shown_driver(now_ms), self._open_transactions()
-        running = Counter(one.identity.job for one in tasks)
+        running = Counter(task.identity.job for task in tasks)
         return {
             "application": self._application,
             "time": self._wall_s(),
@@ -424,18 +424,18 @@ class ApplicationMetrics:
             "clusters": [
                 {
                     "cluster": name,
-                    "counters": dict(one.counters),
-                    "dead_letters": [[*key, number] for key, number in one.dead_letters.most_common()],
+                    "counters": dict(cluster.counters),
+                    "dead_letters": [[*key, number] for key, number in cluster.dead_letters.most_common()],
                     **self._shown_running([task for task in tasks if task.cluster == name], now_ms),
                     "muted": Counter(mute["kind"] for mute in mutes if mute["cluster"] == name),
                     "driver": {
                         wait["step"]: wait["seconds"] for wait in reversed(driver) if wait["cluster"] == name
                     },
                     "transactions": _shown_open(
-                        [found for key, found in opened.items() if key[0] == name], now_ms
+                        [transactions for key, transactions in opened.items() if key[0] == name], now_ms
                     ),
                 }
-                for name, one in sorted(self._clusters.items())
+                for name, cluster in sorted(self._clusters.items())
             ],
             "jobs": [
                 self._shown_job(key, job, running[key], opened.get((job.cluster, key)), now_ms)
@@ -457,10 +457,10 @@ class ApplicationMetrics:
 
     def _shown_running(self, tasks: Sequence[RunningTask], now_ms: float) -> dict[str, Any]:
         """Totals over the tasks of one cluster."""
-        sums = map(sum, zip(*(one.gauges for one in tasks), strict=True))
+        sums = map(sum, zip(*(task.gauges for task in tasks), strict=True))
         return {
             "gauges": {name: value for name, value in zip(GAUGES, sums, strict=False) if value},
-            "states": Counter(self._state_of(one, now_ms) for one in tasks),
+            "states": Counter(self._state_of(task, now_ms) for task in tasks),
         }
 
     def _state_of(self, task: RunningTask, now_ms: float) -> str:
@@ -472,9 +472,10 @@ class ApplicationMetrics:
         Covers running tasks, including silent ones, and ended tasks whose write has not ended.
         """
         opened: dict[tuple[str, str], tuple[int, float]] = {}
-        running = ((one.cluster, one.identity.job, 1, one.transaction_since_ms) for one in self.running)
+        running = ((task.cluster, task.identity.job, 1, task.transaction_since_ms) for task in self.running)
         done = (
-            (one.cluster, one.job, one.open_transactions, one.open_since_ms) for one in self.writes.values()
+            (write.cluster, write.job, write.open_transactions, write.open_since_ms)
+            for write in self.writes.values()
         )
         for cluster, job, number, since_ms in chain(running, done):
             if number and since_ms is not None:
@@ -552,18 +553,18 @@ class ApplicationMetrics:
     def _shown_tasks(self, tasks: Iterable[RunningTask], now_ms: float) -> list[dict[str, Any]]:
         return [
             {
-                "job": one.identity.job,
-                "task": one.identity.task,
-                "partition": one.identity.partition,
-                "attempt": one.identity.attempt,
-                "host": one.identity.host,
-                "state": self._state_of(one, now_ms),
-                "seconds": (now_ms - one.state_since_ms) / 1000,
-                "elapsed": (one.elapsed_ms + now_ms - one.reported_ms) / 1000,
-                "records": _rows(dict(zip(NAMES, one.totals.get(None, ()), strict=False))),
-                **dict(zip(GAUGES, one.gauges, strict=True)),
+                "job": task.identity.job,
+                "task": task.identity.task,
+                "partition": task.identity.partition,
+                "attempt": task.identity.attempt,
+                "host": task.identity.host,
+                "state": self._state_of(task, now_ms),
+                "seconds": (now_ms - task.state_since_ms) / 1000,
+                "elapsed": (task.elapsed_ms + now_ms - task.reported_ms) / 1000,
+                "records": _rows(dict(zip(NAMES, task.totals.get(None, ()), strict=False))),
+                **dict(zip(GAUGES, task.gauges, strict=True)),
             }
-            for one in running_tasks.longest_waits(tasks, _MAX_TASKS_SHOWN, self._silent_before_ms(now_ms))
+            for task in running_tasks.longest_waits(tasks, _MAX_TASKS_SHOWN, self._silent_before_ms(now_ms))
         ]
 
 
@@ -578,8 +579,8 @@ def _rows(counters: Mapping[str, Number]) -> int:
 
 
 def _recent_latency_s(brokers: Collection[_Broker]) -> float | None:
-    responses = sum(one.responses.increase for one in brokers)
-    return sum(one.latency_ms.increase for one in brokers) / responses / 1000 if responses else None
+    responses = sum(broker.responses.increase for broker in brokers)
+    return sum(broker.latency_ms.increase for broker in brokers) / responses / 1000 if responses else None
 
 
 def _sum(totals: Iterable[Number], added: Iterable[Number]) -> list[Number]:

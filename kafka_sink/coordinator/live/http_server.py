@@ -179,12 +179,12 @@ class HttpServer:
 
     def _accepts_host(self, lines: Iterable[str]) -> bool:
         """Whether the Host header in these lines contains an IP address or one of ``hosts``."""
-        header = next((one for one in map(str.lower, lines) if one.startswith("host:")), "")
-        found = _HOST.fullmatch(header)
-        if found is None or found["name"] in self._hosts:
-            return found is not None
+        header = next((line for line in map(str.lower, lines) if line.startswith("host:")), "")
+        host = _HOST.fullmatch(header)
+        if host is None or host["name"] in self._hosts:
+            return host is not None
         try:
-            ipaddress.ip_address(found["address"] or found["name"])
+            ipaddress.ip_address(host["address"] or host["name"])
         except ValueError:
             return False
         return True

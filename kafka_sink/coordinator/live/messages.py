@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from itertools import islice
 from typing import Annotated, ClassVar, NamedTuple
 
 from msgspec import Meta, field
@@ -90,7 +91,8 @@ class AboutJob(Structure, frozen=True):
 
 def about_job(name: str, options: Mapping[str, str]) -> AboutJob:
     """The description of a job, cut to the bounds of a message."""
-    return AboutJob(cut(name), {cut(one): cut(value) for one, value in list(options.items())[:_MAX_OPTIONS]})
+    shown = islice(options.items(), _MAX_OPTIONS)
+    return AboutJob(cut(name), {cut(option): cut(value) for option, value in shown})
 
 
 class TaskIdentity(Structure, frozen=True):

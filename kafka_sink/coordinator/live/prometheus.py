@@ -54,9 +54,9 @@ class MetricSpec:
     def samples(self, snapshot: Mapping[str, Any]) -> Iterator[tuple[list[str], float]]:
         *where, key = self.source.split(".")
         labels = _LISTS.get(where[0], ()) if where else ()
-        for one in snapshot[where.pop(0)] if labels else [snapshot]:
-            values = reduce(lambda part, name: part.get(name, {}), where, one)
-            shown = [_label(str(one[label])) for label in labels]
+        for entry in snapshot[where.pop(0)] if labels else [snapshot]:
+            values = reduce(lambda part, name: part.get(name, {}), where, entry)
+            shown = [_label(str(entry[label])) for label in labels]
             for name in self.names or ("",):
                 value = values.get(key + name, 0 if labels else None)
                 if value is not None:
@@ -129,12 +129,12 @@ def _family(spec: MetricSpec, samples: Iterable[tuple[Sequence[str], float]]) ->
 def _latency(brokers: Sequence[Mapping[str, Any]]) -> Metric:
     family = HistogramMetricFamily(PREFIX + LATENCY.name, LATENCY.doc, labels=LATENCY.labels)
     bounds = [str(bound / 1000) for bound in LATENCY_BOUNDS_MS] + ["+Inf"]
-    for one in brokers:
-        counts = accumulate(one["latency_buckets"])
+    for broker in brokers:
+        counts = accumulate(broker["latency_buckets"])
         buckets = [(bound, float(below)) for bound, below in zip(bounds, counts, strict=False)]
         if buckets and buckets[-1][0] == "+Inf":
-            labels = [_label(one["cluster"]), str(one["broker"])]
-            family.add_metric(labels, buckets, one["latency_sum"])
+            labels = [_label(broker["cluster"]), str(broker["broker"])]
+            family.add_metric(labels, buckets, broker["latency_sum"])
     return family
 
 

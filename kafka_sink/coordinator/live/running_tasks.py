@@ -80,9 +80,9 @@ class RunningTasks:
         if before is not None:
             self.entries -= len(before.waits_for) + len(before.mutes)
         waiting = (
-            (node, (one.in_flight, now_ms - one.oldest_ms))
-            for node, one in report.brokers.items()
-            if one.in_flight or one.oldest_ms
+            (node, (broker.in_flight, now_ms - broker.oldest_ms))
+            for node, broker in report.brokers.items()
+            if broker.in_flight or broker.oldest_ms
         )
         has_transaction = report.transaction_ms is not None and not report.failed
         task = RunningTask(
@@ -96,7 +96,7 @@ class RunningTasks:
             gauges=tuple(report.gauges.get(name, 0) for name in GAUGES),
             waits_for=dict(islice(waiting, self.capacity)),
             # Each target counts once, even if the report repeats it.
-            mutes=tuple({one.target: one for one in report.mutes[: self.capacity]}.values()),
+            mutes=tuple({mute.target: mute for mute in report.mutes[: self.capacity]}.values()),
             totals={} if before is None else before.totals,
         )
         self.entries += len(task.waits_for) + len(task.mutes)
@@ -145,12 +145,12 @@ class RunningTasks:
 
 def requests(tasks: Iterable[RunningTask]) -> dict[tuple[str, int], tuple[int, float]]:
     """For each cluster and broker: the number of requests in flight, and since when it owes a response."""
-    found: dict[tuple[str, int], tuple[int, float]] = {}
+    requests_by_broker: dict[tuple[str, int], tuple[int, float]] = {}
     for task in tasks:
         for node, (in_flight, since_ms) in task.waits_for.items():
-            others, first_ms = found.get((task.cluster, node), (0, math.inf))
-            found[task.cluster, node] = others + in_flight, min(first_ms, since_ms)
-    return found
+            others, first_ms = requests_by_broker.get((task.cluster, node), (0, math.inf))
+            requests_by_broker[task.cluster, node] = others + in_flight, min(first_ms, since_ms)
+    return requests_by_broker
 
 
 def longest_waits(tasks: Iterable[RunningTask], count: int, silent_before_ms: float) -> list[RunningTask]:
@@ -171,28 +171,28 @@ def muted(tasks: Iterable[RunningTask], now_ms: float) -> list[dict[str, Any]]:
     ``left``: seconds until the first of the rows reach delivery.timeout.ms, or None if no rows wait. The
     values are added up report by report, because there may be 300,000 of them each second.
     """
-    found: dict[tuple[str, str], dict[str, Any]] = {}
+    targets: dict[tuple[str, str], dict[str, Any]] = {}
     for task in tasks:
         silence_ms = now_ms - task.reported_ms
-        for one in task.mutes:
-            target = found.get((task.cluster, one.target))
+        for mute in task.mutes:
+            target = targets.get((task.cluster, mute.target))
             if target is None:
-                if len(found) >= _MAX_TARGETS:
+                if len(targets) >= _MAX_TARGETS:
                     continue
-                kind = "broker" if one.target.lstrip("-").isdigit() else "partition"
-                target = {"cluster": task.cluster, "target": one.target, "kind": kind, "seconds": -1.0}
+                kind = "broker" if mute.target.lstrip("-").isdigit() else "partition"
+                target = {"cluster": task.cluster, "target": mute.target, "kind": kind, "seconds": -1.0}
                 target |= {"rows": 0, "named": [], "left": None}
-                found[task.cluster, one.target] = target
-            seconds = (one.age_ms + silence_ms) / 1000
+                targets[task.cluster, mute.target] = target
+            seconds = (mute.age_ms + silence_ms) / 1000
             if seconds > target["seconds"]:
-                target["seconds"], target["reason"] = seconds, one.reason
-            if one.left_ms is not None:
-                left = max(0.0, one.left_ms - silence_ms) / 1000
+                target["seconds"], target["reason"] = seconds, mute.reason
+            if mute.left_ms is not None:
+                left = max(0.0, mute.left_ms - silence_ms) / 1000
                 if target["left"] is None or left < target["left"]:
                     target["left"] = left
-            target["rows"] += one.rows
+            target["rows"] += mute.rows
             named = target["named"]
             if len(named) < MAX_PARTITIONS:
-                named += [name for name in one.named if name not in named]
+                named += [name for name in mute.named if name not in named]
                 del named[MAX_PARTITIONS:]
-    return sorted(found.values(), key=lambda target: -target["seconds"])
+    return sorted(targets.values(), key=lambda target: -target["seconds"])
