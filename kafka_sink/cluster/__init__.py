@@ -1,1 +1,1 @@
-"""What a producer knows of its cluster: one object for each broker and for each partition."""
+"""What a producer keeps about its cluster: metadata, and an object for each broker and each partition."""

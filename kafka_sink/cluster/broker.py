@@ -1,8 +1,8 @@
-"""All that a producer knows of one broker: its requests in flight, latency, availability and slow start.
+"""All that a producer knows about one broker: its requests in flight, latency, availability and slow start.
 
-The sender's thread writes it, but for the counts, which the task's thread replaces between two tasks, while
-nothing is in flight (``Sender.begin``). Other threads may read the counts, each number by itself. Times are
-monotonic milliseconds.
+Only the sender's thread writes it, except for the counts: the task's thread replaces them between two tasks,
+while no request is in flight (``Sender.begin``). Other threads may read the counts, but two numbers may then
+belong to different moments. Times are monotonic milliseconds.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# The first responses of a broker say little: it may have had to create files and connections of its own.
+# A broker's first responses are no measure of its usual latency: it may have had to create files and
+# connections first.
 FEW_RESPONSES = 5
-# The weight of the newest response in the mean. The mean rises slowly: it takes some tens of responses to
-# follow a broker that has become slow. It falls fast: the slow first responses of a broker are soon
-# forgotten.
+# The weight of the newest latency in the mean. The mean rises slowly, within some tens of responses, so that
+# a broker that becomes slow is noticed. It falls fast, so that the slow first responses are soon forgotten.
 _WEIGHT_ABOVE, _WEIGHT_BELOW = 0.1, 0.5
 
 
 @dataclass(slots=True, eq=False)
 class SentRequest:
-    """A Produce request with its batches. ``names`` maps the ids of topics that were sent by id (from v13
-    on). ``new_rows`` are in a request for the first time."""
+    """A Produce request with its batches. ``names`` maps topic ids to names, for topics that were sent by id
+    (from version 13 on). ``new_rows`` is the number of rows that were in no request before."""
 
     request: Request
     batches: list[ProducerBatch]
@@ -47,7 +47,7 @@ class SentRequest:
 
 
 class BrokerCounts:
-    """Of one task's Produce requests to one broker."""
+    """Counts of one task's Produce requests to one broker."""
 
     __slots__ = (
         *("buckets", "failures", "latency_ms", "max_latency_ms", "requests", "sent_bytes"),
@@ -57,13 +57,14 @@ class BrokerCounts:
     def __init__(self) -> None:
         self.requests = self.failures = self.sent_bytes = 0
         self.latency_ms = self.max_latency_ms = 0.0
-        # Throttling up to ``throttled_until_ms``; time that overlaps counts once.
+        # The time for which the broker has throttled the task, up to ``throttled_until_ms``. Periods that
+        # overlap count once.
         self.throttle_ms = self.throttled_until_ms = 0.0
         self.buckets = [0] * (len(LATENCY_BOUNDS_MS) + 1)
 
 
 class Broker:
-    """``node_id`` is below zero for a bootstrap address, which gets no Produce requests."""
+    """One broker. A bootstrap address has a negative ``node_id`` and gets no Produce requests."""
 
     __slots__ = (
         *("_network", "awaits_probe", "connection", "counts", "first_ms", "silence_from_ms", "id"),
@@ -76,55 +77,58 @@ class Broker:
     def __init__(self, node_id: int, network: NetworkClient) -> None:
         self.id = node_id
         self._network = network
-        # None while its address is unknown. See ``ClusterMetadata.connect_brokers``.
+        # None while the broker's address is unknown. See ``ClusterMetadata.connect_brokers``.
         self.connection: BrokerConnection | None = network.connections.get(node_id)
-        # As last listed by the cluster, which omits a broker that is gone for long.
+        # The broker as last listed. The cluster drops a broker from its list some time after it has gone.
         self.node: Node | None = None
         # Produce requests without a response, oldest first. Brokers respond in order.
         self.sent: deque[SentRequest] = deque()
-        # When the request was sent whose response is being handled, or when the throttling ended that delayed
-        # it (KIP-219).
+        # The response that is being handled belongs to a request that was sent at this time. If throttling
+        # delayed the request (KIP-219), this is when the throttling ended.
         self.request_sent_ms = 0.0
-        # When it last responded to a Produce request.
+        # When the broker last responded to a Produce request.
         self.last_response_ms = -math.inf
         # Replaced when a task begins.
         self.counts = BrokerCounts()
-        # Of all requests since the last push of metrics (KIP-714).
+        # The latencies of all requests since the last push of metrics (KIP-714).
         self.latencies = LatencyWindow()
-        # Where a drain begins among the partitions, so that none starves.
+        # The partition at which the next drain begins. It rotates, so that no partition starves.
         self.rotation = 0
-        # By topic, how little goes to partitions that have taken no batch yet.
+        # The topics with partitions that this broker does not serve yet.
         self.slow_starts: dict[str, SlowStart] = {}
-        # Since when batches have waited for it to accept a request, and when they last did (KIP-794).
+        # Since when batches have waited for the broker to accept a request, and when they last waited
+        # (KIP-794).
         self.waits_since_ms: float | None = None
         self.waits_until_ms = 0.0
-        # Since when batches have waited for a connection, and whether the last one was refused or lost.
+        # Since when batches have waited for a connection, and whether the last connection was refused or
+        # lost.
         self.unreachable_since_ms: float | None = None
         self.is_failing = False
-        # How long its last connection took from its start to its first response.
+        # How long the last connection took from its start to its first response.
         self.setup_ms: float | None = None
-        # When it last responded to a request without rows, or to the first request of a connection.
+        # When the broker last responded to a request without rows, or to a connection's first request.
         self.probed_ms: float | None = None
-        # Rows of requests that have ended, over the producer's life; rows that are sent again count once.
+        # Rows of requests that have ended, over the producer's life. Rows that are sent again count once.
         self.rows = 0
-        # The mean latency and the first one; None before the first response. ``responses`` counts the first
-        # few, which say little.
+        # The mean latency and the first one; None before the first response. ``responses`` counts responses
+        # up to FEW_RESPONSES.
         self.usual_ms: float | None = None
         self.first_ms: float | None = None
         self.responses = 0
-        # What the breaker has found: since when a silence is suspicious, and whether it is certain.
+        # Set by the breaker class: since when the broker's silence has been suspicious, and whether it is
+        # certain.
         self.suspect_since_ms: float | None = None
         self.is_silent = False
-        # Whether a request without rows is wanted of it, and whether one is under way.
+        # Whether the broker should get a request without rows, and whether such a request is in flight.
         self.is_to_be_asked = self.awaits_probe = False
-        # When a mute for silence last ended: from then on at the earliest a silence counts.
+        # When a mute for silence last ended. Silence before that time does not count again.
         self.silence_from_ms = -math.inf
 
     # -- its connection -----------------------------------------------------------------------------
 
     def accepts(self, now_ms: float) -> bool:
-        """Whether it is connected, with room in the in-flight window and no throttling (KIP-219). Starts to
-        connect where it is not."""
+        """Whether the broker is connected, has room in its in-flight window and does not throttle this client
+        (KIP-219). Starts to connect if there is no connection."""
         connection = self.connection
         if connection is None:
             return False
@@ -145,14 +149,14 @@ class Broker:
         return connection is None or connection.is_gone
 
     def delay_ms(self, now_ms: float) -> float:
-        """Until ``accepts`` may change by time alone; infinite where an event must come first."""
+        """Milliseconds until ``accepts`` may change with time alone; infinity if only an event changes it."""
         connection = self.connection
         return math.inf if connection is None else connection.ready_delay_ms(now_ms)
 
     # -- Produce requests ---------------------------------------------------------------------------
 
     def send(self, sent: SentRequest, now_ms: float) -> None:
-        """Send a request with batches. Raises ValueError, and changes nothing, without a ready connection."""
+        """Send a request with batches. Raises ValueError and changes nothing if no connection is ready."""
         connection = self.connection
         if connection is None:
             raise ValueError(f"the address of broker {self.id} is unknown")
@@ -166,11 +170,10 @@ class Broker:
         _log.debug("broker %d: request with %d batch(es) of %d bytes", self.id, len(sent.batches), size)
 
     def responded(self, now_ms: float, prompt_ms: float) -> tuple[SentRequest, bool]:
-        """The oldest request has its response; with acks=0, it is written to the socket. Return it, and
-        whether that concerns the breaker.
+        """Record the response to the oldest request or, with acks=0, that it was written to the socket.
 
-        A latency beyond ``prompt_ms`` may not be usual: that is the breaker's to judge. And by a broker's
-        first response, other brokers' silence is judged.
+        Return the request, and whether the breaker must run: it judges a latency beyond ``prompt_ms``, and it
+        compares other brokers' silence with a broker's first response.
         """
         sent = self._ended()
         self.last_response_ms = now_ms
@@ -189,7 +192,7 @@ class Broker:
         return sent, now_ms - self.request_sent_ms > prompt_ms or self.responses == 1
 
     def failed(self) -> SentRequest:
-        """The oldest request will get no response."""
+        """Record that the oldest request will get no response, and return it."""
         self.counts.failures += 1
         return self._ended()
 
@@ -200,7 +203,7 @@ class Broker:
         return sent
 
     def observe(self, latency_ms: float) -> None:
-        """Include the latency of a response in the usual one."""
+        """Include the latency of a response in the usual latency."""
         mean = self.usual_ms
         if mean is None:
             self.usual_ms = self.first_ms = latency_ms
@@ -211,8 +214,8 @@ class Broker:
 
     @property
     def oldest_request_ms(self) -> float | None:
-        """When bytes of the oldest request without a response were last written. A request that a throttling
-        broker delays counts from the end of the throttling, which may lie ahead."""
+        """When bytes of the oldest request without a response were last written. If throttling delays the
+        request, this is the end of the throttling, which may be in the future."""
         if not self.sent:
             return None
         written_ms, connection = self.sent[0].request.written_ms, self.connection
@@ -246,12 +249,12 @@ class Broker:
         return may_send_within_limits
 
     def pause_ms(self, now_ms: float) -> float:
-        """Until a pause ends; infinite if only a response can change a limit."""
+        """Milliseconds until a topic's pause ends; infinity if only a response can change a limit."""
         pauses = (start.pause_ms(now_ms) for start in self.slow_starts.values())
         return min(filter(None, pauses), default=math.inf)
 
     def took(self, batches: Iterable[ProducerBatch]) -> None:
-        """The broker has these batches."""
+        """Raise the limits, because the broker has taken these batches."""
         for batch in batches:
             topic = batch.partition.topic
             start = self.slow_starts.get(topic)
@@ -261,7 +264,7 @@ class Broker:
                     del self.slow_starts[topic]
 
     def refused(self, batch: ProducerBatch, error_code: int, now_ms: float) -> None:
-        """It has responded with an error for the batch."""
+        """Lower the limit if the broker's error for this batch shows that the partition is not ready."""
         if error_code not in _NOT_READY or batch.home.has_taken:
             return
         self.slow_starts.setdefault(batch.partition.topic, SlowStart()).refused(now_ms)
@@ -269,11 +272,11 @@ class Broker:
     # -- a task's counts ----------------------------------------------------------------------------
 
     def metrics(self, now_ms: float) -> BrokerMetrics:
-        """Of the present task, without an address. Any thread."""
+        """The metrics of the current task, without the broker's address. Any thread may call it."""
         counts = self.counts
         try:
             oldest_ms = max(0.0, now_ms - self.sent[0].request.sent_ms)
-        except IndexError:  # the sender's thread may have taken it just now
+        except IndexError:  # the sender's thread may have removed the request just now
             oldest_ms = 0.0
         return BrokerMetrics(
             "",
@@ -291,7 +294,8 @@ class Broker:
 
 
 def note_waits(brokers: Iterable[Broker], waiting: Collection[Broker], now_ms: float) -> None:
-    """``waiting`` brokers have ready batches and are not connected: none of the others is unreachable."""
+    """Record since when brokers cannot be reached. The ``waiting`` brokers have ready batches and are not
+    connected; no other broker counts as unreachable."""
     for broker in brokers:
         if broker not in waiting:
             broker.unreachable_since_ms = None
@@ -302,7 +306,7 @@ def note_waits(brokers: Iterable[Broker], waiting: Collection[Broker], now_ms: f
         broker.is_failing = broker.is_gone
 
 
-# A batch that backs off after a failed attempt still waits for its broker, but is not ready for a while.
+# A batch that backs off after a failed attempt still waits for its broker although it is not ready.
 _GRACE_MS = 5_000.0
 
 
@@ -313,9 +317,11 @@ def unavailable(
     timeout_ms: float,
     now_ms: float,
 ) -> frozenset[int]:
-    """The ids of brokers that keyless rows are to avoid, as batches have waited for longer (KIP-794).
+    """The ids of brokers for which batches have waited longer than ``timeout_ms``, so that keyless rows
+    avoid them (KIP-794).
 
-    ``waiting`` brokers have ready batches and accept no request now; ``accepting`` ones accept them.
+    The ``waiting`` brokers have ready batches and accept no request now. The ``accepting`` brokers have ready
+    batches and accept them.
     """
     for broker in accepting:
         broker.waits_since_ms = None
@@ -328,7 +334,7 @@ def unavailable(
         since_ms = broker.waits_since_ms
         if since_ms is None:
             continue
-        # No batch waits for it any more, so nothing would ever show that it is back.
+        # No batch waits for the broker any longer, so no event would ever show that it is back.
         if now_ms - broker.waits_until_ms > timeout_ms + _GRACE_MS:
             broker.waits_since_ms = None
         elif broker.waits_until_ms - since_ms > timeout_ms:
@@ -336,18 +342,19 @@ def unavailable(
     return frozenset(late)
 
 
-# -- slow start: little is sent to partitions that their broker does not serve yet --------------------------
+# -- slow start: few batches are sent to partitions that their broker does not serve yet --------------------
 #
 # A broker announces the partitions of a new topic before it has created their logs, which takes seconds for a
-# thousand. Until then it rejects every batch with NOT_LEADER_OR_FOLLOWER or UNKNOWN_TOPIC_OR_PARTITION, after
-# it has received all of it. New metadata does not help: it names the same broker. So after such an error few
-# batches are sent to partitions that have not taken one yet: one at a time, and more with each that is taken,
-# as in TCP's slow start. Partitions that have taken a batch are not affected, nor is another topic or broker.
+# thousand partitions. Until then it rejects every batch with NOT_LEADER_OR_FOLLOWER or
+# UNKNOWN_TOPIC_OR_PARTITION, after it has received the whole batch. New metadata does not help, because it
+# contains the same leader. So after such an error only one batch at a time is sent to those partitions of the
+# topic that have not taken a batch yet. With each batch that the broker takes, one more may be in flight, as
+# in TCP's slow start. Partitions that have taken a batch are not affected, and neither are other topics.
 
 
 _NOT_READY = frozenset({kafka_errors.NOT_LEADER_OR_FOLLOWER, kafka_errors.UNKNOWN_TOPIC_OR_PARTITION})
-# Errors within this time are one burst, which counts once. While one batch is sent at a time, it is the wait
-# after an error.
+# Errors within this time are one burst, which counts once. While one batch is sent at a time, this is also
+# the wait after an error.
 _BURST_MS = 50.0
 # A limit that has grown to this limits nothing.
 _UNLIMITED = 256
@@ -355,9 +362,10 @@ _UNLIMITED = 256
 
 @dataclass(slots=True)
 class SlowStart:
-    """Of one topic at one broker. ``limit``: how many batches may be in flight to partitions that took none.
+    """The slow start of one topic at one broker.
 
-    A burst of errors lasts until ``burst_ends_ms``.
+    ``limit`` is the number of batches that may be in flight to partitions that have taken none. A burst of
+    errors lasts until ``burst_ends_ms``.
     """
 
     limit: int = 1
@@ -369,5 +377,5 @@ class SlowStart:
             self.burst_ends_ms = now_ms + _BURST_MS
 
     def pause_ms(self, now_ms: float) -> float:
-        """Until a batch may be sent."""
+        """Milliseconds until a batch may be sent."""
         return max(0.0, self.burst_ends_ms - now_ms) if self.limit == 1 else 0.0

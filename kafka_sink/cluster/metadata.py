@@ -1,14 +1,15 @@
-"""What is known of topics and brokers, and what to request next (KIP-526); the producer's rack (KIP-1123).
+"""The metadata cache: topics, brokers, and which topics to request next (KIP-526); the rack (KIP-1123).
 
-Facts and the time come in, decisions go out. Times are monotonic milliseconds. Five rules bound the requests:
+It does no I/O: callers pass in responses and the time, and ask what to request. Times are monotonic
+milliseconds. Five rules bound the requests:
 
 - One request is in flight at a time.
 - A request that fails delays the next one, whatever its topics.
 - A response that does not help a topic delays that topic alone (``topic_state``).
-- A topic without metadata, or with an error in its last response, is requested only while rows wait for it:
-  for WAITED_FOR_MS after they were last seen.
-- Topics that have metadata, but were reported as stale, are gathered for retry.backoff.ms after the last
-  response.
+- A topic without metadata, or with an error in its last response, is requested only while rows wait for it,
+  that is, until WAITED_FOR_MS after a task last reported such rows.
+- Topics that have metadata, but were reported as stale, are collected for retry.backoff.ms after the last
+  response, so that one request serves all of them.
 
 Delays are retry.backoff.ms, doubled up to retry.backoff.max.ms, with 20 % of jitter either way.
 """
@@ -56,9 +57,9 @@ if TYPE_CHECKING:
     from kafka_sink.options import SinkOptions
 
 _log = logging.getLogger(__name__)
-# A snapshot's age does not count the time for which it was on its way.
+# A snapshot may have been in transit for this long, which its age does not include.
 _ON_THE_WAY_MS = 50.0
-# What to say of the errors that no task waits out (``KafkaError.final_for_topic``).
+# Messages for errors that retrying cannot fix (``KafkaError.final_for_topic``).
 _FINAL_TOPIC_ERRORS = {
     INVALID_TOPIC_EXCEPTION: "the topic name is invalid (INVALID_TOPIC_EXCEPTION)",
     TOPIC_AUTHORIZATION_FAILED: "not authorized to access the topic (TOPIC_AUTHORIZATION_FAILED)",
@@ -68,12 +69,13 @@ _NO_PARTITIONS: Mapping[str, int] = {}
 
 
 class ClusterMetadata:
-    """Topics with their age and last use: of a task, whose sender refreshes them, or of the coordinator.
+    """The metadata cache of a task, which the task's sender refreshes, or of the coordinator.
 
-    Any thread. Look-ups of one topic, partition or of the brokers take no lock: their values are replaced
-    whole. ``version`` rises at every change that these show, and with errors. ``network`` is the sender's,
-    None in the coordinator; ``random`` is uniform on [0, 1). A call costs O(log n) for each of its topics and
-    for each topic that has become due since the last call.
+    Thread-safe. Looking up a topic, a partition or the brokers takes no lock, because values are replaced and
+    never modified. ``version`` increases when one of these values changes, and with each new error.
+    ``network`` is the sender's network client, None in the coordinator. ``random`` returns numbers that are
+    uniform on [0, 1). A call costs O(log n) for each of its topics and for each topic that has become due
+    since the last call.
     """
 
     def __init__(
@@ -87,50 +89,58 @@ class ClusterMetadata:
     ) -> None:
         self._clock_ms = clock_ms
         self._network = network
-        # Guards all below. Methods that take it call one another; those that end in "_locked" must be called
-        # with it.
+        # Guards all attributes below. The task's thread, the sender's thread and the coordinator's client all
+        # change them, and without the lock a request could be sent twice or a topic be lost from the
+        # schedule. It is an RLock because methods that take it call each other. Callers of a ``*_locked``
+        # method must hold it.
         self._lock = threading.RLock()
         self._updated = threading.Condition(self._lock)
         self.version = 0
-        # Until then nothing is wanted; -inf where that is not known.
+        # No request is due before this time; -inf if it has to be computed again. The sender's thread reads
+        # it without the lock, in every pass, so each change that may make a request due resets it.
         self.next_due_ms = -math.inf
-        # Requests that were sent, and snapshots with news, each of which spared one.
+        # The number of requests, and of imported snapshots that made a request unnecessary.
         self.requests = self.imports = 0
-        # Requests that included topics for others, see ``request_for_other_tasks``.
+        # The number of requests that included topics for other tasks, see ``request_for_other_tasks``.
         self.fetches = 0
         self.cluster_id: str | None = None
-        # Once rows have been sent, a response of another cluster is an error.
+        # The sender's thread sets it when it first sends rows. From then on a response from another cluster
+        # is an error, because the rows of one write would otherwise be split between two clusters.
         self.pinned = False
-        # Whoever names an address gets the rows, where any host on the internet may have a trusted
-        # certificate. The coordinator sends none.
+        # With public certificate authorities any host can present a trusted certificate, so an address that
+        # another task reported could divert the rows. Then only addresses that a broker has listed are used.
+        # The coordinator sends no rows, so this does not apply to it.
         tls = None if network is None else SecuritySettings.from_options(options).tls
         self.confirmed_nodes_only = tls is not None and tls.trust is None
-        # Brings what other tasks know; None without one. It is called under the lock, so it must not wait for
-        # a thread.
+        # Shares metadata with other tasks; None if there is no coordinator. It is called with the lock held,
+        # so it must not wait for another thread.
         self.coordinator: MetadataChannel | None = None
-        # Filled by the sender's thread.
+        # Only the sender's thread adds and removes brokers.
         self.brokers: dict[int, Broker] = {}
         self._max_age_ms = options.metadata_max_age_ms
         self._idle_ms = options.metadata_max_idle_ms
         backoff_ms, self._backoff_max_ms = options.retry_backoff_ms, options.retry_backoff_max_ms
         self._backoff = ExponentialBackoff(backoff_ms, self._backoff_max_ms, random)
         self._topics: dict[str, TopicState] = {}
-        # Replaced whole.
+        # Each change replaces the mapping, so that readers need no lock.
         self._nodes: Mapping[int, Node] = {}
         self._nodes_ms = -math.inf
         self._schedule = RefreshSchedule(self._max_age_ms, backoff_ms, non_urgent_share)
-        # When each topic becomes idle unless it is used again. A topic that was used is put back when its
-        # time comes.
+        # When each topic becomes idle unless it is used again. Using a topic does not move its entry; when
+        # the entry is due, a topic that was used meanwhile is put back.
         self._idle = DeadlineHeap()
         # When each unsolved topic (``TopicState.is_unsolved``) is no longer needed, in the same way.
         self._needed = DeadlineHeap()
+        # The topics in the current request; None if no request is in flight.
         self._in_flight: frozenset[str] | None = None
-        # What others need: to be requested, and in the request in flight.
+        # Topics requested on behalf of other tasks: waiting, and in the current request.
         self._for_others: dict[str, None] = {}
         self._fetching: tuple[str, ...] = ()
+        # Topics that were reported as stale while the current request is in flight.
         self._marked_in_flight: set[str] = set()
+        # Failed requests since the last response.
         self._failures = 0
-        # When the last response came.
+        # When the last response arrived.
         self.response_ms = -math.inf
         self._not_before_ms = -math.inf
         self._deferred_until_ms = -math.inf
@@ -143,14 +153,14 @@ class ClusterMetadata:
         return None if found is None else found.metadata
 
     def describe_lookup_error(self, name: str) -> str | None:
-        """The error in a topic's last response, None where that brought metadata."""
+        """The error in the last response about a topic; None if the response contained metadata."""
         found = self._topics.get(name)
         return None if found is None or not found.error else _describe(found.error)
 
     def leader(self, partition: TopicPartition) -> PartitionMetadata | None:
         """The partition as last observed; None for an unknown topic or partition.
 
-        Its leader is NO_LEADER also while that broker is not in ``nodes``: nothing can be sent to it.
+        The leader is also NO_LEADER if that broker is not in ``nodes``, because nothing can be sent to it.
         """
         found = self._topics.get(partition.topic)
         metadata = None if found is None else found.metadata
@@ -160,29 +170,29 @@ class ClusterMetadata:
         return info if info.leader in self._nodes else info._replace(leader=NO_LEADER)
 
     def nodes(self) -> Mapping[int, Node]:
-        """Brokers by id; each response replaces them."""
+        """The brokers by id. Each response replaces the mapping."""
         return self._nodes
 
     def sizes(self) -> tuple[int, int]:
-        """How many topics are kept, and how many partitions they have."""
+        """The number of cached topics, and the number of their partitions."""
         with self._lock:
             known = [one.metadata.partitions for one in self._topics.values() if one.metadata is not None]
             return len(self._topics), sum(map(len, known))
 
     def age_ms(self, now_ms: float) -> float:
-        """How long ago brokers last listed themselves, to this cache or to one whose snapshot came; 0
-        before."""
+        """How long ago a broker last listed the brokers, to this cache or to one whose snapshot was imported.
+        0 before the first list."""
         return max(0.0, now_ms - self._nodes_ms) if self._nodes_ms > -math.inf else 0.0
 
     def names(self) -> tuple[str, ...]:
-        """All topics in use, with metadata or still without."""
+        """All topics in use, including those without metadata."""
         with self._lock:
             return tuple(name for name, found in self._topics.items() if found.in_use)
 
     def snapshot(self, now_ms: float, names: Iterable[str] | None = None) -> MetadataSnapshot:
-        """For ``import_snapshot`` of another cache: everything known, or only the topics of ``names``.
+        """Everything in the cache, or only the topics of ``names``, for ``import_snapshot`` of another cache.
 
-        A response that another thread merged after ``now_ms`` was read has age 0.
+        A topic that another thread merged after ``now_ms`` was read has age 0.
         """
         with self._lock:
             topics = tuple(
@@ -194,7 +204,7 @@ class ClusterMetadata:
             return MetadataSnapshot(topics, nodes, self.age_ms(now_ms), self.cluster_id)
 
     def _wake_sender(self) -> None:
-        """A request may be due."""
+        """Let the sender check now whether a request is due."""
         if self._network is not None:
             self._network.wakeup()
 
@@ -208,15 +218,23 @@ class ClusterMetadata:
         partitions: Mapping[str, int] = _NO_PARTITIONS,
         unauthorized_wait_ms: float = 0.0,
     ) -> dict[str, TopicMetadata]:
-        """Wait for the metadata of all these topics; one request asks for those that are unknown.
+        """Wait for the metadata of all these topics. One request asks for all unknown topics.
 
-        ``partitions``: how many partitions a topic needs for rows that name theirs. A topic known with fewer
-        may have got more since, so this waits for newer metadata, as Kafka's producer does.
-        ``unauthorized_wait_ms``: a topic is asked for again until brokers have said for this long that it is
-        not authorized, as they say so while they load their ACLs. Raises
-        MetadataTimeoutError naming the topics and the last error after ``timeout_ms`` (max.block.ms),
-        TopicRefusedError for a topic that can never be written, MissingPartitionError after ``timeout_ms``
-        for a partition that does not exist.
+        Args:
+            topics: The names of the topics.
+            timeout_ms: How long to wait at most (max.block.ms).
+            check: Called while waiting. It raises if the task has failed.
+            partitions: The number of partitions that a topic needs for rows that specify theirs. A topic
+                known with fewer partitions may have more by now, so this waits for newer metadata, as Kafka's
+                producer does.
+            unauthorized_wait_ms: How long to keep asking for a topic after TOPIC_AUTHORIZATION_FAILED, which
+                brokers also return while they load their ACLs.
+
+        Raises:
+            MetadataTimeoutError: The metadata did not arrive in time. It contains the topics and the last
+                error.
+            TopicRefusedError: A topic can never be written.
+            MissingPartitionError: A partition still did not exist after ``timeout_ms``.
         """
         wanted = tuple(topics)
         deadline = self._clock_ms() + timeout_ms
@@ -255,14 +273,14 @@ class ClusterMetadata:
                 if self.version == version:
                     self._updated.wait(min(left, _CHECK_MS) / 1000)
         if stale:
-            # Once more: the coordinator may have the topic as it was before its partitions were added.
+            # Report again: the coordinator's copy may be older than the added partitions.
             self._report_stale(stale)
         return {name: metadata for name, metadata in found.items() if metadata is not None}
 
     def _ask_others_locked(self, topics: list[str], timeout_ms: float, now_ms: float) -> None:
-        # Under the lock, so that the response cannot come before the deferral begins.
+        # The lock is held, so that the coordinator's response cannot arrive before the pause begins.
         if self.coordinator is not None and self.coordinator.ask(topics):
-            # Leaves brokers time to respond in case the coordinator does not.
+            # This leaves brokers time to respond if the coordinator does not.
             self._deferred_until_max_ms = now_ms + timeout_ms / 2
             self.pause_requests(now_ms + COORDINATOR_WAIT_MS)
 
@@ -273,7 +291,7 @@ class ClusterMetadata:
                 coordinator.report_stale(name)
 
     def describe_lack(self, topics: Iterable[str], partitions: Mapping[str, int]) -> str:
-        """What ``await_topics`` waits for with these arguments, for the log."""
+        """A text for the log: what ``await_topics`` waits for with these arguments."""
         with self._lock:
             missing = [name for name in topics if self.topic(name) is None]
             if missing:
@@ -287,7 +305,7 @@ class ClusterMetadata:
         return "metadata"
 
     def _missing_texts_locked(self, missing: list[str]) -> tuple[str, str]:
-        """The names of topics without metadata, and why there is none."""
+        """The names of topics without metadata, and the reason, as texts."""
         brokers = "" if self._network is None else self._network.describe_brokers()
         errors = filter(None, {self.describe_lookup_error(name) for name in missing})
         shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
@@ -324,9 +342,9 @@ class ClusterMetadata:
     # -- facts ------------------------------------------------------------------------------------
 
     def on_use(self, topics: Iterable[str], now_ms: float) -> None:
-        """Rows are written to these topics: known ones stay cached, unknown ones become urgent.
+        """Record that rows are written to these topics. Known topics stay cached; unknown ones become urgent.
 
-        Final errors (invalid name, not authorized) count as long as metadata would: for max.age.
+        A final error (invalid name, not authorized) is kept for metadata.max.age.ms, like metadata.
         """
         with self._lock:
             for name in topics:
@@ -348,7 +366,7 @@ class ClusterMetadata:
             self._reschedule_locked(name, topic)
 
     def forget(self, name: str) -> None:
-        """Nothing waits for this topic any more; its next use requests it again."""
+        """Drop the topic. Its next use will request it."""
         with self._lock:
             found = self._topics.pop(name, None)
             if found is None:
@@ -359,11 +377,13 @@ class ClusterMetadata:
             self.version += found.metadata is not None or found.error != 0
 
     def mark_stale(self, topic: str, now_ms: float) -> None:
-        """A response shows that the metadata is old (NOT_LEADER_OR_FOLLOWER and the like): refresh it soon.
+        """Refresh a topic soon, because a response showed that its metadata is old (such as
+        NOT_LEADER_OR_FOLLOWER).
 
-        The refresh waits for the backoff that follows the topic's last response: without it, the same
-        response would come again at once (franz-go #1413). A leader hint with a newer epoch needs no refresh,
-        so it leaves no mark. A topic with a final error is requested once more, after its backoff.
+        The refresh waits for the backoff that follows the topic's last response. Without the backoff, the
+        same response would arrive again and again (franz-go #1413). A leader hint with a newer epoch needs no
+        refresh, so it does not mark the topic. A topic with a final error is requested once more, after its
+        backoff.
         """
         with self._lock:
             self._mark_stale_locked(topic, now_ms)
@@ -386,7 +406,8 @@ class ClusterMetadata:
             self._marked_in_flight.add(topic)
         if not found.stale:
             if found.not_before_ms + self._backoff_max_ms < now_ms:
-                found.unhelpful = 0  # it has been well for a while
+                # Its last response was long ago, so the backoff starts again.
+                found.unhelpful = 0
             found.stale = True
             found.stale_ms = now_ms
             if not in_flight:
@@ -400,9 +421,10 @@ class ClusterMetadata:
         nodes: Iterable[Node],
         topic_id: bytes | None = None,
     ) -> bool:
-        """A Produce response names the leader (KIP-951): used, and True returned, where its epoch is newer.
+        """Take the leader that a Produce response contains (KIP-951). Return True if its epoch is newer.
 
-        ``topic_id``: the one in the request. A former topic's epochs say nothing about this one's.
+        ``topic_id`` is the id in the request. The epochs of a deleted topic of the same name cannot be
+        compared with those of the current one.
         """
         with self._lock:
             found = self._topics.get(partition.topic)
@@ -422,12 +444,12 @@ class ClusterMetadata:
         return True
 
     def import_topic(self, topic: TopicMetadata, age_ms: float, now_ms: float) -> bool:
-        """Merge a topic that another cache of the same cluster observed ``age_ms`` ago; True if it
-        changed anything here.
+        """Merge a topic that another cache of the same cluster observed ``age_ms`` ago. Return True if that
+        changed this cache.
 
-        It is merged like an own response of that time: higher epochs win, and another topic id wins only
-        where it was observed later. What others said before gives way. A topic that is not in use is kept for
-        metadata.max.idle.ms in case it will be used, but is not refreshed.
+        It is merged like a response that this cache received then: higher epochs win, and another topic id
+        wins only if it was observed later. It replaces what other tasks reported earlier. A topic that is not
+        in use is kept for metadata.max.idle.ms in case it will be used, but is not refreshed.
         """
         with self._lock:
             observed_ms = now_ms - max(age_ms, 0.0)
@@ -443,7 +465,8 @@ class ClusterMetadata:
             changed = found.metadata != known
             is_later = observed_ms > found.stale_ms + _ON_THE_WAY_MS
             if found.stale and (changed or (is_later and found.metadata == topic)):
-                # Without a change, but observed after the mark: an own response would have said the same.
+                # A topic without a change that was observed after the mark also counts: a response to this
+                # cache would have contained the same.
                 found.stale = lacks_leader(found.metadata or topic, self._nodes)
                 found.unhelpful = 0 if changed else found.unhelpful + 1
                 attempts = max(found.unhelpful, 1)
@@ -453,11 +476,11 @@ class ClusterMetadata:
             return changed
 
     def is_other_cluster(self, cluster_id: str | None) -> bool:
-        """Whether this is surely not the cluster that is known: one id or the other may be unknown."""
+        """True only if both cluster ids are known and differ."""
         return None not in (cluster_id, self.cluster_id) and cluster_id != self.cluster_id
 
     def _start_over_locked(self) -> None:
-        """Another cluster responds now: forget everything and request the topics in use again."""
+        """Forget everything and request the topics in use again, because another cluster responds now."""
         used = [(name, found.used_ms) for name, found in self._topics.items() if found.in_use]
         for name in list(self._topics):
             self.forget(name)
@@ -466,11 +489,11 @@ class ClusterMetadata:
         self.forget_nodes()
 
     def import_snapshot(self, snapshot: MetadataSnapshot, now_ms: float) -> int:
-        """Merge another cache's topics by import_topic, and its brokers where they were observed later.
+        """Merge another cache's topics with import_topic, and its brokers if they were observed later.
 
-        Returns how many topics were news. A snapshot of another cluster is ignored: its brokers may have the
-        same ids. So is, with ``confirmed_nodes_only``, one that names a broker's address that no broker has
-        named.
+        Returns how many topics were new or changed. A snapshot of another cluster is ignored, because its
+        brokers may have the same ids. With ``confirmed_nodes_only``, a snapshot is also ignored if it
+        contains a broker's address that no broker has listed.
         """
         with self._lock:
             if self.is_other_cluster(snapshot.cluster_id):
@@ -483,8 +506,8 @@ class ClusterMetadata:
                 self._nodes_ms = observed_ms
                 self._know_nodes_locked(nodes)
             else:
-                # Leaders in the snapshot must be reachable. For brokers known to both, this cache's address
-                # counts.
+                # Add the snapshot's brokers, so that its leaders can be reached. For brokers that both caches
+                # have, keep this cache's address.
                 self._know_nodes_locked({**nodes, **self._nodes})
             self.cluster_id = self.cluster_id or snapshot.cluster_id
             news = sum(self.import_topic(one.metadata, one.age_ms, now_ms) for one in snapshot.topics)
@@ -495,27 +518,28 @@ class ClusterMetadata:
         return news
 
     def pause_requests(self, until_ms: float) -> None:
-        """Send no request before this time, as a snapshot may come first, but wait no longer than half of the
-        task's timeout."""
+        """Send no request before this time, because a snapshot may arrive first. The pause never exceeds half
+        of the task's timeout."""
         self._deferred_until_ms = min(until_ms, self._deferred_until_max_ms)
 
     def resume_requests(self, now_ms: float) -> None:
-        """No snapshot will come: ask brokers."""
+        """Ask brokers now, because no snapshot will arrive."""
         self.pause_requests(now_ms)
         self._wake_sender()
 
     def share_refreshes(self, shared: bool) -> None:
-        """Another cache refreshes topics from now on, or does so no more."""
+        """Set whether another cache refreshes the topics of this one."""
         with self._lock:
-            # What is dropped would not be refreshed.
+            # With ``confirmed_nodes_only`` the other cache's snapshots may be ignored, so this one must
+            # refresh its topics.
             self._schedule.shared = shared and not self.confirmed_nodes_only
             self.next_due_ms = -math.inf
         self._wake_sender()
 
     def request_for_other_tasks(self, topics: Iterable[str]) -> None:
-        """Request these topics at once, or with the next request: others need them.
+        """Request these topics, which other tasks need, now or together with the next request.
 
-        They enter neither the topics in use nor the target size of a request.
+        They become neither topics in use, nor do they count for the target size of a request.
         """
         with self._lock:
             self._for_others.update(dict.fromkeys(topics))
@@ -523,13 +547,13 @@ class ClusterMetadata:
         self._wake_sender()
 
     def forget_nodes(self) -> None:
-        """Forget the brokers (re-bootstrap): no partition has a leader until the next response."""
+        """Forget the brokers, to bootstrap again. No partition has a leader until the next response."""
         with self._lock:
             self._nodes_ms = -math.inf
             self._know_nodes_locked({})
 
     def _know_nodes_locked(self, nodes: dict[int, Node]) -> None:
-        # Leader hints and snapshots add brokers, which only the next Metadata response takes away.
+        # Leader hints and snapshots only add brokers. The next Metadata response removes those that are gone.
         if nodes != self._nodes and len(nodes) <= MAX_BROKERS:
             self._nodes = nodes
             self.version += 1
@@ -537,12 +561,13 @@ class ClusterMetadata:
     # -- decisions --------------------------------------------------------------------------------
 
     def next_request(self, now_ms: float) -> tuple[str, ...] | None:
-        """The topics to request now; None when nothing is due, a request is in flight or a backoff runs.
+        """The topics to request now. None if no topic is due, a request is in flight, or a backoff has not
+        ended.
 
-        Urgent are topics in use without metadata, stale ones, and those older than max.age: all of them go
-        into one request, however many. Topics past half their age fill it up to the target size, oldest
-        first, and make a request of their own once there are that many. Every request that this returns
-        must be ended by on_response or on_failure.
+        Topics in use are urgent if they have no metadata, are stale, or are older than metadata.max.age.ms.
+        One request contains all urgent topics, however many there are. Topics past half of that age fill the
+        request up to the target size, oldest first. Once there are as many of them as that size, they get a
+        request of their own. The caller must end each request with on_response or on_failure.
         """
         with self._lock:
             self._forget_idle_locked(now_ms)
@@ -560,16 +585,17 @@ class ClusterMetadata:
             return tuple(dict.fromkeys((*chosen, *self._fetching)))
 
     def is_wanting(self, now_ms: float) -> bool:
-        """Whether a request is in flight, is due, or would be due without the backoff."""
+        """Whether a request is in flight, is due, or would be due if there were no backoff."""
         with self._lock:
             if self._in_flight is not None or self._for_others:
                 return True
             return self._schedule.due_ms(self.response_ms) <= now_ms
 
     def next_request_delay_ms(self, now_ms: float) -> float:
-        """Until next_request may have something; infinite while a request is in flight.
+        """Milliseconds until next_request may return topics; infinity while a request is in flight.
 
-        Forgets idle topics first; one whose time has passed would make this return 0 for ever.
+        This drops idle topics first. Otherwise a topic whose idle time has passed would make the delay 0 for
+        ever.
         """
         with self._lock:
             self._forget_idle_locked(now_ms)
@@ -613,9 +639,9 @@ class ClusterMetadata:
     def on_response(self, update: MetadataUpdate, requested: Collection[str], now_ms: float) -> bool:
         """Merge a response. Topics that it does not help stay urgent, each with its own backoff.
 
-        Topics that are no longer in use by now are left out. Returns True if the response is another
-        cluster's (bootstrap.servers leads elsewhere now): it replaces all that was known. If the cache is
-        ``pinned``, it raises ClusterChangedError instead, and the response counts as a failure.
+        Topics that are no longer in use are left out. Returns True if the response is from another cluster
+        (bootstrap.servers now leads there): then it replaces everything in the cache. If the cache is
+        ``pinned``, that raises ClusterChangedError instead, and the response counts as a failure.
         """
         with self._lock:
             known, fetched = self.cluster_id, self._fetching
@@ -657,7 +683,7 @@ class ClusterMetadata:
                 self._reschedule_locked(name, found)
 
     def on_failure(self, now_ms: float) -> None:
-        """No response came: the same topics are requested again after the backoff."""
+        """Record that the request got no response. Its topics are requested again after the backoff."""
         with self._lock:
             asked, self._in_flight = self._in_flight or (), None
             fetched, self._fetching = self._fetching, ()
@@ -672,7 +698,7 @@ class ClusterMetadata:
             self.coordinator.fetched(fetched, None)
 
     def broker(self, node_id: int) -> Broker:
-        """What is known of a broker; made at first use, by the sender's thread."""
+        """The ``Broker`` object with this id, created at its first use. Called by the sender's thread."""
         found = self.brokers.get(node_id)
         if found is None:
             assert self._network is not None
@@ -681,7 +707,7 @@ class ClusterMetadata:
         return found
 
     def connect_brokers(self) -> None:
-        """``NetworkClient.connections`` has changed."""
+        """Give each broker its connection again, because ``NetworkClient.connections`` has changed."""
         for broker in self.brokers.values():
             broker.connection = None if self._network is None else self._network.connections.get(broker.id)
 
@@ -691,8 +717,8 @@ def _describe(code: int) -> str:
 
 
 class ClientRack:
-    """The rack of this process. ``name`` is kafka.client.rack, "" without a rack; ``nodes`` returns the
-    brokers by id."""
+    """The rack of this process. ``name`` is kafka.client.rack, which is empty if there is no rack. ``nodes``
+    returns the brokers by id."""
 
     def __init__(self, name: str, nodes: Callable[[], Mapping[int, Node]]) -> None:
         self.name = name

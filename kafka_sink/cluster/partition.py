@@ -1,9 +1,9 @@
-"""All that a producer knows of one partition: batches, leader, sequences (KIP-98, KIP-360) and counts.
+"""All that a producer knows about one partition: batches, leader, sequences (KIP-98, KIP-360) and counts.
 
-The accumulator's lock guards its batches, which the task's thread and the sender's share. The sender's thread
-writes all else, but for what the task's thread resets between two tasks, while nothing is in flight: the
-counts (``TaskDeliveries.begin``) and a transaction's sequences (``TransactionalIdentity.leave``). Times
-are monotonic milliseconds.
+The accumulator's lock guards the queue of batches, which the task's thread and the sender's thread share.
+Only the sender's thread writes the other attributes, with two exceptions: between two tasks, while no request
+is in flight, the task's thread resets the counts (``TaskDeliveries.begin``) and a transaction's sequences
+(``TransactionalIdentity.leave``). Times are monotonic milliseconds.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from kafka_sink.engine.batch import ProducerBatch
 
 
-# Brokers remember this many batches of a producer and partition for finding duplicates.
+# Brokers remember this many batches of each producer and partition, to recognise duplicates.
 MAX_IN_FLIGHT = 5
 _SEQUENCE_RANGE = 1 << 31
-# Far below any producer.id.expiration.ms: after this a broker may have forgotten the producer.
+# After this time a broker may have forgotten the producer. It is far below any producer.id.expiration.ms.
 _ESTABLISHED_MS = 300_000.0
-# Failures with no success in between count together if no more than this lies between two of them.
+# Failures without a success in between count together if at most this much time lies between two of them.
 _STREAK_MS = 600_000.0
 
 
@@ -40,10 +40,10 @@ Range = tuple[int, int]
 
 @dataclass(slots=True)
 class PartitionCounts:
-    """Of a task's acknowledged batches. ``ranges`` are their offsets, in ascending order.
+    """Counts of a task's acknowledged batches. ``ranges`` are their offsets, in ascending order.
 
-    Of the ``records``, ``dead_letters`` are dead letters, and ``unconfirmed`` ones were sent with acks=0.
-    ``compression_rates`` is the sum over batches of compressed bytes per raw byte.
+    ``dead_letters`` and ``unconfirmed`` are the numbers of ``records`` that are dead letters, and that were
+    sent with acks=0. ``compression_rates`` is the sum over batches of compressed bytes per raw byte.
     """
 
     records: int = 0
@@ -58,9 +58,12 @@ class PartitionCounts:
     ranges: list[Range] = field(default_factory=list)
 
     def extend(self, first: int, last: int, *, may_grow: bool = True) -> int:
-        """Add a range. It takes in its neighbours, and batches of a partition's only writer are neighbours.
-        Unless the ranges ``may_grow`` in number, the new last one replaces the former last one. Return by how
-        many they have grown."""
+        """Add a range, and return by how much the number of ranges has grown.
+
+        The range is joined with adjacent ranges. If this producer is the partition's only writer, there is
+        therefore one range. If the number of ranges must not grow (``may_grow``), the new last range replaces
+        the former last one.
+        """
         ranges = self.ranges
         before = len(ranges)
         at = bisect_left(ranges, (first, last))
@@ -76,11 +79,11 @@ class PartitionCounts:
 
 
 class Partition:
-    """One for each partition that a producer has written to.
+    """One partition that a producer has written to.
 
-    A batch keeps its sequence until it is acknowledged. The exceptions are a restart, after a broker has lost
-    its state of this producer, and a gap, after records were dropped: then batches that were surely not
-    written get new sequences, once none of them is in flight.
+    A batch keeps its sequence until it is acknowledged, with two exceptions: a restart, after a broker has
+    lost its state of this producer, and a gap, after records were dropped. In both cases batches that were
+    certainly not written get new sequences, once none of them is in flight.
     """
 
     __slots__ = (
@@ -94,61 +97,63 @@ class Partition:
 
     def __init__(self, partition: TopicPartition, limits: TopicLimits) -> None:
         self.id = partition
-        # Its topic's.
+        # The limits of the partition's topic.
         self.limits = limits
-        # Queued, oldest first; the last may be open. The backoff of the first ends at ``retry_at_ms``.
+        # The queued batches, oldest first. The last one may be open. The first one's backoff ends at
+        # ``retry_at_ms``.
         self.batches: deque[ProducerBatch] = deque()
-        # Batches that the sender has taken out of the queue, until their attempt ends, also while it seals or
-        # splits them. ``is_in_flight`` is about those with a sequence only.
+        # The number of batches that the sender has taken out of the queue and whose attempt has not ended,
+        # even while it seals or splits them. ``is_in_flight`` considers only batches with a sequence.
         self.in_flight = 0
         self.retry_at_ms = 0.0
-        # As of this version of the metadata.
+        # The partition's leader in this version of the metadata.
         self.leader: Broker | None = None
         self.metadata_version: int | None = None
-        # Of the topic that its batches were sent to; None before they are and where brokers send no ids.
+        # The id of the topic to which batches were sent. None before the first batch, or if brokers send no
+        # topic ids.
         self.topic_id: bytes | None = None
         # Whether a broker has taken a batch of this producer.
         self.has_taken = False
-        # Batches that brokers took, and failures, in the window that ends at ``_window_ends_ms`` and in the
-        # one before it.
+        # The numbers of batches that brokers took, and of failures, in the window that ends at
+        # ``_window_ends_ms`` and in the window before it.
         self._taken = self._taken_before = self._failed = self._failed_before = 0
         self._window_ends_ms = 0.0
-        # Failures since the last success; when a success and a failure last counted.
+        # The failures since the last success, and when a success and a failure were last counted.
         self._streak = 0
         self._taken_ms = self._failed_ms = -math.inf
-        # The number of the last transaction that it was added to, under protocol 1.
+        # The number of the last transaction to which the partition was added, under protocol 1.
         self.transaction = 0
-        # Since when rows have waited for it though its topic has no such partition.
+        # Since when rows have waited for this partition although its topic does not have it.
         self.missing_since_ms: float | None = None
-        # Of the present task; None before its first acknowledgement.
+        # Counts of the current task; None until its first acknowledgement.
         self.counts: PartitionCounts | None = None
         self.forget_sequences()
 
     def forget_sequences(self) -> None:
-        """Begin as a partition that was never written to."""
-        # The id and epoch that the sequences belong to.
+        """Begin again, like a partition that was never written to."""
+        # The producer id and epoch that the sequences belong to.
         self.producer = (NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
         self.next_sequence = 0
-        # Until then the leader surely remembers the producer, as it has acknowledged a batch.
+        # Until this time the leader certainly remembers the producer, because it has acknowledged a batch.
         self.established_until_ms = -math.inf
-        # The last offset that the leader acknowledged, -1 where there is none.
+        # The last offset that the leader acknowledged; -1 if there is none.
         self.last_offset = -1
         self.restarts = 0
         # Whether the broker and this producer disagree about the next sequence.
         self.needs_restart = False
-        # The first sequence of records that were dropped. Later batches have sequences that are too high.
+        # The first sequence of records that were dropped. The sequences of later batches are too high.
         self.gap: int | None = None
-        # Whether a leader has taken a batch after the gap, which it does only if it has lost its state.
+        # Whether a leader has taken a batch after the gap. It does so only if it has lost its state.
         self.taken_after_gap = False
         # Batches with a sequence and without an acknowledgement, in sequence order.
         self.unacknowledged: deque[ProducerBatch] = deque()
-        # How many batches have got a sequence, and the place of each unacknowledged one among them. Pieces
-        # have the place of the batch that they were part of.
+        # How many batches have been given a sequence, and the ordinal of each unacknowledged batch among
+        # them. A piece of a split batch has the ordinal of that batch.
         self._assigned = 0
         self._assigned_as: dict[ProducerBatch, int] = {}
 
     def insert(self, batch: ProducerBatch) -> None:
-        """Put a batch back in append order: retries of several in-flight batches may return in any order."""
+        """Put a batch back in append order. Batches that were in flight together may return in any order."""
         place = 0
         for queued in self.batches:
             if queued.ordinal > batch.ordinal:
@@ -157,27 +162,27 @@ class Partition:
         self.batches.insert(place, batch)
 
     def belongs_to(self, topic_id: bytes) -> None:
-        """Its topic has this id. A topic that took the place of a deleted one does not know the producer, so
-        its first batch goes alone, as a partition's first one does."""
+        """Record the id of the partition's topic. If the topic was deleted and created again, the new topic's
+        leader does not know the producer, so the first batch is sent alone (see ``may_send``)."""
         if self.topic_id not in (None, topic_id):
             self.established_until_ms, self.last_offset = -math.inf, -1
         self.topic_id = topic_id
 
     # -- outcomes: the evidence of the breaker's failure rate ------------------------------------------
     #
-    # A batch fails as a whole, so a batch of a thousand rows is no more evidence than one of ten, and
-    # failures of a slow stream count as much as those of a fast one. Batches in flight together count as one
-    # success and one failure at most, as a lost connection fails them all for one reason.
+    # Batches are counted and not rows: a batch fails as a whole, so a batch of a thousand rows is no more
+    # evidence than a batch of ten. Batches in flight together count as at most one success and one failure,
+    # because a lost connection fails all of them for one reason.
 
     def outcomes(self, now_ms: float) -> tuple[int, int]:
-        """Failures of the last seconds, and failures and successes together."""
+        """The number of failures in the last seconds, and the number of failures and successes together."""
         if now_ms >= self._window_ends_ms:
             self._enter_window(now_ms)
         failures = max(self._failed + self._failed_before, self._streak)
         return failures, failures + self._taken + self._taken_before
 
     def count_failure(self, sent_ms: float, now_ms: float) -> None:
-        """A batch that was sent then has failed for a reason that blames its broker."""
+        """Count the failure of a batch that was sent at ``sent_ms``, if its error blames the broker."""
         if sent_ms < self._failed_ms:
             return
         if now_ms >= self._window_ends_ms:
@@ -187,14 +192,14 @@ class Partition:
         self._failed += 1
 
     def is_failing(self, now_ms: float) -> bool:
-        """Whether its last attempt failed recently for a reason that blames its broker."""
+        """Whether the last attempt failed recently, with an error that blames the broker."""
         return self._streak > 0 and now_ms - self._failed_ms < 2 * OUTCOME_WINDOW_MS
 
     def forget_outcomes(self) -> None:
         self._taken = self._taken_before = self._failed = self._failed_before = self._streak = 0
 
     def _enter_window(self, now_ms: float) -> None:
-        """Called once the present one is over."""
+        """Start a new window, because the current one has ended."""
         follows = now_ms < self._window_ends_ms + OUTCOME_WINDOW_MS
         self._taken_before, self._failed_before = (self._taken, self._failed) if follows else (0, 0)
         self._taken = self._failed = 0
@@ -205,15 +210,18 @@ class Partition:
     def may_send(self, batch: ProducerBatch, now_ms: float) -> bool:
         """Whether the batch may be sent now without risk to the partition's order.
 
-        A batch that was sent before is sent again only as the oldest unacknowledged one. A partition's first
-        batch, and the first after an error, is sent alone: a broker without state of this producer accepts
-        any sequence as the first, so a second batch could overtake a rejected first one and be written before
-        it (seen on a real broker that responded NOT_LEADER_OR_FOLLOWER to a new topic's first batch only).
-        No more than four batches pass one whose outcome is unknown, however often that one is sent: a broker
-        that has taken five others no longer knows whether it has it.
+        A batch that was sent before is sent again only if it is the oldest unacknowledged batch.
+
+        A partition's first batch, and the first batch after an error, is sent alone. A broker without state
+        of this producer accepts any sequence as the first, so a second batch could overtake a rejected first
+        batch and be written before it. This was seen on a real broker that responded NOT_LEADER_OR_FOLLOWER
+        only to the first batch of a new topic.
+
+        At most four later batches are sent while the outcome of a batch is unknown, however often that batch
+        is sent. A broker that has taken five later batches no longer knows whether it has this one.
         """
         if self.gap is not None:
-            # Whether earlier batches were written has to be known before the sequences after the gap change.
+            # It must be known whether earlier batches were written before the sequences after the gap change.
             return (
                 batch.possibly_written and batch is self.unacknowledged[0] and not self._is_after_gap(batch)
             )
@@ -226,13 +234,15 @@ class Partition:
             return first is batch
         if now_ms >= self.established_until_ms or len(self.unacknowledged) >= MAX_IN_FLIGHT:
             return False
-        # How many got a sequence after the first unacknowledged one, those acknowledged since included.
+        # The number of batches that were given a sequence after the first unacknowledged batch, including
+        # batches that were acknowledged since.
         return self._assigned - self._assigned_as[first] < MAX_IN_FLIGHT - 1
 
     def assign(self, batch: ProducerBatch, producer: tuple[int, int]) -> None:
-        """Give a batch its sequence under this id and epoch."""
+        """Give a batch its sequence under this producer id and epoch."""
         if self.producer != producer and not self.unacknowledged:
-            # Another partition's restart raised the epoch. This one follows when all is acknowledged.
+            # Another partition's restart raised the epoch. This partition uses the new epoch once all its
+            # batches are acknowledged.
             self.producer = producer
             self.next_sequence = 0
             self.established_until_ms = -math.inf
@@ -243,8 +253,8 @@ class Partition:
         self.next_sequence = (self.next_sequence + batch.record_count) % _SEQUENCE_RANGE
 
     def acknowledged(self, batch: ProducerBatch, last_offset: int, sent_ms: float, now_ms: float) -> None:
-        """The broker has the batch, which was sent at ``sent_ms``. ``last_offset`` is its last record's
-        offset, -1 where unknown."""
+        """Record that the broker has the batch, which was sent at ``sent_ms``. ``last_offset`` is the offset
+        of its last record; -1 if it is unknown."""
         self.has_taken = True
         self._streak = 0
         if sent_ms >= self._taken_ms:
@@ -264,13 +274,14 @@ class Partition:
         for earlier in self.unacknowledged:
             if earlier is batch:
                 break
-            # A broker accepts sequences in order, so it has these too. Their own responses are late or lost.
+            # A broker accepts sequences in order, so it also has these batches. Their own responses are late
+            # or lost.
             earlier.possibly_written = True
         self.unacknowledged.remove(batch)
         del self._assigned_as[batch]
 
     def attempt_failed(self) -> None:
-        """Until the next acknowledgement the partition's batches are sent one by one."""
+        """Send the partition's batches one by one until the next acknowledgement."""
         self.established_until_ms = -math.inf
 
     def is_next(self, batch: ProducerBatch) -> bool:
@@ -284,7 +295,7 @@ class Partition:
 
     @property
     def restarted(self) -> bool:
-        """Whether the sequences were restarted and nothing was acknowledged since."""
+        """Whether the sequences were restarted and no batch was acknowledged since."""
         return self.restarts > 0 and self.established_until_ms == -math.inf
 
     @property
@@ -293,9 +304,9 @@ class Partition:
         return [batch for batch in self.unacknowledged if batch.possibly_written]
 
     def restart(self) -> None:
-        """Take the sequences back: they start at 0 with the next id or epoch.
+        """Withdraw all sequences, so that they start at 0 with the next producer id or epoch.
 
-        Raises KafkaSinkError and changes nothing where a batch is in flight or may have been written.
+        Raises KafkaSinkError and changes nothing if a batch is in flight or may have been written.
         """
         if self.is_in_flight or self.unresolved:
             raise KafkaSinkError(f"{self.id} has unresolved batches, which keep their sequences")
@@ -310,7 +321,7 @@ class Partition:
         self.gap = None
 
     def replaced(self, batch: ProducerBatch, pieces: list[ProducerBatch]) -> None:
-        """The pieces of a batch that was surely not written take over its sequences."""
+        """Give the sequences of a batch that was certainly not written to its pieces."""
         place = self.unacknowledged.index(batch)
         del self.unacknowledged[place]
         number = self._assigned_as.pop(batch)
@@ -322,11 +333,11 @@ class Partition:
             at = (at + piece.record_count) % _SEQUENCE_RANGE
 
     def shrunk(self, batch: ProducerBatch, pieces: list[ProducerBatch]) -> None:
-        """A batch that was surely not written lost records. ``pieces`` contain the others and take over its
-        first sequences.
+        """Record that some records of a batch were dropped, which was certainly not written. ``pieces``
+        contain the remaining records and get the batch's first sequences.
 
-        The broker expects the sequence after them next, so it rejects what is in flight behind them. Nothing
-        more is sent to the partition until ``close_gap``.
+        The broker expects the sequence after the pieces next, so it rejects later batches that are in flight.
+        Nothing more is sent to the partition until ``close_gap``.
         """
         self.replaced(batch, pieces)
         gap = (batch.sequence.base_sequence + sum(piece.record_count for piece in pieces)) % _SEQUENCE_RANGE
@@ -342,19 +353,21 @@ class Partition:
         return self.gap is not None and _is_after(batch.sequence.base_sequence, self.gap)
 
     def disprove_after_gap(self) -> None:
-        """Settle that the batches after dropped records were not written, although responses were lost.
+        """Record that the batches after dropped records were not written, although their responses were lost.
 
-        The leader had the producer's state when they were sent, since several batches were in flight, and so
-        takes none of them before the dropped records. A copy that arrives late may find that their sequences
-        are the next ones, so ``restart`` has to follow: brokers reject the former epoch then.
+        Several batches were in flight, so the leader had the producer's state when they were sent. It
+        therefore rejects all of them as long as the dropped records are missing. A copy of such a batch that
+        arrives late could still find that its sequence is the next one. So ``restart`` has to follow: after
+        it, brokers reject the former epoch.
         """
         for batch in self.after_gap:
             batch.possibly_written = False
 
     def close_gap(self) -> None:
-        """Batches behind dropped records take over their sequences.
+        """Give the sequences of dropped records to the batches after them.
 
-        Raises KafkaSinkError and changes nothing where one of them is in flight or may have been written.
+        Raises KafkaSinkError and changes nothing if one of these batches is in flight or may have been
+        written.
         """
         behind, at = self.after_gap, self.gap
         if any(batch.request_references or batch.possibly_written for batch in behind):
@@ -371,5 +384,5 @@ class Partition:
 
 
 def _is_after(sequence: int, other: int) -> bool:
-    """Whether a sequence is ``other`` or follows it. Sequences wrap around."""
+    """Whether a sequence equals ``other`` or follows it. Sequences wrap around."""
     return (sequence - other) % _SEQUENCE_RANGE < _SEQUENCE_RANGE // 2

@@ -1,6 +1,5 @@
-"""Metadata requests: which topics one asks for, and when (KIP-526 with its sets T, urgent, and U).
-
-Also which broker gets it, and when to rebootstrap.
+"""Metadata requests: their topics and when they are due (KIP-526), which broker gets them, and when to
+bootstrap again (KIP-899, KIP-1102).
 """
 
 from __future__ import annotations
@@ -20,40 +19,43 @@ if TYPE_CHECKING:
     from kafka_sink.network.client import NetworkClient
     from kafka_sink.options import SinkOptions
 
-# A refresh about every ten seconds when many topics are cached, but never fewer than 20 topics each.
+# If many topics are cached, a request refreshes some of them about every ten seconds, but never fewer than 20
+# topics.
 _REFRESH_PERIOD_S = 10
 _MIN_FETCH_SIZE = 20
 NON_URGENT_SHARE = 0.5
 
 
 class RefreshSchedule:
-    """Topics in use that are not in a request in flight, each in one of four deadline heaps. Times are ms.
+    """When to request each topic. A topic in use that is not in the current request is in one of four
+    deadline heaps. Times are in milliseconds.
 
-    ``gather_ms``: urgent topics that have metadata wait this long after a response, and a request includes
+    ``gather_ms`` is how long urgent topics that have metadata wait after a response. A request also includes
     urgent topics whose own wait ends within this time. A topic is non-urgent from ``non_urgent_share`` of
-    max.age on (KIP-526: half). While ``shared``, another cache refreshes topics before they pass max.age and
-    sends snapshots of them, so that this one refreshes no non-urgent topics.
+    metadata.max.age.ms on (KIP-526: half). While ``shared`` is True, another cache refreshes topics before
+    they reach that age and sends snapshots of them, so this cache refreshes no non-urgent topics.
     """
 
     def __init__(
         self, max_age_ms: float, gather_ms: float, non_urgent_share: float = NON_URGENT_SHARE
     ) -> None:
         self.shared = False
-        # With max.age 0 metadata is too old as it arrives; it is still not fetched in a tight loop.
+        # With metadata.max.age.ms=0 metadata is too old when it arrives. It must not be fetched in a tight
+        # loop even then.
         self._max_age_ms = max(max_age_ms, gather_ms, 1.0)
         self._gather_ms = gather_ms
         self._non_urgent_ms = self._max_age_ms * non_urgent_share
-        # Urgent without metadata and urgent with it, by the end of their waits.
+        # The urgent topics without metadata and with metadata, by the end of their waits.
         self._missing, self._stale = DeadlineHeap(), DeadlineHeap()
-        # Fresh and non-urgent, by when they were observed.
+        # The fresh and the non-urgent topics, by when they were observed.
         self._fresh, self._aging = DeadlineHeap(), DeadlineHeap()
         self._tables = self._missing, self._stale, self._fresh, self._aging
         self._with_metadata: set[str] = set()
 
     def reschedule(self, name: str, state: TopicState) -> None:
-        """Put a topic into the heap of its state, or remove it from all heaps if it needs no request.
+        """Put a topic into the heap for its state, or remove it from all heaps if it needs no request.
 
-        KIP-526 has topics requested at once that have no metadata and "buffered producer request data".
+        A topic without metadata is requested immediately if rows wait for it, as KIP-526 specifies.
         """
         is_wanted = state.in_use and (state.is_needed or not state.is_unsolved)
         if state.metadata is None:
@@ -76,7 +78,7 @@ class RefreshSchedule:
         self._with_metadata.discard(name)
 
     def due_ms(self, response_ms: float) -> float:
-        """When ``choose`` may return topics. ``response_ms``: when the last response came."""
+        """When ``choose`` may return topics. ``response_ms`` is when the last response arrived."""
         if self._makes_request():
             return self._aging.earliest_ms()
         return min(
@@ -86,9 +88,9 @@ class RefreshSchedule:
         )
 
     def choose(self, response_ms: float, now_ms: float) -> tuple[str, ...]:
-        """The topics of a request that goes now, urgent ones first; empty when nothing is due.
+        """The topics to request now, urgent ones first; empty if no request is due.
 
-        They are in no heap until they are filed again.
+        They are in no heap until ``reschedule`` is called for them.
         """
         for name, observed_ms in self._fresh.pop_until(now_ms - self._non_urgent_ms):
             self._aging.put(name, observed_ms)
@@ -96,8 +98,8 @@ class RefreshSchedule:
         over_aged_ms = now_ms - self._max_age_ms
         if self._urgent_ms(response_ms) > now_ms and self._aging.earliest_ms() > over_aged_ms:
             return self._oldest(target) if self._makes_request() else ()
-        # A request goes anyway, so it includes urgent topics whose wait is nearly over. Otherwise topics
-        # whose waits began at different times would need a request each, for ever.
+        # A request is sent in any case, so it includes urgent topics whose wait ends soon. Otherwise topics
+        # whose waits began at different times would each need a request of their own, for ever.
         soon_ms = now_ms + self._gather_ms
         urgent = [*self._missing.pop_until(soon_ms), *self._stale.pop_until(soon_ms)]
         urgent += self._aging.pop_until(over_aged_ms)
@@ -118,20 +120,21 @@ class RefreshSchedule:
         return max(int(per_second * _REFRESH_PERIOD_S), _MIN_FETCH_SIZE)
 
 
-# A heap of mostly dropped entries is rebuilt, unless it has few entries anyway.
+# A heap is rebuilt if more than half of its entries, and more than this many, are dead.
 _SLACK = 64
 
 
 class DeadlineHeap:
-    """Names by time, earliest first; putting a name again moves it. Times are milliseconds of any clock.
+    """Names ordered by time, earliest first. Putting a name again moves it. Times are milliseconds of any
+    clock.
 
-    A change costs O(log n), amortised: no call walks over all names.
+    A change costs O(log n), amortised.
     """
 
     def __init__(self) -> None:
         self._times: dict[str, float] = {}
-        # An entry whose time differs from the name's time above is dead, and is removed when it comes to the
-        # top.
+        # An entry is dead if its time differs from the name's time in ``_times``. It is removed when it
+        # reaches the top.
         self._heap: list[tuple[float, str]] = []
 
     def __len__(self) -> int:
@@ -159,7 +162,7 @@ class DeadlineHeap:
         return heap[0][0] if heap else math.inf
 
     def pop_until(self, until_ms: float) -> list[tuple[str, float]]:
-        """Remove and return the names of this time and before, earliest first, with their times."""
+        """Remove and return the names up to this time, earliest first, with their times."""
         taken = []
         while self.earliest_ms() <= until_ms and self._heap:
             taken.append(self._take_first())
@@ -179,20 +182,20 @@ class DeadlineHeap:
         return name, at_ms
 
 
-# The least time between two rebootstraps. With a shorter trigger each would be given up before it could
-# connect and receive a response; with a trigger of 0, before it sent anything.
+# The shortest time between two bootstraps. With a shorter trigger, each bootstrap would be abandoned before
+# it could connect and receive a response.
 _MIN_APART_MS = 1000.0
 
 
 class MetadataRequests:
-    """Used by the thread that polls ``network``. Times are monotonic milliseconds.
+    """Sends Metadata requests. Used by the thread that polls ``network``. Times are monotonic milliseconds.
 
-    ``on_response(topics, response, now_ms)`` gets the response to a request for these topics.
+    ``on_response(topics, response, now_ms)`` is called with the response to a request for these topics.
 
-    Metadata that is wanted for metadata.recovery.rebootstrap.trigger.ms without a response makes it forget
-    the known brokers and start again from the bootstrap addresses (KIP-899, KIP-1102). Brokers that refuse
-    connections need no such time: the network client tries the bootstrap addresses at once. It is for brokers
-    that take requests and never respond.
+    If a request has been due for metadata.recovery.rebootstrap.trigger.ms and no response has arrived, the
+    known brokers are forgotten, and the client starts again from the bootstrap addresses (KIP-899, KIP-1102).
+    This is for brokers that accept requests and never respond. If brokers refuse connections, the network
+    client tries the bootstrap addresses without this wait.
     """
 
     def __init__(
@@ -206,12 +209,13 @@ class MetadataRequests:
         self._on_response = on_response
         self._cluster = cluster
         self._network = network
-        # Since when metadata has been wanted, or brokers were forgotten; when they may be forgotten again.
+        # Since when a request has been due, or when brokers were last forgotten if that was later. Then when
+        # brokers may be forgotten again.
         self._wanted_since_ms: float | None = None
         self._rebootstrap_at_ms = -math.inf
 
     def refresh(self, now_ms: float) -> float:
-        """Send the request that is due; return the milliseconds until there may be something to do."""
+        """Send a request if one is due. Return the milliseconds until the next call may have an effect."""
         delay = self._cluster.next_request_delay_ms(now_ms)
         if not self._cluster.is_wanting(now_ms):
             self._wanted_since_ms = None
@@ -228,7 +232,8 @@ class MetadataRequests:
             return delay
         topics = self._cluster.next_request(now_ms)
         if topics is None:
-            # Some topics have aged, but too few for a request of their own. They wait until one is urgent.
+            # Some topics have aged, but too few for a request of their own. They wait until another topic is
+            # urgent.
             self._wanted_since_ms = None
             return self._cluster.next_request_delay_ms(now_ms)
         version = connection.api_version(apis.METADATA)
@@ -246,7 +251,8 @@ class MetadataRequests:
         return math.inf
 
     def _must_rebootstrap(self, now_ms: float) -> bool:
-        """Metadata is wanted. If True, the time begins anew."""
+        """Whether to bootstrap again, now that a request is due. If it returns True, the wait starts
+        again."""
         options, since_ms = self._options, self._wanted_since_ms
         if since_ms is None:
             since_ms = self._wanted_since_ms = now_ms

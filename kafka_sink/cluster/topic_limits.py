@@ -1,4 +1,4 @@
-"""How many rows a topic's batches take and how many bytes they need, as learnt from those before them."""
+"""How many rows a topic's batches take, and how many bytes they need, learnt from its earlier batches."""
 
 from __future__ import annotations
 
@@ -19,30 +19,33 @@ from kafka_sink.records.ordered_rows import OrderedRows
 if TYPE_CHECKING:
     from kafka_sink.engine.batch import ProducerBatch
 
-# Compressed bytes per raw byte before a topic's first batch; and by how much an estimate may be too low.
+# The estimated compressed bytes per raw byte before a topic's first batch, and the factor by which an
+# estimate may be too low.
 INITIAL_RATIO = 1.0
 SAFETY = 1.05
-# By how much an estimate falls, and rises, with a batch.
+# By how much one batch lowers or raises the estimate.
 _IMPROVING_STEP = 0.005
 _DETERIORATING_STEP = 0.05
-# An estimate that was never too low falls to this share at most.
+# An estimate that was never too low may fall to this share of its value with one batch.
 _FIRST_SHARE = 0.75
-# Rows that the first step of an exact cut looks at, as it usually ends there, and the largest step.
+# The number of rows in the first step of an exact cut, which is usually also the last step, and in the
+# largest step.
 _FIRST_SCAN_ROWS = 128
 _SCAN_ROWS = 8192
-# A whole-batch codec joins a batch's raw rows once, outside the pool: that copy must stay small.
+# A whole-batch codec copies all raw rows of a batch once, outside the pool. This keeps the copy small.
 _WHOLE_RAW_LIMIT = 4 << 20
-# How long a limit learnt by an earlier producer is used: an administrator may have raised it since.
+# How long a limit that an earlier producer learnt is used. An administrator may have raised it since.
 _BELIEVED_S = 3600.0
-# A learnt limit doubles after this long, as an administrator may have raised the broker's. The wait doubles
-# each time that brokers refuse the larger batches, so that a lasting limit costs a split every ten minutes.
+# A learnt limit doubles after the first of these times, because an administrator may have raised the broker's
+# limit. The wait doubles each time that brokers refuse the larger batches, so that a permanent limit costs
+# one split every ten minutes.
 _FIRST_RISE_MS, _LONGEST_RISE_MS = 1_000.0, 600_000.0
-# The size that was too large is divided by these.
+# The new limit is the refused size divided by one of these.
 _AFTER_SPLIT, _AFTER_LOSS = 2, 8
 
 
 def kept_limits(cluster: str | None) -> dict[str, int]:
-    """What earlier producers learnt of the limits of these brokers, in bytes by topic."""
+    """The limits of these brokers that earlier producers learnt, in bytes by topic."""
     text = None if cluster is None else spark_application.noted_within(_key(cluster), _BELIEVED_S)
     found: object = None
     with contextlib.suppress(ValueError):
@@ -57,9 +60,9 @@ def _key(cluster: str) -> str:
 
 
 def projected_size(codec: BlockCodec | None, ratio: float, body: int, tail: int) -> int:
-    """Bytes held by ``body`` bytes and ``tail`` raw bytes after them.
+    """The bytes that a buffer with ``body`` bytes needs once ``tail`` raw bytes were added.
 
-    Full blocks of ``codec`` shrink as estimated; the last block stays raw, and so does everything without a
+    Full blocks of ``codec`` shrink as estimated. The last block stays raw, and so do all bytes if there is no
     codec.
     """
     if codec is None:
@@ -70,22 +73,22 @@ def projected_size(codec: BlockCodec | None, ratio: float, body: int, tail: int)
 
 
 class TopicLimits:
-    """One topic's limits and compression ratio; the task's thread has all of it but ``learnt``. Sizes are
-    bytes.
+    """One topic's limits and compression ratio. Sizes are in bytes.
 
-    A batch takes ``write_limit`` estimated bytes on the wire, and ``raw_limit`` raw ones.
+    A batch takes ``write_limit`` estimated bytes on the wire, and ``raw_limit`` raw bytes. Only the task's
+    thread uses the attributes, except for ``learnt`` and its rise (see ``rise``).
 
-    ``ratio``, compressed bytes per raw byte, is learnt from batches almost as Kafka's
-    CompressionRatioEstimator does: it rises at once to a worse observation (plus a step) and falls by small
-    steps, because an over-packed batch costs a split and an under-packed one only a little efficiency. Until
-    it first rises, it falls by a quarter at a time instead: with small steps alone, a topic's first 146
-    batches would be too small where rows shrink to 0.27 of their size. Kafka's producer lives for days, a
-    task for seconds.
+    ``ratio`` is the compressed bytes per raw byte. It is learnt from batches almost as in Kafka's
+    CompressionRatioEstimator: it rises at once to a worse observation (plus a step) and falls by small steps,
+    because a batch with too many rows costs a split, and one with too few rows costs only a little
+    efficiency. Until it first rises, it falls by a quarter at a time instead. With small steps alone, a
+    topic's first 146 batches would be too small if rows shrink to 0.27 of their size. Kafka's producer lives
+    for days, a task for seconds.
 
-    ``learnt`` is the limit that brokers taught, None where nothing was too large; the sender's thread writes
-    it. It outlives the producer: if a broker rejects a batch as too large after the batch's connection broke,
-    the batch may not be split. Its task fails then, and the task's Python worker ends. A new worker that
-    began with batch.size again would fail in the same way, in every attempt that Spark allows.
+    ``learnt`` is the limit that brokers enforce, or None if no batch was too large. The sender's thread
+    writes it. It is kept for later producers: if a broker rejects a batch as too large after the batch's
+    connection broke, the batch may not be split. Then the task fails and its Python worker ends. A new worker
+    that began with batch.size again would fail in the same way, in every attempt that Spark allows.
     """
 
     def __init__(
@@ -96,36 +99,37 @@ class TopicLimits:
         cluster: str | None = None,
         learnt: int | None = None,
     ) -> None:
-        """``cluster`` identifies the brokers; with None what they teach is not kept."""
+        """``cluster`` identifies the brokers. If it is None, learnt limits are not kept."""
         self._topic = topic
         self._batch_size = batch_size
         self._codec = codec
-        # By how much rows may shrink less than estimated.
+        # The factor by which rows may take more bytes than estimated.
         self._safety = 1.0 if codec is None else SAFETY
         self._cluster = cluster
         self.learnt = learnt
-        # When the limit may double; None until the first batch after it was learnt is taken. The sender's.
+        # When the limit may double; None until a broker takes the first batch after it was learnt. Only the
+        # sender's thread uses these three.
         self._rises_at_ms: float | None = None
         self._rise_wait_ms, self._has_doubled = _FIRST_RISE_MS, False
         self.raw_limit = max(batch_size, _WHOLE_RAW_LIMIT) if isinstance(codec, WholeCodec) else None
         self.begin()
 
     def begin(self) -> None:
-        """A new task estimates anew; what brokers taught stays."""
+        """Begin a new task: it estimates the ratio again, but keeps the learnt limit."""
         self.write_limit = self.largest_batch
         self.ratio = INITIAL_RATIO
-        # Whether the ratio was once too low.
+        # Whether the ratio was too low at least once.
         self._has_risen = False
 
     # -- learning -----------------------------------------------------------------------------------
 
     @property
     def largest_batch(self) -> int:
-        """batch.size, or less if that is too large for brokers."""
+        """batch.size, or the learnt limit if that is smaller."""
         return self._batch_size if self.learnt is None else min(self.learnt, self._batch_size)
 
     def observe(self, ratio: float) -> None:
-        """Adjust the estimate by what one batch shrank to."""
+        """Adjust the estimate to the ratio of one batch."""
         current = self.ratio
         if ratio > current:
             self.ratio = max(current + _DETERIORATING_STEP, ratio)
@@ -137,17 +141,19 @@ class TopicLimits:
             self.ratio = max(updated, ratio)
 
     def relearn(self, ratio: float) -> None:
-        """Start over with an estimate that proved too low, at least at 1.0 as Kafka's producer does, and take
-        over what brokers taught."""
+        """Correct an estimate that was too low, to at least 1.0 as Kafka's producer does, and apply the
+        learnt limit."""
         self.ratio = max(INITIAL_RATIO, ratio)
         self._has_risen = True
         self.write_limit = self.largest_batch
 
     def too_large(self, size: int, *, costs_task: bool = False) -> None:
-        """A batch of ``size`` bytes was too large. If it was within the limit, the broker's own is lower.
+        """Learn from a batch of ``size`` bytes that was too large. If it was within our limit, the broker's
+        limit is lower.
 
-        The new limit is half the size, since splitting a batch costs a walk over its records. It is an eighth
-        if this ``costs_task``, since Spark allows four attempts by default. Called by the sender's thread.
+        The new limit is half the size, because each split walks over the batch's records. If the batch
+        cannot be split, it ``costs_task`` and the new limit is an eighth, because Spark allows four attempts
+        by default. Called by the sender's thread.
         """
         if size > self.largest_batch:
             return
@@ -158,8 +164,8 @@ class TopicLimits:
         self._keep(lambda kept: min(limit, kept))
 
     def may_rise(self, now_ms: float) -> bool:
-        """Whether a learnt limit is due to double, now that a broker has taken a batch. The sender's thread
-        calls it."""
+        """Whether a learnt limit may double now. Called by the sender's thread when a broker has taken a
+        batch."""
         if self.learnt is None or self.learnt >= self._batch_size:
             return False
         if self._rises_at_ms is None:
@@ -167,15 +173,16 @@ class TopicLimits:
         return now_ms >= self._rises_at_ms
 
     def rise(self) -> None:
-        """Double the learnt limit, up to batch.size. The accumulator's lock is held: the task's thread reads
-        ``write_limit`` under it."""
+        """Double the learnt limit, up to batch.size. The caller holds the accumulator's lock, because the
+        task's thread reads ``write_limit`` with it."""
         limit = min(2 * self.largest_batch, self._batch_size)
         self.learnt = self.write_limit = limit
         self._rises_at_ms, self._has_doubled = None, True
         self._keep(lambda _: limit)
 
     def _keep(self, limit: Callable[[int], int]) -> None:
-        """Keep the learnt limit for later producers: ``limit`` of the one that is kept by now."""
+        """Keep the learnt limit for later producers. ``limit`` computes it from the limit that is kept
+        now, because other tasks may have changed that."""
         if self._cluster is not None and self.learnt is not None:
             kept = kept_limits(self._cluster)
             kept[self._topic] = limit(kept.get(self._topic, self.learnt))
@@ -186,12 +193,13 @@ class TopicLimits:
     def rows_that_fit(
         self, ordered: OrderedRows, start: int, stop: int, batch: ProducerBatch | None = None
     ) -> int:
-        """First row from ``start`` on that an open batch, or a new one, does not take (``stop`` when it takes
-        all).
+        """The first row from ``start`` on that an open batch, or a new one, does not take; ``stop`` if it
+        takes all rows.
 
-        A row fits while header + raw bytes so far x ratio + the row itself, raw, stay within the limit
-        (Kafka's hasRoomFor). That sum does not grow steadily if sizes differ much, so a scan finds the first
-        row that fails; a bisection could miss it. An empty batch takes any row.
+        A row fits if the header, the raw bytes so far times the ratio, and the raw row itself are together
+        within the limit (Kafka's hasRoomFor). This sum does not grow steadily if row sizes differ much, so
+        all rows are checked in order; a bisection could miss the first row that does not fit. An empty batch
+        takes any row.
         """
         if batch is None:
             raw_bytes = record_count = 0
@@ -223,7 +231,8 @@ class TopicLimits:
         base_timestamp: int,
         factor: float,
     ) -> int:
-        """As ``rows_that_fit``, by the rows' exact sizes where their bounds do not do."""
+        """The same row as ``rows_that_fit`` returns, found with the rows' exact sizes if their upper bounds
+        are too large."""
         at = start
         if ordered.deltas_are_bounded(base_timestamp):
             at = self._surely_fit(ordered, start, stop, raw_bytes, record_count, factor)
@@ -248,12 +257,12 @@ class TopicLimits:
     def _surely_fit(
         self, ordered: OrderedRows, start: int, stop: int, raw_bytes: int, record_count: int, factor: float
     ) -> int:
-        """The row up to which all rows fit by their upper bounds alone, without a check of each."""
+        """The first row that may not fit. All rows before it fit according to their upper bounds."""
         limit = (self.write_limit - batch_header.SIZE - ordered.largest_bound) / factor
         if self.raw_limit is not None:
             limit = min(limit, self.raw_limit)
         left = encoder.MAX_RECORDS_PER_BATCH - record_count
-        # One byte less than the limit allows: a rounding error must not let one more row in.
+        # One byte less than the limit, so that a rounding error cannot admit one more row.
         return min(ordered.rows_below(start, int(limit) - raw_bytes - 1), stop, start + max(left, 0))
 
     def _failures(
@@ -269,7 +278,7 @@ class TopicLimits:
         return fails
 
     def is_full(self, batch: ProducerBatch) -> bool:
-        """Whether a batch takes no further row, however small (Kafka's isFull)."""
+        """Whether a batch takes no more rows, however small (Kafka's isFull)."""
         return (
             batch_header.SIZE + batch.raw_bytes * batch.ratio * self._safety >= self.write_limit
             or batch.record_count >= encoder.MAX_RECORDS_PER_BATCH
@@ -277,7 +286,7 @@ class TopicLimits:
         )
 
     def remaining(self, row_bytes: float, batch: ProducerBatch | None = None) -> float:
-        """Bytes of rows of about ``row_bytes`` that an open batch, or a new one, takes: see rows_that_fit."""
+        """How many bytes of rows of about ``row_bytes`` each an open batch, or a new one, takes."""
         factor = (self.ratio if batch is None else batch.ratio) * self._safety
         limit = (self.write_limit - batch_header.SIZE - row_bytes) / factor + row_bytes
         if self.raw_limit is not None:
@@ -285,13 +294,13 @@ class TopicLimits:
         return max(0.0, limit - (0 if batch is None else batch.raw_bytes))
 
     def new_batch_bytes(self, ordered: OrderedRows, start: int, stop: int) -> int:
-        """Bytes that a new batch will hold at most with rows ``start`` to ``stop``, which it has room for.
-        With a whole-batch codec they are held raw."""
+        """The most bytes that a new batch needs for rows ``start`` to ``stop``, all of which fit. With a
+        whole-batch codec they are stored raw until the batch is sealed."""
         codec, bound = self._codec, ordered.bound(start, stop)
         if isinstance(codec, BlockCodec):
             return projected_size(codec, self.ratio, batch_header.SIZE + len(codec.prologue), bound)
         if codec is None and batch_header.SIZE + bound > self.write_limit:
-            # Several rows have room by their exact sizes. One alone may be larger than the limit.
+            # Several rows fit according to their exact sizes. A single row may exceed the limit.
             if stop - start > 1:
                 return self.write_limit
             bound = int(ordered.exact_sizes(start, stop, 0, ordered.timestamp(start))[0])

@@ -1,7 +1,9 @@
-"""One topic in the metadata cache: what is known of it, since when, and how long it waits for a request.
+"""One topic in the metadata cache: its metadata, when it was observed, and how long to wait before the next
+request.
 
-A response does not help a topic when it brings an error, a partition without a leader, or the very leader
-that a broker has just denied to be. The topic then stays stale, with a growing backoff of its own.
+A response does not help a topic if it contains an error, a partition without a leader, or the same leader
+that has just responded that it is not the leader. The topic then stays stale, with a growing backoff of its
+own.
 """
 
 from __future__ import annotations
@@ -16,34 +18,35 @@ from dataclasses import dataclass, replace
 from kafka_sink.kafka_errors import LEADER_NOT_AVAILABLE, error_of
 from kafka_sink.model import NO_LEADER, UNKNOWN_EPOCH, MetadataUpdate, Node, Partitions, TopicMetadata
 
-# How often a topic is requested again only because a partition has no leader. An election takes seconds; a
-# partition without a leader for longer is offline, and is requested again when rows wait for it.
+# How often a topic is requested again only because a partition has no leader. An election takes seconds. A
+# partition that has no leader for longer is offline, and is requested again when rows wait for it.
 _ELECTION_TRIES = 8
 
 
-# Merges a metadata response into a topic's known metadata, by topic id and leader epoch.
+# -- merging responses by topic id and leader epoch ---------------------------------------------------------
 #
-# Pure functions of values. Brokers learn of changes one after the other and any of them may respond, so a
-# later response is not necessarily newer. Two values show which one is newer. A leader epoch rises with each
-# election of a partition. A topic gets a new id, and its epochs restart at 0, when it is deleted and created
-# again. Both may be wrong here: an epoch came from a Produce response that named a leader which the cluster
-# does not have (KIP-951), or the cluster lost its newest elections, or brokers before 2.8, which send no ids,
-# have a topic that was created again. So what several responses in a row say replaces what is known.
+# Brokers learn about changes one after the other and any of them may respond, so a later response is not
+# necessarily newer. Two values show which response is newer: a leader epoch increases with each election of a
+# partition, and a topic that is deleted and created again gets a new id, and its epochs restart at 0. Either
+# value in the cache may be wrong: an epoch may come from a Produce response with a leader that the cluster
+# does not have (KIP-951), the cluster may have lost its newest elections, and brokers before 2.8 send no ids,
+# so that a recreated topic cannot be recognised. So when several responses in a row contradict the cache,
+# they replace it.
 
 
-# Number of former ids to remember. Topics are rarely recreated this often within metadata.max.idle.ms.
+# The number of former ids to remember. Topics are rarely recreated this often within metadata.max.idle.ms.
 _MAX_FORMER_IDS = 8
-# This takes about 1.5 s with the default backoffs, far longer than a broker usually lags. franz-go takes as
-# many for epochs.
+# How many responses in a row replace the cache. They take about 1.5 s with the default backoffs, far longer
+# than a broker usually lags. franz-go uses the same number for epochs.
 _RESPONSES_TO_ACCEPT = 5
 
 
 def merge(known: TopicMetadata, incoming: TopicMetadata, *, later: bool) -> TopicMetadata:
-    """Merge two responses for the same topic. ``later``: ``incoming`` was observed after ``known``.
+    """Merge two responses for the same topic. ``later`` means that ``incoming`` was observed after ``known``.
 
     The higher leader epoch wins, whenever it was observed. If epochs are equal or unknown, the later response
     wins. Kafka never removes partitions from a topic, so with ids the larger number of partitions is right.
-    Without ids a smaller number may mean a recreated topic, so the later response is right.
+    Without ids a smaller number may mean a recreated topic, so the later response wins.
     """
     old, new = known.partitions, incoming.partitions
     leaders, epochs = array("i", new.leaders), array("i", new.epochs)
@@ -62,7 +65,8 @@ def merge(known: TopicMetadata, incoming: TopicMetadata, *, later: bool) -> Topi
 
 
 def has_lower_epoch(known: TopicMetadata, incoming: TopicMetadata) -> bool:
-    """Whether ``incoming`` has a lower epoch of a partition: its broker lags, or what is known is wrong."""
+    """Whether ``incoming`` has a lower epoch of a partition: either its broker lags, or the cache is
+    wrong."""
     return any(
         UNKNOWN_EPOCH != new < old
         for old, new in zip(known.partitions.epochs, incoming.partitions.epochs, strict=False)
@@ -70,15 +74,18 @@ def has_lower_epoch(known: TopicMetadata, incoming: TopicMetadata) -> bool:
 
 
 def _may_be_same(one: TopicMetadata, other: TopicMetadata) -> bool:
-    """Whether both may be about one topic: brokers before 2.8 send no ids."""
+    """Whether both may describe the same topic. Brokers before 2.8 send no ids."""
     return None in (one.topic_id, other.topic_id) or one.topic_id == other.topic_id
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseFacts:
-    """Of a Metadata response: when it came, the brokers that it names, the topics that were reported as stale
-    while the request was in flight, and how long a topic waits after so many responses in a row that did not
-    help it. All that wait equally long share a draw of jitter, and so a request."""
+    """The facts about a Metadata response that concern all of its topics.
+
+    It arrived at ``now_ms`` and lists the brokers ``nodes``. The topics ``marked`` were reported as stale
+    while the request was in flight. ``wait_ms`` returns how long a topic waits after a number of responses in
+    a row that did not help it. Topics with the same number get the same jitter, and so share a request.
+    """
 
     now_ms: float
     nodes: Collection[int]
@@ -88,47 +95,51 @@ class ResponseFacts:
 
 @dataclass(slots=True)
 class TopicState:
-    """Times are monotonic milliseconds."""
+    """A topic in the cache. Times are monotonic milliseconds."""
 
     used_ms: float
-    # False for a topic known from a snapshot only: kept in case it is used, but never requested.
+    # False for a topic that is known only from a snapshot. It is kept in case it is used, but never
+    # requested.
     in_use: bool = True
-    # Whether rows were seen to wait for it, or to be written to it, in the last WAITED_FOR_MS. It is kept up
-    # to date only while ``is_unsolved``, and only for a topic that would be requested.
+    # Whether rows waited for the topic, or were written to it, in the last WAITED_FOR_MS. It is kept up to
+    # date only while the topic ``is_unsolved`` and would be requested.
     is_needed: bool = True
     metadata: TopicMetadata | None = None
     observed_ms: float = -math.inf
-    # What brokers have said here. The metadata differs where another cache has said more since.
+    # The metadata from the responses to this cache. ``metadata`` differs from it if another cache's snapshot
+    # was newer.
     confirmed: TopicMetadata | None = None
-    # Reported as out of date, or not helped by the last response: urgent although there is metadata.
+    # True if the metadata was reported as out of date, or if the last response did not help. The topic is
+    # then urgent although it has metadata.
     stale: bool = False
     stale_ms: float = -math.inf
     error: int = 0
     error_ms: float = -math.inf
-    # When the first of the responses in a row came that had this error.
+    # When the first of the responses in a row with this error arrived.
     error_since_ms: float = -math.inf
-    # Rows wait for it in spite of a final error.
+    # Whether rows wait for the topic in spite of a final error.
     retry: bool = False
-    # Responses in a row that did not help, and the end of the wait after the last of them.
+    # The number of responses in a row that did not help, and the end of the wait after the last of them.
     unhelpful: int = 0
     not_before_ms: float = -math.inf
-    # The ids that the topic's name had before the present one.
+    # The ids that topics of this name had before the current one.
     former_ids: tuple[bytes, ...] = ()
-    # Responses in a row that had a former id, or a lower epoch of some partition.
+    # The number of responses in a row that had a former id, or a lower epoch of some partition.
     rewinds: int = 0
 
     @property
     def is_unsolved(self) -> bool:
-        """Whether the topic has no metadata, or the last response about it brought an error. Asking again may
-        bring the same for hours, so it is requested only while tasks have rows for it."""
+        """Whether the topic has no metadata, or the last response about it contained an error. Further
+        requests may return the same error for hours, so it is requested only while tasks have rows for
+        it."""
         return self.metadata is None or self.error != 0
 
     @property
     def final(self) -> bool:
-        """Whether nothing is known but an error that asking again hardly mends.
+        """Whether the topic has no metadata but an error that another request will hardly fix.
 
-        A broker that has not loaded its authorizer's rules yet sends such an error, too. So known metadata
-        outlives it, and rows that wait for the topic have it requested again.
+        A broker that has not loaded its authorizer's rules yet also sends such an error. So existing metadata
+        is kept in spite of it, and the topic is requested again if rows wait for it.
         """
         return self.metadata is None and error_of(self.error).final_for_topic
 
@@ -138,9 +149,12 @@ class TopicState:
         code: int | None,
         response: ResponseFacts,
     ) -> bool:
-        """Take what a response says of the topic: its metadata, its error code or neither; return whether
-        that changed what is known. Known metadata survives every error, also of rights: Produce responses say
-        more about it."""
+        """Take the metadata, the error code or neither from a response, and return whether the topic has
+        changed.
+
+        Existing metadata is kept in spite of every error, even a missing authorization. Responses to Produce
+        requests then show whether it is still right.
+        """
         changed = helped = False
         stale = True
         if incoming is not None and not incoming.partitions:
@@ -162,23 +176,25 @@ class TopicState:
         return changed
 
     def _judge(self, incoming: TopicMetadata, response: ResponseFacts, changed: bool) -> tuple[bool, bool]:
-        """Whether the response helped, and whether the topic is stale still."""
+        """Whether the response helped, and whether the topic is still stale."""
         electing = lacks_leader(self.metadata or incoming, response.nodes)
-        # What marked the topic while the request was in flight may be younger than the response, and what is
-        # known is younger than a response with lower epochs.
+        # The event that marked the topic while the request was in flight may be newer than the response, and
+        # the cache is newer than a response with lower epochs.
         is_late = incoming.name in response.marked or self.rewinds > 0
         unmended = self.stale and is_late and not changed
         helped = not electing and not unmended and (changed or not self.stale)
         return helped, unmended or (electing and self.unhelpful < _ELECTION_TRIES)
 
     def merge_response(self, incoming: TopicMetadata, now_ms: float) -> bool:
-        """Merge a broker's response; False where it is about a former topic of this name.
+        """Merge a broker's response. Return False if it describes a former topic of this name.
 
-        It replaces what others said, whatever their epochs and ids: who errs misleads until then only. What
-        brokers have said here goes on by its epochs.
+        The response replaces what other tasks reported, whatever its epochs and ids, so that a task with
+        wrong metadata misleads this one only until then. With earlier responses to this cache it is merged
+        by its epochs.
 
-        Ids are random and never reused, so a former one comes from a lagging broker. But which of two new
-        ids is older is unknown: the lagging broker's may have come last, and made the right one a former.
+        Ids are random and never reused, so a former id comes from a broker that lags. But it is unknown which
+        of two new ids is older: the broker that lags may have responded last, so that the right id became a
+        former one. Therefore several responses in a row with a former id are accepted.
         """
         known, accepted = self.confirmed, incoming
         if known is not None:
@@ -198,18 +214,20 @@ class TopicState:
         return True
 
     def _take_id(self, known: TopicMetadata | None, topic_id: bytes | None) -> None:
-        """This id is right, whatever was known before. Brokers before 2.8 send none."""
+        """Make ``topic_id`` the current id, and the one in ``known`` a former id. Brokers before 2.8 send no
+        ids."""
         if topic_id is not None and known is not None:
             former = (*self.former_ids, known.topic_id)
             kept = [one for one in former if one is not None and one != topic_id]
             self.former_ids = tuple(kept[-_MAX_FORMER_IDS:])
 
     def name_leader(self, partition: int, leader: int, epoch: int) -> None:
-        """A broker here names the leader of a partition that the metadata has."""
+        """Set the leader of a partition, because a broker has responded with it. ``metadata`` must exist and
+        have the partition."""
         known, confirmed = self.metadata, self.confirmed
         assert known is not None
         if confirmed is None:
-            # No more is confirmed yet.
+            # No broker has described the topic to this cache yet, so only this leader is confirmed.
             unknown = Partitions(known.name, [NO_LEADER] * (partition + 1), [UNKNOWN_EPOCH] * (partition + 1))
             confirmed = replace(known, partitions=unknown)
         is_hinted = known is not confirmed
@@ -222,9 +240,10 @@ class TopicState:
             )
 
     def merge_snapshot(self, incoming: TopicMetadata, observed_ms: float) -> bool:
-        """Merge what another cache observed; False where this cache's is later and contradicts it.
+        """Merge the metadata that another cache observed. Return False if this cache's own is later and
+        contradicts it.
 
-        Where it is later, it replaces what others said before: one of them may have erred.
+        Later metadata replaces what other tasks reported earlier, because one of them may have been wrong.
         """
         known, confirmed = self.metadata, self.confirmed
         if self.final and observed_ms <= self.error_ms:
@@ -253,7 +272,7 @@ class TopicState:
 
 
 def lacks_leader(topic: TopicMetadata, nodes: Collection[int]) -> bool:
-    """Whether a partition has no leader among the live brokers: a new one is about to be elected."""
+    """Whether a partition has no leader among the live brokers, so that an election is to be expected."""
     return any(leader not in nodes for leader in topic.partitions.leaders)
 
 
@@ -265,7 +284,8 @@ class TopicSnapshot:
     age_ms: float
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Compressed, because Spark sends it to every task: 10,000 partitions take 2 to 20 kB."""
+        """Pickle the numbers compressed, because Spark sends them to every task: 10,000 partitions take 2 to
+        20 kB."""
         topic = self.metadata
         numbers = topic.partitions.leaders + topic.partitions.epochs
         leaders = zlib.compress(struct.pack(f"<{len(numbers)}i", *numbers))
@@ -282,9 +302,10 @@ def _topic_snapshot(name: str, topic_id: bytes | None, leaders: bytes, age_ms: f
 
 @dataclass(frozen=True, slots=True)
 class MetadataSnapshot:
-    """Topics, and all brokers of the cluster as of ``nodes_age_ms`` ago.
+    """Topics, and all brokers of the cluster as they were ``nodes_age_ms`` ago.
 
-    Ages count from the moment the snapshot was taken. Code that keeps it adds the time since (``aged``).
+    Ages are relative to the moment when the snapshot was taken. Code that keeps a snapshot adds the time
+    since then (``aged``).
     """
 
     topics: tuple[TopicSnapshot, ...] = ()
@@ -293,13 +314,14 @@ class MetadataSnapshot:
     cluster_id: str | None = None
 
     def aged(self, by_ms: float) -> MetadataSnapshot:
-        """The same, ``by_ms`` later."""
+        """The same snapshot, ``by_ms`` later."""
         topics = tuple(TopicSnapshot(one.metadata, one.age_ms + by_ms) for one in self.topics)
         return MetadataSnapshot(topics, self.nodes, self.nodes_age_ms + by_ms, self.cluster_id)
 
 
 def snapshot_of(update: MetadataUpdate, topic: str) -> MetadataSnapshot | None:
-    """What a Metadata response that has just come says of this topic. None where it names no leaders."""
+    """A snapshot of one topic from a Metadata response that has just arrived. None if the response does not
+    contain the topic."""
     found = next((one for one in update.topics if one.name == topic), None)
     if found is None:
         return None
