@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from itertools import islice
 
 from kafka_sink.secret import redacted
 
@@ -49,3 +50,9 @@ def printable_list(texts: Iterable[str]) -> str:
         shown.append(printable(text))
         length += len(shown[-1]) + 2
     return one_line(", ".join(shown))
+
+
+def first_of(items: Collection[object], most: int = 5) -> str:
+    """The texts of the first ``most`` items, separated by commas, and how many more there are."""
+    more = f" and {len(items) - most:,} more" if len(items) > most else ""
+    return ", ".join(map(str, islice(items, most))) + more

@@ -13,7 +13,7 @@ import pytest
 from kafka_sink.dead_letters.rejected_rows import DeadLetters, RejectedRows
 from kafka_sink.driver import driver_log
 from kafka_sink.driver.command_line import note, ok, problem
-from kafka_sink.printable import MAX_CHARACTERS, one_line, printable, printable_list
+from kafka_sink.printable import MAX_CHARACTERS, first_of, one_line, printable, printable_list
 from kafka_sink.transactions import __main__ as transactions
 from tests.support.breaker_cluster import Cluster
 
@@ -36,6 +36,11 @@ def test_one_line_of_any_text() -> None:
     many = printable_list(f"t\n-{index}" for index in range(10**6))
     assert many.isprintable()
     assert len(many) <= MAX_CHARACTERS
+
+
+def test_first_of_tells_how_many_more_there_are() -> None:
+    assert first_of([1, 2], 2) == "1, 2"
+    assert first_of(dict.fromkeys(range(1003)), 3) == "0, 1, 2 and 1,000 more"
 
 
 def test_a_rows_topic_in_the_line_about_a_dead_letter(caplog: pytest.LogCaptureFixture) -> None:

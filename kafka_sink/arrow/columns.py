@@ -21,9 +21,10 @@ from kafka_sink.arrow.pieces import decoded, is_view, may_share, pieces
 from kafka_sink.arrow.soundness import require_sound
 from kafka_sink.errors import InvalidRowError, SchemaError
 from kafka_sink.options import SinkOptions
+from kafka_sink.printable import first_of
 from kafka_sink.records.arrays import has_byte_offsets, lengths, null_mask, numbers
 from kafka_sink.records.extension_types import POLARS_OBJECT, content_type, shown, with_unknown_types
-from kafka_sink.rows.column_plan import ColumnPlan, found_instead, ignored_columns, some_of
+from kafka_sink.rows.column_plan import MAX_NAMED, ColumnPlan, found_instead, ignored_columns
 
 if TYPE_CHECKING:
     from kafka_sink.dead_letters.rejected_rows import RejectedRows
@@ -133,7 +134,10 @@ def _positions(schema: pa.Schema, topic: str | None) -> dict[str, int]:
             f"Use the topic option for setting a topic.{found_instead(schema.names, 'topic', _RENAME)}"
         )
     if not found["value"]:
-        made = found_instead(schema.names, "value", _RENAME) or f" among the columns {some_of(schema.names)}"
+        made = (
+            found_instead(schema.names, "value", _RENAME)
+            or f" among the columns {first_of(schema.names, MAX_NAMED)}"
+        )
         raise SchemaError(f"Required attribute 'value' not found{made}. {_REMEDIES['value']}.")
     return {name: indices[0] for name, indices in found.items() if indices}
 

@@ -30,7 +30,7 @@ from kafka_sink.breaker.mutes import (
 from kafka_sink.breaker.task_mutes import TaskMutes
 from kafka_sink.cluster.broker import Broker
 from kafka_sink.model import NO_LEADER, PartitionMetadata, TopicPartition
-from kafka_sink.printable import one_line
+from kafka_sink.printable import first_of, one_line
 
 if TYPE_CHECKING:
     from kafka_sink.cluster.metadata import ClusterMetadata
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from kafka_sink.engine.batch import ProducerBatch
 
 _log = logging.getLogger(__name__)
-# A log line contains at most this many of a broker's partitions.
-_MAX_NAMED_PARTITIONS = 5
 # How often a task that waits for the coordinator's mutes checks whether it has itself been lost.
 _CHECK_INTERVAL_MS = 50.0
 
@@ -316,8 +314,7 @@ class Breaker:
     def _with_partitions(self, node_id: int) -> str:
         mutes = self.task_mutes
         names = [str(name) for name, _ in mutes.partitions() if mutes.leader_id(name) == node_id]
-        more = f" and {len(names) - _MAX_NAMED_PARTITIONS} more" if len(names) > _MAX_NAMED_PARTITIONS else ""
-        return f" with {', '.join(names[:_MAX_NAMED_PARTITIONS])}{more}" if names else ""
+        return f" with {first_of(names)}" if names else ""
 
     def _broker(self, node_id: int) -> str:
         broker = self._brokers.get(node_id)

@@ -49,6 +49,7 @@ from kafka_sink.model import (
     TopicMetadata,
     TopicPartition,
 )
+from kafka_sink.printable import first_of
 from kafka_sink.security.settings import SecuritySettings
 
 if TYPE_CHECKING:
@@ -308,8 +309,7 @@ class ClusterMetadata:
         """The names of topics without metadata, and the reason, as texts."""
         brokers = "" if self._network is None else self._network.describe_brokers()
         errors = filter(None, {self.describe_lookup_error(name) for name in missing})
-        shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
-        return shown, f"{', '.join(errors) or 'no response'}; brokers: {brokers}"
+        return first_of(missing), f"{', '.join(errors) or 'no response'}; brokers: {brokers}"
 
     def _lack_error_locked(
         self, missing: list[str], short: list[str], partitions: Mapping[str, int], timeout_ms: float

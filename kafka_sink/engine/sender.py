@@ -36,14 +36,13 @@ from kafka_sink.model import CompressionType, TopicPartition
 from kafka_sink.network.client import NetworkClient
 from kafka_sink.network.produce import FIRST_VERSION_WITH_ZSTD
 from kafka_sink.network.requests import MetadataResponse
+from kafka_sink.printable import first_of
 from kafka_sink.rows.partitioner import Choices, choices_of
 
 if TYPE_CHECKING:
     from kafka_sink.engine.transaction_partitions import TransactionPartitions
 
 _log = logging.getLogger(__name__)
-# Partitions that one line of the log names.
-_MAX_NAMED = 5
 _batches_of = attrgetter("batches")
 
 
@@ -475,13 +474,10 @@ def tell_of_moves(moved: Mapping[TopicPartition, Sequence[ProducerBatch]], break
     dead_letters = sum(batch.record_count for batch in batches if batch.dead_letters)
     what = [f"{rows} rows without a key"] if rows or not dead_letters else []
     what += [f"{dead_letters} dead letters"] if dead_letters else []
-    names = ", ".join(str(partition) for partition in list(moved)[:_MAX_NAMED])
-    more = f" and {len(moved) - _MAX_NAMED} more" if len(moved) > _MAX_NAMED else ""
     _log.warning(
-        "%s that were never sent move from %s%s to other partitions: %s",
+        "%s that were never sent move from %s to other partitions: %s",
         " and ".join(what),
-        names,
-        more,
+        first_of(moved),
         breaker.explain(next(iter(moved))) or "their target is muted",
     )
     return rows

@@ -20,6 +20,7 @@ from kafka_sink.driver import driver_log
 from kafka_sink.errors import RegistryError, SchemaError
 from kafka_sink.options import SinkOptions
 from kafka_sink.options.table import FORMATS, SPECS
+from kafka_sink.printable import first_of
 from kafka_sink.rows.column_plan import named_columns
 
 if TYPE_CHECKING:
@@ -55,8 +56,7 @@ class PartFormat:
     def __str__(self) -> str:
         """The text for the summary: the format, and each subject with version and id."""
         texts = sorted({str(schema) for _, schema in self.schemas})
-        more = f" and {len(texts) - 3:,} more" if len(texts) > 3 else ""
-        return f"{self.part} as {self.format} by {', '.join(texts[:3])}{more}"
+        return f"{self.part} as {self.format} by {first_of(texts, 3)}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from kafka_sink.network.broker_connection import BrokerConnection, ConnectionSta
 from kafka_sink.network.broker_protocol import Request
 from kafka_sink.network.transport import PlaintextTransport, Resolver, resolve_host, start_lookup
 from kafka_sink.options.environment import expanded
+from kafka_sink.printable import first_of
 from kafka_sink.security.settings import SecuritySettings
 
 if TYPE_CHECKING:
@@ -41,8 +42,6 @@ _SUSPICIOUS_MS = 1000.0
 _RECONSIDER_MS = 100.0
 # The longest wait of epoll is an int of milliseconds.
 _MAX_WAIT_MS = 3_600_000.0
-# The number of brokers that a message lists.
-_MAX_NAMED = 5
 _MADE = (ConnectionState.READY, ConnectionState.REAUTHENTICATING)
 
 
@@ -250,11 +249,7 @@ class NetworkClient:
         nodes = [connection.node for connection in self._known] or [
             Node(-1, *at) for at in self._options.bootstrap_servers
         ]
-        shown = [
-            f"{node.host}:{node.port}{errors.get((node.host, node.port), '')}" for node in nodes[:_MAX_NAMED]
-        ]
-        more = f" and {len(nodes) - _MAX_NAMED} more" if len(nodes) > _MAX_NAMED else ""
-        return ", ".join(shown) + more
+        return first_of([f"{at.host}:{at.port}{errors.get((at.host, at.port), '')}" for at in nodes])
 
     # -- I/O --------------------------------------------------------------------------------------
 

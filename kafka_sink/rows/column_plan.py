@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from kafka_sink.errors import SchemaError
+from kafka_sink.printable import first_of
 
 HEADERS_TYPE = "array<struct<key:string,value:binary>>"
 _TEXT_OR_BYTES = ("string", "binary")
@@ -21,7 +22,7 @@ _OPTIONAL = ("key", "headers", "partition", "timestamp")
 _RENAME = ".withColumnRenamed('{old}', '{new}')"
 # Errors list at most this many columns: wide tables have thousands of them, and Spark prints an error several
 # times.
-_MAX_NAMED = 10
+MAX_NAMED = 10
 # Matches the type anywhere in a type text, such as that of a field or an element, but not the name of a
 # field.
 _MONTHS = re.compile(r"(?:^|[:<,])(interval (?:year|month)(?: to month)?)(?:$|[,>])")
@@ -60,8 +61,8 @@ class ColumnPlan:
         value = _pick(named, "value", _TEXT_OR_BYTES)
         if value is None:
             made = found_instead(named, "value") or (
-                f" among the columns {some_of(list(named))}: rename one to 'value', or create it, as in "
-                ".selectExpr('to_json(struct(*)) AS value')"
+                f" among the columns {first_of(named, MAX_NAMED)}: rename one to 'value', or create it, "
+                "as in .selectExpr('to_json(struct(*)) AS value')"
             )
             raise SchemaError(f"Required attribute 'value' not found{made}")
         return cls(
@@ -155,12 +156,6 @@ def _conversion(name: str, spark_type: str, wanted: str) -> str:
     if wanted == "string" and spark_type.startswith(("struct<", "map<", "array<", "variant")):
         return f"write it as JSON, as in .withColumn('{name}', to_json('{name}'))"
     return f"cast it, as in .withColumn('{name}', col('{name}').cast('{wanted}'))"
-
-
-def some_of(names: Sequence[str]) -> str:
-    """The first names for an error message, and how many more there are."""
-    more = f" and {len(names) - _MAX_NAMED:,} more" if len(names) > _MAX_NAMED else ""
-    return ", ".join(names[:_MAX_NAMED]) + more
 
 
 def found_instead(found: Iterable[str], name: str, rename: str = _RENAME) -> str:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from shlex import quote
 
 from kafka_sink.errors import TransactionError
+from kafka_sink.printable import first_of
 from kafka_sink.transactions.decision import Decision, Outcome, Part
 from kafka_sink.transactions.operations import (
     ABORTED,
@@ -39,7 +40,6 @@ from kafka_sink.transactions.operations import (
 Clock = Callable[[], float]
 # For how long progress markers are taken to be there. offsets.retention.minutes is a week by default.
 MARKERS_LAST_MS = 3_600_000
-_NAMED = 5
 
 
 def other_driver(scope: Scope, failed: Failed, what: str = "") -> TransactionError:
@@ -321,6 +321,4 @@ def _command(action: str, scope: Scope) -> str:
 
 
 def named(tasks: Sequence[int]) -> str:
-    some = ", ".join(map(str, tasks[:_NAMED]))
-    more = f" and {len(tasks) - _NAMED} more" if len(tasks) > _NAMED else ""
-    return f"task{'s' if len(tasks) > 1 else ''} {some}{more}"
+    return f"task{'s' if len(tasks) > 1 else ''} {first_of(tasks)}"
