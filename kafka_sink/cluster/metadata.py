@@ -324,9 +324,9 @@ class ClusterMetadata:
         count = 0 if metadata is None else len(metadata.partitions)
         return MissingPartitionError(
             f"Invalid partition: column 'partition' has {partitions[short[0]] - 1} in a row for topic "
-            f"{short[0]!r}, whose partitions are 0 to {count - 1}, and no other came within "
-            f"kafka.max.block.ms = {timeout_ms:.0f} ms. Add partitions to the topic, mend the column (null "
-            "leaves the choice to the key), or set errors.tolerance=all to skip such rows"
+            f"{short[0]!r}, whose partitions are 0 to {count - 1}, and none was added within "
+            f"kafka.max.block.ms = {timeout_ms:.0f} ms. Add partitions to the topic, fix the column (with "
+            "null the key decides), or set errors.tolerance=all to skip such rows"
         )
 
     def _raise_final_locked(self, topics: list[str], unauthorized_wait_ms: float, now_ms: float) -> None:
@@ -650,9 +650,9 @@ class ClusterMetadata:
                 if self.pinned:
                     self.on_failure(now_ms)
                     raise ClusterChangedError(
-                        f"kafka.bootstrap.servers leads to cluster {update.cluster_id} now, and rows were "
-                        f"sent to cluster {self.cluster_id}: nothing more is sent. Run the write again for "
-                        "the new cluster"
+                        f"kafka.bootstrap.servers now leads to cluster {update.cluster_id}, but rows were "
+                        f"already sent to cluster {self.cluster_id}. Sending has stopped. Run the write "
+                        "again for the new cluster"
                     )
                 self._start_over_locked()
             self._in_flight = None
@@ -669,7 +669,7 @@ class ClusterMetadata:
         if fetched and self.coordinator is not None:
             self.coordinator.fetched(fetched, update)
         if switched:
-            _log.warning("brokers of cluster %s respond, instead of %s", update.cluster_id, known)
+            _log.warning("kafka.bootstrap.servers now leads to cluster %s (was %s)", update.cluster_id, known)
         return switched
 
     def _merge_locked(self, update: MetadataUpdate, requested: Collection[str], now_ms: float) -> None:
