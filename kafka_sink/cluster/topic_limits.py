@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # estimate may be too low.
 INITIAL_RATIO = 1.0
 SAFETY = 1.05
-# By how much one batch lowers or raises the estimate.
+# One batch lowers or raises the estimate by one of these.
 _IMPROVING_STEP = 0.005
 _DETERIORATING_STEP = 0.05
 # An estimate that was never too low may fall to this share of its value with one batch.
