@@ -1,4 +1,4 @@
-"""Batches per partition, shared by the task's thread and the sender under one lock."""
+"""The record accumulator: each partition's queue of batches, shared by the task's thread and the sender."""
 
 from __future__ import annotations
 
@@ -20,17 +20,24 @@ from kafka_sink.model import TopicPartition
 from kafka_sink.options import SinkOptions
 from kafka_sink.records.compression import BlockCodec, codec_for
 
-# How long a batch is usually held: one that has expired meanwhile is looked at again after it.
+# How long the task's thread usually holds a batch. A batch that expires while it is held is checked again
+# after this time.
 HOLD_MS = 5.0
 
 
 class RecordAccumulator:
-    """Batches by partition, for a task's thread and a sender. Thread-safe.
+    """The batches of all partitions, between the task's thread, which fills them, and the sender's thread,
+    which sends them. Thread-safe.
 
-    ``lock`` guards everything below, and of each batch its state and whether it is held. Two states are set
-    without it, SEALED and IN_FLIGHT, by the one thread that has the batch then. The task takes it to plan and
-    end an append pass. Every method takes it, but for those that say that it is held, and those whose names
-    end in `_locked`.
+    A batch is made by the task's thread (``enqueue``), waits in its partition's queue until the sender takes
+    it (``ready``, then ``drain``), and goes back there if it has to be sent again (``reenqueue``) or in
+    pieces (``reenqueue_split``). ``complete`` and ``fail`` end it and return its memory.
+
+    ``lock`` guards the queues, and of each batch its state and whether it is held. Both threads write them:
+    without the lock the sender could take a batch while the task writes into it. Only the states SEALED and
+    IN_FLIGHT are set without the lock, by the one thread that has the batch at that time. The task takes the
+    lock itself to plan and to end an append pass. Every method takes it, except those that document that the
+    caller holds it, and those whose names end in `_locked`.
     """
 
     def __init__(
@@ -39,41 +46,42 @@ class RecordAccumulator:
         allocator: BufferAllocator,
         cluster: str | None = None,
     ) -> None:
-        """``cluster`` identifies the brokers, whose limits are kept for later producers; with None they are
-        not."""
+        """``cluster`` identifies the brokers, so that a later producer can use what they have taught about
+        size limits. With None no limit is kept."""
         self.options = options
         self._guarantees_order = options.max_in_flight_requests_per_connection == 1
         self.codec = codec_for(options.compression_type, options.compression_level)
         self._cluster = cluster
         self._kept_limits = kept_limits(cluster)
-        # Whether brokers have taught a limit of any topic. Read without the lock.
+        # Whether brokers have taught a size limit of any topic. Only the sender's thread sets and reads it.
         self.any_learnt = bool(self._kept_limits)
         self._limits: dict[str, TopicLimits] = {}
         self.allocator = allocator
         self.deliveries = TaskDeliveries()
-        self.lock = threading.Lock()  # guards batches and their queues
+        self.lock = threading.Lock()  # guards batches and their queues: see the class
         # Signalled when batches reach a final state.
         self._completed = threading.Condition(self.lock)
         self.partitions: dict[TopicPartition, Partition] = {}
-        # Those with batches, in the order in which they got some, so that the cost of a check grows with the
-        # buffered partitions, not with all that were ever written to.
+        # The partitions with queued batches, in the order in which they got their first one. The cost of a
+        # pass therefore grows with the buffered partitions, not with all partitions ever written to.
         self.waiting: dict[Partition, None] = {}
-        # Every batch with memory, wherever it is. A closing producer must release all of them.
+        # Every batch that has memory, in its queue or in a request. A closing producer must release them all.
         self.live: set[ProducerBatch] = set()
-        # Batches without a final state: queued, open or in flight.
+        # The number of batches without a final state: open, queued or in flight.
         self.incomplete = 0
-        # Set by the task, which has no more rows for now: every batch may be sent at once.
+        # The task sets this when it has no more rows for now: every batch may then be sent at once.
         self.flushing = False
-        # The sender has passed over a held batch, so the task must wake it when it lets the batch go.
+        # The sender sets this when it skips a held batch, and the task clears it when it lets its batches go
+        # and wakes the sender. Without it the sender would sleep although the batch may now be sent.
         self.held_batch_skipped = False
-        # Batches that were too large for their brokers, which the task's thread has not learnt from yet: the
-        # limits of each one's topic, and its compression ratio.
+        # Batches that were too large for their brokers: the topic's limits and the batch's compression ratio.
+        # The sender adds to the list, and the task's thread empties it when it plans its next append pass.
         self.too_large_batches: list[tuple[TopicLimits, float]] = []
 
     # -- the task's thread --------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """A new task begins with the estimates of a new worker, so that equal rows make equal batches."""
+        """Begin a new task with the estimates of a new worker, so that equal rows make equal batches."""
         with self.lock:
             self.flushing = False
             self.too_large_batches.clear()
@@ -83,7 +91,7 @@ class RecordAccumulator:
             self.codec.begin()
 
     def partition(self, name: TopicPartition) -> Partition:
-        """Made at first use. The lock is held."""
+        """Return the partition, which is made when it is first used. The caller holds the lock."""
         found = self.partitions.get(name)
         if found is None:
             limits = self._limits.get(name.topic)
@@ -95,39 +103,40 @@ class RecordAccumulator:
         return found
 
     def enqueue(self, partition: Partition, batch: ProducerBatch) -> None:
-        """A new batch. The lock is held."""
+        """Add a new batch to its partition's queue. The caller holds the lock."""
         partition.batches.append(batch)
         self.waiting[partition] = None
         self.live.add(batch)
         self.incomplete += 1
 
     def await_completion(self, timeout_s: float, until: Callable[[], bool]) -> None:
-        """Wait until a batch reaches a final state, ``timeout_s`` at most; not at all where every batch has
-        one or ``until`` is true, which is called with the lock held."""
+        """Wait until a batch reaches a final state, for at most ``timeout_s``. Do not wait if every batch has
+        a final state or ``until`` returns true; ``until`` is called with the lock held."""
         with self.lock:
             if self.incomplete and not until():
                 self._completed.wait(timeout_s)
 
     def await_change(self, timeout_s: float) -> None:
-        """Wait until a batch reaches a final state or ``wake_waiters`` is called, ``timeout_s`` at most."""
+        """Wait until a batch reaches a final state or ``wake_waiters`` is called, for at most
+        ``timeout_s``."""
         with self.lock:
             self._completed.wait(timeout_s)
 
     def wake_waiters(self) -> None:
-        """End the waits under way, so that the task looks again."""
+        """End the waits under way, so that the task checks its conditions again."""
         with self.lock:
             self._completed.notify_all()
 
     def queued_batches(self, topic: str, partitions: int) -> list[int]:
-        """Batches waiting per partition of a topic, for the adaptive partitioner.
+        """The number of queued batches of each partition of a topic, for the adaptive partitioner.
 
-        The cost grows with the queued batches only: a call for each of 5,000 partitions took 2 ms.
+        The cost grows with the partitions that have batches: a call for each of 5,000 partitions took 2 ms.
         """
         counts = [0] * partitions
         with self.lock:
             for waiting in self.waiting:
                 name, number = waiting.id
-                # Rows may still wait for a partition that a recreated topic does not have.
+                # The topic may have been recreated with fewer partitions while rows wait for an old one.
                 if name == topic and number < partitions:
                     counts[number] = len(waiting.batches)
         return counts
@@ -140,19 +149,22 @@ class RecordAccumulator:
         now_ms: float,
         metadata_version: int | None = None,
     ) -> tuple[dict[Broker, list[Partition]], list[Partition], float]:
-        """The partitions whose first batch may be sent now, by leader; those of them without one; and the
-        milliseconds until there may be others.
+        """Find the partitions whose first batch may be sent now.
 
-        A batch may be sent if it is full, has another behind it, has lingered or backed off long enough, or
-        if memory or the end of the task waits for it. While ``metadata_version`` stays the same, a partition
-        remembers its leader.
+        Returns these partitions by leader, the ones without a leader, and the milliseconds until more
+        batches may be ready.
+
+        A batch may be sent if it is full, if another batch is queued after it, if it has lingered or backed
+        off long enough, or if the task is flushing or waits for memory. A partition remembers its leader for
+        as long as ``metadata_version`` stays the same.
         """
         found: dict[Broker, list[Partition]] = {}
         leaderless: list[Partition] = []
         delay = math.inf
         with self.lock:
             hurry = self.flushing or self.allocator.pool.queued > 0
-            # With thousands of partitions nearly all linger, and this loop is most of the cost of a pass.
+            # With thousands of partitions nearly all batches linger, and this loop is most of the cost of a
+            # pass. Batches that only linger are therefore skipped by the first test.
             lingers_since = math.inf if hurry else now_ms - self.options.linger_ms
             guarantees_order = self._guarantees_order
             oldest = math.inf
@@ -184,7 +196,7 @@ class RecordAccumulator:
         return found, leaderless, delay
 
     def _wait_ms_locked(self, partition: Partition, hurry: bool, now_ms: float) -> float:
-        """Milliseconds until the first batch may go; infinite while something else must happen first."""
+        """Milliseconds until the first batch may be sent; infinite if an event has to come first."""
         head = partition.batches[0]
         if head.held:
             self.held_batch_skipped = True
@@ -205,11 +217,12 @@ class RecordAccumulator:
         may_send: Callable[[ProducerBatch], bool],
         filled: int = 0,
     ) -> list[ProducerBatch]:
-        """Take at most one batch per partition for one broker, up to ``max_bytes`` with the ``filled`` bytes
-        that its request has already.
+        """Take batches for one request to a broker: at most one per partition, and ``max_bytes`` in total
+        with the ``filled`` bytes that the request already has.
 
-        Only a first batch may exceed that. The start rotates, so that no partition starves. Open batches come
-        back closed but unsealed: sealing takes time and is done without the lock.
+        Only the first batch of a request may exceed ``max_bytes``. Each call begins at another partition, so
+        that none starves. Open batches are closed but not sealed: sealing takes time, so the caller does it
+        without the lock.
         """
         taken: list[ProducerBatch] = []
         size = filled
@@ -222,7 +235,7 @@ class RecordAccumulator:
                 if head is None:
                     continue
                 if head.held:
-                    # Held since ready() looked: the task must wake the sender when it lets the batch go.
+                    # The task has taken hold of it since `ready` returned.
                     self.held_batch_skipped = True
                     continue
                 if not may_send(head):
@@ -249,7 +262,7 @@ class RecordAccumulator:
         self.waiting[batch.home] = None
 
     def _remove_locked(self, batch: ProducerBatch) -> None:
-        """Take a batch out of its queue, wherever it is there."""
+        """Remove a batch from its queue, if it is there."""
         home = batch.home
         if batch in home.batches:
             home.batches.remove(batch)
@@ -257,7 +270,8 @@ class RecordAccumulator:
                 self.waiting.pop(home, None)
 
     def _release_locked(self, *batches: ProducerBatch) -> None:
-        """Give the memory of terminal batches back, unless a request still refers to it (KAFKA-19012)."""
+        """Return the memory of batches with a final state, unless a request still refers to it
+        (KAFKA-19012)."""
         returned: dict[BufferPool, list[LentChunks]] = {}
         try:
             for batch in batches:
@@ -271,12 +285,14 @@ class RecordAccumulator:
     def move_unsent(
         self, sources: Iterable[Partition], targets: Mapping[str, Sequence[TopicPartition]]
     ) -> dict[TopicPartition, list[ProducerBatch]]:
-        """Move batches that no request ever had, and whose rows are free, to other partitions.
+        """Move batches that were never in a request, and whose rows may go to any partition, to other
+        partitions.
 
-        ``targets``: where a topic's batches may go, in any order; the shortest queue comes first. Returns
-        what was moved, by where it was. Batches keep their order, age and memory. They come behind what is
-        queued there, so they and an open batch there take no more rows. They stay where they are while their
-        task writes into them, or into every target's open batch.
+        ``targets`` lists the partitions that a topic's batches may move to, in any order: each batch goes to
+        the one with the shortest queue. Returns the moved batches by the partition they came from. Batches
+        keep their order, age and memory. A moved batch is appended to the target's queue, so neither it nor
+        an open batch that was last there takes any more rows. Batches that the task holds stay, and so do all
+        batches if the task holds the open batch of every target.
         """
         with self.lock:
             moved = {source.id: self._move_locked(source, targets[source.id.topic]) for source in sources}
@@ -285,7 +301,7 @@ class RecordAccumulator:
     def _move_locked(self, source: Partition, names: Sequence[TopicPartition]) -> list[ProducerBatch]:
         moving = [batch for batch in source.batches if batch.may_move and not batch.held]
         targets = [self.partition(name) for name in names] if moving else []
-        # Queue lengths, without those whose open batch is held.
+        # The queue length and index of each target, except targets whose open batch is held.
         lengths = []
         for index, target in enumerate(targets):
             tail = open_batch_of(target)
@@ -312,7 +328,7 @@ class RecordAccumulator:
         return moved
 
     def put_back(self, batches: Sequence[ProducerBatch]) -> None:
-        """Undo ``drain`` for batches that were sealed but not sent."""
+        """Put back batches that ``drain`` took, and that were sealed but not sent."""
         with self.lock:
             for batch in batches:
                 batch.request_references -= 1
@@ -320,7 +336,7 @@ class RecordAccumulator:
                 self._insert_locked(batch)
 
     def take(self, batch: ProducerBatch) -> bool:
-        """Take one batch out of its queue, as ``drain`` does; False if it has failed meanwhile."""
+        """Take one batch out of its queue, as ``drain`` does. Return False if it has failed meanwhile."""
         with self.lock:
             if batch.terminal:
                 return False
@@ -330,7 +346,8 @@ class RecordAccumulator:
             return True
 
     def reenqueue(self, batch: ProducerBatch, retry_at_ms: float) -> None:
-        """Put a batch back for another attempt, before all batches that were appended after it."""
+        """Put a batch back for another attempt. It goes in front of all batches that were appended after
+        it."""
         with self.lock:
             batch.request_references -= 1
             batch.home.in_flight -= 1
@@ -341,8 +358,8 @@ class RecordAccumulator:
             batch.home.retry_at_ms = max(batch.home.retry_at_ms, retry_at_ms)
 
     def reenqueue_split(self, parent: ProducerBatch, pieces: Sequence[ProducerBatch]) -> bool:
-        """Put the pieces of a batch that was too large in its place. Return False and release the pieces if
-        the batch had failed before."""
+        """Put the pieces of a batch that was too large in its place. If the batch had failed before, release
+        the pieces and return False."""
         with self.lock:
             parent.request_references -= 1
             parent.home.in_flight -= 1
@@ -352,7 +369,7 @@ class RecordAccumulator:
                     self._insert_locked(piece)
                 self.live.update(pieces)
                 self.incomplete += len(pieces) - 1
-                # There is no piece if no record is left of the batch.
+                # There are no pieces if every record of the batch became a dead letter. Then the batch ends.
                 self._completed.notify_all()
             else:
                 for piece in pieces:
@@ -361,24 +378,26 @@ class RecordAccumulator:
             return first
 
     def note_too_large(self, batch: ProducerBatch, *, costs_task: bool = False) -> None:
-        """Note that a batch, which still has its memory, was too large for its broker."""
+        """Learn from a batch that was too large for its broker. The batch still has its memory."""
         batch.home.limits.too_large(batch.size, costs_task=costs_task)
         self.any_learnt = True
         with self.lock:
             self.too_large_batches.append((batch.home.limits, batch.observed_ratio))
 
     def note_taken(self, batches: Iterable[ProducerBatch], now_ms: float) -> None:
-        """Brokers have taken these batches, so what they taught may be tried upwards."""
+        """Let the learnt limits of these batches' topics rise again, because brokers have taken the
+        batches."""
         for limits in {batch.home.limits for batch in batches}:
             if limits.may_rise(now_ms):
                 with self.lock:
                     limits.rise()
 
     def complete(self, written: Sequence[WrittenBatch], *, confirmed: bool = True) -> None:
-        """End batches that their broker has; ``confirmed`` unless acks is 0. One that had failed before stays
-        failed.
+        """End batches that their broker has; ``confirmed`` unless acks is 0. A batch that had failed before
+        stays failed.
 
-        All of a response at once, as the lock and waking the task cost more than a small batch.
+        All batches of a response end in one call, because taking the lock and waking the task cost more than
+        a small batch does.
         """
         with self.lock:
             first: list[WrittenBatch] = []
@@ -387,18 +406,19 @@ class RecordAccumulator:
                 ended[0].home.in_flight -= 1
                 if ended[0].move_to(BatchState.SUCCEEDED):
                     first.append(ended)
-            # In this order: no task that waits finds its batches complete and a row unaccounted for.
+            # The deliveries come first: a task that finds all its batches complete must find every row
+            # counted.
             self.deliveries.acknowledged(first, confirmed=confirmed)
             self.incomplete -= len(first)
             self._completed.notify_all()
             self._release_locked(*[batch for batch, _, _ in written])
 
     def fail(self, batch: ProducerBatch, cause: Exception, *, taken: bool = False) -> bool:
-        """Fail a batch in any state; False if it is terminal or held.
+        """Fail a batch in any state. Return False if it has a final state already or is held.
 
-        The task writes into a held batch, so its memory must stay: the caller tries again later. Memory
-        that a request refers to stays until the response. ``taken``: the batch is not in its queue, and the
-        request that had it, if any, has ended.
+        The task writes into a held batch, so its memory must stay: the caller tries again later. Memory that
+        a request refers to stays until the response. ``taken`` means that the sender has the batch, and that
+        the request it was in, if any, has ended.
         """
         with self.lock:
             if taken:
@@ -411,9 +431,9 @@ class RecordAccumulator:
             return first
 
     def abort_incomplete(self, cause: Exception, *, include_held: bool) -> None:
-        """Fail all batches that are left and release their memory. Every connection must be closed.
+        """Fail all remaining batches and release their memory. Every connection must be closed.
 
-        ``include_held``: the task has ended, so no thread writes into its batches any more.
+        ``include_held`` means that the task has ended, so that no thread writes into its batches any more.
         """
         with self.lock:
             for batch in list(self.live):
@@ -428,23 +448,23 @@ class RecordAccumulator:
     def _fail_locked(self, batch: ProducerBatch, cause: Exception) -> None:
         batch.move_to(BatchState.FAILED)
         self._remove_locked(batch)
-        # In this order, as in `complete`.
+        # The deliveries come first, as in `complete`.
         self.deliveries.failed(batch.partition, batch.rows, cause)
         self.incomplete -= 1
         self._completed.notify_all()
 
     def memory_of(self, partitions: Container[TopicPartition]) -> int:
-        """Bytes of memory of these partitions' batches, whatever their state."""
+        """The bytes of memory that these partitions' batches have, in any state."""
         with self.lock:
             return sum(batch.buffer.capacity for batch in self.live if batch.partition in partitions)
 
     def unacknowledged_records(self) -> int:
-        """The number of rows that were sent and perhaps written, but have no final state."""
+        """The number of rows that were sent, so that brokers may have them, but have no final state."""
         with self.lock:
             return sum(batch.rows for batch in self.live if batch.attempts and not batch.terminal)
 
     def waiting_rows(self) -> dict[TopicPartition, tuple[int, float]]:
-        """By partition, the rows without a final state, and when the first of them were appended."""
+        """For each partition, the rows without a final state and when the first of them were appended."""
         found: dict[TopicPartition, tuple[int, float]] = {}
         with self.lock:
             for batch in self.live:
@@ -454,9 +474,9 @@ class RecordAccumulator:
         return found
 
     def expired(self, now_ms: float) -> tuple[list[ProducerBatch], float]:
-        """Batches older than delivery.timeout.ms, queued or in flight, and the milliseconds until there may
-        be others."""
-        # A batch that is opened from now on expires later than that.
+        """The batches that are older than delivery.timeout.ms, queued or in flight, and the milliseconds
+        until another one may be."""
+        # Batches that are opened from now on expire even later.
         delay: float = self.options.delivery_timeout_ms
         found: list[ProducerBatch] = []
         for batch in self.unfinished():

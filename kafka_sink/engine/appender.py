@@ -1,7 +1,12 @@
-"""Rows into batches, on the task's thread, in append passes.
+"""Appends rows to batches, on the task's thread.
 
-A pass decides under the accumulator's lock which rows go to which batch, then encodes and writes without it.
-Where memory is short the pass ends there, and the task waits for memory while it holds no batch.
+``RecordAppender.append`` takes the rows of an Arrow batch, ordered by partition, and places them in one or
+more append passes. A pass (``AppendPass``) has three steps. ``plan`` holds the accumulator's lock: it decides
+which rows go to which batch, takes the memory for them, and marks these batches as held, so that the sender
+leaves them alone. ``encode`` writes the rows without the lock, because that takes the most time. ``end``
+takes the lock again and lets the batches go. If memory is short, ``plan`` stops at the first row without
+memory. Then the pass is carried out, and the task waits for memory while it holds no batch: a held batch
+cannot be sent, so the task would wait for memory that it keeps itself.
 """
 
 from __future__ import annotations
@@ -28,24 +33,25 @@ from kafka_sink.records.ordered_rows import OrderedRows
 from kafka_sink.rows.partitioner import BatchCapacity
 
 _log = logging.getLogger(__name__)
-# How often a waiting task looks whether the mute has ended: the end of a mute sends no signal.
+# How often a waiting task checks whether the mute has ended, because the end of a mute sends no signal.
 _CHECK_MS = 50.0
-# A task waits for at most 1/16 of the pool: small grants come sooner, and the
-# batch grows on without blocking once memory is free again.
+# A task waits for at most 1/16 of the pool: small grants come sooner, and the batch grows further without
+# blocking once memory is free again.
 _BLOCKING_DIVISOR = 16
-# Raw rows for which `full` waits, in batch.size.
+# The bytes of rows that the strategy `full` waits for, as a multiple of batch.size.
 _FULL_SHARE = 4
-# New batches for which the pool is asked in one call: so many chunks take it some 50 us.
+# The number of new batches for which the pool is asked in one call, which then takes about 50 us.
 _OPENED_AT_ONCE = 128
-# A batch's header, and at least what a codec writes around a block of rows that do not shrink.
+# The bytes of a batch's header, and at least the bytes that a codec adds to a block of incompressible rows.
 _FRAME_BYTES = batch_header.SIZE + 64
-# Sealed batches go to the sender as soon as they have so many bytes of rows. To take the lock and wake the
-# sender costs as much as to seal a batch of a few rows.
+# Sealed batches go to the sender together once they have this many bytes of rows. Taking the lock and waking
+# the sender cost as much as sealing a batch of a few rows.
 _GROUP_BYTES = 65_536
 
 
 class MutedMemoryLimit:
-    """Used by the task's thread. Muted partitions may use ``limit_bytes`` of buffer.memory."""
+    """Keeps rows for muted partitions within ``limit_bytes`` of buffer.memory, so that rows for healthy
+    partitions find memory. Only the task's thread uses it."""
 
     def __init__(
         self, accumulator: RecordAccumulator, limit_bytes: int, breaker: Breaker, clock_ms: Clock
@@ -57,11 +63,12 @@ class MutedMemoryLimit:
         self._said = False
 
     def wait(self, needs: Sequence[tuple[TopicPartition, int]], check: Callable[[], object]) -> int:
-        """How many of these runs may go, the first at least. A run is a partition and the bytes of its rows.
+        """Wait until the first of these runs may be appended, and return how many of them may. A run is a
+        partition and the bytes of its rows.
 
-        Waits until enough memory is free or the first is no longer muted. The caller holds no batch, and no
-        memory outside of batches. ``check`` raises when the task is lost. Raises DeliveryError naming
-        the cause of the mute after delivery.timeout.ms.
+        The wait ends when enough memory is free or the first partition is no longer muted. The caller holds
+        no batch, and no memory outside of batches. ``check`` raises when the task is lost. After
+        delivery.timeout.ms this raises DeliveryError with the cause of the mute.
         """
         partition, started_ms = needs[0][0], self._clock_ms()
         timeout_ms = self._accumulator.options.delivery_timeout_ms
@@ -97,7 +104,7 @@ class MutedMemoryLimit:
         for taken, (partition, needed) in enumerate(needs):
             if partition not in mutes:
                 continue
-            # If no memory is used, one run may always go, however large it is.
+            # If muted partitions use no memory, one run may always go, however large it is.
             if used and used + needed > self._limit_bytes:
                 return taken
             used += needed
@@ -106,17 +113,28 @@ class MutedMemoryLimit:
 
 @dataclass(slots=True, eq=False)
 class AppendPass:
-    """Rows of a table from ``start`` on, up to run ``stop_run``: the batches that they go to, and those that
-    are full after it. It has placed the rows up to ``stop``.
+    """One append pass: the rows of a table from row ``start`` on, up to run ``stop_run`` at most. A run is
+    the rows of one partition.
 
-    ``ranges[i]`` are the rows of ``batches[i]``, counted from ``start`` on. Each batch is held from
-    ``plan`` to ``end``, a closed one until it is sealed. Where memory is short, the pass ends, and
-    ``missing`` is what the next one needs: bytes, the row up to which they are for, and the bytes of the
-    first record alone.
+    ``plan``, ``encode`` and ``end`` are called in this order; the module describes them. ``plan`` goes
+    through the runs and puts each one (``_place_run``) first into the open batch of its partition
+    (``_place_in_tail``, ``_extend``), and the rest into new batches (``_open``). Consecutive whole runs
+    without an open batch get their memory in one call to the pool (``_open_for_runs``), which is the common
+    case if partitions are many and runs are short.
+
+    The result of ``plan``:
+
+    - ``ranges[i]`` are the rows that go into ``batches[i]``, counted from ``start`` on.
+    - ``closed`` are the batches that take no more rows after this pass. ``end`` adds the ones that are full.
+    - ``stop`` is the first row that was not placed.
+    - ``missing`` is set if memory was short: the bytes that the next pass needs, the row up to which these
+      bytes are for, and the bytes of the first record alone.
+
+    Each batch is held from ``plan`` to ``end``. A closed batch stays held until it is sealed.
     """
 
     accumulator: RecordAccumulator
-    # Dead letters have another than the accumulator's.
+    # The accumulator's allocator, or the one of dead letters.
     allocator: BufferAllocator
     ordered: OrderedRows
     start: int
@@ -128,17 +146,18 @@ class AppendPass:
     ranges: list[RowRange] = field(init=False, default_factory=list)
     closed: list[ProducerBatch] = field(init=False, default_factory=list)
     missing: tuple[int, int, int] | None = field(init=False, default=None)
-    # Memory for new batches.
+    # The memory that this pass took for new batches.
     _taken: list[ChunkedBuffer] = field(init=False, default_factory=list)
     _opened: bool = field(init=False, default=False)
 
     # -- planning: under the accumulator's lock -----------------------------------------------------
 
     def plan(self, granted: ChunkedBuffer | None = None, granted_stop: int = 0) -> None:
-        """Place rows, fix offsets and base timestamps, and take memory. Encodes nothing.
+        """Place rows, fix their offsets and base timestamps, and take memory. Nothing is encoded yet.
 
-        ``granted`` is memory for the first rows, up to ``granted_stop``, that was waited for. If it does not
-        hold the whole run, the pass ends after it. Where this fails, ``give_back`` follows.
+        ``granted`` is memory that the task has waited for. It is for the first rows, up to ``granted_stop``.
+        If that is not the whole run, the pass ends there. If this method raises, the caller calls
+        ``give_back``.
         """
         accumulator, ordered, start = self.accumulator, self.ordered, self.start
         for limits, ratio in accumulator.too_large_batches:
@@ -156,11 +175,11 @@ class AppendPass:
             partition = accumulator.partition(ordered.partitions[run])
             tail = open_batch_of(partition)
             if granted is not None:
-                # It may be smaller than the batch: the next pass looks at the rest.
+                # The memory may be too small for the whole run: the next pass places the rest.
                 self._open(granted, partition, start, granted_stop)
                 start, granted = granted_stop, None
             else:
-                # Memory for one run alone needs no common call.
+                # A single run needs no common call to the pool.
                 if start == starts[run] and run + 1 < self.stop_run and tail is None:
                     opened = self._open_for_runs(run, min(self.stop_run, run + _OPENED_AT_ONCE))
                     if run < opened:
@@ -171,27 +190,28 @@ class AppendPass:
                 return
 
     def give_back(self) -> None:
-        """Return all memory that no batch has. The accumulator's lock is held."""
+        """Return the memory that no batch has got. The caller holds the accumulator's lock."""
         owned = {id(batch.buffer) for batch in self.accumulator.live}
         for buffer in self._taken:
             if id(buffer) not in owned:
                 buffer.release()
 
     def _close(self, batch: ProducerBatch) -> None:
-        """``batch`` takes no more rows. It is sealed after this pass's rows are in, and held till then."""
+        """Close the batch. It stays held until this pass's rows are in it and it is sealed."""
         batch.held = True
         batch.move_to(BatchState.CLOSED)
         self.closed.append(batch)
 
     def _extend(self, tail: ProducerBatch, start: int, stop: int) -> bool:
-        """Put rows, which an open batch has room for, into it if memory allows."""
+        """Put rows into an open batch that has room for them. Return False if the pool is short of
+        memory."""
         ordered = self.ordered
         most = ordered.bound(start, stop) + ordered.surplus(stop - start, tail.base_timestamp)
         projected = tail.projected_size_with(most)
         if projected > tail.buffer.capacity:
             if tail.codec is None:
-                # These rows have room by their exact sizes, so the batch stays within the limit even where
-                # the upper bound exceeds it.
+                # The rows' exact sizes fit, so the batch stays within the limit even if their upper bound
+                # exceeds it.
                 projected = min(projected, tail.home.limits.write_limit)
             if self.allocator.pool.overdrawn or not tail.buffer.grow(projected):
                 return False
@@ -205,7 +225,7 @@ class AppendPass:
         return True
 
     def _open(self, buffer: ChunkedBuffer, partition: Partition, start: int, stop: int) -> None:
-        """Make a batch in this memory the partition's last, with rows ``start`` to ``stop``."""
+        """Open a batch in this memory with the rows from ``start`` to ``stop``, as its partition's last."""
         options = self.accumulator.options
         batch = ProducerBatch(
             partition,
@@ -225,8 +245,8 @@ class AppendPass:
         self.ranges.append(RowRange(start - self.start, stop - self.start, 0, batch.base_timestamp))
 
     def _open_for_runs(self, run: int, stop_run: int) -> int:
-        """Put whole runs from ``run`` on into new batches, up to the first whose partition has an open batch,
-        that may not fit, or that the pool has no memory for. Return that run."""
+        """Put whole runs from ``run`` on into a new batch each. Stop before a run whose partition has an open
+        batch, that may not fit into one batch, or that the pool has no memory for. Return that run."""
         ordered, accumulator = self.ordered, self.accumulator
         starts = ordered.starts
         found: list[Partition] = []
@@ -252,12 +272,13 @@ class AppendPass:
         return run
 
     def _place_run(self, partition: Partition, tail: ProducerBatch | None, start: int, stop: int) -> int:
-        """Place a run in as many batches as it needs, the first its partition's open one, ``tail``; return
-        the first row without a place, where the pool is short of memory."""
+        """Place a run in as many batches as it needs, beginning with its partition's open batch ``tail``.
+        Return ``stop``, or the first row without a place if the pool is short of memory."""
         if tail is not None:
             start = self._place_in_tail(tail, start, stop)
             if start < stop:
-                # Full, or the pool is exhausted: the sender can take it either way before anything blocks.
+                # The batch is full or the pool is exhausted. In both cases the sender may take it before the
+                # task waits for memory.
                 self._close(tail)
         ordered, limits, full = self.ordered, partition.limits, self.allocator.full
         batch_size = self.accumulator.options.batch_size
@@ -267,14 +288,15 @@ class AppendPass:
             size = limits.new_batch_bytes(ordered, start, end)
             buffer = self.allocator.try_open(size, first_record)
             if buffer is None and full and size > batch_size:
-                # Open batches may have used up what rows may take beside their buffers. Some fit into the
-                # buffer.
+                # Open batches may have used up the memory that rows may take in addition to the buffers.
+                # The buffer itself still has room for some rows.
                 end = ordered.rows_within(start, most, batch_size - _FRAME_BYTES)
                 buffer = self.allocator.try_open(limits.new_batch_bytes(ordered, start, end), first_record)
             if buffer is None:
                 share = max(self.allocator.pool.total_bytes // _BLOCKING_DIVISOR, 1)
                 if full:
-                    # The pool gives batch.size in any case. Compressed, fewer rows would fill little of it.
+                    # The pool gives batch.size in any case, and fewer rows would fill little of it once they
+                    # are compressed.
                     share = max(share, _FULL_SHARE * batch_size)
                 end = ordered.rows_within(start, most, share)
                 self.missing = limits.new_batch_bytes(ordered, start, end), end, first_record
@@ -287,11 +309,12 @@ class AppendPass:
         return start
 
     def _place_in_tail(self, tail: ProducerBatch, start: int, stop: int) -> int:
-        """Put rows into an open batch as far as room and memory go; return the first row beyond."""
+        """Put as many rows into an open batch as its limit and memory allow. Return the first row that did
+        not fit."""
         ordered = self.ordered
         end = tail.home.limits.rows_that_fit(ordered, start, stop, tail)
         if end > start and not self._extend(tail, start, end):
-            # Memory is short: as many rows as fit into the rest of it.
+            # Memory is short: take the rows that fit into what the buffer has or can still get.
             surplus = ordered.surplus(end - start, tail.base_timestamp)
             limit = tail.buffer.capacity + tail.buffer.growable_bytes
             end = min(ordered.rows_below(start, tail.raw_bytes_within(limit) - surplus), end)
@@ -317,31 +340,34 @@ class AppendPass:
             batch.append(records, rows.stop - rows.start, max_timestamp)
 
     def end(self) -> bool:
-        """Close full batches and let the others go, under the lock. Return whether to wake the
-        sender."""
-        # One iteration per partition: for short runs, calls are most of the cost.
+        """Close full batches and let the other ones go. Return whether to wake the sender. The caller holds
+        the lock."""
+        # This loop has one iteration per partition, and for short runs method calls are most of its cost.
         for batch in self.batches:
             if batch.state is not BatchState.OPEN:
                 # A closed batch stays held until it is sealed.
                 continue
             limits = batch.home.limits
-            # Most batches are far from full: runs are short where partitions are many.
+            # If partitions are many, runs are short and most batches are far from full: the first comparison
+            # saves the call.
             if batch.buffer.overflowed or (
                 2 * batch.raw_bytes >= limits.write_limit and limits.is_full(batch)
             ):
-                # A batch that outgrew what was reserved for it goes early; a full batch need not wait for a
-                # row that it does not take.
+                # A batch that outgrew its reserved memory is sent early. A full batch must not wait until a
+                # row comes that it cannot take.
                 self._close(batch)
             else:
                 batch.held = False
-        # The sender sleeps until a batch that it knows is due, so new batches and batches that it found
-        # held must wake it.
+        # The sender sleeps until the first batch that it has seen is due. So the task must wake it for a new
+        # batch, and for a batch that it skipped because it was held.
         wake = self._opened or self.accumulator.held_batch_skipped
         self.accumulator.held_batch_skipped = False
         return wake
 
 
 class RecordAppender:
+    """Appends rows to batches for one task: see the module. Only the task's thread uses it."""
+
     def __init__(
         self,
         accumulator: RecordAccumulator,
@@ -351,8 +377,8 @@ class RecordAppender:
         activity: TaskActivity | None = None,
         dead_letter_memory: BufferAllocator | None = None,
     ) -> None:
-        """``dead_letter_memory``: of an appender of dead letters, on the same thread. So they can be written
-        while another appender waits for memory that rejected rows hold."""
+        """``dead_letter_memory`` is for an appender of dead letters, which runs on the same thread: they can
+        then be written while the task waits for memory that rejected rows hold."""
         self._activity = TaskActivity(clock_ms) if activity is None else activity
         self.encode_ms = 0.0
         self.pool_wait_ms = 0.0
@@ -362,17 +388,18 @@ class RecordAppender:
         self._clock_ms = clock_ms
         self._wake_sender = wake_sender
         self._muted_memory_limit = muted_memory_limit
-        # Of max.block.ms, what the present rows' wait for metadata has taken.
+        # How much of max.block.ms the current rows have already spent waiting for metadata.
         self._waited_ms = 0.0
 
     def append(self, ordered: OrderedRows, check: Callable[[], object], waited_ms: float = 0.0) -> None:
-        """Take all rows, waiting up to max.block.ms for memory where it is short.
+        """Append all rows. If memory is short, wait for it for up to max.block.ms.
 
-        ``waited_ms`` is how long these rows have waited for metadata. As in Kafka's producer the first wait
-        for memory is shorter by that.
-        ``check`` raises when the task is already lost; it is called between passes and in waits. Raises
-        BufferExhaustedError when no memory came free in time, DeliveryError where rows for a muted partition
-        waited for delivery.timeout.ms.
+        ``waited_ms`` is how long these rows have waited for metadata. As in Kafka's producer, the first wait
+        for memory is shorter by this time. ``check`` raises when the task is already lost; it is called
+        between passes and in waits.
+
+        Raises BufferExhaustedError if no memory became free in time, and DeliveryError if rows for a muted
+        partition have waited for delivery.timeout.ms.
         """
         self._waited_ms = waited_ms
         limit, count = self._muted_memory_limit, len(ordered.partitions)
@@ -431,7 +458,7 @@ class RecordAppender:
                     granted_stop = ordered.rows_within(row, granted_stop, granted.capacity - _FRAME_BYTES)
 
     def carry_out(self, one: AppendPass) -> None:
-        """Write what a pass has planned. Takes the accumulator's lock only to let batches go."""
+        """Encode, end and seal what a pass has planned. The lock is taken only to let batches go."""
         started = self._clock_ms()
         one.encode()
         with self._accumulator.lock:
@@ -442,7 +469,7 @@ class RecordAppender:
             self._wake_sender()
 
     def _seal(self, closed: list[ProducerBatch]) -> None:
-        """Seal batches and let them go: a large one at once, small ones together."""
+        """Seal batches and let them go: a large batch at once, small batches together."""
         group: list[ProducerBatch] = []
         raw_bytes = 0
         for batch in closed:
@@ -460,10 +487,10 @@ class RecordAppender:
 
     def _wait_for_memory(self, size: int, first_record: int, check: Callable[[], object]) -> ChunkedBuffer:
         def watch() -> None:
-            # Only now, with this request in line: a sender woken earlier could find no waiter and sleep on
-            # until linger is over.
+            # The sender must be woken only now, when this request waits in line: if it were woken earlier,
+            # it could find no waiter and sleep on until linger.ms has passed.
             self._wake_sender()
-            # Nothing more of a lost task is sent, so no memory would come free.
+            # Nothing more of a lost task is sent, so no memory would become free.
             check()
 
         started = self._clock_ms()
@@ -489,7 +516,8 @@ class RecordAppender:
         )
 
     def batch_capacity(self, partition: TopicPartition, row_bytes: float) -> BatchCapacity:
-        """How many bytes of rows of about ``row_bytes`` the partition's batches take before they are full."""
+        """The bytes of rows of about ``row_bytes`` each that the partition's open batch still takes, and that
+        a new batch takes, before they are full."""
         with self._accumulator.lock:
             found = self._accumulator.partition(partition)
             tail = open_batch_of(found)
@@ -497,9 +525,9 @@ class RecordAppender:
             return BatchCapacity(left, found.limits.remaining(row_bytes))
 
     def flush(self, partitions: Set[TopicPartition] | None = None) -> None:
-        """Close and seal every open batch on the task's thread; the sender drains them meanwhile.
+        """Close and seal every open batch, while the sender already sends the first ones.
 
-        With ``partitions`` only theirs, and later batches linger again.
+        With ``partitions`` only their batches are closed, and later batches linger as usual.
         """
         accumulator, closed = self._accumulator, []
         with accumulator.lock:
@@ -517,7 +545,8 @@ class RecordAppender:
 
 
 def _neighbours(runs: list[int]) -> Iterator[tuple[int, int]]:
-    """Group ascending numbers without gaps: the first of each group, and one past its last."""
+    """Group ascending numbers without gaps. Yields the first number of each group and the one after its
+    last."""
     first = 0
     for index, run in enumerate(runs):
         if index + 1 == len(runs) or runs[index + 1] != run + 1:

@@ -1,4 +1,4 @@
-"""One record batch's life, from its first row to its final state."""
+"""ProducerBatch: one record batch, from its first row to its final state."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from kafka_sink.records.encoder import Records
 
 
 class BatchState(Enum):
-    """A batch's state; ``TRANSITIONS`` lists the legal moves."""
+    """The states of a batch. ``TRANSITIONS`` lists the legal moves."""
 
     OPEN = "open"  # takes rows
     CLOSED = "closed"  # takes no more rows, not yet compressed
-    SEALED = "sealed"  # its bytes are final but for the header; waits to be sent (again)
+    SEALED = "sealed"  # its bytes are final except the header; it waits to be sent (again)
     IN_FLIGHT = "in flight"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     SPLIT = "split"  # its records live on in smaller batches
 
-    # Enum's own is a Python function: 2 of the 45 us that a batch of a few rows takes in all.
+    # Enum's own hash is a Python function, which took 2 of the 45 us that a batch of a few rows costs.
     __hash__ = object.__hash__
 
 
@@ -39,7 +39,7 @@ TRANSITIONS: dict[BatchState, frozenset[BatchState]] = {
     BatchState.IN_FLIGHT: frozenset(
         {BatchState.SEALED, BatchState.SUCCEEDED, BatchState.FAILED, BatchState.SPLIT}
     ),
-    # A response after a failure is late: legal, without effect. After a success it is a bug.
+    # A response after a failure is late, which is legal and changes nothing. After a success it is a bug.
     BatchState.FAILED: frozenset(
         {BatchState.FAILED, BatchState.SUCCEEDED, BatchState.SEALED, BatchState.SPLIT}
     ),
@@ -53,68 +53,74 @@ TERMINAL = frozenset({BatchState.SUCCEEDED, BatchState.FAILED, BatchState.SPLIT}
 
 @dataclass(slots=True, eq=False)
 class ProducerBatch:
-    """Rows of one partition that share one V2 batch.
+    """Rows of one partition that are sent as one record batch of Kafka's format V2.
 
-    The buffer holds [header][body][raw tail]. With a block codec the body is compressed and the tail at
-    most one block. With a whole-batch codec all is tail until the batch is sealed. Without compression body
-    and tail are the same.
+    The buffer contains [header][body][raw tail]. With a block codec the body is compressed, and the tail is
+    at most one block. With a whole-batch codec everything is tail until the batch is sealed. Without
+    compression body and tail are the same.
 
     Which attributes may go together:
 
-    - OPEN, CLOSED: held or not. Only the task's thread uses a batch that is held. One that is not, the task
-      may hold while it is open, and the sender may take or fail it. A pass that an exception ends leaves its
-      batches held, as they may lack rows; only RecordAccumulator.abort_incomplete lets them go.
-    - SEALED: held until the task lets it go. From then on the sender may take it, with or without a sequence.
-    - IN_FLIGHT: with a header that has the batch's sequence, and one request that refers to its memory.
+    - OPEN, CLOSED: the batch may be held. Only the task's thread uses a held batch. If it is not held, the
+      task may take hold of it while it is open, and the sender may take or fail it. If an exception ends an
+      append pass, its batches stay held, because they may lack rows; only
+      RecordAccumulator.abort_incomplete lets them go.
+    - SEALED: the batch is held until the task lets it go. Then the sender may take it, with or without a
+      sequence.
+    - IN_FLIGHT: the header has the batch's sequence, and one request refers to its memory.
     - SUCCEEDED, FAILED, SPLIT: the memory is released once no request refers to it.
 
-    The idempotent producer's sequence (NO_SEQUENCE without idempotence):
+    The sequence of the idempotent producer (NO_SEQUENCE without idempotence) is
 
-    - none yet: until the first attempt, or until the parent of this piece is split.
-    - assigned: it may be withdrawn while no request is in flight, for another one (KIP-360).
-    - fixed, once ``possibly_written``: a request has failed that the broker may have carried out. From then
-      on neither sequence nor rows change.
+    - not assigned until the first attempt, or, for a piece, until its parent is split;
+    - then assigned: while no request is in flight, it may be replaced (KIP-360);
+    - and fixed once ``possibly_written`` is true: a request has failed, but the broker may have carried it
+      out. From then on neither the sequence nor the rows change.
     """
 
-    # Where it is queued.
+    # The partition in whose queue it waits, and to which it goes back after a failed attempt.
     home: Partition
     buffer: Memory
     codec: BlockCodec | WholeCodec | None
     compression: CompressionType
-    # Fixed when the batch opens, so that the end of a batch depends only on the rows before it.
+    # The expected compression ratio. It is fixed when the batch opens, so that the end of a batch depends
+    # only on the rows before it.
     ratio: float
     base_timestamp: int
     created_ms: float
-    # Whether all rows may as well go to another partition of the topic: no column or key binds them to this
+    # Whether all rows may go to any partition of the topic, because neither a key nor a column chose this
     # one.
     free: bool = False
-    # Whether the records are dead letters, which are no rows of the task's.
+    # Whether the records are dead letters, which do not count as rows of the task.
     dead_letters: bool = False
-    # Whether the task's thread has it, see above. Guarded by the accumulator's lock.
+    # Whether the task's thread has it: see the class. The task sets and clears it under the accumulator's
+    # lock. Without it the sender could send the batch while rows are written into it.
     held: bool = False
     state: BatchState = field(init=False, default=BatchState.OPEN)
-    # The name of ``home``.
+    # The topic and partition number of ``home``.
     partition: TopicPartition = field(init=False)
-    # Append order within the partition, which retries keep. A piece of a batch extends its parent's.
+    # The append order within the partition, which retries keep. A piece's ordinal extends its parent's.
     ordinal: tuple[int, ...] = field(init=False)
     max_timestamp: int = field(init=False)
     record_count: int = field(init=False, default=0)
     raw_bytes: int = field(init=False, default=0)
     attempts: int = field(init=False, default=0)
-    # Whether a request has had its rows, perhaps in the batch that it is a piece of.
+    # Whether its rows were in a request, perhaps as part of the batch that this one is a piece of.
     was_sent: bool = field(init=False, default=False)
-    # Failed attempts that count against ``retries``: not those that only an earlier batch made fail.
+    # Failed attempts that count against ``retries``. An attempt that failed only because of an earlier batch
+    # does not count.
     retries_spent: int = field(init=False, default=0)
-    # 1 while the sender has taken it out of its queue, as a request may refer to its memory; else 0.
+    # 1 from when the sender takes the batch off its queue until no request refers to its memory; else 0.
     request_references: int = field(init=False, default=0)
     last_error: Exception | None = field(init=False, default=None)
     # The producer's id and epoch and the base sequence.
     sequence: ProducerSequence = field(init=False, default=NO_SEQUENCE)
-    # See above: from then on neither sequence nor rows change.
+    # Whether the broker may have written it, although no response confirms it. Neither the sequence nor the
+    # rows change from then on.
     possibly_written: bool = field(init=False, default=False)
     # The sequence in the buffer's header; None before the header is written.
     _header_sequence: ProducerSequence | None = field(init=False, default=None)
-    # What compresses blocks while the batch fills.
+    # The codec, if it compresses blocks while the batch fills.
     _blocks: BlockCodec | None = field(init=False, default=None)
     _tail_at: int = field(init=False)
 
@@ -131,9 +137,9 @@ class ProducerBatch:
     # -- filling: the task's thread, outside the lock -------------------------------------------
 
     def append(self, records: Records, count: int, max_timestamp: int) -> None:
-        """Add ``count`` encoded records; room and memory were reserved when the append pass took it.
+        """Add ``count`` encoded records. The append pass has reserved room and memory for them.
 
-        Raises IllegalTransitionError where it is not held.
+        Raises IllegalTransitionError if the batch is not held.
         """
         if not self.held:
             raise IllegalTransitionError(f"append to a batch of {self.partition} that is {self.state.value}")
@@ -147,7 +153,7 @@ class ProducerBatch:
         self.max_timestamp = max(self.max_timestamp, max_timestamp)
 
     def _append_blocks(self, codec: BlockCodec, records: Records) -> None:
-        """Compress every block that fills and keep the rest raw, at fixed raw offsets."""
+        """Compress every block that becomes full and keep the rest raw. Blocks end at fixed raw offsets."""
         size = codec.block_size
         tail = self.buffer.size - self._tail_at
         if tail + len(records) >= size:
@@ -159,7 +165,7 @@ class ProducerBatch:
                 packed += codec.compress_block(records[at : at + size])
             records = records[len(records) - (tail + len(records)) % size :]
             self.buffer.truncate(self._tail_at)
-            # Blocks end in the middle of chunks: one write of all costs less than one for each.
+            # Blocks end in the middle of chunks, so one write of all blocks costs less than one for each.
             self.buffer.write_growing(b"".join(packed))
             self._tail_at = self.buffer.size
         if len(records):
@@ -195,7 +201,7 @@ class ProducerBatch:
         self.sequence = NO_SEQUENCE
 
     def write_header(self, *, transactional: bool = False) -> list[memoryview]:
-        """Write the header into its reserved place, unless it has the batch's sequence already.
+        """Write the header into its reserved place, unless a header with this sequence is already there.
 
         Returns the bytes of the whole batch.
         """
@@ -204,7 +210,7 @@ class ProducerBatch:
             return views
         header = bytearray()
         if len(views[0]) < batch_header.SIZE:
-            # A piece of a split batch may begin near the end of a chunk.
+            # The header crosses two chunks: a piece of a split batch may begin near the end of a chunk.
             header += bytes(batch_header.SIZE)
         batch_header.write(
             [memoryview(header), *self.buffer.views(batch_header.SIZE)] if header else views,
@@ -224,50 +230,52 @@ class ProducerBatch:
 
     @property
     def rows(self) -> int:
-        """The records that are rows of the task."""
+        """The number of records that are rows of the task."""
         return 0 if self.dead_letters else self.record_count
 
     @property
     def size(self) -> int:
-        """Bytes written so far; after seal, bytes on the wire."""
+        """The bytes written so far. Once the batch is sealed, these are its bytes on the wire."""
         return self.buffer.size
 
     @property
     def estimated_size(self) -> int:
-        """Bytes on the wire, estimated while the batch is not sealed (Kafka's estimatedSizeInBytes)."""
+        """The bytes on the wire, which are estimated until the batch is sealed (estimatedSizeInBytes in
+        Kafka)."""
         if self.codec is None or self.state not in (BatchState.OPEN, BatchState.CLOSED):
             return self.buffer.size
         return batch_header.SIZE + int(self.raw_bytes * min(1.0, self.ratio * SAFETY))
 
     def projected_size_with(self, added: int) -> int:
-        """Bytes the buffer is expected to hold after ``added`` more raw bytes: body and raw tail."""
+        """The bytes that header, body and raw tail are expected to have after ``added`` more raw bytes."""
         size, blocks = self.buffer.size, self._blocks
         if blocks is None:
             return size + added
         return projected_size(blocks, self.ratio, self._tail_at, size - self._tail_at + added)
 
     def raw_bytes_within(self, limit: int) -> int:
-        """More raw bytes for which ``projected_size_with`` surely stays within ``limit``; may be negative."""
+        """The number of raw bytes for which ``projected_size_with`` surely stays within ``limit``. It may be
+        negative."""
         blocks, tail = self._blocks, self.buffer.size - self._tail_at
         remaining = limit - projected_size(blocks, self.ratio, self._tail_at, 0) - tail
         if blocks is None:
             return remaining
-        # Full blocks shrink, while the last one stays raw.
+        # Full blocks shrink, but the last block stays raw.
         size = blocks.block_size
         packed = int(size * min(1.0, self.ratio * SAFETY)) + blocks.block_overhead
         return max(remaining, (remaining + tail - size) // packed * size - tail)
 
     @property
     def observed_ratio(self) -> float:
-        """Compressed over raw bytes of a sealed batch."""
+        """Compressed bytes per raw byte of a sealed batch."""
         return (self.buffer.size - batch_header.SIZE) / self.raw_bytes if self.raw_bytes else 1.0
 
     # -- states ---------------------------------------------------------------------------------
 
     def move_to(self, state: BatchState) -> bool:
-        """Change the state; False if the move is legal but late, so that it changes nothing.
+        """Change the state. Return False if the move is legal but late: then nothing changes.
 
-        Raises IllegalTransitionError, changing nothing, for a move that is not in the table.
+        Raises IllegalTransitionError and changes nothing if the move is not in the table.
         """
         if state not in TRANSITIONS[self.state]:
             raise IllegalTransitionError(
@@ -280,16 +288,14 @@ class ProducerBatch:
 
     @property
     def may_move(self) -> bool:
-        """Whether the batch may go to another partition: its rows are free, and no request ever had it.
-
-        A batch with a sequence has its place among the partition's others.
-        """
+        """Whether the batch may go to another partition: its rows may go to any, and it was never in a
+        request. A batch with a sequence has its place among the other batches of the partition."""
         return self.free and not self.attempts and self.sequence is NO_SEQUENCE
 
     def move_to_partition(self, home: Partition) -> None:
-        """The batch is appended anew to another partition. Its bytes name none, so they stay as they are.
+        """Append the batch anew to another partition. Its bytes do not contain the partition, so they stay.
 
-        Raises IllegalTransitionError for a batch that may not move, or that its task writes into.
+        Raises IllegalTransitionError if the batch may not move or its task writes into it.
         """
         if not self.may_move or self.held or self.terminal:
             raise IllegalTransitionError(
@@ -305,6 +311,7 @@ class ProducerBatch:
 
 
 def open_batch_of(partition: Partition) -> ProducerBatch | None:
-    """The partition's batch that still takes rows, if it has one. The accumulator's lock is held."""
+    """The batch of the partition that still takes rows, if there is one. The caller holds the accumulator's
+    lock."""
     tail = partition.batches[-1] if partition.batches else None
     return tail if tail is not None and tail.state is BatchState.OPEN else None

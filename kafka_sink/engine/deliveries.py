@@ -1,4 +1,4 @@
-"""How a task's batches ended: counts, offset ranges and the first failure."""
+"""The results of a task's batches: counts, offset ranges and the first failure."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from kafka_sink.memory.pool import PoolMetrics
 from kafka_sink.model import PartitionResult, TopicPartition
 from kafka_sink.records import batch_header
 
-# Ranges of offsets that are kept for all partitions together: 13 MB. If other producers write to the same
-# partitions, each batch has a range of its own, and a producer may run for months.
+# The number of offset ranges that are kept for all partitions together, which take 13 MB. If other producers
+# write to the same partitions, each batch has a range of its own, and a producer may run for months.
 MAX_RANGES = 100_000
-# A batch that a broker has, its base offset and its log append time; -1 where the broker did not say.
+# A batch that a broker has, its base offset and its log append time; -1 if the response had none.
 WrittenBatch = tuple[ProducerBatch, int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deliveries(TaskCounts):
-    """What became of one task's rows, by what its batches tell; the other counts are 0.
+    """The counts that follow from one task's batches; the other counts of TaskCounts are 0.
 
-    Dead letters are no rows: ``dead_letters`` counts those that are acknowledged. ``compression_rates`` is
-    the sum over batches of compressed bytes per raw byte. ``moved`` rows went to another partition than the
-    one they were appended to, before they were sent. ``queue_ms`` is the sum over sent batches of the time
-    from a batch's first row to its first request.
+    ``dead_letters`` counts the acknowledged dead letters, which are not rows of the task.
+    ``compression_rates`` is the sum over batches of compressed bytes per raw byte. ``moved`` rows went to
+    another partition than the one they were appended to, before they were sent. ``queue_ms`` is the sum over
+    sent batches of the time from a batch's first row to its first request.
     """
 
     dead_letters: int = 0
@@ -42,11 +42,11 @@ class Deliveries(TaskCounts):
 
     @property
     def written(self) -> int:
-        """Rows that are acknowledged, or with acks=0 sent."""
+        """The rows that are acknowledged, or with acks=0 sent."""
         return self.records + self.unconfirmed
 
 
-# Counts of partitions that are summed.
+# The counts of partitions that are summed.
 _SUMMED = (
     *("records", "unconfirmed", "dead_letters", "batches"),
     *("raw_bytes", "sent_bytes", "compression_rates"),
@@ -54,22 +54,24 @@ _SUMMED = (
 
 
 class TaskDeliveries:
-    """A task's deliveries, for one task after the other. Thread-safe: the sender writes, the task reads."""
+    """Counts the deliveries of the current task. Thread-safe: the sender's thread writes the counts, the
+    task's thread reads them, and ``begin`` resets them between two tasks."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards everything below
-        # Partitions with acknowledged batches, whose counts are of this task.
+        # The partitions with acknowledged batches, and their counts of this task.
         self._counted: list[tuple[Partition, PartitionCounts]] = []
         self.begin()
 
     def begin(self) -> None:
-        """All counts start at zero. The last task has no batch left."""
+        """Set all counts to zero. The last task has no batch left."""
         with self._lock:
             for partition, _ in self._counted:
                 partition.counts = None
             self._counted.clear()
             self._first_failure: tuple[TopicPartition | None, Exception] | None = None
-            # Whether a batch or the producer has failed. May be read without the lock.
+            # Whether a batch or the producer has failed. The thread that fails it sets this under the lock.
+            # Both threads read it without: a reader that misses the change sees it in its next pass.
             self.has_failed = False
             self._failed = self._retries = self._splits = self._moved = 0
             self._ranges = 0
@@ -77,7 +79,7 @@ class TaskDeliveries:
             self._queue_ms = self._max_queue_ms = 0.0
 
     def acknowledged(self, batches: Iterable[WrittenBatch], *, confirmed: bool = True) -> None:
-        """Brokers have these batches; ``confirmed`` unless acks is 0."""
+        """Count batches that brokers have; ``confirmed`` unless acks is 0."""
         with self._lock:
             for batch, base_offset, log_append_time_ms in batches:
                 counts = batch.home.counts
@@ -103,7 +105,8 @@ class TaskDeliveries:
                     self._ranges += counts.extend(base_offset, last, may_grow=may_grow)
 
     def failed(self, partition: TopicPartition | None, records: int, cause: Exception) -> None:
-        """A batch (or, without a partition, the producer) failed. The first cause is kept."""
+        """Count a failed batch or, without a partition, record that the producer failed. The first cause is
+        kept."""
         with self._lock:
             self._failed += records
             if self._first_failure is None:
@@ -118,7 +121,7 @@ class TaskDeliveries:
             self._moved += moved
 
     def sent(self, queue_ms: Sequence[float]) -> None:
-        """A request goes out. ``queue_ms``: how long its batches waited that were never sent before."""
+        """Count a request. ``queue_ms`` are the times that its batches waited for their first request."""
         with self._lock:
             self._requests += 1
             if queue_ms:
@@ -127,11 +130,11 @@ class TaskDeliveries:
                 self._max_queue_ms = max(self._max_queue_ms, *queue_ms)
 
     def counts(self) -> Deliveries:
-        """All as of one moment."""
+        """Return all counts as of one moment."""
         with self._lock:
             counts = [one for _, one in self._counted]
             sums = {name: sum(map(attrgetter(name), counts)) for name in _SUMMED}
-            # Partitions count dead letters and what was sent with acks=0 among their records.
+            # The records of a partition include dead letters and the ones that were sent with acks=0.
             sums["records"] -= sums["dead_letters"] + sums["unconfirmed"]
             return Deliveries(
                 **sums,
@@ -147,7 +150,7 @@ class TaskDeliveries:
             )
 
     def topics(self) -> dict[str, TopicMetrics]:
-        """The counts by topic, in the order of their first batches."""
+        """The counts of each topic, in the order of their first acknowledged batches."""
         found: dict[str, TopicMetrics] = {}
         with self._lock:
             for partition, one in self._counted:
@@ -156,10 +159,10 @@ class TaskDeliveries:
         return found
 
     def raise_failure(self, rows: int, unacknowledged: int, skipped: int = 0) -> None:
-        """Raise DeliveryError with the first cause if anything failed.
+        """Raise DeliveryError with the first cause if a batch or the producer failed.
 
-        The task has appended ``rows``. ``unacknowledged`` of them were sent and have no response yet,
-        ``skipped`` can never be written.
+        The task has appended ``rows``. ``unacknowledged`` of them were sent and have no response yet, and
+        ``skipped`` ones can never be written.
         """
         failure = self._first_failure
         if failure is None:
@@ -178,7 +181,8 @@ class TaskDeliveries:
         ) from cause
 
     def partitions(self) -> tuple[PartitionResult, ...]:
-        """Per partition, ordered by topic and partition, with neighbouring offset ranges merged."""
+        """The results of each partition, ordered by topic and partition. Neighbouring offset ranges are
+        merged."""
         with self._lock:
             return tuple(
                 PartitionResult(
@@ -195,14 +199,15 @@ class TaskDeliveries:
             )
 
 
-# A producer's, under Kafka's names.
+# The metrics of a producer, under Kafka's names.
 Metrics = dict[str, float]
 
 
 def task_metrics(pool: PoolMetrics, before: PoolMetrics, counts: Deliveries) -> Metrics:
-    """What the pool and the deliveries say of one task. ``before`` is the pool when the task began.
+    """The metrics of one task from the pool and the deliveries. ``before`` are the pool's metrics when the
+    task began.
 
-    Averages are 0.0 before the first batch is sent or acknowledged. docs/metrics.md explains each metric.
+    Averages are 0.0 until the first batch is sent or acknowledged. docs/metrics.md explains each metric.
     """
     batches, written = counts.batches, counts.records + counts.unconfirmed
     used, most_used = pool.used_bytes + pool.heap_bytes, pool.max_used_bytes + pool.max_heap_bytes
@@ -223,7 +228,8 @@ def task_metrics(pool: PoolMetrics, before: PoolMetrics, counts: Deliveries) -> 
         "buffer-heap-bytes": pool.heap_bytes,
         "buffer-heap-bytes-max": pool.max_heap_bytes,
         "buffer-heap-bytes-total": pool.heap_total_bytes - before.heap_total_bytes,
-        # What `full` would use for the same batches, minus what is used; then both at their peaks.
+        # The memory that `full` would use for the same batches minus the memory in use; then the same for
+        # the peaks of both.
         "buffer-saved-bytes": max(0, pool.full_strategy_bytes - used),
         "buffer-saved-bytes-max": max(0, pool.max_full_strategy_bytes - most_used),
         "batch-size-avg": counts.sent_bytes / batches if batches else 0.0,

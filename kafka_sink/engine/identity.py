@@ -1,6 +1,6 @@
-"""The idempotent producer's id and epoch (KIP-98, KIP-360). Sequences are their partitions' own.
+"""The id and epoch of the idempotent producer (KIP-98, KIP-360). Each Partition keeps its own sequences.
 
-A restart, after a broker has lost its state of this producer, begins a partition's sequences at 0 under the
+After a broker has lost its state of this producer, a restart begins the partition's sequences at 0 under the
 next epoch.
 """
 
@@ -36,7 +36,10 @@ _NO_ID = (NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
 
 
 class ProducerIdentity:
-    """Used by the sender's thread only. Times are milliseconds."""
+    """The id and epoch that batches are written with, and the partitions that have sequences of them.
+
+    Only the sender's thread uses it. Times are monotonic milliseconds.
+    """
 
     transactional_id: str | None = None
     # Whether partitions are added to the transaction before their first batch: transaction protocol 1.
@@ -45,13 +48,14 @@ class ProducerIdentity:
     def __init__(self, backoff: ExponentialBackoff) -> None:
         self.producer_id, self.producer_epoch = _NO_ID
         self.last_error: str | None = None
-        # Increases when the id is given up.
+        # This number increases when the id is given up.
         self.generation = 0
         self._backoff = backoff
         self._failures = 0
         self._not_before_ms = 0.0
         self._requested = False
-        # Partitions with sequences of this producer, and those whose sequences restart or have a gap.
+        # The partitions with sequences of this producer, and the partitions whose sequences have to restart
+        # or have a gap.
         self._written: set[Partition] = set()
         self.unsettled: set[Partition] = set()
 
@@ -69,19 +73,20 @@ class ProducerIdentity:
         fail: Callable[[KafkaSinkError], object],
         now_ms: float,
     ) -> float:
-        """Ask for an id where it is missing; return the milliseconds until there may be something to do.
+        """Request an id. Return the milliseconds until this method can do more.
 
-        ``fail`` gets an error where no retry can help.
+        ``fail`` is called with an error that no retry can help.
         """
         if self._requested:
             return math.inf
         if now_ms < self._not_before_ms:
             return self._not_before_ms - now_ms
-        # A bootstrap address may lead to another cluster by now, where another producer has the id.
+        # Bootstrap addresses are not asked: they may lead to another cluster by now, in which another
+        # producer can have the same id.
         connection, delay = network.connection_to_ask(now_ms, known_only=True)
         if connection is None:
             return delay
-        # A request of an earlier generation went to another cluster.
+        # Responses to requests of an earlier generation are ignored: they come from another cluster.
         generation = self.generation
 
         def on_response(response: ProducerIdResponse, at_ms: float) -> None:
@@ -105,7 +110,7 @@ class ProducerIdentity:
         return math.inf
 
     def on_response(self, response: ProducerIdResponse, now_ms: float) -> KafkaSinkError | None:
-        """Take the id; return an error where no retry can help."""
+        """Take the id from the response. Return an error if no retry can help."""
         self._requested = False
         label = kafka_errors.error_of(response.error_code).label
         if response.error_code == kafka_errors.UNSUPPORTED_VERSION:
@@ -124,16 +129,16 @@ class ProducerIdentity:
         return None
 
     def on_failure(self, now_ms: float, cause: object) -> None:
-        """The request failed; the next one waits for the backoff."""
+        """Let the next request wait for the backoff, because this one failed."""
         self._requested = False
         self._failures += 1
         self.last_error = f"no producer id yet: {cause}"
         self._not_before_ms = now_ms + self._backoff.delay_ms(self._failures)
 
     def forget(self) -> None:
-        """Give up the id, or the request for one, because another cluster gave it.
+        """Give up the id or the request for one, because it comes from another cluster.
 
-        Raises KafkaSinkError where a batch has been sent with it.
+        Raises KafkaSinkError if a batch has been sent with the id.
         """
         if self._written:
             raise KafkaSinkError("a producer id that was written with is kept")
@@ -154,29 +159,29 @@ class ProducerIdentity:
             batch.home.assign(batch, (self.producer_id, self.producer_epoch))
 
     def shrunk(self, batch: ProducerBatch, pieces: list[ProducerBatch]) -> None:
-        """As Partition's. The gap is to be closed."""
+        """Record the shrink in the partition, and mark it: its sequences now have a gap to close."""
         batch.home.shrunk(batch, pieces)
         self.unsettled.add(batch.home)
 
     def request_restart(self, partition: Partition) -> None:
-        """The broker and this producer disagree about the partition's next sequence."""
+        """Mark a partition whose leader expects another sequence than this producer sends."""
         partition.needs_restart = True
         self.unsettled.add(partition)
 
     def mendable(self) -> list[Partition]:
-        """Partitions whose sequences restart or have a gap, and that have nothing in flight."""
+        """The partitions whose sequences have to restart or have a gap, and that have nothing in flight."""
         return [one for one in self.unsettled if not one.is_in_flight]
 
     def close_gap(self, partition: Partition) -> None:
-        """As Partition's."""
+        """Close the partition's gap (``Partition.close_gap``)."""
         partition.close_gap()
         if not partition.needs_restart:
             self.unsettled.discard(partition)
 
     def restart(self, partition: Partition) -> None:
-        """Start a partition's sequences at 0 under the next epoch, or under a new id after the last epoch.
+        """Restart a partition's sequences at 0 under the next epoch, or under a new id after the last epoch.
 
-        Raises KafkaSinkError and changes nothing where a batch is in flight or may have been written.
+        Raises KafkaSinkError and changes nothing if a batch is in flight or may have been written.
         """
         partition.restart()
         self.unsettled.discard(partition)
@@ -192,17 +197,18 @@ class ProducerIdentity:
 
 
 class TransactionalIdentity(ProducerIdentity):
-    """The id and epoch of one transaction, which the task's transaction client got.
+    """The id and epoch of one transaction, which the task's transaction client has requested.
 
-    It never requests an id, and never restarts sequences: a broker would fence an epoch that it did not
-    give. ``adopt`` is called by the task's thread while nothing is queued.
+    This class never requests an id and never restarts sequences, because brokers fence an epoch that they
+    did not give. The task's thread calls ``adopt`` and ``leave`` while nothing is queued.
     """
 
     def __init__(self, backoff: ExponentialBackoff) -> None:
         super().__init__(backoff)
-        # Under protocol 1, those that batches wait for, in the order of their first batch.
+        # The partitions that have to be added to the transaction before their batches may be sent, in the
+        # order of their first batch. It is empty unless transaction protocol 1 is used.
         self.partitions_to_add: dict[Partition, None] = {}
-        # How many transactions there were.
+        # A number that identifies the current transaction: it increases when one begins or ends.
         self._number = 0
 
     @property
@@ -213,16 +219,16 @@ class TransactionalIdentity(ProducerIdentity):
     def adopt(
         self, transactional_id: str, producer_id: int, epoch: int, *, adds_partitions: bool = False
     ) -> None:
-        """Write with these from now on."""
+        """Write with this id and epoch from now on."""
         self.leave()
         self.transactional_id = transactional_id
         self.producer_epoch = epoch
         self.adds_partitions = adds_partitions
-        # Last, as it makes the identity ready.
+        # The producer id comes last, because it makes the identity ready for the sender's thread.
         self.producer_id = producer_id
 
     def leave(self) -> None:
-        """Write nothing until the next transaction."""
+        """End the transaction: write nothing until the next one is adopted."""
         self.producer_id, self.producer_epoch = _NO_ID
         self.transactional_id = None
         for partition in self._written:
@@ -233,18 +239,19 @@ class TransactionalIdentity(ProducerIdentity):
         self._number += 1
 
     def may_send(self, batch: ProducerBatch, now_ms: float) -> bool:
-        """As ProducerIdentity's, and under protocol 1 only to partitions that belong to the transaction."""
+        """Whether the batch may be sent now: its order permits it and, under protocol 1, its partition
+        belongs to the transaction."""
         if self.adds_partitions and batch.home.transaction != self._number:
             self.partitions_to_add[batch.home] = None
             return False
         return super().may_send(batch, now_ms)
 
     def added(self, partitions: Iterable[Partition]) -> None:
-        """These belong to the transaction now."""
+        """Record that these partitions belong to the transaction now."""
         for one in partitions:
             self.partitions_to_add.pop(one, None)
             one.transaction = self._number
 
     def refresh(self, *_: object) -> float:
-        """The task's transaction client asks."""
+        """Do nothing: the task's transaction client requests the id."""
         return math.inf

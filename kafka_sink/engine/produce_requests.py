@@ -33,12 +33,13 @@ def fill_request(
     max_bytes: int,
     may_send: Callable[[ProducerBatch], bool],
 ) -> list[ProducerBatch]:
-    """Sealed batches for one request to a broker: one for each partition, ``max_bytes`` in total, and no more
-    records than one batch may have: brokers may respond with a text for each.
+    """Take sealed batches for one request to a broker: at most one of each partition, ``max_bytes`` in total,
+    and no more records than one batch may have, because a response may contain a text for each record.
 
     Only the first batch may exceed ``max_bytes``. An open batch is chosen by its estimated compressed size.
     Once it is sealed, its true size decides whether more batches fit or the last ones go back to their
-    queues. One that its brokers would refuse as too large is split, and its pieces take its place there.
+    queues. A batch that its brokers would refuse as too large is split, and its pieces take its place in the
+    queue.
     """
     taken: dict[TopicPartition, ProducerBatch] = {}
     filled = records = 0
@@ -77,7 +78,7 @@ def produce_request(
     on_response: OnResponse,
     on_failure: OnFailure,
 ) -> SentRequest:
-    """One request of sealed batches for a broker with this version of Produce. They become in flight."""
+    """Make a Produce request of this version from sealed batches, which become in flight."""
     if identity is not None and identity.adds_partitions:
         version = min(version, produce.LAST_VERSION_OF_PROTOCOL_1)
     in_transaction = identity is not None and identity.transactional_id is not None
@@ -85,7 +86,7 @@ def produce_request(
     topics: dict[str, tuple[bytes | None, list[produce.PartitionData]]] = {}
     new_rows = 0
     for batch in taken:
-        # A batch gets its first sequence here; splits and closed gaps change it (``Partition``).
+        # A batch gets its first sequence here. Splits and closed gaps may change it later (``Partition``).
         if identity is not None:
             identity.assign(batch)
         views = batch.write_header(transactional=in_transaction)
@@ -100,7 +101,7 @@ def produce_request(
             topic_id = None if metadata is None else metadata.topic_id
             of_topic = topics[topic] = topic_id, []
             if topic_id is None:
-                # Without an id the request must name its topics.
+                # Without the topic's id the request must contain topic names.
                 version = min(version, produce.LAST_VERSION_WITH_NAMES)
             else:
                 names[topic_id] = topic
@@ -129,13 +130,14 @@ def produce_request(
 def probe_brokers(
     breaker: Breaker, cluster: ClusterMetadata, network: NetworkClient, options: SinkOptions, now_ms: float
 ) -> float:
-    """Probe every broker that the breaker names; return the milliseconds until another can be sent."""
+    """Probe every broker that the breaker wants to be probed. Return the milliseconds until another probe
+    may be possible."""
     delay = math.inf
     for node_id in breaker.task_mutes.brokers_to_probe():
         broker = cluster.broker(node_id)
         connection = broker.connection
         if connection is None:
-            # The cluster no longer lists this broker, and its address is unknown until it is back.
+            # The cluster no longer lists this broker, so its address is unknown until it is back.
             breaker.on_probe(node_id, now_ms)
             breaker.on_probe_done(node_id, ConnectionError("the cluster misses it"), now_ms)
         elif network.is_ready(connection, now_ms):
@@ -147,9 +149,10 @@ def probe_brokers(
 
 
 def _probe(breaker: Breaker, connection: BrokerConnection, options: SinkOptions, node_id: int) -> Request:
-    """ApiVersions is the one request to which every broker responds at once, without a login too.
+    """Make a probe: an ApiVersions request, to which every broker responds at once, even before a login.
 
-    It takes the connection of Produce requests, behind those in flight, so that its response speaks for them.
+    It is sent on the connection of the Produce requests, after the ones in flight, so that its response shows
+    that they are not stuck.
     """
     version = connection.api_version(apis.API_VERSIONS)
     return Request(

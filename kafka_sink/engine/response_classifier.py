@@ -1,4 +1,4 @@
-"""What a broker's response means for a batch. Pure: facts in, a verdict out."""
+"""Decides what a broker's response means for a batch. Pure functions turn facts into a verdict."""
 
 from __future__ import annotations
 
@@ -11,29 +11,30 @@ from kafka_sink import kafka_errors
 from kafka_sink.errors import BrokerRefusedError, DeliveryError, RecordTooLargeError, is_final
 from kafka_sink.model import NO_RECORD_ERRORS, RecordErrors, TopicPartition
 
-# As long as Kafka's own producer waits where it adds partitions by requests of their own.
+# Kafka's own producer waits this long when it adds partitions with AddPartitionsToTxn requests.
 _JOINING_WAIT_MS = 20.0
 
 
 class Action(Enum):
-    """What ResponseHandler does with the batch."""
+    """The actions that ResponseHandler takes with a batch."""
 
     SUCCEED = "succeed"
     RETRY = "retry"
     SPLIT = "split"
-    # The partition's sequences restart at 0 under a new epoch, once none of its batches is in flight.
+    # The partition's sequences restart at 0 under a new epoch once none of its batches is in flight.
     RESTART = "restart"
     FAIL = "fail"
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptFacts:
-    """The facts of an attempt that got a response. ``size`` is in bytes, offsets are -1 where unknown.
+    """The facts of an attempt that got a response. ``size`` is in bytes; offsets are -1 if unknown.
 
-    ``possibly_written`` is about earlier attempts. A ``base_offset`` beside an error means that the leader
-    appended the batch and failed later. ``is_next_expected``: every earlier batch of the partition is
-    acknowledged. ``restarted``: the partition's sequences were restarted, and nothing was acknowledged since.
-    ``transactional``: the epoch belongs to the transaction, so sequences cannot restart under another.
+    - ``possibly_written`` is about earlier attempts.
+    - A ``base_offset`` in a response with an error means that the leader appended the batch and failed later.
+    - ``is_next_expected`` means that every earlier batch of the partition is acknowledged.
+    - ``restarted`` means that the partition's sequences were restarted and nothing was acknowledged since.
+    - ``transactional`` means that the epoch belongs to the transaction, so sequences cannot restart.
     """
 
     partition: TopicPartition
@@ -55,11 +56,17 @@ class AttemptFacts:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """``possibly_written``: from now on the batch keeps its sequence and is never split. ``immediate``
-    skips the backoff; ``cause`` is the error if this was the last attempt. ``too_large``: smaller batches
-    may pass. The backoff is no longer than ``longest_wait_ms``. ``unwritable``: records of the batch that no
-    attempt can write, by position; empty where the broker did not say which. Without ``spends_retry`` the
-    attempt that follows is not counted in ``retries``."""
+    """The action, and how to take it.
+
+    - ``cause`` is the error if this was the last attempt.
+    - ``refresh`` requests the topic's metadata.
+    - ``immediate`` skips the backoff, and ``longest_wait_ms`` limits it.
+    - ``possibly_written``: from now on the batch keeps its sequence and is never split.
+    - Without ``spends_retry`` the attempt does not count against ``retries``.
+    - ``too_large`` means that smaller batches may pass.
+    - ``unwritable`` are the positions of records that no attempt can write; it is empty if the broker did not
+      list them, and None if there are no such records.
+    """
 
     action: Action
     cause: Exception | None = None
@@ -75,13 +82,14 @@ class Verdict:
 Rule = Callable[[AttemptFacts, Exception], Verdict]
 
 
-# Where the error alone decides; its cause is added. Where more does, a rule is a function.
+# Verdicts for errors that decide alone; ``classify_response`` adds the cause. If other facts also matter, the
+# rule is a function.
 _SUCCEED = Verdict(Action.SUCCEED)
 _FAIL = Verdict(Action.FAIL)
 _RETRY = Verdict(Action.RETRY)
-# Another partition is just being added to the transaction, which takes milliseconds.
+# Another partition is being added to the transaction, which takes milliseconds.
 _RETRY_SOON = Verdict(Action.RETRY, longest_wait_ms=_JOINING_WAIT_MS)
-# The leader has the batch or may have it, but could not confirm it as acks asks.
+# The leader has the batch or may have it, but could not confirm it as acks requires.
 _RETRY_POSSIBLY_WRITTEN = Verdict(Action.RETRY, possibly_written=True)
 _RETRY_REFRESHED_POSSIBLY_WRITTEN = Verdict(Action.RETRY, refresh=True, possibly_written=True)
 
@@ -121,14 +129,15 @@ def _out_of_order(attempt: AttemptFacts, cause: Exception) -> Verdict:
     if not attempt.idempotent:
         return Verdict(Action.FAIL, cause)
     if not attempt.is_next_expected:
-        # An earlier batch is being retried, or lost records. The broker takes this one after it, so this one
-        # waits for that batch and for no time of its own.
+        # An earlier batch is being retried or has lost records. The broker will accept this batch after the
+        # earlier one, so this batch waits for the earlier one and needs no backoff.
         return Verdict(Action.RETRY, cause, immediate=True, spends_retry=False)
     return _restart(attempt, cause)
 
 
 def _unknown_producer_id(attempt: AttemptFacts, cause: Exception) -> Verdict:
-    """Retention may have deleted every batch that the broker knew this producer from (KIP-360)."""
+    """Restart if retention may have deleted all batches of this producer from the log, so that the broker
+    has forgotten the producer (KIP-360)."""
     state_deleted = attempt.log_start_offset > attempt.last_acknowledged_offset
     if attempt.idempotent and (attempt.restarted or (attempt.log_start_offset >= 0 and state_deleted)):
         return _restart(attempt, cause)
@@ -136,7 +145,8 @@ def _unknown_producer_id(attempt: AttemptFacts, cause: Exception) -> Verdict:
 
 
 def _restart(attempt: AttemptFacts, cause: Exception) -> Verdict:
-    """A batch that may have been written keeps its sequence: under a new one it could be written twice."""
+    """Restart the sequences, but fail a batch that may have been written: with a new sequence it could be
+    written twice."""
     if attempt.transactional:
         return Verdict(Action.FAIL, cause, possibly_written=attempt.possibly_written)
     if attempt.possibly_written:
@@ -160,7 +170,7 @@ RULES: Mapping[int, Verdict | Rule] = {
     kafka_errors.CORRUPT_MESSAGE: _RETRY,
     kafka_errors.THROTTLING_QUOTA_EXCEEDED: _RETRY,
     kafka_errors.CONCURRENT_TRANSACTIONS: _RETRY_SOON,
-    # Any failure of an append raises it, also one after bytes have reached the log.
+    # Any failure of an append causes it, even after bytes have reached the log.
     kafka_errors.UNKNOWN_SERVER_ERROR: _RETRY_POSSIBLY_WRITTEN,
     kafka_errors.MESSAGE_TOO_LARGE: _too_large,
     kafka_errors.RECORD_LIST_TOO_LARGE: _too_large,
@@ -171,8 +181,8 @@ RULES: Mapping[int, Verdict | Rule] = {
     kafka_errors.TOPIC_AUTHORIZATION_FAILED: _fail_topic,
     kafka_errors.INVALID_TOPIC_EXCEPTION: _fail_topic,
 }
-# Kafka raises these before it appends anything (ReplicaManager.getPartitionOrException, ProducerAppendInfo):
-# an offset beside them says nothing. kfake, franz-go's imitation of a broker, sends 0.
+# Kafka raises these before it appends anything (ReplicaManager.getPartitionOrException, ProducerAppendInfo),
+# so an offset in the same response means nothing. kfake, franz-go's imitation of a broker, sends 0.
 _NOTHING_APPENDED = frozenset({kafka_errors.UNKNOWN_TOPIC_ID, kafka_errors.OUT_OF_ORDER_SEQUENCE_NUMBER})
 _ENDED = (
     "in a transaction: another attempt or run took it over, or it was open for longer than "
@@ -209,11 +219,11 @@ ADVICE_IN_TRANSACTIONS = {
 
 
 def classify_response(attempt: AttemptFacts) -> Verdict:
-    """Decide by the error code's rule, or as ``_rule_of`` if it has none."""
+    """Decide according to the rule of the error code, or according to ``_rule_of`` if it has none."""
     appended = attempt.base_offset >= 0 and attempt.error_code not in _NOTHING_APPENDED
     if appended and not attempt.possibly_written:
-        # A leader that is deposed while it waits for replicas responds like a broker that never led the
-        # partition, but with the batch's offset (Kafka's DelayedProduce).
+        # A leader that is deposed while it waits for replicas responds with the same error as a broker that
+        # never led the partition, but with the batch's offset (Kafka's DelayedProduce).
         attempt = replace(attempt, possibly_written=True)
     rule = RULES.get(attempt.error_code) or _rule_of(kafka_errors.error_of(attempt.error_code))
     if rule is _SUCCEED:
@@ -227,15 +237,16 @@ def classify_response(attempt: AttemptFacts) -> Verdict:
 
 
 def _rule_of(error: kafka_errors.KafkaError) -> Verdict:
-    """The verdict after an error without a rule of its own. After a retriable error, the batch may have been
-    written: nothing proves that it was not. Any other error fails the batch, and the message has the code."""
+    """The verdict for an error that has no rule. After a retriable error the batch may have been written,
+    because nothing proves that it was not. Any other error fails the batch."""
     if not error.retriable:
         return _FAIL
     return _RETRY_REFRESHED_POSSIBLY_WRITTEN if error.is_of_metadata else _RETRY_POSSIBLY_WRITTEN
 
 
 def classify_failure(cause: Exception, *, possibly_sent: bool) -> Verdict:
-    """For a disconnect or a timeout: the same batch is sent again with the same sequence."""
+    """The verdict after a disconnect or a timeout: the batch is sent again with the same sequence, unless
+    every other connection would fail as well."""
     if is_final(cause):
         return Verdict(Action.FAIL, cause, possibly_written=possibly_sent)
     return Verdict(Action.RETRY, cause, possibly_written=possibly_sent)
@@ -248,10 +259,10 @@ def expiry(
     last: Exception | str | None,
     muted: str | None = None,
 ) -> DeliveryError:
-    """The error of a batch that delivery.timeout.ms has passed for. An attempt may have written it.
+    """The error of a batch that is older than delivery.timeout.ms. An attempt may have written it.
 
-    ``last`` is the last attempt's error, or why the batch was never sent. ``muted`` is why the circuit
-    breaker mutes the partition, if it does.
+    ``last`` is the error of the last attempt, or the reason why the batch was never sent. ``muted`` is the
+    reason why the circuit breaker mutes the partition, if it does.
     """
     tried = f"after {attempts} attempt(s)" if attempts else "before it could be sent"
     reason = f"; {muted}" if muted else ""

@@ -1,4 +1,4 @@
-"""How batches end: ResponseHandler does what response_classifier decides, fails and expires batches."""
+"""Handles the responses to Produce requests: ends batches, or returns them to their queues."""
 
 from __future__ import annotations
 
@@ -38,16 +38,30 @@ from kafka_sink.printable import printable_list
 from kafka_sink.records.batch_header import NO_SEQUENCE
 
 _log = logging.getLogger(__name__)
-# Attempts of a batch after which a leader that a broker names is followed at once. Brokers that name one
-# another would be asked as fast as they respond.
+# A batch follows a leader that a response points to without a backoff, but only for this many attempts.
+# Otherwise two brokers that point to each other would be asked as fast as they respond.
 _MAX_ATTEMPTS_AT_ONCE = 3
 
 
 class ResponseHandler:
-    """Used by the sender's thread. Times are monotonic milliseconds.
+    """Decides what happens with each batch after an attempt. Only the sender's thread uses it. Times are
+    monotonic milliseconds.
 
-    Batches that were sent expire like queued ones, but keep their memory until the response, because the
-    socket may still read it. ``connection_errors`` returns why connections failed.
+    The network calls ``on_produce`` with a response or ``on_failure`` without one. Both know the batches of
+    the request from its broker, whose requests end in the order in which they were sent. A batch without an
+    error ends in ``_succeed``. Otherwise `response_classifier` turns the attempt's facts into a verdict, and
+    ``_apply`` carries it out: the batch is retried, split, or failed, its partition's sequences restart, or
+    its unwritable records become dead letters.
+
+    Some batches wait for an event other than a response, which the sender checks in each pass:
+
+    - ``expire`` fails batches that are older than delivery.timeout.ms. If they are in a request, they keep
+      their memory until its response, because the socket may still read it.
+    - ``expire_missing`` fails batches of partitions that their topic no longer has.
+    - ``repair_sequences`` restarts sequences and closes gaps once nothing of the partition is in flight.
+    - ``resume_skipping`` makes dead letters of rejected batches once there is room for them.
+
+    ``connection_errors`` returns the reasons why connections failed.
     """
 
     def __init__(
@@ -66,31 +80,33 @@ class ResponseHandler:
         self._backoff = backoff
         self._breaker = breaker
         self._connection_errors = connection_errors
-        # Of the present task; None where a row that cannot be written fails it.
+        # The dead letters of the current task; None if a row that cannot be written fails the task.
         self.dead_letters: DeadLetters | None = None
-        # Partitions with queued rows that are missing from their topic.
+        # The partitions with queued rows that their topics do not have.
         self.missing: set[Partition] = set()
-        # No batch expires before then. With thousands of partitions, checking every batch would be most of
-        # the cost of a pass.
+        # No batch expires before this time. With thousands of partitions, checking every batch in every pass
+        # would be most of the cost of a pass.
         self.expires_ms = 0.0
-        # Since when, and when last, topics were not authorized; with errors.tolerance=all.
+        # For each topic that is not authorized, when the first and the last response showed that. It is used
+        # only with errors.tolerance=all.
         self._unauthorized_topics: dict[str, tuple[float, float]] = {}
-        # Rejected batches that wait in their queues until there is room for their dead letters. They must not
-        # be sent.
+        # Rejected batches that wait in their queues until there is room for their dead letters, with the
+        # positions of the rejected records and the cause. They must not be sent.
         self.awaiting_dead_letters: dict[ProducerBatch, tuple[Sequence[int], Exception]] = {}
-        # Responses after which a broker has all batches of its request, and takes the next at once.
+        # The number of responses after which the broker has all batches of its request and accepts the next
+        # request at once.
         self.acknowledgements = 0
 
     def on_failure(self, broker: Broker, cause: Exception, possibly_sent: bool, now_ms: float) -> None:
-        """A broker's oldest request will get no response."""
+        """Handle a request that will get no response. It is the broker's oldest one."""
         for batch in broker.failed().batches:
             self._cluster.mark_stale(batch.partition.topic, now_ms)
             verdict = response_classifier.classify_failure(cause, possibly_sent=possibly_sent)
             self._apply(batch, broker, verdict, now_ms)
 
     def on_produce(self, broker: Broker, answered: produce.ProduceResponse | None, now_ms: float) -> None:
-        """The response to a broker's oldest request has come; with acks=0 there is none, and the request is
-        written to the socket."""
+        """Handle the response to a broker's oldest request. With acks=0 there is no response: then the
+        request has been written to the socket, and ``answered`` is None."""
         sent, concerns_breaker = broker.responded(now_ms, self._breaker.prompt_ms)
         if concerns_breaker:
             self._breaker.is_busy = True
@@ -99,14 +115,14 @@ class ResponseHandler:
             self._succeed(unconfirmed, broker, now_ms, confirmed=False)
             self.acknowledgements += 1
             return
-        # Its keys are plain tuples: they equal a TopicPartition, and are made in a tenth of the time.
+        # Look-ups use plain tuples: they equal a TopicPartition and are made in a tenth of the time.
         pending: dict[tuple[str, int], ProducerBatch] = {batch.partition: batch for batch in sent.batches}
         succeeded: list[WrittenBatch] = []
         unknown: list[TopicPartition] = []
         for response in answered.partitions:
             topic = response.topic
             if topic is None:
-                # From version 13 on, responses name topics by their ids.
+                # From version 13 on, responses contain topic ids instead of names.
                 topic = sent.names.get(response.topic_id or b"", "")
             batch = pending.pop((topic, response.partition), None)
             if batch is None:
@@ -174,7 +190,7 @@ class ResponseHandler:
         *,
         confirmed: bool = True,
     ) -> None:
-        """A broker has these batches."""
+        """End batches that a broker has."""
         if not batches:
             return
         taken = [batch for batch, _, _ in batches]
@@ -193,7 +209,7 @@ class ResponseHandler:
         self._accumulator.complete(batches, confirmed=confirmed)
 
     def _apply(self, batch: ProducerBatch, broker: Broker, verdict: Verdict, now_ms: float) -> None:
-        """Carry out the verdict of the classifier. Nothing else ends an attempt that failed."""
+        """Carry out the classifier's verdict. Nothing else ends a failed attempt."""
         if verdict.action is Action.SUCCEED:
             self._succeed([(batch, -1, -1)], broker, now_ms)
             return
@@ -258,9 +274,10 @@ class ResponseHandler:
         self._accumulator.reenqueue(batch, now_ms + wait_ms)
 
     def _may_still_be_authorized(self, batch: ProducerBatch, cause: Exception, now_ms: float) -> bool:
-        """With errors.tolerance=all: whether a topic that is not authorized is to be tried again.
+        """Whether to retry a batch whose topic is not authorized. Only with errors.tolerance=all.
 
-        Brokers say so while they load their ACLs. Spark runs a task again that fails, but not one that skips.
+        Brokers also respond TOPIC_AUTHORIZATION_FAILED while they load their ACLs. Without the tolerance the
+        task fails and Spark runs it again, but rows that are skipped are lost.
         """
         if self.dead_letters is None or _code_of(cause) != TOPIC_AUTHORIZATION_FAILED:
             return False
@@ -273,8 +290,8 @@ class ResponseHandler:
         return now_ms - since_ms < wait_ms
 
     def _with_reason(self, batch: ProducerBatch, verdict: Verdict, cause: Exception) -> Exception:
-        """``cause``; and why it fails the task though rows are to be skipped, or what to do where a row, or
-        a dead letter, is too large for its topic."""
+        """Return ``cause``, with an explanation if the task fails although rows are to be skipped, or with
+        advice if a row or a dead letter is too large for its topic."""
         if self.dead_letters is None:
             if not isinstance(cause, RecordTooLargeError):
                 return cause
@@ -283,7 +300,7 @@ class ResponseHandler:
                 "(errors.deadletterqueue.topic.name keeps them)"
             )
         if not batch.dead_letters and batch.possibly_written and verdict.unwritable is not None:
-            # Brokers validate a batch before they look for it among those that they have. It may have been
+            # Brokers validate a batch before they check whether it is a duplicate. So it may have been
             # written before the topic's settings or ACLs changed, or before timestamps left the range.
             return DeliveryError(
                 f"{cause}. errors.tolerance=all does not skip these rows, as they may have been written: an "
@@ -300,28 +317,31 @@ class ResponseHandler:
         )
 
     def _skip_records(self, batch: ProducerBatch, positions: Sequence[int], cause: Exception) -> None:
-        """Make dead letters of these records. The others go on, with consecutive sequences."""
+        """Make dead letters of these records. The other records of the batch are sent again, with
+        consecutive sequences."""
         if not positions and batch.record_count > 1:
-            # The broker did not say which records are invalid. It will when each has a batch of its own.
+            # The broker did not list the invalid records. In the end each record has a batch of its own, and
+            # then the response is about that record.
             split(self._accumulator, batch)
             return
         dead_letters = self.dead_letters
         assert dead_letters is not None
         try:
-            # Before the records are decoded, which takes long where they are many.
+            # Check the limit before the records are decoded, which takes long if there are many.
             dead_letters.require_room(len(positions), str(cause))
         except TooManyDeadLettersError as too_many:
             self._accumulator.fail(batch, too_many, taken=True)
             return
-        # No batch of the dead letter topic waits here: dead letters behind it would wait for it. Nor does one
-        # that has waited, though the task's thread may have rejected rows since there was room.
+        # A batch of the dead letter topic itself must not wait: the dead letters after it would wait for it.
+        # A batch that has already waited does not wait again, even if the task's thread has rejected rows
+        # since then and there is no room any more.
         may_wait = batch.state is BatchState.IN_FLIGHT and batch.partition.topic != dead_letters.topic
         if may_wait and not dead_letters.has_room:
             self._await_dead_letters(batch, positions, cause)
             return
         pieces, records = take_out(batch, positions or (0,), MAX_WAITING_BYTES)
         ends, times = (np.array(one, dtype=np.int64) for one in (records.ends, records.timestamps_ms))
-        # Kafka's name of a broker's error, or the exception's class.
+        # The error's name in Kafka, or the class of the exception.
         code = _code_of(cause)
         error = error_of(code).name if code else type(cause).__name__
         rejected = RejectedRecords(records.bodies, ends, *batch.partition, times, str(cause), error)
@@ -332,14 +352,14 @@ class ResponseHandler:
                 piece.buffer.release()
             self._accumulator.fail(batch, too_many, taken=True)
             return
-        # A restart of sequences takes those of batches that wait.
+        # The batch has no sequence if a restart took it while the batch waited.
         if self._identity is not None and batch.sequence is not NO_SEQUENCE:
             self._identity.shrunk(batch, pieces)
         self._accumulator.reenqueue_split(batch, pieces)
 
     def _await_dead_letters(self, batch: ProducerBatch, positions: Sequence[int], cause: Exception) -> None:
-        """Leave the batch in buffer.memory, unsent, until dead letters of other rows are written. If that
-        never happens, delivery.timeout.ms ends it."""
+        """Keep the batch in its queue, unsent, until dead letters of other rows are written. If that never
+        happens, the batch fails after delivery.timeout.ms."""
         dead_letters = self.dead_letters
         assert dead_letters is not None
         _log.debug(
@@ -358,7 +378,7 @@ class ResponseHandler:
         while self.awaiting_dead_letters and dead_letters is not None and dead_letters.has_room:
             batch = next(iter(self.awaiting_dead_letters))
             positions, cause = self.awaiting_dead_letters.pop(batch)
-            # It may have failed meanwhile.
+            # The batch may have failed meanwhile.
             if self._accumulator.take(batch):
                 self._skip_records(batch, positions, cause)
 
@@ -371,7 +391,7 @@ class ResponseHandler:
             self._accumulator.fail(batch, cause)
 
     def abort_incomplete(self, *, include_held: bool) -> None:
-        """Fail what is left and give its memory back. Only after the connections are closed."""
+        """Fail all remaining batches and return their memory. The connections must be closed before."""
         for broker in list(self._cluster.brokers.values()):
             broker.sent.clear()
         closed = DeliveryError("the producer was closed")
@@ -397,15 +417,16 @@ class ResponseHandler:
             timeout, muted = self._options.delivery_timeout_ms, self._breaker.explain(batch.partition)
             cause = response_classifier.expiry(batch.partition, timeout, batch.attempts, last, muted)
             if not self._accumulator.fail(batch, cause):
-                # The task has held it since.
+                # The task has taken hold of the batch since then.
                 delay = min(delay, HOLD_MS)
         self.expires_ms = now_ms + delay
 
     def expire_missing(self, topics: Collection[str], now_ms: float) -> None:
-        """Fail rows of ``topics`` whose partition has been missing for max.block.ms.
+        """Fail batches of ``topics`` whose partition has been missing for max.block.ms.
 
-        A topic that is recreated with fewer partitions leaves such rows behind. The partition may come back,
-        but a task that fails soon is run again, and its rows then go to the partitions that exist.
+        If a topic is recreated with fewer partitions, the rows for its former partitions cannot be sent. The
+        partition may come back, but a task that fails soon is run again, and its rows then go to the
+        partitions that exist.
         """
         unfinished = self._accumulator.unfinished() if topics else []
         queued = [one for one in unfinished if one.partition.topic in topics and not one.request_references]
@@ -443,10 +464,10 @@ class ResponseHandler:
         return next((f"{node}: {error}" for node, error in errors.items() if node.id == info.leader), None)
 
     def _throttling(self, batch: ProducerBatch) -> str | None:
-        """What to say if the leader has throttled this task during the batch's life."""
+        """A text for the error if the leader has throttled this task during the batch's life."""
         info = self._cluster.leader(batch.partition)
         broker = None if info is None else self._cluster.brokers.get(info.leader)
-        # ``throttled_until_ms`` is the time of the last response if it throttled nothing.
+        # If the broker never throttled, ``throttled_until_ms`` is the time of its last response.
         if broker is None or not broker.counts.throttle_ms:
             return None
         if broker.counts.throttled_until_ms <= batch.created_ms:
@@ -457,8 +478,8 @@ class ResponseHandler:
         )
 
     def mend_sequences(self, identity: ProducerIdentity) -> None:
-        """Restart the sequences that leaders have rejected, and close the gaps that dropped records have
-        left, in every partition that has nothing in flight."""
+        """Repair the sequences of every partition that has nothing in flight: restart sequences that leaders
+        have rejected, and close gaps that dropped records have left."""
         for partition in identity.mendable():
             if partition.needs_restart:
                 reason = "the leader lost its state of this producer"
@@ -476,7 +497,8 @@ class ResponseHandler:
         if not in_doubt:
             identity.close_gap(partition)
         elif partition.taken_after_gap or identity.transactional_id is not None:
-            # A transaction has one epoch, so a late copy of these batches could still be taken.
+            # The batches cannot get new sequences: a leader that lost its state has taken a later batch, or
+            # the transaction has only one epoch, under which a late copy could still be accepted.
             self._fail_unresolved(partition, in_doubt, "records before this batch were rejected")
         elif len(in_doubt) == len(unresolved):
             partition.disprove_after_gap()
@@ -488,8 +510,8 @@ class ResponseHandler:
             )
 
     def _fail_unresolved(self, partition: Partition, batches: Sequence[ProducerBatch], reason: str) -> bool:
-        """Fail batches that may have been written, as under a new sequence they could be written twice;
-        return whether there are any."""
+        """Fail batches that may have been written, because with a new sequence they could be written twice.
+        Return whether there are any."""
         for batch in batches:
             last = "" if batch.last_error is None else f"{batch.last_error}; "
             text = f"{last}{partition.id}: {reason}, and the batch may have been written"
@@ -498,11 +520,11 @@ class ResponseHandler:
 
 
 def _code_of(cause: Exception) -> int:
-    """A broker's error; 0 for any other."""
+    """Kafka's error code; 0 for other exceptions."""
     return cause.error_code if isinstance(cause, BrokerRefusedError) else 0
 
 
 def _error_name(cause: Exception) -> str:
-    """Kafka's name and number of a broker's error, or the exception."""
+    """The name and number of Kafka's error, or the exception's repr."""
     code = _code_of(cause)
     return f"{error_of(code).name} ({code})" if code else repr(cause)

@@ -1,10 +1,13 @@
-"""The sender thread: accumulator to brokers and back.
+"""The sender thread: it moves batches from the accumulator to brokers and handles their responses.
 
-It owns the producer's connections to brokers. Other threads only call ``NetworkClient.wakeup``,
-which ends the poll.
+It owns the producer's connections to brokers. Other threads only call ``NetworkClient.wakeup``, which ends
+the poll.
 
-One pass of ``run_once`` expires what is too old, refreshes metadata, drains what is ready into one Produce
-request per broker, and acts on what the network reports.
+``run_once`` is one pass. It does whatever is due, in this order: fail batches that have expired, repair
+sequences, run the circuit breaker, refresh metadata, request a producer id, and send one Produce request to
+each broker that has ready batches. Each of these steps returns how long it can wait. The pass then polls the
+network until the first of these times, and the network calls the handlers of the responses that arrive
+(``ResponseHandler``).
 """
 
 from __future__ import annotations
@@ -47,7 +50,11 @@ _batches_of = attrgetter("batches")
 
 
 class Sender(threading.Thread):
-    """Runs until ``close``; a daemon, because a killed task must not be kept alive by it."""
+    """The thread that sends batches. It is a daemon, so that it cannot keep a killed task's process alive.
+
+    It runs until ``close`` or ``abort``, which other threads call. They also call ``begin`` for each task,
+    and read ``unavailable``, ``broker_metrics`` and ``is_reusable``. The thread writes everything else.
+    """
 
     def __init__(  # noqa: PLR0913 - the parts of a producer
         self,
@@ -65,7 +72,8 @@ class Sender(threading.Thread):
         self.max_poll_ms = max_poll_ms
         adapts = options.partitioner_adaptive_partitioning_enable
         self._availability_timeout_ms = options.partitioner_availability_timeout_ms if adapts else 0
-        # Brokers that keyless rows are to avoid (KIP-794). Any thread may read it.
+        # The ids of brokers that keyless rows should avoid (KIP-794). The sender's thread replaces the set
+        # and never changes it, so the task's thread reads it without a lock.
         self.unavailable: Set[int] = frozenset()
         self._options = options
         self._is_zstd = options.compression_type is CompressionType.ZSTD
@@ -84,7 +92,7 @@ class Sender(threading.Thread):
         self._metadata = MetadataRequests(options, cluster, network, self._on_metadata)
         self._transaction_partitions: TransactionPartitions | None = None
         if isinstance(identity, TransactionalIdentity):
-            # Other tasks do without these requests.
+            # Only transactional tasks need this module; other tasks do not import it.
             from kafka_sink.engine.transaction_partitions import TransactionPartitions
 
             timeout_ms, fail = options.request_timeout_ms, self._responses.fail_all
@@ -94,34 +102,37 @@ class Sender(threading.Thread):
         self._aborting = False
         self._task_ended = False
         self._known_version = -1
-        # Whether batches waited for a broker or a leader in the last pass: the pass after that has to record
+        # Whether batches waited for a broker or a leader in the last pass. The next pass then has to record
         # that the wait is over.
         self._waited = False
-        # Whether the last pass left nothing that a response alone would let go: only a deadline or a wake-up
-        # does. Then `_poll` goes on waiting behind an acknowledgement.
+        # True if no response alone can make more batches sendable. `_poll` then keeps waiting after an
+        # acknowledgement instead of starting a new pass.
         self._sent_all = False
-        # Why the thread ends, if it fails or is aborted. It may do so before the first task begins.
+        # The error that ends the thread, which may happen before the first task begins. `_end_with` writes it
+        # before it fails the current task, and `begin` reads it after it has reset the counts. In the other
+        # order a task that begins at that moment would miss the error and wait for ever.
         self._end_cause: Exception | None = None
 
     def broker_metrics(self, now_ms: float) -> dict[int, BrokerMetrics]:
-        """Of the brokers that this task has sent to."""
+        """The metrics of each broker this task has sent to, by broker id."""
         found = ((broker.id, broker.metrics(now_ms)) for broker in list(self._cluster.brokers.values()))
         return {node_id: metrics for node_id, metrics in found if metrics.requests}
 
     def begin(self, dead_letters: DeadLetters | None = None) -> None:
-        """A new task: its counts start at zero. It has failed already if the thread has."""
+        """Begin a new task: its counts start at zero. It has failed already if the thread has."""
         self._responses.dead_letters = dead_letters
         self._deliveries.begin()
         for broker in list(self._cluster.brokers.values()):
             broker.counts = BrokerCounts()
-        # Read afterwards: `_end_with` writes it first, so one of the two records the cause for the new task.
+        # This must come last: see `_end_cause`.
         if self._end_cause is not None:
             self._deliveries.failed(None, 0, self._end_cause)
 
     # -- the loop ---------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """The thread's body. An exception fails the task, so that a bug never looks like a slow broker."""
+        """Run passes until the thread is closed. An exception fails the task, so that a bug never looks like
+        a slow broker."""
         try:
             while not self._closing:
                 self.run_once(self._clock_ms())
@@ -135,12 +146,12 @@ class Sender(threading.Thread):
                 self._end_with(KafkaSinkError(f"the sender stopped: {error!r}"))
         finally:
             self._network.close(abort=self._aborting)
-            # A task that has not ended may still write into the batches that it holds.
+            # If the task has not ended, it may still write into the batches that it holds.
             self._responses.abort_incomplete(include_held=self._task_ended)
             self._breaker.close()
 
     def run_once(self, now_ms: float) -> None:
-        """One pass. Blocks in the network poll until there may be something to do."""
+        """Run one pass. It blocks in the network poll until the next pass may have something to do."""
         self._sent_all = False
         responses = self._responses
         if now_ms >= responses.expires_ms:
@@ -153,7 +164,8 @@ class Sender(threading.Thread):
             responses.mend_sequences(identity)
         if self._cluster.version != self._known_version:
             self._refresh_nodes()
-        # Needed before there is a producer id: a task's first rows wait for the coordinator's mutes.
+        # The breaker also runs before there is a producer id, because a task's first rows wait until the
+        # coordinator's mutes are known.
         breaker = self._breaker
         if breaker.is_busy or now_ms >= breaker.due_ms:
             delay = min(delay, self._run_breaker(now_ms))
@@ -164,22 +176,23 @@ class Sender(threading.Thread):
             delay = min(delay, identity.refresh(self._network, timeout_ms, fail, now_ms))
             delay = min(delay, self._find_brokers(now_ms))
         elif not self._deliveries.has_failed:
-            # Spark runs a failed task again, so every further row that is sent now would be a duplicate.
+            # A failed task sends nothing more: Spark runs it again, so every row sent now would be a
+            # duplicate.
             delay = min(delay, self._send_ready(now_ms, breaker.view))
             if self._transaction_partitions is not None:
                 delay = min(delay, self._transaction_partitions.refresh(now_ms))
-        # Only now: sending a request, or finding a broker unreachable, has brought the breaker's deadline
-        # forward.
+        # This must come after sending: a sent request or an unreachable broker may move the breaker's
+        # deadline forward.
         delay = min(delay, breaker.next_change_ms(now_ms) if breaker.is_busy else breaker.due_ms - now_ms)
         if self._telemetry is not None and self._telemetry.is_offered:
             delay = min(delay, self._telemetry.refresh(now_ms))
         self._poll(now_ms + max(delay, 0.0), now_ms)
 
     def _poll(self, until_ms: float, now_ms: float) -> None:
-        """Take what the network reports, up to ``until_ms``.
+        """Wait for the network's events until ``until_ms`` at most.
 
-        An acknowledgement after which nothing more can be sent does not end the wait: the next pass would
-        cost nearly as much as the request did.
+        An acknowledgement after which nothing more can be sent does not end the wait: a pass that finds
+        nothing to do costs nearly as much as a request.
         """
         only_acknowledged = True
         while only_acknowledged and now_ms <= until_ms:
@@ -188,16 +201,16 @@ class Sender(threading.Thread):
             only_acknowledged = self._sent_all and 0 < happened == self._responses.acknowledgements
             only_acknowledged = only_acknowledged and not self._network.woken
             now_ms = self._clock_ms()
-            # The breaker class may have asked for a broker's response.
+            # The breaker may have decided to probe a broker.
             if only_acknowledged and self._breaker.is_busy:
                 only_acknowledged = not self._breaker.task_mutes.brokers_to_probe()
                 # The response may have changed what the circuit breaker waits for.
                 until_ms = min(until_ms, now_ms + self._breaker.next_change_ms(now_ms))
 
     def abort(self, cause: Exception) -> None:
-        """Stop sending at once. Any thread may call it. The task fails with this cause, or an earlier one.
+        """Stop sending at once. Any thread may call it. The task fails with this cause or an earlier one.
 
-        Rows that have not reached a broker are dropped, also those that the kernel holds for the connections.
+        Rows that have not reached a broker are dropped, including bytes in the kernel's socket buffers.
         """
         self._end_with(cause)
         self._aborting = True
@@ -209,10 +222,10 @@ class Sender(threading.Thread):
         self._deliveries.failed(None, 0, cause)
 
     def close(self, timeout_ms: float, *, abort: bool = False) -> None:
-        """End the thread. Batches without a response fail. Called when the task appends no more.
+        """End the thread. Batches without a response fail. The task must append no more.
 
-        A thread that does not end in time gives all memory back when it ends. ``abort`` drops bytes that the
-        kernel holds for the connections.
+        If the thread does not end within ``timeout_ms``, it returns all memory when it ends. ``abort`` drops
+        the bytes in the kernel's socket buffers.
         """
         self._aborting |= abort
         self._task_ended = True
@@ -221,7 +234,7 @@ class Sender(threading.Thread):
         if self.is_alive():
             self.join(timeout_ms / 1000)
         if not self.is_alive():
-            # The thread may have ended by itself while batches were held.
+            # The thread may have ended by itself while the task held batches.
             self._responses.abort_incomplete(include_held=True)
 
     @property
@@ -239,7 +252,8 @@ class Sender(threading.Thread):
         for node in nodes.values():
             self._cluster.broker(node.id).node = node
         self._cluster.connect_brokers()
-        # Those listed all have connections. A peer may name others each time.
+        # Every listed broker has a connection. The other brokers are dropped, unless they are still in use:
+        # a misbehaving peer could name new brokers in every response.
         kept = {*self._network.connections, *self._breaker.task_mutes.view.nodes}
         for broker in list(self._cluster.brokers.values()):
             if broker.id not in kept and not broker.sent and not broker.counts.requests:
@@ -255,12 +269,13 @@ class Sender(threading.Thread):
     # -- produce ----------------------------------------------------------------------------------
 
     def _send_ready(self, now_ms: float, muted: Container[TopicPartition]) -> float:
-        # Read first: if another thread changes the metadata meanwhile, the version differs in the next pass.
+        # The version is read first: if another thread changes the metadata meanwhile, the version differs in
+        # the next pass.
         version = self._cluster.version
         ready, leaderless, delay = self._accumulator.ready(self._leader, now_ms, version)
         of_muted = take_muted(ready, muted) if muted else {}
-        # With one request at a time a response lets the next batch go, though nothing is ready now. And the
-        # next pass sees what a response means for a mute.
+        # With one request in flight at a time, a response can free the next batch although none is ready now.
+        # And while partitions are muted, each response may end a mute.
         self._sent_all = self._options.max_in_flight_requests_per_connection > 1 and not muted
         if not (ready or of_muted or leaderless or self._waited):
             return delay
@@ -273,7 +288,8 @@ class Sender(threading.Thread):
                 self._sent_all = False
                 delay = min(delay, broker.pause_ms(now_ms))
             elif any(map(_batches_of, partitions)):
-                # Only then: a pass that finds nothing to send costs nearly as much as the request did.
+                # More batches may be ready. Without any, another pass would cost nearly as much as the
+                # request.
                 delay = 0.0
         if blocked or self._waited:
             self._note_waits(ready, blocked, now_ms)
@@ -286,7 +302,7 @@ class Sender(threading.Thread):
             delay = min(delay, self._probe(broker, partitions, now_ms))
         if not muted:
             return delay
-        # A batch that may be the probe stays, also while there is no connection to its broker yet.
+        # A batch that may be sent as a probe stays, even while there is no connection to its broker yet.
         may_probe = self._breaker.task_mutes.may_probe
         unsent = [one for partitions in of_muted.values() for one in partitions if not may_probe(one.id)]
         unsent += [one for one in leaderless if one.id in muted]
@@ -298,9 +314,12 @@ class Sender(threading.Thread):
         stuck: Iterable[tuple[Broker, Sequence[Partition]]],
         now_ms: float,
     ) -> float:
-        """Request metadata of topics with rows for partitions without a leader, or for a broker that cannot
-        be reached: other brokers lead its partitions once the cluster has noticed, and only metadata shows
-        that. The metadata's backoff bounds how often it is requested. Return the delay until then."""
+        """Request metadata for partitions without a reachable leader. Return the delay until the next request
+        is allowed.
+
+        Other brokers will lead the partitions of an unreachable broker once the cluster has noticed, and only
+        metadata shows that. The metadata's backoff limits how often it is requested.
+        """
         unknown = {one.id.topic for one in leaderless}
         if unknown or self._responses.missing:
             self._responses.expire_missing(unknown, now_ms)
@@ -313,11 +332,12 @@ class Sender(threading.Thread):
     def _move_unsent(
         self, sources: Sequence[Partition], muted: Container[TopicPartition], now_ms: float
     ) -> bool:
-        """Move keyless rows that were never sent away from muted partitions; return whether there were any.
+        """Move keyless rows that were never sent from muted partitions to other ones. Return whether there
+        were any.
 
-        A task ends once all of its rows are acknowledged. Rows that it gave to a partition before it noticed
-        that the broker is frozen would wait for that broker, although any other partition will do. The rows
-        lose their place in the order, so they stay if the other partitions fail as well.
+        A task ends once all of its rows are acknowledged. Rows that were appended to a partition before its
+        broker was found to be frozen would wait for that broker, although any other partition will do. The
+        rows lose their place in the order, so they stay if the other partitions fail as well.
         """
         targets = {topic: self._targets(topic, muted, now_ms) for topic in {one.id.topic for one in sources}}
         moved = self._accumulator.move_unsent(sources, targets)
@@ -326,12 +346,13 @@ class Sender(threading.Thread):
         return bool(moved)
 
     def _targets(self, topic: str, muted: Container[TopicPartition], now_ms: float) -> list[TopicPartition]:
-        """Partitions that take rows now; those of connected brokers where there are any."""
+        """The partitions of a topic that can take rows now: only those of connected brokers, if there are
+        any."""
         known = self._cluster.topic(topic)
         connected = {broker.id for broker in self._cluster.brokers.values() if broker.is_connected}
         choices = Choices(()) if known is None else choices_of(known, (), muted, connected)
         found = [TopicPartition(topic, number) for number in choices.available]
-        # Where all partitions are muted, all are available.
+        # `choices_of` returns every partition if all of them are muted.
         targets = [name for name in found if name not in muted]
         written = self._accumulator.partitions
         failing = {name for name in targets if name in written and written[name].is_failing(now_ms)}
@@ -340,11 +361,11 @@ class Sender(threading.Thread):
     def _note_waits(
         self, ready: Mapping[Broker, Sequence[Partition]], blocked: Collection[Broker], now_ms: float
     ) -> None:
-        """Note which brokers batches wait for."""
+        """Record which brokers batches wait for."""
         for broker in blocked if self._breaker.is_busy else ():
             self._breaker.task_mutes.note_waiting(partition.id for partition in ready[broker])
         brokers = self._cluster.brokers.values()
-        # The others have a full in-flight window, or throttle.
+        # The other blocked brokers are connected, but their in-flight window is full or they throttle us.
         unreachable = [broker for broker in blocked if not broker.is_connected]
         note_waits(brokers, unreachable, now_ms)
         if unreachable:
@@ -356,7 +377,8 @@ class Sender(threading.Thread):
         self._waited = bool(blocked) or any(broker.waits_since_ms is not None for broker in brokers)
 
     def _run_breaker(self, now_ms: float) -> float:
-        """Return the milliseconds until another broker can be probed."""
+        """Run the breaker and probe the brokers it asks for. Return the milliseconds until another broker can
+        be probed."""
         breaker = self._breaker
         breaker.run(now_ms)
         self._network.avoided = breaker.task_mutes.view.nodes
@@ -365,7 +387,8 @@ class Sender(threading.Thread):
         return probe_brokers(breaker, self._cluster, self._network, self._options, now_ms)
 
     def _find_brokers(self, now_ms: float) -> float:
-        """Request metadata if no known broker can be reached, as only those are asked for an id."""
+        """Request metadata if no known broker can be reached, because only known brokers are asked for a
+        producer id. Return the delay until the next request is allowed."""
         known, muted = self._cluster.nodes(), self._breaker.task_mutes.view.nodes
         if not known or not all(node in muted or self._cluster.broker(node).is_gone for node in known):
             return math.inf
@@ -374,8 +397,8 @@ class Sender(threading.Thread):
         return self._metadata.refresh(now_ms)
 
     def _probe(self, broker: Broker, partitions: Sequence[Partition], now_ms: float) -> float:
-        """Send one batch of a muted partition that the breaker wants to probe; return the delay until
-        the next look at this broker."""
+        """Send one batch of a muted partition that the breaker wants to probe. Return the delay until this
+        broker should be checked again."""
         for partition in partitions:
             if not self._breaker.task_mutes.may_probe(partition.id):
                 continue
@@ -386,7 +409,7 @@ class Sender(threading.Thread):
         return math.inf
 
     def _produce(self, broker: Broker, partitions: Sequence[Partition], now_ms: float) -> bool:
-        """Send one request if there is a batch for it; return whether it did."""
+        """Send one request if a batch may be sent. Return whether one was sent."""
         connection, identity = broker.connection, self._identity
         if self._aborting or connection is None:
             return False
@@ -429,7 +452,7 @@ class Sender(threading.Thread):
         return True
 
     def _may_send(self, batch: ProducerBatch, now_ms: float) -> bool:
-        """Whether no dead letters go before the batch, and its partition's order permits it."""
+        """Whether the batch waits for no dead letters, and its partition's order permits sending it."""
         if batch in self._responses.awaiting_dead_letters:
             return False
         return self._identity is None or self._identity.may_send(batch, now_ms)
@@ -458,7 +481,7 @@ class Sender(threading.Thread):
             self._telemetry.on_connected(node_id, now_ms)
 
     def _on_disconnected(self, node_id: int, cause: Exception, was_used: bool, now_ms: float) -> None:
-        """Fail the task where no address is left that could still accept this client."""
+        """Fail the task if no remaining address can accept this client."""
         if not is_final(cause):
             return
         bootstrap = [connection.last_error for connection in self._network.bootstrap]
@@ -468,7 +491,7 @@ class Sender(threading.Thread):
 
 
 def tell_of_moves(moved: Mapping[TopicPartition, Sequence[ProducerBatch]], breaker: Breaker) -> int:
-    """Log the batches that left their partitions; return how many rows that are."""
+    """Log the batches that moved to other partitions. Return their number of rows."""
     batches = [batch for of_partition in moved.values() for batch in of_partition]
     rows = sum(batch.rows for batch in batches)
     dead_letters = sum(batch.record_count for batch in batches if batch.dead_letters)
@@ -486,7 +509,7 @@ def tell_of_moves(moved: Mapping[TopicPartition, Sequence[ProducerBatch]], break
 def take_muted(
     ready: dict[Broker, list[Partition]], muted: Container[TopicPartition]
 ) -> dict[Broker, list[Partition]]:
-    """Take the muted partitions out."""
+    """Remove the muted partitions from ``ready``, and return them by broker."""
     found: dict[Broker, list[Partition]] = {}
     for broker, partitions in list(ready.items()):
         if of_muted := [one for one in partitions if one.id in muted]:

@@ -1,9 +1,9 @@
 """Splits a batch into smaller ones, as Kafka's ProducerBatch.split does, or takes records out of it.
 
-The batch is read and its pieces are compressed block by block. Then the pieces take the batch's memory over,
-so that a split waits for nobody's. While it lasts, the compressed bytes of one batch lie beside it, and with
-gzip and zstd the raw bytes of a piece, as when a batch is sealed. A split is rare and bounded by one batch,
-so this code handles records one by one.
+The batch is read and its pieces are compressed block by block. Then the pieces take over the batch's memory,
+so that a split never waits for memory. During the split, the compressed bytes of the pieces exist in addition
+to the batch, and with gzip and zstd also the raw bytes of one piece, as when a batch is sealed. A split is
+rare and bounded by one batch, so this code handles records one by one.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from kafka_sink.records.compression import decompressed
 
 _log = logging.getLogger(__name__)
 
-# A record's timestamp delta, its bytes after the offset delta, and how many bytes it has in all.
+# A record: its timestamp delta, its bytes after the offset delta, and its size in bytes.
 Record = tuple[int, memoryview, int]
 
-# Bytes of records that are added to a piece at once.
+# The bytes of records that are added to a piece at once.
 _GROUP_BYTES = 65_536
 
 
 @dataclass(slots=True)
 class TakenRecords:
-    """Records that were taken out of a batch, in memory of their own, with room for ``remaining_bytes`` more.
+    """Copies of records that were taken out of a batch, with room for ``remaining_bytes`` more.
 
-    Record i is ``bodies[ends[i - 1]:ends[i]]``, from its key's length on. ``timestamps_ms`` are milliseconds
-    since the epoch.
+    Record i is ``bodies[ends[i - 1]:ends[i]]``, beginning with the length of its key. ``timestamps_ms`` are
+    milliseconds since the epoch.
     """
 
     base_timestamp: int
@@ -46,7 +46,7 @@ class TakenRecords:
     timestamps_ms: list[int] = field(default_factory=list)
 
     def add(self, record: Record) -> bool:
-        """Take a record; False from the first on that there is no room for."""
+        """Take a record. Return False for the first record that does not fit, and for all after it."""
         timestamp, body, size = record
         self.remaining_bytes -= size
         if self.ends and self.remaining_bytes < 0:
@@ -58,8 +58,8 @@ class TakenRecords:
 
 
 def split(accumulator: RecordAccumulator, batch: ProducerBatch) -> None:
-    """The records of a batch that was surely not written, and that the sender has taken, go on in smaller
-    ones with consecutive sequences, none larger than what the topic's brokers are known to take."""
+    """Replace a batch by smaller ones with consecutive sequences, none larger than the topic's brokers are
+    known to take. The sender has taken the batch, and it was surely not written."""
     size, count, may_move = batch.size, batch.record_count, batch.may_move
     pieces = split_batch(batch, batch.home.limits.largest_batch)
     if _log.isEnabledFor(logging.DEBUG):
@@ -80,8 +80,7 @@ def split(accumulator: RecordAccumulator, batch: ProducerBatch) -> None:
 
 
 def is_too_large(batch: ProducerBatch) -> bool:
-    """Whether a batch that is about to be sent is to be split, as it is larger than what its brokers are
-    known to take."""
+    """Whether to split a batch before it is sent, because it is larger than its brokers are known to take."""
     limit = batch.home.limits.learnt
     if limit is None or batch.size <= limit:
         return False
@@ -89,10 +88,11 @@ def is_too_large(batch: ProducerBatch) -> bool:
 
 
 def split_batch(batch: ProducerBatch, size_limit: int) -> list[ProducerBatch]:
-    """Two or more sealed pieces in order, each with at least one record, in the batch's memory.
+    """Split a batch into two or more sealed pieces, each with at least one record. They are returned in
+    order, are about equally large, and have the batch's memory.
 
-    A piece takes ``size_limit`` bytes on the wire if its rows shrink as the batch's did. The pieces are about
-    equally large. The batch has lost its records: it can only be released.
+    A piece has at most ``size_limit`` bytes on the wire if its rows compress as well as the whole batch. The
+    batch has lost its records: it can only be released.
     """
     shrinks = 1.0
     if batch.compression is not CompressionType.NONE:
@@ -107,11 +107,12 @@ def split_batch(batch: ProducerBatch, size_limit: int) -> list[ProducerBatch]:
 def take_out(
     batch: ProducerBatch, positions: Collection[int], max_bytes: int
 ) -> tuple[list[ProducerBatch], TakenRecords]:
-    """A sealed piece of the batch without the records at these positions, and those records.
+    """Take the records at these positions out of a batch. Return a sealed piece with the other records, and
+    the records that were taken.
 
-    One such record is taken at least, and more up to ``max_bytes``. The others stay in the piece, which its
-    broker then rejects again. There is no piece where no record is left. Otherwise the piece has the batch's
-    memory, and the batch, which has lost its records, can only be released.
+    At least one record is taken, and more up to ``max_bytes``. Further records at these positions stay in the
+    piece, which its broker then rejects again. No piece is returned if no record is left. Otherwise the piece
+    has the batch's memory, and the batch, which has lost its records, can only be released.
     """
     wanted = frozenset(positions)
     taken = TakenRecords(batch.base_timestamp, max_bytes)
@@ -126,7 +127,7 @@ def take_out(
 
 
 def _records_of(batch: ProducerBatch) -> Iterator[Record]:
-    """A record's bytes are valid until the next one is asked for."""
+    """Decode the records of a batch. A record's bytes are valid until the next record is requested."""
     body = batch.buffer.views(batch_header.SIZE)
     return _records(decompressed(body, batch.compression, batch.raw_bytes), batch.record_count)
 
@@ -136,7 +137,7 @@ def _records(blocks: Iterable[bytes | memoryview], count: int) -> Iterator[Recor
     raw = memoryview(b"")
     at = 0
     for _ in range(count):
-        # Records cross the ends of blocks.
+        # A record may cross the ends of blocks.
         while (lacking := _lacking(raw, at)) > 0:
             raw, at = _extended(raw[at:], supply, lacking), 0
         length, body = varint.read(raw, at)
@@ -148,7 +149,8 @@ def _records(blocks: Iterable[bytes | memoryview], count: int) -> Iterator[Recor
 
 
 def _lacking(raw: memoryview, at: int) -> int:
-    """How many bytes of the record at ``at`` are not there, as far as that is known; at most 0 if all are."""
+    """The number of bytes of the record at ``at`` that ``raw`` lacks, at least: its length may be cut off as
+    well. At most 0 if the record is complete."""
     try:
         length, body = varint.read(raw, at)
     except IndexError:
@@ -157,7 +159,7 @@ def _lacking(raw: memoryview, at: int) -> int:
 
 
 def _extended(rest: memoryview, supply: Iterator[bytes | memoryview], lacking: int) -> memoryview:
-    """``rest`` with the next blocks, joined once: a large record crosses hundreds."""
+    """Join ``rest`` and the next blocks. They are joined once, because a large record crosses hundreds."""
     parts: list[bytes | memoryview] = [rest]
     while lacking > 0:
         block = next(supply)
@@ -170,7 +172,7 @@ def _extended(rest: memoryview, supply: Iterator[bytes | memoryview], lacking: i
 
 
 class BatchSplit:
-    """Shares records out to new batches, ``least`` or more. ``limit`` is raw bytes of a piece."""
+    """Distributes records to ``least`` or more new batches of at most ``limit`` raw bytes each."""
 
     def __init__(self, parent: ProducerBatch, limit: float = inf, least: int = 2) -> None:
         self._parent = parent
@@ -186,14 +188,14 @@ class BatchSplit:
         if piece is None or self._is_full(piece, record[2]):
             self._finish()
             piece = self._piece = _Piece(self._parent, record[0])
-            # Raw bytes of the piece, if all that are left are equally large.
+            # The raw bytes of this piece if all remaining pieces become equally large.
             pieces = max(ceil(self._left / self._limit), 1 if self._made else self._least)
             self._target = self._left / pieces
         piece.add(record)
         self._left -= record[2]
 
     def _is_full(self, piece: _Piece, added: int) -> bool:
-        # A record belongs to the piece that its middle falls into, so that two pieces are two halves.
+        # A record belongs to the piece that its middle falls into, so that two pieces are about two halves.
         return piece.taken + added / 2 >= self._target or piece.raw_bytes + added > self._limit
 
     def _finish(self) -> None:
@@ -214,7 +216,8 @@ class BatchSplit:
 
 
 class _Piece:
-    """A batch being filled in memory of its own. ``taken`` counts bytes of records as the parent has them."""
+    """A new batch that is being filled, in scratch memory. ``taken`` counts the bytes that its records have
+    in the parent."""
 
     def __init__(self, parent: ProducerBatch, base: int) -> None:
         self.taken = 0

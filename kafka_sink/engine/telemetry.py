@@ -1,8 +1,8 @@
-"""The client's metrics for brokers that ask for them (KIP-714): what is pushed, when, and where.
+"""Pushes client metrics to brokers that ask for them (KIP-714).
 
-A client is a producer, as in Kafka: a Python worker's, which outlives its tasks. Brokers without a receiver
-do not offer the APIs, and then nothing is recorded or sent. Nothing here fails or holds up a task: a push
-that fails is dropped.
+A client is a producer, as in Kafka. Here a Python worker has one, which outlives its tasks. Brokers without a
+metrics receiver do not offer the APIs, and then nothing is recorded or sent. Nothing here fails or delays a
+task: a push that fails is dropped.
 """
 
 from __future__ import annotations
@@ -38,24 +38,25 @@ if TYPE_CHECKING:
     from kafka_sink.network.admin_requests import Subscription
 
 _log = logging.getLogger(__name__)
-# Where a broker says no interval, or a wrong one. Kafka's brokers allow no shorter one than the other.
+# The push interval if a broker's response has none or an invalid one, and the shortest interval, which is
+# also the shortest that Kafka's brokers allow.
 _DEFAULT_INTERVAL_MS, _MIN_INTERVAL_MS = 300_000.0, 100.0
-# Spark ends a worker that had no task for a minute, without a word.
+# Spark kills a worker that had no task for a minute, so the last push has to come before that.
 _IDLE_MS = 50_000.0
-# A broker may offer one without the other.
+# The APIs that a broker must offer: it may offer one without the other.
 _APIS = frozenset({GET_TELEMETRY_SUBSCRIPTIONS, PUSH_TELEMETRY})
 _CODECS = frozenset(map(int, CompressionType))
 _PREFIX = "org.apache.kafka.producer."
 
 
-# Protobuf's wire types, and OpenTelemetry's temporalities.
+# The wire types of protobuf, and the temporalities of OpenTelemetry.
 _VARINT, _FIXED64, _LENGTH = 0, 1, 2
 _DELTA, _CUMULATIVE = 1, 2
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A gauge, or a sum that only grows. ``labels`` are those of the one data point."""
+    """A gauge, or a sum that only grows. ``labels`` belong to its only data point."""
 
     name: str
     value: float
@@ -64,7 +65,11 @@ class Metric:
 
 
 class ClientTelemetry:
-    """Used by the sender's thread. ``resource`` returns the attributes of all metrics. Times are ms."""
+    """Records metrics and pushes them at the interval that a broker asks for.
+
+    Only the sender's thread uses it. ``resource`` returns the attributes of all metrics. Times are
+    monotonic milliseconds, unless their names contain ``wall``.
+    """
 
     def __init__(
         self,
@@ -77,7 +82,8 @@ class ClientTelemetry:
     ) -> None:
         # Whether a broker has offered to receive metrics.
         self.is_offered = False
-        # When the last task ended; infinite while there is one. Set by the task's thread.
+        # When the last task ended; infinite while a task runs. The task's thread sets it and the sender's
+        # thread reads it without a lock: a change that it misses is seen in the next pass.
         self.idle_since_ms = math.inf
         self._network = network
         self._cluster = cluster
@@ -88,13 +94,14 @@ class ClientTelemetry:
         self._instance_id = bytes(16)
         self._subscription: Subscription | None = None
         self._interval_ms = _DEFAULT_INTERVAL_MS
-        # That of the last request; None before the first, and where none could take the next.
+        # The connection of the last request; None before the first request, and if no connection could take
+        # the next one.
         self._connection: BrokerConnection | None = None
-        # When to send the next request; infinite before a broker is connected, while one is in flight, and
-        # when all is over.
+        # When to send the next request; infinite before a broker is connected, while a request is in flight,
+        # and after pushing has stopped.
         self._due_ms = math.inf
         self._is_off = self._is_resting = self._compresses_wrongly = False
-        # Counts the clients that one producer is, one after the other.
+        # The number of the current client. After a long time without a task a producer becomes a new client.
         self._client = 0
         self._connections = 0
         self._created_ms = wall_clock_ms()
@@ -119,7 +126,7 @@ class ClientTelemetry:
             self._due_ms = now_ms
 
     def on_sent(self, queue_ms: Sequence[float]) -> None:
-        """A request goes out, with batches that waited for so long."""
+        """Record how long the batches of a request have waited for it."""
         for waited_ms in queue_ms if self.is_offered else ():
             self._queued.add(waited_ms)
 
@@ -131,9 +138,9 @@ class ClientTelemetry:
     # -- requests and responses -----------------------------------------------------------------------
 
     def refresh(self, now_ms: float) -> float:
-        """Send the request that is due; return the milliseconds until the next one.
+        """Send the request that is due. Return the milliseconds until the next one.
 
-        A client that had no task for long pushes a last time, and the next task is another client.
+        A client that had no task for a long time pushes a last time, and the next task is another client.
         """
         if self._is_resting != (now_ms - self.idle_since_ms > _IDLE_MS):
             self._is_resting = not self._is_resting
@@ -146,7 +153,8 @@ class ClientTelemetry:
         self._due_ms = math.inf
         connection = self._find_connection(now_ms)
         if connection is None:
-            # The next connection ends this wait. The end of a throttling or a login's renewal makes none.
+            # The next connection ends this wait. But if all connections are throttled or renew their logins,
+            # no new one follows, so the wait has an end of its own.
             self._due_ms = now_ms + self._interval_ms
         elif self._subscription is None:
             from kafka_sink.network.admin_requests import encode_get_subscription
@@ -158,9 +166,12 @@ class ClientTelemetry:
         return self._due_ms - now_ms
 
     def _find_connection(self, now_ms: float) -> BrokerConnection | None:
-        """The connection of the last request while it is idle, otherwise the one with the least to do: that
-        of a bootstrap address, while there is one. Brokers handle the requests of a connection one after the
-        other, so rows and a push would wait for each other. None where none takes a request now."""
+        """The connection of the last request if it is idle, otherwise the connection with the least to do,
+        which is that of a bootstrap address while it is open. None if no connection accepts a request now.
+
+        Brokers handle the requests of a connection one after the other, so on a busy connection rows and a
+        push would wait for each other.
+        """
         last = self._connection
         if last is None or last.in_flight or not last.accepts(now_ms):
             self._connection = self._network.connected_with(_APIS, now_ms)
@@ -194,7 +205,7 @@ class ClientTelemetry:
         if code == 0 and was_asking:
             self._subscribe(response, now_ms)
         elif code in (UNKNOWN_SUBSCRIPTION_ID, UNSUPPORTED_COMPRESSION_TYPE) and not was_asking:
-            # Ask at once. The next push waits for its share of an interval again.
+            # Ask for a subscription at once. The next push waits for its share of an interval again.
             self._compresses_wrongly |= code == UNSUPPORTED_COMPRESSION_TYPE
             self._subscription = None
             self._due_ms = now_ms
@@ -202,8 +213,11 @@ class ClientTelemetry:
             self._stop(f"a broker says {error_of(code).label}")
 
     def _on_failure(self, client: int, cause: Exception, possibly_sent: bool, now_ms: float) -> None:
-        """Rows in flight are lost with the connection and sent again, so that brokers which cannot read or
-        write these requests must not get many. Kafka's client waits for as long."""
+        """Wait for an interval of at least the default one before the next request, as Kafka's client does.
+
+        A broker that cannot handle these requests closes the connection, and then the rows in flight on it
+        have to be sent again. So such a broker must not get many of these requests.
+        """
         if client != self._client:
             return
         self._due_ms = now_ms + max(self._interval_ms, _DEFAULT_INTERVAL_MS)
@@ -221,12 +235,13 @@ class ClientTelemetry:
         interval = given.push_interval_ms
         self._interval_ms = max(interval, _MIN_INTERVAL_MS) if interval > 0 else _DEFAULT_INTERVAL_MS
         self._subscription = given if given.requested else None
-        # So that clients that begin together do not push together. Without one it is asked for again.
+        # A random share of the first interval, so that clients that begin together do not push together. If
+        # nothing is subscribed, the client asks again after a whole interval.
         share = 0.5 + self._random() if given.requested else 1.0
         self._due_ms = now_ms + self._interval_ms * share
 
     def terminate(self, now_ms: float) -> None:
-        """The last push: it is written as far as the socket takes it at once, and not waited for."""
+        """Push a last time, as much as the socket takes at once. Nothing waits for the push."""
         wanted, last = self._subscription, self._connection
         if wanted and last and not self._is_off and last.accepts(now_ms):
             self._push(last, wanted, now_ms, terminating=True)
@@ -236,7 +251,7 @@ class ClientTelemetry:
     # -- what is pushed -------------------------------------------------------------------------------
 
     def _payload(self, wanted: Subscription) -> tuple[int, bytes]:
-        """The codec's id and the metrics that are wanted since the last push."""
+        """The codec's id, and the subscribed metrics since the last push."""
         now_ms = self._wall_clock_ms()
         prefixes = ("",) if wanted.requested == ("*",) else wanted.requested
         metrics = [one for one in self._metrics(wanted, now_ms) if one.name.startswith(prefixes)]
@@ -278,14 +293,14 @@ def _compressed(data: bytes, compression: CompressionType) -> bytes:
 
 # -- OpenTelemetry's MetricsData in protobuf (opentelemetry-proto's metrics.proto, version 1) ----------------
 #
-# By hand: the few fields that are used take fewer lines than a library's objects take to be filled, and no
-# worker has to load protobuf.
+# This is written by hand: the few fields that are used take fewer lines than filling a library's objects
+# would, and no worker has to load protobuf.
 
 
 def metrics_data(
     metrics: Iterable[Metric], resource: Mapping[str, str], start_ms: float, now_ms: float, *, delta: bool
 ) -> bytes:
-    """``start_ms``: from when sums count. Both times are milliseconds since 1970."""
+    """Encode the metrics. Sums count from ``start_ms`` on. Both times are milliseconds since 1970."""
     times = _nanoseconds(2, start_ms), _nanoseconds(3, now_ms)
     made = b"".join(_message(2, _metric(one, times, delta)) for one in metrics)
     of_resource = _message(1, _labels(1, resource)) + _message(2, made)
@@ -312,7 +327,7 @@ def _nanoseconds(number: int, milliseconds: float) -> bytes:
 
 
 def _text(number: int, text: str) -> bytes:
-    # A rack out of the environment may hold what is no UTF-8.
+    # A rack read from the environment may not be valid UTF-8.
     return _message(number, text.encode(errors="replace"))
 
 

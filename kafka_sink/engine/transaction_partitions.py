@@ -1,6 +1,6 @@
-"""AddPartitionsToTxn requests of a task under transaction protocol 1. At most one is in flight.
+"""Sends the AddPartitionsToTxn requests of a task under transaction protocol 1. At most one is in flight.
 
-There a partition must belong to the transaction before the first batch for it is sent (KIP-98). Under
+Under protocol 1 a partition must belong to the transaction before its first batch is sent (KIP-98). Under
 protocol 2 the first batch adds its partition.
 """
 
@@ -22,13 +22,16 @@ from kafka_sink.network.broker_protocol import Request
 from kafka_sink.network.client import NetworkClient
 
 _MOVED = frozenset({kafka_errors.COORDINATOR_NOT_AVAILABLE, kafka_errors.NOT_COORDINATOR})
-# Of partitions beside one that failed, whose error says why.
+# The code that brokers return for the other partitions of a request when one of them failed.
 _NOT_ATTEMPTED = kafka_errors.OPERATION_NOT_ATTEMPTED
 
 
 class TransactionPartitions:
-    """Used by the sender's thread. Times are monotonic milliseconds. ``fail`` gets an error where no retry
-    can help."""
+    """Adds the partitions of ``identity.partitions_to_add`` to the transaction.
+
+    Only the sender's thread uses it. Times are monotonic milliseconds. ``fail`` is called with an error that
+    no retry can help.
+    """
 
     def __init__(
         self,
@@ -45,13 +48,13 @@ class TransactionPartitions:
         self._fail = fail
         self._coordinator: int | None = None
         self._coordinator_of: str | None = None
-        # The transaction of the request in flight.
+        # The transaction that the request in flight is for; None if no request is in flight.
         self._waits_for: tuple[str | None, int, int] | None = None
         self._failures = 0
         self._not_before_ms = -math.inf
 
     def refresh(self, now_ms: float) -> float:
-        """Add what batches wait for; return the milliseconds until there may be something to do."""
+        """Add the partitions that batches wait for. Return the milliseconds until this method can do more."""
         identity = self._identity
         if not identity.partitions_to_add or self._waits_for == identity.transaction:
             return math.inf
@@ -66,7 +69,8 @@ class TransactionPartitions:
             self._add(connection, now_ms)
             return math.inf
         if connection is None or connection.is_gone:
-            # Another broker takes over from one that is gone. Asked in intervals, as it takes a while.
+            # Another broker will take over from the lost coordinator, which takes a while. So look for it
+            # after the backoff.
             self._identity.last_error = "the transaction's coordinator cannot be reached"
             self._retry(now_ms)
             return self._not_before_ms - now_ms
@@ -107,7 +111,7 @@ class TransactionPartitions:
             self._request_timeout_ms,
             lambda response, at_ms: self._on_response(transaction, partitions, response, at_ms),
             lambda cause, _, at_ms: self._on_failure(transaction, cause, at_ms),
-            # Each may be of a topic of its own.
+            # Each partition may belong to a different topic.
             asked=2 * len(partitions),
         )
         self._network.send(connection, request, now_ms)
@@ -117,7 +121,7 @@ class TransactionPartitions:
     def _on_response(
         self, transaction: object, partitions: tuple[Partition, ...], response: Any, now_ms: float
     ) -> None:
-        """Take what was added, unless it is of an earlier transaction."""
+        """Handle a response, unless it belongs to an earlier transaction."""
         if transaction != self._waits_for:
             return
         self._waits_for = None
@@ -129,7 +133,8 @@ class TransactionPartitions:
             self._on_added(partitions, response, now_ms)
 
     def _on_failure(self, transaction: object, cause: Exception, now_ms: float) -> None:
-        """The request will get no response. It may be repeated: what was added stays added."""
+        """Let the request be repeated, because it will get no response. Partitions that were added stay
+        added."""
         if transaction == self._waits_for:
             self._identity.last_error = str(cause)
             self._retry(now_ms)
@@ -150,7 +155,7 @@ class TransactionPartitions:
         response: transaction_requests.PartitionErrors,
         now_ms: float,
     ) -> None:
-        # One that the response leaves out was not added.
+        # A partition that is not in the response was not added.
         errors = {one.id: response.errors.get(one.id, _NOT_ATTEMPTED) for one in partitions}
         failed = [one for one, code in errors.items() if code]
         self._identity.added(one for one in partitions if one.id not in failed)
