@@ -11,11 +11,11 @@ import logging
 import math
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kafka_sink import kafka_errors
+from kafka_sink.cluster.slow_start import SlowStarts
 from kafka_sink.counts import LATENCY_BOUNDS_MS, BrokerMetrics, LatencyWindow
 
 if TYPE_CHECKING:
@@ -94,8 +94,7 @@ class Broker:
         self.latencies = LatencyWindow()
         # The partition at which the next drain begins. It rotates, so that no partition starves.
         self.rotation = 0
-        # The topics with partitions that this broker does not serve yet.
-        self.slow_starts: dict[str, SlowStart] = {}
+        self.slow_starts = SlowStarts()
         # Since when batches have waited for the broker to accept a request, and when they last waited
         # (KIP-794).
         self.waits_since_ms: float | None = None
@@ -225,50 +224,6 @@ class Broker:
         for sent in self.sent:
             yield from sent.batches
 
-    # -- slow start: see SlowStart --------------------------------------------------------------------
-
-    def limited(
-        self, may_send: Callable[[ProducerBatch], bool], now_ms: float
-    ) -> Callable[[ProducerBatch], bool]:
-        """``may_send`` with this broker's limits, for filling one request."""
-        starts = self.slow_starts.items()
-        left = {topic: 0 if start.pause_ms(now_ms) else start.limit for topic, start in starts}
-        for batch in self.batches_in_flight():
-            if batch.partition.topic in left and not batch.home.has_taken:
-                left[batch.partition.topic] -= 1
-
-        def may_send_within_limits(batch: ProducerBatch) -> bool:
-            topic = batch.partition.topic
-            if topic not in left or batch.home.has_taken:
-                return may_send(batch)
-            if left[topic] <= 0 or not may_send(batch):
-                return False
-            left[topic] -= 1
-            return True
-
-        return may_send_within_limits
-
-    def pause_ms(self, now_ms: float) -> float:
-        """Milliseconds until a topic's pause ends; infinity if only a response can change a limit."""
-        pauses = (start.pause_ms(now_ms) for start in self.slow_starts.values())
-        return min(filter(None, pauses), default=math.inf)
-
-    def took(self, batches: Iterable[ProducerBatch]) -> None:
-        """Raise the limits, because the broker has taken these batches."""
-        for batch in batches:
-            topic = batch.partition.topic
-            start = self.slow_starts.get(topic)
-            if start is not None:
-                start.limit += 1
-                if start.limit >= _UNLIMITED:
-                    del self.slow_starts[topic]
-
-    def refused(self, batch: ProducerBatch, error_code: int, now_ms: float) -> None:
-        """Lower the limit if the broker's error for this batch shows that the partition is not ready."""
-        if error_code not in _NOT_READY or batch.home.has_taken:
-            return
-        self.slow_starts.setdefault(batch.partition.topic, SlowStart()).refused(now_ms)
-
     # -- a task's counts ----------------------------------------------------------------------------
 
     def metrics(self, now_ms: float) -> BrokerMetrics:
@@ -340,42 +295,3 @@ def unavailable(
         elif broker.waits_until_ms - since_ms > timeout_ms:
             late.append(broker.id)
     return frozenset(late)
-
-
-# -- slow start: few batches are sent to partitions that their broker does not serve yet --------------------
-#
-# A broker announces the partitions of a new topic before it has created their logs, which takes seconds for a
-# thousand partitions. Until then it rejects every batch with NOT_LEADER_OR_FOLLOWER or
-# UNKNOWN_TOPIC_OR_PARTITION, after it has received the whole batch. New metadata does not help, because it
-# contains the same leader. So after such an error only one batch at a time is sent to those partitions of the
-# topic that have not taken a batch yet. With each batch that the broker takes, one more may be in flight, as
-# in TCP's slow start. Partitions that have taken a batch are not affected, and neither are other topics.
-
-
-_NOT_READY = frozenset({kafka_errors.NOT_LEADER_OR_FOLLOWER, kafka_errors.UNKNOWN_TOPIC_OR_PARTITION})
-# Errors within this time are one burst, which counts once. While one batch is sent at a time, this is also
-# the wait after an error.
-_BURST_MS = 50.0
-# A limit that has grown to this limits nothing.
-_UNLIMITED = 256
-
-
-@dataclass(slots=True)
-class SlowStart:
-    """The slow start of one topic at one broker.
-
-    ``limit`` is the number of batches that may be in flight to partitions that have taken none. A burst of
-    errors lasts until ``burst_ends_ms``.
-    """
-
-    limit: int = 1
-    burst_ends_ms: float = -math.inf
-
-    def refused(self, now_ms: float) -> None:
-        if now_ms >= self.burst_ends_ms:
-            self.limit = max(1, self.limit // 2)
-            self.burst_ends_ms = now_ms + _BURST_MS
-
-    def pause_ms(self, now_ms: float) -> float:
-        """Milliseconds until a batch may be sent."""
-        return max(0.0, self.burst_ends_ms - now_ms) if self.limit == 1 else 0.0

@@ -200,7 +200,7 @@ class ResponseHandler:
             last_offset = base_offset + batch.record_count - 1 if base_offset >= 0 else -1
             batch.home.acknowledged(batch, last_offset, broker.request_sent_ms, now_ms)
         if broker.slow_starts:
-            broker.took(taken)
+            broker.slow_starts.on_taken(taken)
         if self._accumulator.any_learnt:
             self._accumulator.note_taken(taken, now_ms)
         if self._unauthorized_topics:
@@ -245,7 +245,7 @@ class ResponseHandler:
         self, batch: ProducerBatch, broker: Broker, verdict: Verdict, cause: Exception, now_ms: float
     ) -> None:
         self._breaker.on_complete(broker, [batch], cause, now_ms)
-        broker.refused(batch, _code_of(cause), now_ms)
+        broker.slow_starts.on_refused(batch, _code_of(cause), now_ms)
         if verdict.possibly_written:
             batch.possibly_written = True
         batch.last_error = verdict.cause

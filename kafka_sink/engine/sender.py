@@ -286,7 +286,7 @@ class Sender(threading.Thread):
                 delay = min(delay, broker.delay_ms(now_ms))
             elif not self._produce(broker, partitions, now_ms):
                 self._sent_all = False
-                delay = min(delay, broker.pause_ms(now_ms))
+                delay = min(delay, broker.slow_starts.pause_ms(now_ms))
             elif any(map(_batches_of, partitions)):
                 # More batches may be ready. Without any, another pass would cost nearly as much as the
                 # request.
@@ -426,7 +426,7 @@ class Sender(threading.Thread):
         if identity is not None and not self._responses.awaiting_dead_letters:
             may_send = partial(identity.may_send, now_ms=now_ms)
         if broker.slow_starts:
-            may_send = broker.limited(may_send, now_ms)
+            may_send = broker.slow_starts.limited(may_send, broker.batches_in_flight(), now_ms)
         taken = fill_request(self._accumulator, broker, partitions, self._options.max_request_size, may_send)
         if not taken:
             return False
