@@ -1,4 +1,4 @@
-"""The metadata cache: topics, brokers, and which topics to request next (KIP-526); the rack (KIP-1123).
+"""The metadata cache: topics, brokers, and which topics to request next (KIP-526).
 
 It does no I/O: callers pass in responses and the time, and ask what to request. Times are monotonic
 milliseconds. Five rules bound the requests:
@@ -714,21 +714,3 @@ class ClusterMetadata:
 
 def _describe(code: int) -> str:
     return _FINAL_TOPIC_ERRORS.get(code) or error_of(code).name
-
-
-class ClientRack:
-    """The rack of this process. ``name`` is kafka.client.rack, which is empty if there is no rack. ``nodes``
-    returns the brokers by id."""
-
-    def __init__(self, name: str, nodes: Callable[[], Mapping[int, Node]]) -> None:
-        self.name = name
-        self._nodes = nodes
-
-    def brokers(self) -> frozenset[int]:
-        if not self.name:
-            return frozenset()
-        return frozenset(node.id for node in self._nodes().values() if node.rack == self.name)
-
-    def is_other(self, node_id: int) -> bool:
-        node = self._nodes().get(node_id)
-        return node is not None and node.rack is not None and node.rack != self.name

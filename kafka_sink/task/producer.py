@@ -23,7 +23,8 @@ from kafka_sink.clock import (
     monotonic_ms,
     wall_ms,
 )
-from kafka_sink.cluster.metadata import ClientRack, ClusterMetadata
+from kafka_sink.cluster.client_rack import ClientRack
+from kafka_sink.cluster.metadata import ClusterMetadata
 from kafka_sink.cluster.topic_state import MetadataSnapshot
 from kafka_sink.coordinator.address import CoordinatorAddress
 from kafka_sink.coordinator.breaker import BreakerChannel

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kafka_sink.cluster.metadata import ClientRack, ClusterMetadata
+from kafka_sink.cluster.metadata import ClusterMetadata
 from kafka_sink.cluster.topic_state import MetadataSnapshot, TopicSnapshot
-from kafka_sink.errors import ClusterChangedError, ConfigurationError
+from kafka_sink.errors import ClusterChangedError
 from kafka_sink.kafka_errors import error_of
 from kafka_sink.model import (
     MAX_BROKERS,
@@ -557,14 +557,3 @@ def test_it_goes_by_the_options() -> None:
         producer = Producer(parse({"kafka.bootstrap.servers": "127.0.0.1:1", **raw}).options)
         producer.close()
         assert producer.cluster.confirmed_nodes_only is strict
-
-
-def test_brokers_of_the_rack_are_near_and_without_a_rack_none_is() -> None:
-    nodes = {0: Node(0, "a", 1, "eu-1a"), 1: Node(1, "b", 1, "eu-1b"), 2: Node(2, "c", 1)}
-    rack = ClientRack("eu-1b", lambda: nodes)
-    assert rack.brokers() == {1}
-    assert [rack.is_other(node_id) for node_id in (0, 1, 2, 3)] == [True, False, False, False]
-    assert not ClientRack("", lambda: nodes).brokers()
-    needs = r"kafka\.partitioner\.rack\.aware=true needs kafka\.client\.rack"
-    with pytest.raises(ConfigurationError, match=needs):
-        parse({"kafka.bootstrap.servers": "h:1", "topic": "t", "kafka.partitioner.rack.aware": "true"})
