@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from kafka_sink import spark_application
 from kafka_sink.records import batch_header, encoder
 from kafka_sink.records.arrays import Int64s
 from kafka_sink.records.compression import BlockCodec, WholeCodec
@@ -34,8 +31,6 @@ _FIRST_SCAN_ROWS = 128
 _SCAN_ROWS = 8192
 # A whole-batch codec copies all raw rows of a batch once, outside the pool. This keeps the copy small.
 _WHOLE_RAW_LIMIT = 4 << 20
-# How long a limit that an earlier producer learnt is used. An administrator may have raised it since.
-_BELIEVED_S = 3600.0
 # A learnt limit doubles after the first of these times, because an administrator may have raised the broker's
 # limit. The wait doubles each time that brokers refuse the larger batches, so that a permanent limit costs
 # one split every ten minutes.
@@ -44,19 +39,12 @@ _FIRST_RISE_MS, _LONGEST_RISE_MS = 1_000.0, 600_000.0
 _AFTER_SPLIT, _AFTER_LOSS = 2, 8
 
 
-def kept_limits(cluster: str | None) -> dict[str, int]:
-    """The limits of these brokers that earlier producers learnt, in bytes by topic."""
-    text = None if cluster is None else spark_application.noted_within(_key(cluster), _BELIEVED_S)
-    found: object = None
-    with contextlib.suppress(ValueError):
-        found = json.loads(text or "null")
-    if not isinstance(found, dict):
-        return {}
-    return {topic: limit for topic, limit in found.items() if type(limit) is int and limit > 0}
+class LimitStore(Protocol):
+    """Keeps the limits that brokers enforce, in bytes by topic, for producers of the same brokers."""
 
+    def read(self) -> dict[str, int]: ...
 
-def _key(cluster: str) -> str:
-    return f"batch size limits of {cluster}"
+    def write(self, limits: Mapping[str, int]) -> None: ...
 
 
 def projected_size(codec: BlockCodec | None, ratio: float, body: int, tail: int) -> int:
@@ -96,16 +84,15 @@ class TopicLimits:
         topic: str,
         batch_size: int,
         codec: BlockCodec | WholeCodec | None = None,
-        cluster: str | None = None,
+        store: LimitStore | None = None,
         learnt: int | None = None,
     ) -> None:
-        """``cluster`` identifies the brokers. If it is None, learnt limits are not kept."""
         self._topic = topic
         self._batch_size = batch_size
         self._codec = codec
         # The factor by which rows may take more bytes than estimated.
         self._safety = 1.0 if codec is None else SAFETY
-        self._cluster = cluster
+        self._store = store
         self.learnt = learnt
         # When the limit may double; None until a broker takes the first batch after it was learnt. Only the
         # sender's thread uses these three.
@@ -183,10 +170,10 @@ class TopicLimits:
     def _keep(self, limit: Callable[[int], int]) -> None:
         """Keep the learnt limit for later producers. ``limit`` computes it from the limit that is kept
         now, because other tasks may have changed that."""
-        if self._cluster is not None and self.learnt is not None:
-            kept = kept_limits(self._cluster)
+        if self._store is not None and self.learnt is not None:
+            kept = self._store.read()
             kept[self._topic] = limit(kept.get(self._topic, self.learnt))
-            spark_application.note(_key(self._cluster), json.dumps(kept))
+            self._store.write(kept)
 
     # -- asking -------------------------------------------------------------------------------------
 

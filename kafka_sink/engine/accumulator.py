@@ -11,7 +11,7 @@ from operator import attrgetter
 
 from kafka_sink.cluster.broker import Broker
 from kafka_sink.cluster.partition import Partition
-from kafka_sink.cluster.topic_limits import TopicLimits, kept_limits
+from kafka_sink.cluster.topic_limits import LimitStore, TopicLimits
 from kafka_sink.engine.batch import TERMINAL, BatchState, ProducerBatch, open_batch_of
 from kafka_sink.engine.deliveries import TaskDeliveries, WrittenBatch
 from kafka_sink.memory.allocator import BufferAllocator
@@ -44,15 +44,13 @@ class RecordAccumulator:
         self,
         options: SinkOptions,
         allocator: BufferAllocator,
-        cluster: str | None = None,
+        limit_store: LimitStore | None = None,
     ) -> None:
-        """``cluster`` identifies the brokers, so that a later producer can use what they have taught about
-        size limits. With None no limit is kept."""
         self.options = options
         self._guarantees_order = options.max_in_flight_requests_per_connection == 1
         self.codec = codec_for(options.compression_type, options.compression_level)
-        self._cluster = cluster
-        self._kept_limits = kept_limits(cluster)
+        self._limit_store = limit_store
+        self._kept_limits = {} if limit_store is None else limit_store.read()
         # Whether brokers have taught a size limit of any topic. Only the sender's thread sets and reads it.
         self.any_learnt = bool(self._kept_limits)
         self._limits: dict[str, TopicLimits] = {}
@@ -97,7 +95,7 @@ class RecordAccumulator:
             limits = self._limits.get(name.topic)
             if limits is None:
                 size, learnt = self.options.batch_size, self._kept_limits.get(name.topic)
-                limits = TopicLimits(name.topic, size, self.codec, self._cluster, learnt)
+                limits = TopicLimits(name.topic, size, self.codec, self._limit_store, learnt)
                 self._limits[name.topic] = limits
             found = self.partitions[name] = Partition(name, limits)
         return found

@@ -56,6 +56,7 @@ from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import RowBatch, extract
 from kafka_sink.rows.ordering import partitions_needed, record_too_large
 from kafka_sink.rows.partitioner import Partitioner
+from kafka_sink.task.kept_limits import KeptLimits
 from kafka_sink.task.rate_limit import RateLimit, limits_of
 from kafka_sink.task.report import ProducerTask
 
@@ -102,7 +103,7 @@ class WorkerParts:
         size = max(options.batch_size, min(_LEAST_BATCH_BYTES, memory))
         self.allocator = POOLS.allocator(options.buffer_memory_allocation_strategy, memory, size)
         accumulator = self.accumulator = RecordAccumulator(
-            options, self.allocator, repr(options.bootstrap_servers)
+            options, self.allocator, KeptLimits(options.bootstrap_servers)
         )
         # This lookup takes no lock: a partition is never removed, so a reader sees either no partition or the
         # final one.

@@ -5,18 +5,15 @@ How many rows they take is in tests/records/test_ordered_rows.py.
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
+from collections.abc import Mapping
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_sink import spark_application
-from kafka_sink.cluster.topic_limits import TopicLimits, kept_limits, projected_size
+from kafka_sink.cluster.topic_limits import TopicLimits, projected_size
 from kafka_sink.model import CompressionType
 from kafka_sink.records.compression import BlockCodec, codec_for
-from kafka_sink.spark_application import SparkApplication, planning_for
 
 LZ4 = codec_for(CompressionType.LZ4, None)
 NOW = 1_700_000_000_000
@@ -33,12 +30,22 @@ def test_full_blocks_are_reserved_for_as_they_are_expected_to_shrink() -> None:
     assert projected_size(None, 0.25, 61, 300_000) == 300_061, "what stays raw, in full"
 
 
-def learnt(batch_size: int, cluster: str | None = None, topic: str = "t") -> TopicLimits:
-    """As a new producer begins."""
-    return TopicLimits(topic, batch_size, None, cluster, kept_limits(cluster).get(topic))
+class Store:
+    """Keeps limits in memory."""
+
+    def __init__(self) -> None:
+        self.limits: dict[str, int] = {}
+
+    def read(self) -> dict[str, int]:
+        return dict(self.limits)
+
+    def write(self, limits: Mapping[str, int]) -> None:
+        self.limits = dict(limits)
 
 
-pytestmark = pytest.mark.usefixtures("application")
+def learnt(batch_size: int, store: Store | None = None, topic: str = "t") -> TopicLimits:
+    """The limits with which a new producer begins."""
+    return TopicLimits(topic, batch_size, None, store, None if store is None else store.read().get(topic))
 
 
 def test_a_refused_size_is_halved_and_the_task_goes_on_with_its_limit_until_it_learns() -> None:
@@ -65,34 +72,29 @@ def test_a_refusal_that_costs_a_task_lowers_the_limit_further() -> None:
 
 
 def test_the_next_producer_begins_with_what_was_learnt_of_its_cluster() -> None:
-    learnt(1_000, "a").too_large(900)
-    assert learnt(1_000, "a").largest_batch == 450
-    limits = learnt(400, "a")
+    a, b = Store(), Store()
+    learnt(1_000, a).too_large(900)
+    assert learnt(1_000, a).largest_batch == 450
+    limits = learnt(400, a)
     assert (limits.largest_batch, limits.learnt) == (400, 450), "not split by a batch.size below that"
-    assert learnt(1_000, "b").largest_batch == learnt(1_000, "a", "u").largest_batch == 1_000
+    assert learnt(1_000, b).largest_batch == learnt(1_000, a, "u").largest_batch == 1_000
     assert learnt(1_000).largest_batch == 1_000
 
 
 def test_what_two_workers_learn_is_kept_together() -> None:
-    one, two = learnt(1_000, "a"), learnt(1_000, "a")
-    other = learnt(1_000, "a", "u")
+    a = Store()
+    one, two = learnt(1_000, a), learnt(1_000, a)
+    other = learnt(1_000, a, "u")
     one.too_large(900)
     other.too_large(800)
     two.too_large(1_000)
-    assert (learnt(1_000, "a").largest_batch, learnt(1_000, "a", "u").largest_batch) == (450, 400)
-
-
-def test_after_an_hour_batch_size_is_tried_again(application: Path) -> None:
-    learnt(1_000, "a").too_large(900)
-    for one in application.iterdir():
-        noted = one.stat().st_mtime
-        os.utime(one, (noted, noted - 3_601))
-    assert learnt(1_000, "a").largest_batch == 1_000
+    assert (learnt(1_000, a).largest_batch, learnt(1_000, a, "u").largest_batch) == (450, 400)
 
 
 def test_a_learnt_limit_doubles_after_a_wait_that_grows_while_brokers_refuse_it() -> None:
     """Catches: a limit that was restored at once and held batches down for an hour."""
-    limits = learnt(4_000, "a")
+    a = Store()
+    limits = learnt(4_000, a)
     assert not limits.may_rise(0.0)
     limits.too_large(2_000)
     now_ms, waits = 100.0, []
@@ -111,21 +113,8 @@ def test_a_learnt_limit_doubles_after_a_wait_that_grows_while_brokers_refuse_it(
         now_ms += 600_000.0
         assert limits.may_rise(now_ms)
         limits.rise()
-        assert learnt(4_000, "a").largest_batch == limits.write_limit == largest
+        assert learnt(4_000, a).largest_batch == limits.write_limit == largest
     assert not limits.may_rise(now_ms + 3_600_000.0)
-
-
-def test_a_file_that_says_something_else_is_not_believed() -> None:
-    for text in ["", "{", "[]", "7", '{"t": "9"}', '{"t": true}', '{"t": 0}', "\0"]:
-        spark_application.note("batch size limits of a", text)
-        assert learnt(1_000, "a").largest_batch == 1_000, text
-
-
-def test_without_a_folder_nothing_is_kept_and_nothing_fails() -> None:
-    with planning_for(SparkApplication("", None, {})):
-        limits = learnt(1_000, "a")
-        limits.too_large(900)
-        assert (limits.largest_batch, learnt(1_000, "a").largest_batch) == (450, 1_000)
 
 
 def seen(*ratios: float) -> tuple[TopicLimits, list[float]]:
