@@ -230,7 +230,7 @@ class BreakerService(Service):
     """Shares mutes between tasks: it decides them, distributes them, and hands out permits for probes.
 
     The life of a mute: ``_mute`` starts it, after a verdict of FailingPartitions, after an unanswered
-    question about a broker, or as soon as a task with a class of its own asks for it. ``_distribute`` sends
+    question about a broker, or as soon as a task with a class of its own asks for it. ``_tell`` sends
     it to all tasks, gathered with other changes. ``_check_some`` permits one task to probe, and another task
     when that probe fails. ``_unmute`` ends the mute when the prober or the origin reports a success.
 

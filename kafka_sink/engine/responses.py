@@ -58,7 +58,7 @@ class ResponseHandler:
     - ``expire`` fails batches that are older than delivery.timeout.ms. If they are in a request, they keep
       their memory until its response, because the socket may still read it.
     - ``expire_missing`` fails batches of partitions that their topic no longer has.
-    - ``repair_sequences`` restarts sequences and closes gaps once nothing of the partition is in flight.
+    - ``mend_sequences`` restarts sequences and closes gaps once nothing of the partition is in flight.
     - ``resume_skipping`` makes dead letters of rejected batches once there is room for them.
 
     ``connection_errors`` returns the reasons why connections failed.

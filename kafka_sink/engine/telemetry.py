@@ -68,7 +68,7 @@ class ClientTelemetry:
     """Records metrics and pushes them at the interval that a broker asks for.
 
     Only the sender's thread uses it. ``resource`` returns the attributes of all metrics. Times are
-    monotonic milliseconds, unless their names contain ``wall``.
+    monotonic milliseconds, unless their names contain "wall".
     """
 
     def __init__(

@@ -47,7 +47,7 @@ LOGIN: dict[str, Any] = {
 
 
 @pytest.fixture
-def application(tmp_path: Path) -> Iterator[Application]:
+def application(_programs: None, tmp_path: Path) -> Iterator[Application]:
     folder = tmp_path / "blockmgr"
     folder.mkdir()
     with Application(folder) as made:
@@ -82,6 +82,13 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 def found_in(application: Application) -> Any:
     return read_found(application.folder / FOLDER / "found")
+
+
+def test_none_is_started_if_the_option_or_the_environment_refuses_it(tmp_path: Path) -> None:
+    with Application(tmp_path) as quiet:
+        assert planned(coordinator_enabled="false").address is None
+        assert planned(environ={"KAFKA_CHUNKED_COORDINATOR_ENABLED": "false"}).address is None
+        assert quiet.processes == []
 
 
 def test_the_first_write_starts_it_and_the_next_find_it(application: Application) -> None:

@@ -23,7 +23,7 @@ _NAME = re.compile(r"``(?!TLS_)([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?:\(\))?``")
 # Of other projects: named, and nowhere in this package's code.
 _OTHERS = """
     AdminClientConfig CommonClientConfigs ConsumerConfig DumpLogSegments JaasConfig KafkaWriter ProducerConfig
-    StreamTokenizer
+    StreamTokenizer sock_accept
     invalidate_caches pyspark_kafka_chunked save sha256sum shutdownOutput to_numpy validate writeStream
 """
 
