@@ -207,11 +207,12 @@ class CircuitBreakManager:
 class Breaker:
     """Calls the breaker class and follows the coordinator. Does nothing while nothing is wrong.
 
-    The sender calls it in a pass only if ``is_busy`` is True, ``due_ms`` has been reached, or a response took
-    longer than ``prompt_ms``. It always reports failures. When a request is sent or a broker cannot be
-    reached, ``due_ms`` is lowered to ``prompt_ms`` from then. The breaker is busy as long as something is
-    muted or suspicious, and always with a user's class. A class that raises is switched off for this
-    producer; probes then end the mutes that it had made.
+    The sender reports what happens (``on_*``) and calls ``run`` in a pass if it ``is_due``. While nothing is
+    muted or suspicious and the class is the default one, the breaker is not busy: it then ignores events
+    other than failures and slow responses, and a pass only compares a deadline. A request without a response,
+    or a broker that cannot be reached, may become suspicious after ``_prompt_ms``, so these events bring the
+    deadline forward to that time. A class that raises is switched off for this producer; probes then end the
+    mutes that it had made.
     """
 
     def __init__(self, breaker: PartitionCircuitBreaker | None, manager: CircuitBreakManager) -> None:
@@ -234,25 +235,25 @@ class Breaker:
         # ``MutedPartitions.probes`` as of the last pass, replaced in the same way.
         self.probes: Mapping[TopicPartition, float] = {}
         # A latency or a silence up to this long is never suspicious.
-        self.prompt_ms = math.inf
+        self._prompt_ms = math.inf
         # A user's class is called for each batch, as the KIP specifies.
         self._tells_all = breaker is not None and type(breaker) is not FailureRateCircuitBreaker
         if isinstance(breaker, FailureRateCircuitBreaker):
-            self.prompt_ms = breaker.prompt_ms
+            self._prompt_ms = breaker.prompt_ms
             self._tells_all |= breaker.needs_every_call
         # True if the breaker must be called for all events and in each pass. Any thread may set it to True.
         # Only the sender's thread clears it, before it reads messages, so that a message that arrives later
         # sets it again.
-        self.is_busy = True
-        # When ``is_busy`` is False, the time of the next pass that has to call the breaker.
-        self.due_ms = -math.inf
+        self._is_busy = True
+        # When ``_is_busy`` is False, the time of the next pass that has to call ``run``.
+        self._due_ms = -math.inf
         manager.on_call = self.call
         if breaker is not None:
             self._call(breaker.set_circuit_break_manager, manager)
 
     def call(self) -> None:
         """Make the sender's next pass run the breaker. Any thread may call it."""
-        self.is_busy = True
+        self._is_busy = True
 
     # -- the task's thread --------------------------------------------------------------------------
 
@@ -267,7 +268,7 @@ class Breaker:
         if channel is None:
             # The last task may have had no rows, so that its wait for mutes has not ended.
             self.is_current.set()
-        self.is_busy = True
+        self._is_busy = True
 
     def begin(self) -> None:
         """Start a new task. Before its rows get partitions, the mutes of other tasks must be known."""
@@ -275,7 +276,7 @@ class Breaker:
         # Between tasks the sender still applies messages, but a new task does not by itself start a pass.
         if shared is not None and not shared.is_current:
             self.is_current.clear()
-            self.is_busy = True
+            self._is_busy = True
 
     def await_mutes(self, timeout_ms: float, check: Callable[[], None]) -> None:
         """Wait until ``view`` contains the coordinator's mutes, for at most ``timeout_ms``.
@@ -331,8 +332,26 @@ class Breaker:
         self.task_mutes.now_ms = now_ms
         self._context = ProducerStatusContext(now_ms, brokers=self._brokers)
 
-    def on_send(self, broker: Broker, batches: Collection[ProducerBatch], now_ms: float) -> None:
-        """Called when these batches are sent to a broker in one request."""
+    def is_due(self, now_ms: float) -> bool:
+        """Whether this pass has to call ``run``."""
+        return self._is_busy or now_ms >= self._due_ms
+
+    def delay_ms(self, now_ms: float) -> float:
+        """Milliseconds until a pass has to call ``run`` even if no event happens.
+
+        The sender asks after it has sent requests, because that may bring the deadline forward.
+        """
+        return self._next_change_ms(now_ms) if self._is_busy else self._due_ms - now_ms
+
+    def has_probe_due(self) -> bool:
+        """Whether a broker should get a request without rows now."""
+        return self._is_busy and bool(self.task_mutes.brokers_to_probe())
+
+    def on_sent(self, broker: Broker, batches: Collection[ProducerBatch], now_ms: float) -> None:
+        """Called when these batches were sent to a broker in one request."""
+        self._due_ms = min(self._due_ms, now_ms + self._prompt_ms)
+        if not self._is_busy:
+            return
         self._at(now_ms)
         self.task_mutes.batches_sent(batches)
         breaker, context = self._breaker, self._context
@@ -340,12 +359,26 @@ class Breaker:
             context.node_id, context.request_sent_ms = broker.id, now_ms
             self._call(_tell, context, batches, lambda _: breaker.on_send(context))
 
+    def on_response(self, broker: Broker, now_ms: float) -> None:
+        """Called when a Produce response has arrived, before ``on_complete`` for its batches.
+
+        The class judges a slow response, which may not become part of the usual latency. It also compares
+        other brokers' silence with a broker's first response.
+        """
+        latency_ms = now_ms - broker.request_sent_ms
+        if latency_ms <= self._prompt_ms:
+            broker.observe(max(0.0, latency_ms))
+        if latency_ms > self._prompt_ms or broker.responses == 1:
+            self._is_busy = True
+
     def on_complete(
         self, broker: Broker, batches: Collection[ProducerBatch], cause: Exception | None, now_ms: float
     ) -> None:
         """Called when the attempts of one request have ended. ``cause`` is None if the broker has the
         batches."""
-        self.is_busy = True
+        if cause is None and not self._is_busy:
+            return
+        self._is_busy = True
         self._at(now_ms)
         self.task_mutes.batches_done(batches, cause)
         if cause is not None and health_of(cause) is Health.UNHEALTHY:
@@ -363,6 +396,8 @@ class Breaker:
 
     def on_connected(self, broker: Broker, now_ms: float) -> None:
         """Called when a connection is ready: the broker has responded to its first request."""
+        if not self._is_busy:
+            return
         self._at(now_ms)
         self.task_mutes.connected(broker.id)
 
@@ -372,7 +407,7 @@ class Breaker:
 
         Its brokers and partitions may have the same ids and names, so the mutes end.
         """
-        self.is_busy = True
+        self._is_busy = True
         self._at(now_ms)
         for target in list(self.task_mutes.mutes):
             self.task_mutes.unmute(target, "another cluster responds at bootstrap.servers now", own=False)
@@ -383,9 +418,9 @@ class Breaker:
     def on_unreachable(self, brokers: Iterable[Broker], now_ms: float) -> None:
         """Called when batches wait for connections to these brokers. If one failed, it may already count as
         silent."""
-        self.due_ms = min(self.due_ms, now_ms + self.prompt_ms)
+        self._due_ms = min(self._due_ms, now_ms + self._prompt_ms)
         if any(broker.is_failing for broker in brokers):
-            self.is_busy = True
+            self._is_busy = True
 
     def run(self, now_ms: float) -> None:
         """Run in a pass of the sender: let the class judge, log and report changes, apply the coordinator's
@@ -394,7 +429,7 @@ class Breaker:
         Afterwards ``view`` is up to date.
         """
         # Clear it first: other threads set it after adding their message, so no message is missed.
-        self.is_busy = False
+        self._is_busy = False
         self._at(now_ms)
         if self._breaker is not None:
             self._call(self._breaker.on_tick, self._context)
@@ -413,8 +448,8 @@ class Breaker:
         if not self.is_current.is_set() and shared is not None and shared.is_current:
             self.is_current.set()
         if self._needs_calls():
-            self.is_busy = True
-        self.due_ms = now_ms + self.next_change_ms(now_ms)
+            self._is_busy = True
+        self._due_ms = now_ms + self._next_change_ms(now_ms)
 
     def _needs_calls(self) -> bool:
         if (
@@ -442,7 +477,7 @@ class Breaker:
 
     def on_probe_done(self, node_id: int, cause: Exception | None, now_ms: float) -> None:
         """Called when the response to that request has arrived, or the request failed with ``cause``."""
-        self.is_busy = True
+        self._is_busy = True
         self._at(now_ms)
         self.task_mutes.broker_probe_done(node_id, cause)
         shared = self._shared
@@ -454,7 +489,7 @@ class Breaker:
         # partitions without a leader, so nothing else would make the client fetch that metadata again.
         self.task_mutes.refresh_leaderless(now_ms)
 
-    def next_change_ms(self, now_ms: float) -> float:
+    def _next_change_ms(self, now_ms: float) -> float:
         """Milliseconds until the passage of time alone may change something."""
         if self.task_mutes.has_changes:
             return 0.0
@@ -487,7 +522,7 @@ class Breaker:
         except Exception:  # noqa: BLE001 - a user's class may raise anything
             _log.exception("the circuit breaker class failed and is switched off for this producer")
             self._breaker = None
-            self.prompt_ms = math.inf
+            self._prompt_ms = math.inf
             self.manager.congested = frozenset()
             return None
 

@@ -168,16 +168,11 @@ class Broker:
         counts.sent_bytes += size
         _log.debug("broker %d: request with %d batch(es) of %d bytes", self.id, len(sent.batches), size)
 
-    def responded(self, now_ms: float, prompt_ms: float) -> tuple[SentRequest, bool]:
+    def on_response(self, now_ms: float) -> SentRequest:
         """Record the response to the oldest request or, with acks=0, that it was written to the socket.
-
-        Return the request, and whether the breaker must run: it judges a latency beyond ``prompt_ms``, and it
-        compares other brokers' silence with a broker's first response.
-        """
+        Return the request."""
         sent = self._ended()
         self.last_response_ms = now_ms
-        if now_ms - self.request_sent_ms <= prompt_ms:
-            self.observe(max(0.0, now_ms - self.request_sent_ms))
         latency_ms = max(0.0, now_ms - sent.request.sent_ms)
         counts = self.counts
         counts.latency_ms += latency_ms
@@ -188,9 +183,9 @@ class Broker:
         if self.connection is not None:
             counts.throttled_until_ms = max(since_ms, self.connection.throttled_until_ms)
         counts.throttle_ms += counts.throttled_until_ms - since_ms
-        return sent, now_ms - self.request_sent_ms > prompt_ms or self.responses == 1
+        return sent
 
-    def failed(self) -> SentRequest:
+    def on_failure(self) -> SentRequest:
         """Record that the oldest request will get no response, and return it."""
         self.counts.failures += 1
         return self._ended()

@@ -99,7 +99,7 @@ class ResponseHandler:
 
     def on_failure(self, broker: Broker, cause: Exception, possibly_sent: bool, now_ms: float) -> None:
         """Handle a request that will get no response. It is the broker's oldest one."""
-        for batch in broker.failed().batches:
+        for batch in broker.on_failure().batches:
             self._cluster.mark_stale(batch.partition.topic, now_ms)
             verdict = response_classifier.classify_failure(cause, possibly_sent=possibly_sent)
             self._apply(batch, broker, verdict, now_ms)
@@ -107,9 +107,8 @@ class ResponseHandler:
     def on_produce(self, broker: Broker, answered: produce.ProduceResponse | None, now_ms: float) -> None:
         """Handle the response to a broker's oldest request. With acks=0 there is no response: then the
         request has been written to the socket, and ``answered`` is None."""
-        sent, concerns_breaker = broker.responded(now_ms, self._breaker.prompt_ms)
-        if concerns_breaker:
-            self._breaker.is_busy = True
+        sent = broker.on_response(now_ms)
+        self._breaker.on_response(broker, now_ms)
         if answered is None:
             unconfirmed = [(batch, -1, -1) for batch in sent.batches]
             self._succeed(unconfirmed, broker, now_ms, confirmed=False)
@@ -194,8 +193,7 @@ class ResponseHandler:
         if not batches:
             return
         taken = [batch for batch, _, _ in batches]
-        if self._breaker.is_busy:
-            self._breaker.on_complete(broker, taken, None, now_ms)
+        self._breaker.on_complete(broker, taken, None, now_ms)
         for batch, base_offset, _ in batches:
             last_offset = base_offset + batch.record_count - 1 if base_offset >= 0 else -1
             batch.home.acknowledged(batch, last_offset, broker.request_sent_ms, now_ms)

@@ -167,7 +167,7 @@ class Sender(threading.Thread):
         # The breaker also runs before there is a producer id, because a task's first rows wait until the
         # coordinator's mutes are known.
         breaker = self._breaker
-        if breaker.is_busy or now_ms >= breaker.due_ms:
+        if breaker.is_due(now_ms):
             delay = min(delay, self._run_breaker(now_ms))
         due_ms = self._cluster.next_due_ms
         delay = min(delay, due_ms - now_ms if now_ms < due_ms else self._metadata.refresh(now_ms))
@@ -183,7 +183,7 @@ class Sender(threading.Thread):
                 delay = min(delay, self._transaction_partitions.refresh(now_ms))
         # This must come after sending: a sent request or an unreachable broker may move the breaker's
         # deadline forward.
-        delay = min(delay, breaker.next_change_ms(now_ms) if breaker.is_busy else breaker.due_ms - now_ms)
+        delay = min(delay, breaker.delay_ms(now_ms))
         if self._telemetry is not None and self._telemetry.is_offered:
             delay = min(delay, self._telemetry.refresh(now_ms))
         self._poll(now_ms + max(delay, 0.0), now_ms)
@@ -201,11 +201,10 @@ class Sender(threading.Thread):
             only_acknowledged = self._sent_all and 0 < happened == self._responses.acknowledgements
             only_acknowledged = only_acknowledged and not self._network.woken
             now_ms = self._clock_ms()
-            # The breaker may have decided to probe a broker.
-            if only_acknowledged and self._breaker.is_busy:
-                only_acknowledged = not self._breaker.task_mutes.brokers_to_probe()
-                # The response may have changed what the circuit breaker waits for.
-                until_ms = min(until_ms, now_ms + self._breaker.next_change_ms(now_ms))
+            if only_acknowledged:
+                # The breaker may have decided to probe a broker, or the response may have changed its delay.
+                only_acknowledged = not self._breaker.has_probe_due()
+                until_ms = min(until_ms, now_ms + self._breaker.delay_ms(now_ms))
 
     def abort(self, cause: Exception) -> None:
         """Stop sending at once. Any thread may call it. The task fails with this cause or an earlier one.
@@ -362,7 +361,7 @@ class Sender(threading.Thread):
         self, ready: Mapping[Broker, Sequence[Partition]], blocked: Collection[Broker], now_ms: float
     ) -> None:
         """Record which brokers batches wait for."""
-        for broker in blocked if self._breaker.is_busy else ():
+        for broker in blocked:
             self._breaker.task_mutes.note_waiting(partition.id for partition in ready[broker])
         brokers = self._cluster.brokers.values()
         # The other blocked brokers are connected, but their in-flight window is full or they throttle us.
@@ -382,8 +381,6 @@ class Sender(threading.Thread):
         breaker = self._breaker
         breaker.run(now_ms)
         self._network.avoided = breaker.task_mutes.view.nodes
-        if not breaker.is_busy:
-            return math.inf
         return probe_brokers(breaker, self._cluster, self._network, self._options, now_ms)
 
     def _find_brokers(self, now_ms: float) -> float:
@@ -445,10 +442,7 @@ class Sender(threading.Thread):
         self._deliveries.sent(queue_ms)
         if self._telemetry is not None and self._telemetry.is_offered:
             self._telemetry.on_sent(queue_ms)
-        breaker = self._breaker
-        breaker.due_ms = min(breaker.due_ms, now_ms + breaker.prompt_ms)
-        if breaker.is_busy:
-            breaker.on_send(broker, taken, now_ms)
+        self._breaker.on_sent(broker, taken, now_ms)
         return True
 
     def _may_send(self, batch: ProducerBatch, now_ms: float) -> bool:
@@ -475,8 +469,7 @@ class Sender(threading.Thread):
     def _on_connected(self, node_id: int, setup_ms: float, now_ms: float) -> None:
         broker = self._cluster.broker(node_id)
         broker.setup_ms, broker.probed_ms = setup_ms, now_ms
-        if self._breaker.is_busy:
-            self._breaker.on_connected(broker, now_ms)
+        self._breaker.on_connected(broker, now_ms)
         if self._telemetry is not None:
             self._telemetry.on_connected(node_id, now_ms)
 

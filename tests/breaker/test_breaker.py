@@ -66,11 +66,11 @@ def test_a_mute_for_an_acknowledgement_calls_for_a_pass_at_once() -> None:
     """Catches: the sender waits on after an acknowledgement, and rows go on to the muted partition."""
     bench = Bench(MutesWhereAllIsWell())
     bench.send(P0)
-    assert bench.gate.next_change_ms(bench.now) > 0
+    assert bench.gate.delay_ms(bench.now) > 0
     bench.answer(P0)
-    assert bench.gate.next_change_ms(bench.now) == 0
+    assert bench.gate.delay_ms(bench.now) == 0
     assert P0 in bench.at(bench.now)
-    assert bench.gate.next_change_ms(bench.now) > 0
+    assert bench.gate.delay_ms(bench.now) > 0
 
 
 def test_a_mute_is_explained_with_broker_time_and_last_error() -> None:
@@ -154,7 +154,7 @@ def test_what_a_class_reads_of_the_context_is_made_once_for_all_of_a_requests_ba
     lefts: list[dict[TopicPartition, int]] = [{P3: 1}, {}]
     for left in lefts:
         read.clear()
-        bench.brokers[1].responded(bench.now, 500.0)
+        bench.brokers[1].on_response(bench.now)
         bench.gate.on_complete(bench.brokers[1], [batch(P0), batch(P1)], None, bench.now)
         assert read == [left, left]
         assert read[0] is read[1]

@@ -20,9 +20,9 @@ def test_requests_end_in_the_order_in_which_they_were_sent() -> None:
     broker = brokers[1]
     first, second = brokers.send(1, [P0], 5.0), brokers.send(1, [P0], 6.0)
     assert (broker.oldest_request_ms, len(list(broker.batches_in_flight()))) == (5.0, 2)
-    assert broker.responded(9.0, 500.0) == (first, True)
+    assert broker.on_response(9.0) is first
     assert (broker.request_sent_ms, broker.oldest_request_ms) == (5.0, 6.0)
-    assert broker.failed() is second
+    assert broker.on_failure() is second
     assert broker.oldest_request_ms is None
     metrics = broker.metrics(20.0)
     assert (metrics.requests, metrics.failures, metrics.in_flight, metrics.sent_bytes) == (2, 1, 0, 200)
@@ -36,7 +36,7 @@ def test_a_request_that_throttling_delays_counts_from_its_end() -> None:
     assert not brokers[1].accepts(899.0)
     assert brokers[1].accepts(900.0)
     assert brokers[1].oldest_request_ms == 900.0
-    brokers[1].responded(30.0, 500.0)
+    brokers[1].on_response(30.0)
     assert brokers[1].request_sent_ms == 900.0
     assert brokers[1].metrics(30.0).latency_ms == 25.0
 
@@ -47,7 +47,7 @@ def test_throttling_outlives_its_connection_and_time_that_overlaps_counts_once()
     for responded_ms, until_ms in [(10.0, 50.0), (20.0, 60.0), (70.0, 60.0)]:
         brokers.send(1, [P0], 5.0)
         brokers.throttle(1, until_ms)
-        brokers[1].responded(responded_ms, 500.0)
+        brokers[1].on_response(responded_ms)
     brokers[1].connection = None
     assert brokers[1].metrics(80.0).throttle_ms == 50.0
     # The next task's begin at zero.

@@ -25,7 +25,7 @@ def numbers(infos: Iterable[PartitionMetadata]) -> list[int]:
 
 def run_pass(gate: Breaker, now_ms: float) -> Container[TopicPartition]:
     """What a pass of the sender does with it; return what is muted then."""
-    if gate.is_busy or now_ms >= gate.due_ms:
+    if gate.is_due(now_ms):
         gate.run(now_ms)
     return gate.view
 
@@ -73,9 +73,7 @@ class Cluster:
         assert found is not None
         batch = batch_of(self.partition(partition), rows)
         self.brokers.send_batches(found.leader, [batch], now_ms)
-        gate.due_ms = min(gate.due_ms, now_ms + gate.prompt_ms)
-        if gate.is_busy:
-            gate.on_send(self.brokers[found.leader], [batch], now_ms)
+        gate.on_sent(self.brokers[found.leader], [batch], now_ms)
 
     def answer(
         self, gate: Breaker, partition: TopicPartition, cause: Exception | None, rows: int, now_ms: float
@@ -87,11 +85,11 @@ class Cluster:
         batch = batch_of(self.partition(partition), rows)
         broker.sent[0].new_rows = rows
         if not has_response(cause):
-            broker.failed()
+            broker.on_failure()
         else:
-            gate.is_busy |= broker.responded(now_ms, gate.prompt_ms)[1]
-        if cause is not None or gate.is_busy:
-            gate.on_complete(broker, [batch], cause, now_ms)
+            broker.on_response(now_ms)
+            gate.on_response(broker, now_ms)
+        gate.on_complete(broker, [batch], cause, now_ms)
         if cause is None:
             batch.home.acknowledged(batch, -1, broker.request_sent_ms, now_ms)
 
@@ -153,7 +151,7 @@ class Bench:
 
     def next_ms(self) -> float:
         """For how long a sender would wait."""
-        return self.gate.next_change_ms(self.now) if self.gate.is_busy else self.gate.due_ms - self.now
+        return self.gate.delay_ms(self.now)
 
     def pass_time(self, ms: float, step: float = 10.0) -> None:
         """Broker 3 answers at once."""

@@ -64,7 +64,7 @@ class Task:
         self.answering: set[int] = set()
 
     def _call_breaker(self) -> None:
-        self.gate.is_busy = True
+        self.gate.call()
 
     def node(self, partition: TopicPartition) -> int:
         info = self.job.cluster.leader(partition)

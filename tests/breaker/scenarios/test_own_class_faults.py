@@ -44,11 +44,11 @@ def one_batch(breaker: PartitionCircuitBreaker) -> tuple[Breaker, BreakerChannel
     gate.share(exchange)
     run_pass(gate, 0.0)
     cluster.send(gate, P0, 10, 1.0)
-    gate.next_change_ms(1.0)
+    gate.delay_ms(1.0)
     run_pass(gate, 2.0)
     cluster.answer(gate, P0, None, 10, 3.0)
     run_pass(gate, 4.0)
-    gate.next_change_ms(4.0)
+    gate.delay_ms(4.0)
     return gate, exchange
 
 
@@ -126,7 +126,7 @@ def test_brokers_and_partitions_that_nobody_knows_rest_without_harm(caplog: pyte
         run_pass(gate, float(now))
         reported(exchange)
         run_pass(gate, float(now))
-        assert gate.next_change_ms(float(now)) > 0
+        assert gate.delay_ms(float(now)) > 0
 
 
 def test_another_thread_may_mute_and_the_sender_takes_it_up() -> None:

@@ -181,7 +181,7 @@ def test_between_tasks_reports_do_not_pile_up() -> None:
     for _ in range(500):
         job.now += 500
         task.run_pass()
-        assert task.gate.next_change_ms(job.now) > 0
+        assert task.gate.delay_ms(job.now) > 0
     assert len(list(iter(lambda: task.exchange.next_message(job.now), None))) <= 5
 
 
