@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from kafka_sink.arrow.pieces import decoded, is_view, may_share, pieces
+from kafka_sink.arrow.pieces import decoded, is_view, may_share, pieces, views_as_binary
 from kafka_sink.arrow.soundness import require_sound
 from kafka_sink.errors import InvalidRowError, SchemaError
 from kafka_sink.options import SinkOptions
@@ -74,6 +74,8 @@ class ArrowColumns:
     _converts: tuple[Convert | None, ...]
     # The places of the columns that are converted.
     _converted: tuple[int, ...]
+    # Those that are views.
+    _views: tuple[int, ...]
 
     @classmethod
     def of(cls, schema: pa.Schema, topic: str | None = None) -> ArrowColumns:
@@ -97,23 +99,30 @@ class ArrowColumns:
         converted = tuple(
             place for place, convert in zip(places, converts, strict=True) if convert is not None
         )
-        return cls(plan, schema, warnings, names, places, converts, converted)
+        views = tuple(place for place in places if is_view(schema.field(place).type))
+        return cls(plan, schema, warnings, names, places, converts, converted, views)
 
     def converted(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """The batch's rows in order, in the types that ``plan`` needs; several batches where columns must be
         converted. Nothing else is copied."""
         for name, place in zip(self._names, self._indices, strict=True):
-            require_sound(batch.column(place), name)
+            if place not in self._views:
+                require_sound(batch.column(place), name)
         if not self._converted:
-            yield self._convert(batch)
+            yield self._convert(batch, 0)
             return
+        row = 0
         for piece in pieces(batch, self._converted):
-            yield self._convert(piece)
+            yield self._convert(piece, row)
+            row += piece.num_rows
 
-    def _convert(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def _convert(self, batch: pa.RecordBatch, first_row: int) -> pa.RecordBatch:
         converted = []
         for name, place, convert in zip(self._names, self._indices, self._converts, strict=True):
             column = batch.column(place)
+            if place in self._views:
+                # Not before: a piece stays in the processor's caches from here to its conversion.
+                require_sound(column, name, first_row)
             try:
                 converted.append(column if convert is None else convert(column))
             except (pa.ArrowException, OverflowError) as error:
@@ -180,7 +189,9 @@ def _bytes(kind: pa.DataType) -> Convert | None:
         return _then(lambda column: column.storage, _bytes(content))
     if pa.types.is_dictionary(kind):
         return partial(decoded, convert=_bytes(kind.value_type))
-    if is_view(kind) or pa.types.is_fixed_size_binary(kind):
+    if is_view(kind):
+        return views_as_binary
+    if pa.types.is_fixed_size_binary(kind):
         return partial(pa.Array.cast, target_type=pa.binary())
     raise _UnfitError
 

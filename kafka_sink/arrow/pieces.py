@@ -30,14 +30,19 @@ from kafka_sink.records.arrays import (
 CONVERTED_ROWS = 16_384
 # Bytes that are converted at once: as large as the largest tables of rows/rebatching.py.
 _CONVERTED_BYTES = 8 << 20
-_VIEWS = (pa.string_view(), pa.binary_view())
+# By id: to compare a type, Arrow prints it first.
+_VIEWS = (pa.string_view().id, pa.binary_view().id)
 _VIEW = np.dtype(("<i4", 4))
+# Bytes of a view that lie in itself. A longer one points to a buffer.
+MAX_INLINE = 12
+# Of a column whose entries lie in any order, these few show it.
+_PROBED = 8
 _MAX_INT32 = np.iinfo(np.int32).max
 
 
 def is_view(kind: pa.DataType) -> bool:
     """Whether entries lie anywhere in the column's buffers, and may share their bytes."""
-    return kind in _VIEWS
+    return kind.id in _VIEWS
 
 
 def may_share(kind: pa.DataType) -> bool:
@@ -131,6 +136,31 @@ def view_parts(column: pa.Array) -> Int32s:
     """Four numbers of each entry, any numbers for a null: first its length in bytes; for one of more than 12
     bytes also, as the third and the fourth, its buffer and its place in that."""
     return numbers(column, _VIEW)
+
+
+def views_as_binary(column: pa.Array) -> pa.Array:
+    """The views of a sound piece as a binary array.
+
+    Most libraries write the entries of a new column one after the other. Views of such entries need no copy:
+    with 110 bytes each this takes 3 ns a row, and a copy 13.
+    """
+    views = view_parts(column)
+    if len(views) and not column.null_count and _are_neighbours(views[:_PROBED]) and _are_neighbours(views):
+        last = int(views[-1, 3]) + int(views[-1, 0])
+        if last <= _MAX_INT32:
+            ends = np.append(views[:, 3], np.int32(last))
+            buffers = [None, pa.py_buffer(ends), column.buffers()[2 + int(views[0, 2])]]
+            return pa.Array.from_buffers(pa.binary(), len(views), buffers)
+    return column.cast(pa.binary())
+
+
+def _are_neighbours(views: Int32s) -> bool:
+    """Whether the entries lie one after the other in the same buffer."""
+    sizes, buffers, starts = views[:, 0], views[:, 2], views[:, 3]
+    if int(sizes.min()) <= MAX_INLINE or int(buffers.min()) != int(buffers.max()):
+        return False
+    # A sum that wraps is below 0, which no place is.
+    return bool(np.array_equal(starts[:-1] + sizes[:-1], starts[1:]))
 
 
 def dictionary_index(column: pa.DictionaryArray) -> npt.NDArray[np.integer]:

@@ -10,23 +10,25 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from kafka_sink.arrow.pieces import dictionary_index, is_view, view_parts
+from kafka_sink.arrow.pieces import CONVERTED_ROWS, MAX_INLINE, dictionary_index, is_view, view_parts
 from kafka_sink.errors import InvalidRowError
-from kafka_sink.records.arrays import has_byte_offsets, null_mask, offsets
+from kafka_sink.records.arrays import UInt32s, UInt64s, has_byte_offsets, null_mask, offsets
 
 _BINARY, _LARGE_BINARY = pa.binary(), pa.large_binary()
 _LARGE = (pa.large_string().id, pa.large_binary().id)
-# Bytes of a view that lie in itself. A longer one points to a buffer.
-_MAX_INLINE = 12
+_MAX_INT32 = np.iinfo(np.int32).max
 
 
-def require_sound(column: pa.Array, name: str) -> None:
-    """Raise InvalidRowError for a column of which an offset, a length or an index is wrong."""
+def require_sound(column: pa.Array, name: str, first_row: int = 0) -> None:
+    """Raise InvalidRowError for a column of which an offset, a length or an index is wrong.
+
+    ``first_row`` is the place of its first row in the batch.
+    """
     try:
         _check(column)
     except pa.ArrowException as error:
         row = _first_damaged(column)
-        place = "" if row is None else f" at row {row:,} of its batch, counted from 0"
+        place = "" if row is None else f" at row {first_row + row:,} of its batch, counted from 0"
         raise InvalidRowError(
             f"column '{name}' is damaged{place} ({error}): find out what made it, with "
             "validate(full=True) of pyarrow"
@@ -76,20 +78,30 @@ def _check(column: pa.Array) -> None:
 def _views_are_sound(column: pa.Array) -> bool:
     """Whether all views point into their buffers. Arrow's own check also reads what they point to, which
     costs 7 ns a row."""
-    views = view_parts(column)
-    if not len(views):
-        return True
-    shortest, longest = int(views[:, 0].min()), int(views[:, 0].max())
-    if shortest < 0 or longest <= _MAX_INLINE:
-        return shortest >= 0
-    if shortest <= _MAX_INLINE:
-        views = views[views[:, 0] > _MAX_INLINE]
-    held = np.array([buffer.size for buffer in column.buffers()[2:]], dtype=np.int64)
-    places, starts = views[:, 2], views[:, 3]
-    if not 0 <= int(places.min()) <= int(places.max()) < len(held) or int(starts.min()) < 0:
+    views = view_parts(column).view("<u4")
+    held = np.array([buffer.size for buffer in column.buffers()[2:]], dtype=np.uint64)
+    # Numbers below 0 are beyond 2 GiB here.
+    if held.max(initial=0) > _MAX_INT32:
         return False
-    ends = np.add(starts, views[:, 0], dtype=np.int64)
-    return bool(np.all(ends <= (held[0] if len(held) == 1 else held[places])))
+    # In parts that the processor's caches hold: 1.5 ns a row less than all at once.
+    parts = (views[start : start + CONVERTED_ROWS] for start in range(0, len(views), CONVERTED_ROWS))
+    return all(_are_within(part, held) for part in parts)
+
+
+def _are_within(views: UInt32s, held: UInt64s) -> bool:
+    sizes = np.ascontiguousarray(views[:, 0])
+    longest = int(sizes.max())
+    if longest <= MAX_INLINE or longest > _MAX_INT32:
+        return longest <= MAX_INLINE
+    if int(sizes.min()) <= MAX_INLINE:
+        views = views[sizes > MAX_INLINE]
+        sizes = views[:, 0]
+    buffers = views[:, 2]
+    if int(buffers.max()) >= len(held):
+        return False
+    ends = np.add(views[:, 3], sizes, dtype=np.uint64)
+    limits = held[0] if len(held) == 1 else held.take(buffers.astype(np.intp))
+    return bool(np.all(ends <= limits))
 
 
 def _check_children(column: pa.Array) -> None:

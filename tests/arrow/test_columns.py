@@ -155,6 +155,23 @@ def test_long_batches_are_converted_in_pieces_in_order_and_others_are_not_copied
     assert only.column(0).buffers()[2].address == large.buffers()[2].address
 
 
+def test_views_of_entries_that_lie_one_after_the_other_are_not_copied() -> None:
+    texts = [f"{number}: longer than a view holds" for number in range(100)]
+    views = pa.array(texts).cast(pa.string_view())
+    for column, is_copied in (
+        (views, False),
+        (views.slice(7, 50), False),
+        (pa.array([*texts, None]).cast(pa.string_view()), True),
+        (pa.array([*texts, "short"]).cast(pa.string_view()), True),
+        (pa.concat_arrays([views, views.slice(3)]), True),
+        (pa.concat_arrays([views.slice(50, 20), views.slice(0, 3)]), True),
+    ):
+        (found,) = converted(value=column).value
+        assert bytes_of((found,)) == [text and text.encode() for text in column.to_pylist()]
+        own = {buffer.address for buffer in column.buffers()[2:]}
+        assert (found.buffers()[2].address not in own) == is_copied
+
+
 _LONG = "y" * 60_000
 _KINDS = {
     "views": lambda texts: pa.array(texts, pa.string_view()),
