@@ -503,18 +503,27 @@ class TransactionClient(BlockingCalls):
 
     def _fetch(self, answer: _StepAnswer, operation: ops.FetchOffsets | ops.FetchStableOffsets) -> list[Call]:
         answer.result = {}
-        if isinstance(operation, ops.FetchStableOffsets):
+        if operation.keys:
             groups: dict[str, list[TopicPartition]] = {}
             for key in operation.keys:
                 groups.setdefault(key.group, []).append(key.partition)
-            return [self._fetch_group(answer, *one) for one in groups.items()]
+            stable = isinstance(operation, ops.FetchStableOffsets)
+            return [self._fetch_group(answer, *one, stable=stable) for one in groups.items()]
+        assert isinstance(operation, ops.FetchOffsets)
         calls = [self._fetch_group(answer, group, None) for group in operation.groups]
         for call in calls:
             recorded = (one for one in self.calls if one.api == apis.TXN_OFFSET_COMMIT)
             call.behind = next((one for one in recorded if one.key == call.key), None)
         return calls
 
-    def _fetch_group(self, answer: _StepAnswer, group: str, partitions: list[TopicPartition] | None) -> Call:
+    def _fetch_group(
+        self,
+        answer: _StepAnswer,
+        group: str,
+        partitions: list[TopicPartition] | None,
+        *,
+        stable: bool = False,
+    ) -> Call:
         def take(call: Call, response: transaction_requests.OffsetFetchResponse) -> bool:
             if group not in response.groups:
                 return self._again(call, _INCOMPLETE)
@@ -537,7 +546,6 @@ class TransactionClient(BlockingCalls):
 
         # Such a group has offsets of one topic's partitions; of the one before, too, where jobs changed it.
         known = max((count for count, _ in self._partitions.values()), default=0)
-        stable = partitions is not None
         return Call(
             apis.OFFSET_FETCH,
             lambda version: transaction_requests.encode_offset_fetch(

@@ -133,9 +133,11 @@ class FetchOffsets:
 
     For an offset that is pending in a transaction, this is the value before it, or nothing if there was none.
     Behind a RecordOffsets of the same group in a step, the result is of the coordinator that took those.
+    ``keys``: only these offsets, which a client that does not know how many there are in the group must name.
     """
 
     groups: tuple[str, ...]
+    keys: tuple[OffsetKey, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

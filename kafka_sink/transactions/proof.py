@@ -24,6 +24,7 @@ from kafka_sink.transactions.operations import (
     Described,
     EndTransaction,
     Failed,
+    FetchOffsets,
     ListOpen,
     OffsetKey,
     ProducerEpoch,
@@ -224,17 +225,18 @@ def outcome_of(part: Part, found: Described | None) -> Outcome:
 
 
 def uncommitted(scope: Scope, decision: Decision) -> Steps[tuple[Part, ...]]:
-    """The parts that readers do not see at this moment, for people who look.
-
-    The markers are asked for by their keys: nobody knows how many offsets the whole group has.
-    """
-    unrecorded = tuple(part for part in decision.parts if part.outcome is not Outcome.COMMITTED)
-    pending, absent = yield from _markers_of(scope, decision, unrecorded)
+    """The parts that readers do not see at this moment. Waits for nothing: for people who look."""
+    parts = tuple(part for part in decision.parts if part.outcome is not Outcome.COMMITTED)
+    keys = tuple(decision.marker_key(scope, part) for part in parts)
+    seen: Mapping[OffsetKey, str] = {}
+    if keys:
+        (seen,) = yield (FetchOffsets((), keys),)
+    markers = set(seen.values())
+    absent = tuple(part for part in parts if decision.batch.progress_marker(part) not in markers)
     found = yield from describe(*(part.id_in(scope) for part in absent))
-    is_committed = {
-        part for part in absent if outcome_of(part, found.get(part.id_in(scope))) is Outcome.COMMITTED
-    }
-    return tuple(part for part in (*pending, *absent) if part not in is_committed)
+    return tuple(
+        part for part in absent if outcome_of(part, found.get(part.id_in(scope))) is not Outcome.COMMITTED
+    )
 
 
 def not_visible(scope: Scope, decision: Decision, seen: Mapping[OffsetKey, str]) -> Steps[tuple[Part, ...]]:

@@ -137,8 +137,10 @@ class Kafka:
                 self.former.pop(group, None)
                 offsets = {OffsetKey(group, partition): text for partition, text in entries}
                 return self.write(name, producer, (), offsets)
-            case FetchOffsets(groups):
-                return {key: text for group in groups for key, text in self.answers(group).items()}
+            case FetchOffsets(groups, keys):
+                known = {key.group for key in keys}.union(groups)
+                found = {key: text for group in known for key, text in self.answers(group).items()}
+                return {key: text for key, text in found.items() if not keys or key in keys}
             case FetchStableOffsets(keys):
                 return self.fetch_stable(keys)
         raise AssertionError(operation)

@@ -121,7 +121,7 @@ def test_what_was_decided_is_committed_although_a_former_coordinator_refuses(
     if dies:
         run.decide_only(handover, report)
         found = run.run(thawing.steps(driver.take_over(run.scope, wall_ms)))
-        assert (found.missing, found.unknown, found.aborted) == (frozenset(), frozenset(), ())
+        assert (found.missing, found.unknown, found.aborted) == (frozenset(), frozenset(), 0)
     else:
         outcome = run.run(thawing.steps(batch.commit([report], records_empty=False)))
         assert outcome.aborted == 0

@@ -11,7 +11,7 @@ from kafka_sink.transactions.batch import TaskRole
 from kafka_sink.transactions.operations import (
     Described,
     Failed,
-    FetchStableOffsets,
+    FetchOffsets,
     Operation,
     ProducerEpoch,
 )
@@ -87,4 +87,4 @@ def test_markers_are_listed_by_their_keys() -> None:
     decision = cluster.run(driver.read_decision(SCOPE))
     missing = cluster.run(proof.uncommitted(SCOPE, decision), lambda one: bool(asked.append(one)))
     assert [part.task for part in missing] == [1]
-    assert asked[0] == FetchStableOffsets(tuple(SCOPE.marker_key(task) for task in (0, 1)))
+    assert asked[0] == FetchOffsets((), tuple(SCOPE.marker_key(task) for task in (0, 1)))

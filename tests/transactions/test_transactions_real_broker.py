@@ -120,7 +120,7 @@ def test_an_abort_completes_its_own_decision_only_where_the_epoch_behind_it_was_
         assert raw.end(handover.driver_epoch, commit=True) == "NONE"
         assert run.run(driver.abort(run.scope, replaced.driver_epoch, wall_ms)) is None
         assert raw.end(handover.driver_epoch, commit=True) == "NONE"
-    assert len(run.run(driver.abort(run.scope, handover.driver_epoch, wall_ms)).completed) == 2
+    assert run.run(driver.abort(run.scope, handover.driver_epoch, wall_ms)).completed == 2
     assert run.take_over().role(BatchIdentity("query", 0), 0).value == "skip"
     run.await_rows(["0-0", "0-1"])
 
@@ -196,8 +196,7 @@ def test_the_command_creates_nothing_and_lists_what_is_there(
     for action in ("list", "complete", "rewrite", "abandon"):
         capsys.readouterr()
         assert command.main([action, *where, "--prefix", misspelt, "--topic", run.scope.topic]) == 1
-        assert f"no broker knows transactional.id.prefix '{misspelt}'" in (said := capsys.readouterr().err)
-        assert run.scope.prefix in said.split("similar ones: ")[1]
+        assert f"no broker knows transactional.id.prefix '{misspelt}'" in capsys.readouterr().err
     assert run.run(describe(f"{misspelt}-driver")) == {}
     run.commit(run.write(run.take_over(), 0, 0, ["0-0"]))
     run.write(run.take_over(), 1, 0, ["1-0"])
@@ -255,7 +254,7 @@ def test_an_attempt_that_has_sent_nothing_yet_is_ended_too(job: Callable[..., Jo
         if ends == "commit":
             assert run.commit(report).aborted == 0, "it was no transaction"
         elif ends == "abort":
-            assert len(run.run(driver.abort(run.scope, handover.driver_epoch, wall_ms)).aborted) == 1
+            assert run.run(driver.abort(run.scope, handover.driver_epoch, wall_ms)).aborted == 1
         else:
             run.take_over()
         assert run.run(describe(name))[name].state in ABORTED
@@ -282,7 +281,7 @@ def test_a_complete_batch_stays_complete_when_its_markers_have_expired(job: Call
     run = job()
     _commit_and_expire_marks(run)
     found = run.run(driver.take_over(run.scope, in_a_week_ms))
-    assert (found.missing, found.unknown, found.completed) == (frozenset(), frozenset(), ())
+    assert (found.missing, found.unknown, found.completed) == (frozenset(), frozenset(), 0)
     # The run that follows takes the ids over, and dies. Then no id tells of the batch any more.
     run.write(TaskHandover.of(run.scope, found), 1, 0, ["lost"])
     found = run.run(driver.take_over(run.scope, in_a_week_ms))
