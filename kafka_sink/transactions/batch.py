@@ -9,7 +9,14 @@ from enum import Enum
 from kafka_sink.errors import ChangedBatchError, IncompleteBatchError, TransactionError
 from kafka_sink.transactions import decision as decisions
 from kafka_sink.transactions import driver, proof
-from kafka_sink.transactions.decision import BatchIdentity, Decision, Part, RowsDigest, WrittenNumbers
+from kafka_sink.transactions.decision import (
+    BatchIdentity,
+    Decision,
+    LastDecision,
+    Part,
+    RowsDigest,
+    WrittenNumbers,
+)
 from kafka_sink.transactions.driver import Ownership
 from kafka_sink.transactions.operations import ProducerEpoch, Scope, Steps
 
@@ -44,51 +51,45 @@ class BatchRun:
 
     ``scope`` is where their progress markers are: the commit's own process may see more partitions of the
     topic by now. ``is_repair``: the batch was decided, and just the tasks that are missing write.
-    ``follows_another``: the last decision is another writer's. ``last_decision`` as in TaskHandover.
+    ``last`` and ``planned_ms`` as in TaskHandover.
     """
 
     driver_epoch: ProducerEpoch
     batch: BatchIdentity
     scope: Scope
     is_repair: bool
-    follows_another: bool
-    last_decision: int
+    last: LastDecision
+    planned_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class TaskHandover:
-    """What planning gives to tasks: the driver epoch that the decision needs, and what ``writer`` has
-    written.
+    """What planning gives to tasks: the driver epoch that the decision needs, and the last decision.
 
-    ``last_decision`` is the number of the last decision that planning saw, 0 if there was none.
+    ``planned_ms`` is the time of planning, by the driver's clock, before any transaction of the batch began.
     """
 
     driver_epoch: ProducerEpoch
-    writer: str = ""
-    written: WrittenNumbers = field(default_factory=WrittenNumbers)
+    last: LastDecision = field(default_factory=LastDecision)
     incomplete: Incomplete | None = None
-    last_decision: int = 0
+    planned_ms: int = -1
 
     @classmethod
-    def of(cls, scope: Scope, ownership: Ownership) -> TaskHandover:
+    def of(cls, scope: Scope, ownership: Ownership, now_ms: float) -> TaskHandover:
         """The part of ownership that tasks need: a decision may name thousands of transactions."""
-        decision = ownership.decision
-        if decision is None:
-            return cls(ownership.driver_epoch)
-        broken = None
+        decision, broken = ownership.decision, None
         problem = driver.problem_of(scope, ownership)
-        if problem is not None:
-            # Where this is unknown, not even the batch's own tasks may write: their rows may be there.
+        if problem is not None and decision is not None:
+            # If this is unknown, not even the batch's own tasks may write: their rows may be there.
             batch = None if ownership.unknown else decision.batch
             broken = Incomplete(batch, ownership.missing, problem)
-        writer = decision.batch.writer
-        return cls(ownership.driver_epoch, writer, decision.written, broken, decision.number)
+        last = LastDecision() if decision is None else decision.summary
+        return cls(ownership.driver_epoch, last, broken, round(now_ms))
 
     def run(self, scope: Scope, batch: BatchIdentity) -> BatchRun:
         """What the batch's tasks report alike."""
         is_repair = self.incomplete is not None
-        follows_another = bool(self.writer) and self.writer != batch.writer
-        return BatchRun(self.driver_epoch, batch, scope, is_repair, follows_another, self.last_decision)
+        return BatchRun(self.driver_epoch, batch, scope, is_repair, self.last, self.planned_ms)
 
     def role(self, batch: BatchIdentity, task: int, *, in_query: bool = False) -> TaskRole:
         """``in_query``: this version of an application is the micro-batch of that number, in foreachBatch.
@@ -100,10 +101,10 @@ class TaskHandover:
             if batch != self.incomplete.batch:
                 raise IncompleteBatchError(self.incomplete.problem)
             return TaskRole.WRITE if task in self.incomplete.missing else TaskRole.COMPARE
-        written = self.written
-        if batch.writer != self.writer:
-            if self.writer and batch.number:
-                raise ChangedBatchError(not_its_own(batch, self.writer))
+        writer, written = self.last.writer, self.last.written
+        if batch.writer != writer:
+            if writer and batch.number:
+                raise ChangedBatchError(not_its_own(batch, writer))
             return TaskRole.WRITE
         if (in_query or batch.is_of_query) and batch.number < written.highest:
             raise ChangedBatchError(went_back(batch, written))
@@ -177,30 +178,28 @@ def described(count: int, what: str) -> str:
 
 
 def commit(
-    reports: Sequence[AttemptReport], *, records_empty: bool, compare: str = "content", now_ms: float = -1
+    reports: Sequence[AttemptReport], *, records_empty: bool, compare: str = "content"
 ) -> Steps[BatchOutcome]:
     """Decide and complete the batch that these tasks have written.
 
     ``records_empty``: a batch without rows counts as written, too. ``compare``: what of a batch that was
-    written before must be the same, "content", "rows" or "none". ``now_ms``: the time of day, for a batch
-    without transactions. Raises TransactionError where nothing is
-    committed, IncompleteBatchError where a part is, ChangedBatchError where it was, with other rows.
+    written before must be the same, "content", "rows" or "none". Raises TransactionError if nothing is
+    committed, IncompleteBatchError if a part is, ChangedBatchError if it was, with other rows.
     """
     if not reports:
         raise TransactionError("no task has reported what it wrote, so nothing is committed")
     run = _agreed(reports)
-    parts = [report.part for report in reports if report.part is not None]
+    parts = tuple(report.part for report in reports if report.part is not None)
     roles = {report.role for report in reports}
     # An empty batch of a new query is recorded, or else its next batch would not know its own writer.
-    records_empty |= run.follows_another
+    records_empty |= run.last.writer not in ("", run.batch.writer)
     if not parts and not records_empty and not run.is_repair and roles == {TaskRole.WRITE}:
         return BatchOutcome()
-    previous, found = yield from driver.look(run.scope, parts)
-    last = 0 if previous is None else previous.number
-    yield from driver.require_last(run.scope, run.driver_epoch, run.batch, run.last_decision, last)
     if TaskRole.SKIP in roles:
+        previous = yield from driver.read_last(run.scope, run.driver_epoch, run.batch, run.last.number)
         return _skipped(run, previous, reports, compare)
     if run.is_repair:
+        previous = yield from driver.read_last(run.scope, run.driver_epoch, run.batch, run.last.number)
         try:
             incomplete = _repairable(run.batch, previous, reports)
         except IncompleteBatchError:
@@ -209,15 +208,15 @@ def commit(
             raise
         decision = decisions.repaired(run.scope, incomplete, parts)
     else:
-        decision = decisions.next_decision(run.scope, previous, run.batch, len(reports), parts)
-        decision = decision if parts else replace(decision, began_ms=round(now_ms))
-    began_ms, aborted = yield from driver.decide(run.scope, run.driver_epoch, decision, tuple(parts), found)
+        decision = decisions.next_decision(run.scope, run.last, run.batch, len(reports), parts)
+        decision = replace(decision, began_ms=run.planned_ms)
+    began_ms, aborted = yield from driver.decide(run.scope, run.driver_epoch, decision, parts)
     return BatchOutcome(
         committed=len(parts),
         aborted=aborted,
         began_ms=began_ms,
         repaired=run.is_repair,
-        doubt=_doubt(run.batch, previous) if parts else "",
+        doubt=_doubt(run.batch, run.last) if parts else "",
     )
 
 
@@ -336,17 +335,17 @@ def not_its_own(batch: BatchIdentity, other: str) -> str:
     )
 
 
-def _doubt(batch: BatchIdentity, previous: Decision | None) -> str:
+def _doubt(batch: BatchIdentity, last: LastDecision) -> str:
     """Of a query that has written before, or may have: nothing is recorded of it here."""
-    if batch.is_of_query and previous is None and batch.number:
+    if batch.is_of_query and not last.number and batch.number:
         return (
             f"{batch} is the first one recorded under this name. It may be there twice if it was written "
             "before its checkpoint was moved or transactional.id.prefix changed, or longer ago than "
             "offsets.retention.minutes; not if batches before had no rows, or another delivery.guarantee"
         )
-    if batch.is_of_query and previous is not None and previous.batch.writer != batch.writer:
+    if batch.is_of_query and last.number and last.writer != batch.writer:
         return (
-            f"{batch} is written under the same name as {previous.batch.writer} before. It may be there "
+            f"{batch} is written under the same name as {last.writer} before. It may be there "
             "twice if it is older than that and its checkpoint was restored. Set the option "
             "checkpointLocation, or a transactional.id.prefix for each query"
         )

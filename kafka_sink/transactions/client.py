@@ -110,6 +110,8 @@ class TransactionClient(BlockingCalls):
         self._partitions: dict[str, tuple[int, float]] = {}
         # By kind of key, the last request for coordinators.
         self._look_ups: dict[KeyType, Call] = {}
+        # Keys of coordinators that the next steps need.
+        self._soon: list[tuple[KeyType, str]] = []
         # Brokers that may name themselves coordinators by mistake: asked for coordinators only where no other
         # broker can be.
         self._distrusted: set[int] = set()
@@ -163,7 +165,7 @@ class TransactionClient(BlockingCalls):
     def _send_due(self, now_ms: float) -> float | None:
         if self.calls and now_ms <= self._deadline_ms:
             self._leave_brokers_out(now_ms)
-            self._look_up()
+            self._look_up(now_ms)
             for call in self.calls:
                 if call.key is not None:
                     call.node = self.coordinators.get(call.key)
@@ -203,7 +205,7 @@ class TransactionClient(BlockingCalls):
 
     def execute(self, operations: tuple[ops.Operation, ...]) -> tuple[Any, ...]:
         """One step's operations: their results, in order."""
-        self.calls = []  # those of a step that failed
+        self.calls, self._soon = [], []  # those of a step that failed
         if not self.nodes:
             self._describe_cluster()
         self._forget_coordinators(operations)
@@ -355,9 +357,11 @@ class TransactionClient(BlockingCalls):
         connection = self._network.least_loaded(now_ms)
         return None if connection is None else connection.node.id
 
-    def _look_up(self) -> None:
+    def _look_up(self, now_ms: float) -> None:
         """Ask for coordinators that are not known: one request for each kind of key."""
-        keys = dict.fromkeys(call.key for call in self.calls if call.key)
+        keys = dict.fromkeys((*(call.key for call in self.calls if call.key), *self._soon))
+        for node in {self.coordinators[key] for key in self._soon if key in self.coordinators}:
+            self._is_ready(node, now_ms)
         for kind in KeyType:
             names = [name for of, name in keys if of is kind and (of, name) not in self.coordinators]
             if names and self._look_ups.get(kind) not in self.calls:
@@ -409,6 +413,10 @@ class TransactionClient(BlockingCalls):
             case ops.Describe(names, _, once_ended):
                 answer.result = {}
                 return [self._describe(answer, name, once_ended=once_ended) for name in names]
+            case ops.LookUp(groups, names):
+                self._soon += [(KeyType.GROUP, group) for group in groups]
+                self._soon += [(KeyType.TRANSACTION, name) for name in names]
+                return []
             case ops.ListOpen() | ops.ListIds():
                 return self._list(answer, operation)
 

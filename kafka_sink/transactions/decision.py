@@ -178,6 +178,18 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
+class LastDecision:
+    """The part of a decision that the next one builds on; ``number`` is 0 if nothing was decided.
+
+    ``written`` is all that its ``writer`` had written by then.
+    """
+
+    number: int = 0
+    writer: str = ""
+    written: WrittenNumbers = WrittenNumbers()
+
+
+@dataclass(frozen=True, slots=True)
 class Decision:
     """All of ``parts`` must be committed; tasks without rows have none. ``number`` counts decisions.
 
@@ -185,8 +197,8 @@ class Decision:
     Scope's of the run that decided.
     ``target``, as in Scope, is where its rows went.
     ``before`` is what the batch's writer had written without this batch, which can still be lost.
-    ``began_ms``: when the first transaction of ``parts`` began, by its coordinator's clock, or the decision
-    where there are none; -1 where that is not known. No progress marker is older.
+    ``began_ms``: when the run was planned that wrote the first of ``parts``, by its driver's clock; -1 if
+    that is not known. No progress marker is older.
     """
 
     number: int
@@ -212,6 +224,10 @@ class Decision:
         digest = RowsDigest.total(part.digest for part in self.parts)
         return self.before.plus(self.batch.number, digest, self.target)
 
+    @property
+    def summary(self) -> LastDecision:
+        return LastDecision(self.number, self.batch.writer, self.written)
+
     def covers(self, batch: BatchIdentity) -> bool:
         return batch.writer == self.batch.writer and batch.number in self.written
 
@@ -233,14 +249,13 @@ class Decision:
 
 
 def next_decision(
-    scope: Scope, previous: Decision | None, batch: BatchIdentity, tasks: int, parts: Iterable[Part]
+    scope: Scope, last: LastDecision, batch: BatchIdentity, tasks: int, parts: Iterable[Part]
 ) -> Decision:
     """The decision for a batch that was not decided. What another writer has written is left behind."""
-    is_same = previous is not None and previous.batch.writer == batch.writer
-    before = previous.written if previous is not None and is_same else WrittenNumbers()
-    number = 1 if previous is None else previous.number + 1
+    before = last.written if last.writer == batch.writer else WrittenNumbers()
     ordered = tuple(sorted(parts, key=lambda part: part.task))
-    return Decision(number, batch, tasks, ordered, scope.topic, scope.partitions, before, target=scope.target)
+    where = scope.topic, scope.partitions
+    return Decision(last.number + 1, batch, tasks, ordered, *where, before, target=scope.target)
 
 
 def repaired(scope: Scope, previous: Decision, parts: Iterable[Part]) -> Decision:

@@ -7,7 +7,7 @@ written by the driver that planned the batch, without another driver in between,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from kafka_sink.errors import DeliveryError, IncompleteBatchError, TransactionError
@@ -28,6 +28,7 @@ from kafka_sink.transactions.operations import (
     FetchStableOffsets,
     InitProducer,
     ListOpen,
+    LookUp,
     OffsetKey,
     Operation,
     ProducerEpoch,
@@ -70,7 +71,8 @@ def take_over(scope: Scope, clock_ms: Clock) -> Steps[Ownership]:
 
     ``clock_ms`` returns the time of day. Raises TransactionError if another driver takes over meanwhile.
     """
-    driver_epoch = yield from init_producer(scope.driver_id)
+    groups = scope.decision_key(0).group, scope.marker_key(0).group
+    driver_epoch = yield from init_producer(scope.driver_id, *groups)
     return (yield from _settle(scope, driver_epoch, clock_ms))
 
 
@@ -147,7 +149,7 @@ def _remember(
     known = replace(decisions.recorded(decision, outcomes), began_ms=began_ms)
     if judgement.unknown and known.parts == decision.parts:
         return judgement.driver_epoch, decision
-    driver_epoch = yield from record_and_commit(scope, judgement.driver_epoch, known)
+    driver_epoch, _ = yield from record_and_commit(scope, judgement.driver_epoch, known)
     # The commit of this run's batch builds on what it reads.
     yield from _await_all_chunks(scope, len(decisions.encode(known, scope.partitions)))
     return driver_epoch, known
@@ -250,11 +252,20 @@ def _decision_in(
     return decisions.decode(texts)
 
 
-def look(scope: Scope, parts: Iterable[Part]) -> Steps[tuple[Decision | None, Mapping[str, Described]]]:
-    """The latest decision, and what is open under the ids of these parts: one round trip for both."""
-    ids = tuple(part.id_in(scope) for part in parts)
-    seen, found = yield (FetchOffsets((scope.decision_key(0).group,)), Describe(ids))
-    return (yield from _decision_in(scope, seen)), dict(found)
+def read_last(
+    scope: Scope, driver_epoch: ProducerEpoch, batch: BatchIdentity, expected: int
+) -> Steps[Decision | None]:
+    """The latest decision. Raises TransactionError if it is not the one that planning saw.
+
+    Then another driver has taken over and decided. Or one of the two was not the last: a broker that was
+    frozen or cut off answers for groups that have another coordinator by now, until it learns of it.
+    """
+    decision = yield from read_decision(scope)
+    number = 0 if decision is None else decision.number
+    if number != expected:
+        yield from proof.require_owner(scope, driver_epoch)
+        raise _misled(scope, batch, expected, number)
+    return decision
 
 
 def resolve(scope: Scope, driver_epoch: ProducerEpoch, decision: Decision, *, rewrite: bool) -> Steps[None]:
@@ -271,46 +282,39 @@ def resolve(scope: Scope, driver_epoch: ProducerEpoch, decision: Decision, *, re
     yield from record_and_commit(scope, driver_epoch, decisions.recorded(decision, outcomes))
 
 
-def record_and_commit(scope: Scope, driver_epoch: ProducerEpoch, decision: Decision) -> Steps[ProducerEpoch]:
-    """Record and commit a decision; returns the new driver epoch. Raises TransactionError."""
-    yield from record(scope, driver_epoch, decision)
+def record_and_commit(
+    scope: Scope, driver_epoch: ProducerEpoch, decision: Decision, parts: tuple[Part, ...] = ()
+) -> Steps[tuple[ProducerEpoch, Mapping[str, Described]]]:
+    """Record and commit a decision; returns the new driver epoch, and descriptions of these ``parts``, which
+    must be open. Raises TransactionError."""
+    found = yield from record(scope, driver_epoch, decision, parts)
+    if parts:
+        found = yield from require_open(scope, decision.batch, parts, found)
     (ended,) = yield (EndTransaction(scope.driver_id, driver_epoch, commit=True),)
     if isinstance(ended, Failed):
         raise proof.other_driver(scope, ended, f"whether {decision.batch} was decided is not known: ")
-    return ProducerEpoch(*ended)
+    return ProducerEpoch(*ended), found
 
 
 def decide(
-    scope: Scope,
-    driver_epoch: ProducerEpoch,
-    decision: Decision,
-    parts: tuple[Part, ...],
-    found: Mapping[str, Described],
+    scope: Scope, driver_epoch: ProducerEpoch, decision: Decision, parts: tuple[Part, ...]
 ) -> Steps[tuple[int, int]]:
     """Record a decision and commit those of its parts that are written now.
 
-    ``found`` describes their transactions. Returns when the first of them began (-1 if that is not known),
+    Returns when the first of their transactions began by its coordinator's clock (-1 if that is not known),
     and how many others were open and were aborted. Raises TransactionError if readers see nothing of it or
     another driver completes it, IncompleteBatchError if some transactions had ended by then, and
     DeliveryError if this was not learnt in time.
     """
-    found = yield from require_open(scope, decision.batch, parts, found)
-    started = [found[part.id_in(scope)].started_ms for part in parts]
-    began_ms = _earliest_ms(*started)
-    decision = replace(decision, began_ms=_earliest_ms(began_ms, decision.began_ms))
     try:
-        driver_epoch = yield from record_and_commit(scope, driver_epoch, decision)
+        driver_epoch, found = yield from record_and_commit(scope, driver_epoch, decision, parts)
         aborted = yield from _commit_parts(scope, driver_epoch, decision, parts)
     except TransactionError:
         raise
     except DeliveryError as error:
         raise DeliveryError(proof.unfinished(scope, decision, error)) from error
-    return began_ms, aborted
-
-
-def _earliest_ms(*times_ms: int) -> int:
-    """-1 stands for an unknown time."""
-    return min((time_ms for time_ms in times_ms if time_ms >= 0), default=-1)
+    started = (found[part.id_in(scope)].started_ms for part in parts)
+    return min((time_ms for time_ms in started if time_ms >= 0), default=-1), aborted
 
 
 def _commit_parts(
@@ -360,19 +364,6 @@ def require_open(
     return found
 
 
-def require_last(
-    scope: Scope, driver_epoch: ProducerEpoch, batch: BatchIdentity, expected: int, found: int
-) -> Steps[None]:
-    """Raise TransactionError if the last decision's number is not the one that a new decision builds on.
-
-    Then another driver has taken over and decided. Or one of the two was not the last: a broker that was
-    frozen or cut off answers for groups that have another coordinator by now, until it learns of it.
-    """
-    if found != expected:
-        yield from proof.require_owner(scope, driver_epoch)
-        raise _misled(scope, batch, expected, found)
-
-
 def _misled(scope: Scope, batch: BatchIdentity, expected: int, found: int) -> TransactionError:
     return TransactionError(
         f"{batch} is not committed: decision {max(found, expected)} was decided under "
@@ -381,8 +372,13 @@ def _misled(scope: Scope, batch: BatchIdentity, expected: int, found: int) -> Tr
     )
 
 
-def record(scope: Scope, driver_epoch: ProducerEpoch, decision: Decision) -> Steps[None]:
+def record(
+    scope: Scope, driver_epoch: ProducerEpoch, decision: Decision, parts: tuple[Part, ...] = ()
+) -> Steps[Mapping[str, Described]]:
     """Put the decision into the driver's transaction, and see that the one before it is the last.
+
+    Describes the transactions of ``parts`` at the same time: they need be open only before the decision is
+    committed.
 
     A broker that is not the group's coordinator any more cannot take offsets, but can tell old ones. Both
     requests go over one connection, and brokers handle these in turn, so that the coordinator that took the
@@ -392,12 +388,14 @@ def record(scope: Scope, driver_epoch: ProducerEpoch, decision: Decision) -> Ste
     for index, text in enumerate(decisions.encode(decision, scope.partitions)):
         key = scope.decision_key(index)
         groups.setdefault(key.group, []).append((key.partition, text))
-    *results, seen = yield (
+    *results, seen, found, _ = yield (
         *(
             RecordOffsets(scope.driver_id, driver_epoch, group, tuple(entries))
             for group, entries in groups.items()
         ),
         FetchOffsets((scope.decision_key(0).group,)),
+        Describe(tuple(part.id_in(scope) for part in parts)),
+        LookUp((), (scope.driver_id,)),
     )
     for result in results:
         if isinstance(result, Failed):
@@ -407,3 +405,4 @@ def record(scope: Scope, driver_epoch: ProducerEpoch, decision: Decision) -> Ste
     if last != decision.number - 1:
         # It has taken the offsets, so the driver epoch holds.
         raise _misled(scope, decision.batch, decision.number - 1, last)
+    return dict(found)

@@ -168,6 +168,15 @@ class ListIds:
 
 
 @dataclass(frozen=True, slots=True)
+class LookUp:
+    """Find the coordinators that the next steps need, while the other operations of this step run. Nothing
+    waits for them. Result: None."""
+
+    groups: tuple[str, ...] = ()
+    transactional_ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """Kafka's error: the transaction is not, or no longer, the asker's."""
 
@@ -183,12 +192,14 @@ Operation = (
     | FetchStableOffsets
     | ListOpen
     | ListIds
+    | LookUp
 )
 Steps = Generator[tuple[Operation, ...], tuple[Any, ...], Result]
 
 
-def init_producer(transactional_id: str) -> Steps[ProducerEpoch]:
-    (result,) = yield (InitProducer(transactional_id),)
+def init_producer(transactional_id: str, *groups: str) -> Steps[ProducerEpoch]:
+    """Take over a transactional id. The next steps use these ``groups``."""
+    result, _ = yield (InitProducer(transactional_id), LookUp(groups))
     return ProducerEpoch(*result)
 
 

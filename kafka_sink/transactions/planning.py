@@ -133,7 +133,7 @@ def plan(
         scope = Scope(name, topic, partitions, options.topic or "")
         ownership = client.run(driver.take_over(scope, clock_ms), options.max_block_ms)
         protocol = client.protocol
-    handover = TaskHandover.of(scope, ownership)
+    handover = TaskHandover.of(scope, ownership, clock_ms())
     if options.log_summary:
         _report_names(scope, protocol)
     _report_takeover(scope, ownership, handover)
@@ -155,7 +155,7 @@ def commit(
     records_empty = planned.batch is not None and bool(options.txn_app_id)
     with clients(options) as client:
         compare = options.transaction_rerun_compare
-        steps = batches.commit(reports, records_empty=records_empty, compare=compare, now_ms=clock_ms())
+        steps = batches.commit(reports, records_empty=records_empty, compare=compare)
         outcome = client.run(steps, options.delivery_timeout_ms, "kafka.delivery.timeout.ms")
     if planned.batch is not None:
         spark_application.forget(_taken_key(planned.scope.prefix))

@@ -188,7 +188,7 @@ def begin_steps(
         found = yield from describe(scope.driver_id, name)
         yield from require_driver_epoch(scope, driver_epoch, found)
         if name not in found or found[name].state != OPEN:
-            return slot, (yield from init_producer(name))
+            return slot, (yield from init_producer(name, scope.marker_key(task).group))
     raise TransactionError(f"attempt {attempt} of task {task} has {_MAX_SLOTS} transactions open already")
 
 

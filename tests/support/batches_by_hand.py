@@ -40,7 +40,7 @@ class Job:
         return self.client.run(steps, _PATIENCE_MS)
 
     def take_over(self) -> TaskHandover:
-        return TaskHandover.of(self.scope, self.run(driver.take_over(self.scope, wall_ms)))
+        return TaskHandover.of(self.scope, self.run(driver.take_over(self.scope, wall_ms)), wall_ms())
 
     def attempt(self, handover: TaskHandover, number: int, index: int, slot: int = 0) -> TaskAttempt:
         identity = BatchIdentity("query", number)
@@ -65,10 +65,10 @@ class Job:
         """What a driver has done that dies before its decision counts."""
 
         def steps() -> Steps[None]:
-            previous = yield from driver.read_decision(self.scope)
             parts = [report.part for report in reports if report.part is not None]
-            decision = next_decision(self.scope, previous, reports[0].run.batch, len(reports), parts)
-            timed = replace(decision, began_ms=round(wall_ms()))
+            run = reports[0].run
+            decision = next_decision(self.scope, run.last, run.batch, len(reports), parts)
+            timed = replace(decision, began_ms=run.planned_ms)
             yield from driver.record(self.scope, handover.driver_epoch, timed)
 
         self.run(steps())

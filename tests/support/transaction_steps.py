@@ -72,7 +72,7 @@ class Cluster:
             self.kafka.write_markers(name)
 
     def plan(self, scope: Scope = SCOPE) -> TaskHandover:
-        return TaskHandover.of(scope, self.take_over(scope))
+        return TaskHandover.of(scope, self.take_over(scope), self.kafka.now_ms)
 
     def write(
         self,

@@ -23,6 +23,7 @@ from kafka_sink.transactions.operations import (
     FetchStableOffsets,
     InitProducer,
     ListOpen,
+    LookUp,
     OffsetKey,
     ProducerEpoch,
     RecordOffsets,
@@ -141,6 +142,8 @@ class Kafka:
                 known = {key.group for key in keys}.union(groups)
                 found = {key: text for group in known for key, text in self.answers(group).items()}
                 return {key: text for key, text in found.items() if not keys or key in keys}
+            case LookUp():
+                return None
             case FetchStableOffsets(keys):
                 return self.fetch_stable(keys)
         raise AssertionError(operation)

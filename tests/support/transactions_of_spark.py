@@ -25,6 +25,7 @@ from kafka_sink.transactions.operations import (
     EndTransaction,
     FetchOffsets,
     ListOpen,
+    LookUp,
     ProducerEpoch,
     RecordOffsets,
     Scope,
@@ -192,7 +193,7 @@ class World:
         ownership = yield from self.settings.take_over(scope, self._now_ms)
         me.driver_epoch = scope, ownership.driver_epoch
         self._look_for_escaped(me, scope)
-        handover = self.settings.handover(scope, ownership)
+        handover = self.settings.handover(scope, ownership, self.kafka.now_ms)
         try:
             reports = yield [
                 self._spawn(me, scope, handover, (writer, number), index, ours)
@@ -302,10 +303,10 @@ class World:
         if isinstance(wanted, list):
             actor.awaits_tasks = wanted
         else:
-            actor.waiting = dict(enumerate(wanted))
+            actor.waiting = {i: one for i, one in enumerate(wanted) if not isinstance(one, LookUp)}
             if any(isinstance(operation, ListOpen) for operation in wanted):
                 actor.listed = self.kafka.inits
-            actor.responses = {}
+            actor.responses = {i: None for i, one in enumerate(wanted) if isinstance(one, LookUp)}
             if not wanted:
                 self._advance(actor, ())
 

@@ -6,7 +6,7 @@ import base64
 import io
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +22,7 @@ from kafka_sink.transactions.batch import TaskHandover, TaskRole
 from kafka_sink.transactions.decision import (
     BatchIdentity,
     Decision,
+    LastDecision,
     Outcome,
     Part,
     RowsDigest,
@@ -213,24 +214,24 @@ def test_more_transactions_than_can_be_read_again_are_not_decided() -> None:
 
 def test_a_decision_that_is_lost_entirely_is_left_out_of_what_was_written() -> None:
     """Catches: the next decision took it for written all the same, and its rows were nowhere."""
-    first = next_decision(SCOPE, None, app(4), 2, [part(0), part(1)])
-    second = next_decision(SCOPE, first, app(5), 2, [part(0), part(2)])
+    first = after(None, app(4), 2, [part(0), part(1)])
+    second = after(first, app(5), 2, [part(0), part(2)])
     assert str(second.before) == "4"
     assert str(second.written) == "4 to 5"
-    third = next_decision(SCOPE, lost(second, 0, 2), app(7), 1, [part(0)])
+    third = after(lost(second, 0, 2), app(7), 1, [part(0)])
     assert str(third.written) == "4, 7"
     assert not third.covers(app(5))
-    partly = next_decision(SCOPE, lost(second, 0), app(7), 1, [part(0)])
+    partly = after(lost(second, 0), app(7), 1, [part(0)])
     assert str(partly.written) == "4 to 5, 7"
-    empty = next_decision(SCOPE, first, app(5), 2, [])
+    empty = after(first, app(5), 2, [])
     assert str(empty.written) == "4 to 5", "an empty version is written"
     assert not empty.is_lost
 
 
 def test_rows_of_the_last_two_batches_that_were_written_are_known() -> None:
-    decided = next_decision(SCOPE, None, app(4), 1, [part(1)])
+    decided = after(None, app(4), 1, [part(1)])
     for version in (5, 6):
-        decided = next_decision(SCOPE, decided, app(version), 1, [part(version)])
+        decided = after(decided, app(version), 1, [part(version)])
     assert [decided.digest_of_batch(version) for version in (4, 5, 6, 7)] == [
         *(None, part(5).digest, part(6).digest, None)
     ]
@@ -248,9 +249,9 @@ def test_a_repair_replaces_the_missing_parts_and_no_others() -> None:
 def test_what_tasks_do_follows_from_what_planning_found() -> None:
     driver_epoch = ProducerEpoch(1, 1)
     fresh, done, later = (BatchIdentity("query", number) for number in (6, 5, 7))
-    whole = TaskHandover.of(SCOPE, Ownership(driver_epoch, decision(1, 3)))
+    whole = TaskHandover.of(SCOPE, Ownership(driver_epoch, decision(1, 3)), 0)
     assert [whole.role(batch, 0) for batch in (fresh, done)] == [TaskRole.WRITE, TaskRole.SKIP]
-    broken = TaskHandover.of(SCOPE, Ownership(driver_epoch, lost(decision(1, 3), 1)))
+    broken = TaskHandover.of(SCOPE, Ownership(driver_epoch, lost(decision(1, 3), 1)), 0)
     assert [broken.role(done, task) for task in range(3)] == [
         TaskRole.COMPARE,
         TaskRole.WRITE,
@@ -258,9 +259,9 @@ def test_what_tasks_do_follows_from_what_planning_found() -> None:
     ]
     with pytest.raises(IncompleteBatchError, match=r"task 1 .* rewrite .* --prefix p --topic t'"):
         broken.role(later, 0)
-    empty = TaskHandover.of(SCOPE, Ownership(driver_epoch, decision(1, 0)))
+    empty = TaskHandover.of(SCOPE, Ownership(driver_epoch, decision(1, 0)), 0)
     assert empty.role(done, 0) is TaskRole.SKIP
-    unseen = TaskHandover.of(SCOPE, Ownership(driver_epoch, lost(decision(1, 3), 0, 1, 2)))
+    unseen = TaskHandover.of(SCOPE, Ownership(driver_epoch, lost(decision(1, 3), 0, 1, 2)), 0)
     assert unseen.role(done, 0) is TaskRole.WRITE
     assert unseen.role(BatchIdentity("query", 4), 0) is TaskRole.SKIP
 
@@ -269,14 +270,18 @@ def app(version: int) -> BatchIdentity:
     return BatchIdentity.of_application("nightly", "t", version)
 
 
+def after(last: Decision | None, batch: BatchIdentity, tasks: int, parts: Iterable[Part]) -> Decision:
+    return next_decision(SCOPE, LastDecision() if last is None else last.summary, batch, tasks, parts)
+
+
 def handover(last: Decision | None) -> TaskHandover:
-    return TaskHandover.of(SCOPE, Ownership(ProducerEpoch(1, 1), last))
+    return TaskHandover.of(SCOPE, Ownership(ProducerEpoch(1, 1), last), 0)
 
 
 def test_a_version_of_which_nobody_knows_whether_it_was_written_is_refused() -> None:
     last = None
     for version in range(0, 400, 2):
-        last = next_decision(SCOPE, last, app(version), 1, [part(1)])
+        last = after(last, app(version), 1, [part(1)])
     given = handover(last)
     assert given.role(app(200), 0) is TaskRole.SKIP, "one of the last hundred"
     assert given.role(app(201), 0) is TaskRole.WRITE
@@ -284,15 +289,15 @@ def test_a_version_of_which_nobody_knows_whether_it_was_written_is_refused() -> 
         with pytest.raises(ChangedBatchError, match=r"is not known.*another txnAppId"):
             given.role(app(version), 0)
     assert last is not None
-    assert next_decision(SCOPE, last, app(197), 1, ()).covers(app(197)), "it will be asked for again"
+    assert after(last, app(197), 1, ()).covers(app(197)), "it will be asked for again"
 
 
 def test_a_query_that_goes_back_before_its_last_batch_is_refused() -> None:
     """Catches: batches of a checkpoint that was rewound or deleted were skipped, and their rows were lost."""
     last = ours = None
     for number in (5, 6):
-        last = next_decision(SCOPE, last, BatchIdentity.of_query("one", number), 1, [part(1)])
-        ours = next_decision(SCOPE, ours, app(number), 1, [part(1)])
+        last = after(last, BatchIdentity.of_query("one", number), 1, [part(1)])
+        ours = after(ours, app(number), 1, [part(1)])
     given = handover(last)
     assert given.role(BatchIdentity.of_query("one", 6), 0) is TaskRole.SKIP
     for number in (5, 4):
@@ -310,8 +315,8 @@ def test_a_checkpoint_may_be_deleted_any_number_of_times_and_an_old_copy_is_not_
     for name in range(200):
         query = BatchIdentity.of_query(f"id-{name}", 0)
         assert handover(last).role(query, 0) is TaskRole.WRITE
-        last = next_decision(SCOPE, last, query, 1, [part(1)])
-        last = next_decision(SCOPE, last, replace(query, number=1), 1, [part(1)])
+        last = after(last, query, 1, [part(1)])
+        last = after(last, replace(query, number=1), 1, [part(1)])
     assert last is not None
     assert decode(encode(last, 4)) == last
     assert len(encode(last, 4)) == 1

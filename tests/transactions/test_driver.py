@@ -22,6 +22,7 @@ from kafka_sink.transactions.operations import (
     InitProducer,
     Operation,
     ProducerEpoch,
+    Scope,
 )
 from tests.support.transaction_steps import PROTOCOLS, SCOPE, Cluster, ends_driver, ends_task
 from tests.support.transactions_of_kafka import Kafka
@@ -199,9 +200,10 @@ def test_all_chunks_of_a_decision_are_waited_for() -> None:
 def test_a_decision_without_parts_is_recorded_anew_like_others() -> None:
     """Catches: it expired by offsets.retention.minutes however often its job was started."""
     cluster = Cluster()
+    cluster.kafka.now_ms = 1_000
     run, batch = cluster.plan(), BatchIdentity.of_application("nightly", "t", 1)
     empty = AttemptReport(run.run(SCOPE, batch), 0, TaskRole.WRITE, RowsDigest(), None)
-    cluster.run(batches.commit([empty], records_empty=True, now_ms=1_000.4))
+    cluster.run(batches.commit([empty], records_empty=True))
     cluster.kafka.now_ms = 2_000
     for _ in range(2):
         found = cluster.take_over().decision
@@ -224,6 +226,26 @@ def test_a_replaced_driver_ends_nothing_where_a_former_coordinator_takes_it_for_
     assert cluster.abort(replaced) is None
     cluster.commit(report)
     assert dict(cluster.kafka.visible) == {(0, 0): 1}
+
+
+def test_the_marker_of_a_repair_is_found_after_the_topic_has_got_partitions() -> None:
+    """Catches: the repaired decision kept the former number of partitions. After the next run's tasks had
+    taken the ids over and its driver had died, the batch was called incomplete, and the error's advice
+    doubled rows."""
+    small, grown = replace(SCOPE, partitions=1), replace(SCOPE, partitions=2)
+
+    def wrote(scope: Scope, number: int) -> list[AttemptReport]:
+        run = cluster.plan(scope)
+        return [cluster.write(run, number, task, task, scope=scope) for task in (2, 3)]
+
+    cluster = Cluster()
+    cluster.dies(*wrote(small, 0), before=ends_task(3))
+    cluster.kafka.time_out(SCOPE.task_id(3, 0))
+    assert cluster.commit(*wrote(grown, 0)).repaired
+    decided = cluster.run(driver.read_decision(grown))
+    wrote(grown, 1)
+    found = cluster.take_over(grown)
+    assert (found.missing, found.decision) == (frozenset(), decided), "it need not be recorded anew"
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

@@ -222,26 +222,23 @@ def commits_without_deciding(reports: Any, **_: Any) -> Steps[Any]:
             yield (EndTransaction(name, report.part.producer, commit=True),)
 
 
-def forgets_what_is_missing(scope: Scope, ownership: Any) -> TaskHandover:
+def forgets_what_is_missing(scope: Scope, ownership: Any, now_ms: float) -> TaskHandover:
     """Tasks believe that what was decided is written."""
     decision = ownership.decision
     if decision is not None:
         decision = with_outcomes(decision, decisions.Outcome.COMMITTED, decision.parts)
-    return TaskHandover.of(scope, replace(ownership, decision=decision))
+    return TaskHandover.of(scope, replace(ownership, decision=decision), now_ms)
 
 
 def repairs_whatever_the_tasks_are(reports: Any, **named: Any) -> Steps[Any]:
     """The rows that tasks were given are not compared."""
     if reports and reports[0].run.is_repair:
         parts = tuple(report.part for report in reports if report.part is not None)
-        previous, found = yield from driver.look(reports[0].run.scope, parts)
+        previous = yield from driver.read_decision(reports[0].run.scope)
         assert previous is not None
         decision = decisions.repaired(reports[0].run.scope, previous, parts)
-        return (
-            yield from driver.decide(
-                reports[0].run.scope, reports[0].run.driver_epoch, decision, parts, found
-            )
-        )
+        run = reports[0].run
+        return (yield from driver.decide(run.scope, run.driver_epoch, decision, parts))
     return (yield from batches.commit(reports, **named))
 
 
@@ -276,11 +273,11 @@ def counts_what_is_lost(reports: Any, **named: Any) -> Steps[Any]:
     parts = tuple(report.part for report in reports if report.part is not None)
     if one.is_repair or not parts:
         return (yield from batches.commit(reports, **named))
-    previous, found = yield from driver.look(one.scope, parts)
+    previous, last = (yield from driver.read_decision(one.scope)), one.last
     if previous is not None:
-        previous = with_outcomes(previous, decisions.Outcome.COMMITTED, previous.parts)
-    decision = decisions.next_decision(one.scope, previous, one.batch, len(reports), parts)
-    return (yield from driver.decide(one.scope, one.driver_epoch, decision, parts, found))
+        last = with_outcomes(previous, decisions.Outcome.COMMITTED, previous.parts).summary
+    decision = decisions.next_decision(one.scope, last, one.batch, len(reports), parts)
+    return (yield from driver.decide(one.scope, one.driver_epoch, decision, parts))
 
 
 def takes_what_is_told_by_now(scope: Scope, clock_ms: Clock) -> Steps[Any]:
@@ -295,17 +292,6 @@ def takes_what_is_told_by_now(scope: Scope, clock_ms: Clock) -> Steps[Any]:
         return tuple(answers)
 
     return (yield from through(driver.take_over(scope, clock_ms), ask))
-
-
-def looks_where_the_first_markers_were(reports: Any, **named: Any) -> Steps[Any]:
-    """The markers of a repair are looked for where the lost transactions had theirs."""
-    run = reports[0].run
-    if run.is_repair:
-        previous = yield from driver.read_decision(run.scope)
-        assert previous is not None
-        former = replace(run, scope=replace(run.scope, partitions=previous.partitions))
-        reports = [replace(report, run=former) for report in reports]
-    return (yield from batches.commit(reports, **named))
 
 
 def leaves_no_marker(scope: Any, driver_epoch: Any, *_: Any) -> Steps[None]:
@@ -339,19 +325,6 @@ WRONG: dict[str, tuple[str, dict[str, Any]]] = {
 def test_a_wrong_protocol_is_found_out(name: str) -> None:
     setting, wrong = WRONG[name]
     assert problems(replace(SETTINGS[setting], **wrong), _UNTIL_FOUND, stop=True)
-
-
-def test_a_marker_that_nobody_finds_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of the two repairs of this is enough: the decision says where the markers are, and planning
-    records what they do not show."""
-
-    def are_visible(*_: Any) -> Steps[bool]:
-        yield from ()
-        return True
-
-    monkeypatch.setattr(proof, "are_visible", are_visible)
-    wrong = replace(SETTINGS["partitions are added"], commit=looks_where_the_first_markers_were)
-    assert problems(wrong, _UNTIL_FOUND, stop=True)
 
 
 def in_all_orders(settings: Settings, most: int) -> Iterator[World]:

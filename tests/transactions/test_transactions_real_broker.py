@@ -102,7 +102,7 @@ def test_rows_are_visible_once_their_batch_is_committed_or_completed_by_the_next
     found = later.run(driver.take_over(later.scope, wall_ms))
     assert (found.completed, found.aborted, found.missing) == (3, 0, frozenset())
     later.await_rows([f"{number}-{index}" for number in range(3) for index in range(3)])
-    again = TaskHandover.of(run.scope, found)
+    again = TaskHandover.of(run.scope, found, wall_ms())
     assert again.role(BatchIdentity("query", 2), 0).value == "skip"
 
 
@@ -283,7 +283,7 @@ def test_a_complete_batch_stays_complete_when_its_markers_have_expired(job: Call
     found = run.run(driver.take_over(run.scope, in_a_week_ms))
     assert (found.missing, found.unknown, found.completed) == (frozenset(), frozenset(), 0)
     # The run that follows takes the ids over, and dies. Then no id tells of the batch any more.
-    run.write(TaskHandover.of(run.scope, found), 1, 0, ["lost"])
+    run.write(TaskHandover.of(run.scope, found, wall_ms()), 1, 0, ["lost"])
     found = run.run(driver.take_over(run.scope, in_a_week_ms))
     assert (found.missing, found.unknown, found.aborted) == (frozenset(), frozenset(), 1)
     run.await_rows(["0-0", "0-1"])
@@ -297,7 +297,7 @@ def test_what_brokers_have_forgotten_is_called_unknown_and_not_missing(job: Call
     run.run(init_producer(run.scope.task_id(1, 0)))
     found = run.run(driver.take_over(run.scope, in_a_week_ms))
     assert (found.missing, found.unknown) == (frozenset(), {1})
-    reported = TaskHandover.of(run.scope, found)
+    reported = TaskHandover.of(run.scope, found, wall_ms())
     with pytest.raises(IncompleteBatchError, match=r"cannot be known any more.*Only if they are not"):
         reported.role(BatchIdentity("query", 0), 1)
     run.run(driver.resolve(run.scope, found.driver_epoch, found.decision, rewrite=False))
