@@ -150,21 +150,21 @@ class ClusterMetadata:
     # -- what is known ----------------------------------------------------------------------------
 
     def topic(self, name: str) -> TopicMetadata | None:
-        found = self._topics.get(name)
-        return None if found is None else found.metadata
+        state = self._topics.get(name)
+        return None if state is None else state.metadata
 
     def describe_lookup_error(self, name: str) -> str | None:
         """The error in the last response about a topic; None if the response contained metadata."""
-        found = self._topics.get(name)
-        return None if found is None or not found.error else _describe(found.error)
+        state = self._topics.get(name)
+        return None if state is None or not state.error else _describe(state.error)
 
     def leader(self, partition: TopicPartition) -> PartitionMetadata | None:
         """The partition as last observed; None for an unknown topic or partition.
 
         The leader is also NO_LEADER if that broker is not in ``nodes``, because nothing can be sent to it.
         """
-        found = self._topics.get(partition.topic)
-        metadata = None if found is None else found.metadata
+        state = self._topics.get(partition.topic)
+        metadata = None if state is None else state.metadata
         if metadata is None or not 0 <= partition.partition < len(metadata.partitions):
             return None
         info = metadata.partitions[partition.partition]
@@ -177,7 +177,9 @@ class ClusterMetadata:
     def sizes(self) -> tuple[int, int]:
         """The number of cached topics, and the number of their partitions."""
         with self._lock:
-            known = [one.metadata.partitions for one in self._topics.values() if one.metadata is not None]
+            known = [
+                state.metadata.partitions for state in self._topics.values() if state.metadata is not None
+            ]
             return len(self._topics), sum(map(len, known))
 
     def age_ms(self, now_ms: float) -> float:
@@ -188,7 +190,7 @@ class ClusterMetadata:
     def names(self) -> tuple[str, ...]:
         """All topics in use, including those without metadata."""
         with self._lock:
-            return tuple(name for name, found in self._topics.items() if found.in_use)
+            return tuple(name for name, state in self._topics.items() if state.in_use)
 
     def snapshot(self, now_ms: float, names: Iterable[str] | None = None) -> MetadataSnapshot:
         """Everything in the cache, or only the topics of ``names``, for ``import_snapshot`` of another cache.
@@ -197,9 +199,9 @@ class ClusterMetadata:
         """
         with self._lock:
             topics = tuple(
-                TopicSnapshot(found.metadata, max(0.0, now_ms - found.observed_ms))
-                for found in map(self._topics.get, self._topics if names is None else names)
-                if found is not None and found.metadata is not None
+                TopicSnapshot(state.metadata, max(0.0, now_ms - state.observed_ms))
+                for state in map(self._topics.get, self._topics if names is None else names)
+                if state is not None and state.metadata is not None
             )
             nodes = tuple(self._nodes.values())
             return MetadataSnapshot(topics, nodes, self.age_ms(now_ms), self.cluster_id)
@@ -247,11 +249,11 @@ class ClusterMetadata:
             with self._lock:
                 now_ms = self._clock_ms()
                 self.on_use(wanted, now_ms)
-                found = {name: self.topic(name) for name in wanted}
-                missing = [name for name, metadata in found.items() if metadata is None]
+                known = {name: self.topic(name) for name in wanted}
+                missing = [name for name, metadata in known.items() if metadata is None]
                 short = [
                     name
-                    for name, metadata in found.items()
+                    for name, metadata in known.items()
                     if metadata is not None and len(metadata.partitions) < partitions.get(name, 0)
                 ]
                 if not missing and not short:
@@ -276,7 +278,7 @@ class ClusterMetadata:
         if stale:
             # Report again: the coordinator's copy may be older than the added partitions.
             self._report_stale(stale)
-        return {name: metadata for name, metadata in found.items() if metadata is not None}
+        return {name: metadata for name, metadata in known.items() if metadata is not None}
 
     def _ask_others_locked(self, topics: list[str], timeout_ms: float, now_ms: float) -> None:
         # The lock is held, so that the coordinator's response cannot arrive before the pause begins.
@@ -331,10 +333,10 @@ class ClusterMetadata:
 
     def _raise_final_locked(self, topics: list[str], unauthorized_wait_ms: float, now_ms: float) -> None:
         for name in topics:
-            found = self._topics[name]
-            reason = _FINAL_TOPIC_ERRORS.get(found.error)
-            lasts_ms = found.error_ms - found.error_since_ms
-            if found.error == TOPIC_AUTHORIZATION_FAILED and lasts_ms < unauthorized_wait_ms:
+            state = self._topics[name]
+            reason = _FINAL_TOPIC_ERRORS.get(state.error)
+            lasts_ms = state.error_ms - state.error_since_ms
+            if state.error == TOPIC_AUTHORIZATION_FAILED and lasts_ms < unauthorized_wait_ms:
                 self._mark_stale_locked(name, now_ms)
             elif reason is not None:
                 raise TopicRefusedError(f"topic {name!r} cannot be written: {reason}", name)
@@ -348,16 +350,16 @@ class ClusterMetadata:
         """
         with self._lock:
             for name in topics:
-                found = self._topics.get(name)
+                state = self._topics.get(name)
                 if (
-                    found is None
-                    or found.used_ms + self._idle_ms <= now_ms
-                    or (found.error and found.final and found.error_ms + self._max_age_ms <= now_ms)
+                    state is None
+                    or state.used_ms + self._idle_ms <= now_ms
+                    or (state.error and state.final and state.error_ms + self._max_age_ms <= now_ms)
                 ):
                     self.forget(name)
                     self._admit_locked(name, now_ms)
                     continue
-                self._use_locked(name, found, now_ms)
+                self._use_locked(name, state, now_ms)
 
     def _use_locked(self, name: str, topic: TopicState, now_ms: float) -> None:
         topic.used_ms = now_ms
@@ -368,13 +370,13 @@ class ClusterMetadata:
     def forget(self, name: str) -> None:
         """Drop the topic. Its next use will request it."""
         with self._lock:
-            found = self._topics.pop(name, None)
-            if found is None:
+            state = self._topics.pop(name, None)
+            if state is None:
                 return
             self._schedule.drop(name)
             self._idle.drop(name)
             self._needed.drop(name)
-            self.version += found.metadata is not None or found.error != 0
+            self.version += state.metadata is not None or state.error != 0
 
     def mark_stale(self, topic: str, now_ms: float) -> None:
         """Refresh a topic soon, because a response showed that its metadata is old (such as
@@ -390,28 +392,28 @@ class ClusterMetadata:
         self._report_stale((topic,))
 
     def _mark_stale_locked(self, topic: str, now_ms: float) -> None:
-        found = self._topics.get(topic)
-        if found is None or found.used_ms + self._idle_ms <= now_ms:
+        state = self._topics.get(topic)
+        if state is None or state.used_ms + self._idle_ms <= now_ms:
             self.forget(topic)
             self._admit_locked(topic, now_ms)
             return
-        self._use_locked(topic, found, now_ms)
-        if found.metadata is None:
-            if found.final and not found.retry:
-                found.retry = True
-                self._reschedule_locked(topic, found)
+        self._use_locked(topic, state, now_ms)
+        if state.metadata is None:
+            if state.final and not state.retry:
+                state.retry = True
+                self._reschedule_locked(topic, state)
             return
         in_flight = self._in_flight is not None and topic in self._in_flight
         if in_flight:
             self._marked_in_flight.add(topic)
-        if not found.stale:
-            if found.not_before_ms + self._backoff_max_ms < now_ms:
+        if not state.stale:
+            if state.not_before_ms + self._backoff_max_ms < now_ms:
                 # Its last response was long ago, so the backoff starts again.
-                found.unhelpful = 0
-            found.stale = True
-            found.stale_ms = now_ms
+                state.unhelpful = 0
+            state.stale = True
+            state.stale_ms = now_ms
             if not in_flight:
-                self._reschedule_locked(topic, found)
+                self._reschedule_locked(topic, state)
 
     def leader_hint(
         self,
@@ -427,17 +429,17 @@ class ClusterMetadata:
         compared with those of the current one.
         """
         with self._lock:
-            found = self._topics.get(partition.topic)
+            state = self._topics.get(partition.topic)
             known = self.leader(partition)
-            if found is None or found.metadata is None or known is None or leader < 0:
+            if state is None or state.metadata is None or known is None or leader < 0:
                 return False
-            other_topic = topic_id is not None and found.metadata.topic_id not in (None, topic_id)
+            other_topic = topic_id is not None and state.metadata.topic_id not in (None, topic_id)
             if other_topic or epoch <= known.leader_epoch:
                 return False
             self._know_nodes_locked({**self._nodes, **{node.id: node for node in nodes if node.id == leader}})
             if leader not in self._nodes:
                 return False
-            found.name_leader(partition.partition, leader, epoch)
+            state.name_leader(partition.partition, leader, epoch)
             self.version += 1
         if self.coordinator is not None:
             self.coordinator.report_stale(partition.topic)
@@ -453,25 +455,25 @@ class ClusterMetadata:
         """
         with self._lock:
             observed_ms = now_ms - max(age_ms, 0.0)
-            found = self._topics.get(topic.name)
-            if found is None:
-                found = TopicState(now_ms, in_use=False)
-            known = found.metadata
-            if not topic.partitions or not found.merge_snapshot(topic, observed_ms):
+            state = self._topics.get(topic.name)
+            if state is None:
+                state = TopicState(now_ms, in_use=False)
+            known = state.metadata
+            if not topic.partitions or not state.merge_snapshot(topic, observed_ms):
                 return False
             if topic.name not in self._topics:
-                self._topics[topic.name] = found
+                self._topics[topic.name] = state
                 self._idle.put(topic.name, now_ms + self._idle_ms)
-            changed = found.metadata != known
-            is_later = observed_ms > found.stale_ms + _ON_THE_WAY_MS
-            if found.stale and (changed or (is_later and found.metadata == topic)):
+            changed = state.metadata != known
+            is_later = observed_ms > state.stale_ms + _ON_THE_WAY_MS
+            if state.stale and (changed or (is_later and state.metadata == topic)):
                 # A topic without a change that was observed after the mark also counts: a response to this
                 # cache would have contained the same.
-                found.stale = lacks_leader(found.metadata or topic, self._nodes)
-                found.unhelpful = 0 if changed else found.unhelpful + 1
-                attempts = max(found.unhelpful, 1)
-                found.not_before_ms = max(found.not_before_ms, observed_ms + self._backoff.delay_ms(attempts))
-            self._reschedule_locked(topic.name, found)
+                state.stale = lacks_leader(state.metadata or topic, self._nodes)
+                state.unhelpful = 0 if changed else state.unhelpful + 1
+                attempts = max(state.unhelpful, 1)
+                state.not_before_ms = max(state.not_before_ms, observed_ms + self._backoff.delay_ms(attempts))
+            self._reschedule_locked(topic.name, state)
             self.version += changed
             return changed
 
@@ -481,7 +483,7 @@ class ClusterMetadata:
 
     def _start_over_locked(self) -> None:
         """Forget everything and request the topics in use again, because another cluster responds now."""
-        used = [(name, found.used_ms) for name, found in self._topics.items() if found.in_use]
+        used = [(name, state.used_ms) for name, state in self._topics.items() if state.in_use]
         for name in list(self._topics):
             self.forget(name)
         for name, used_ms in used:
@@ -510,7 +512,7 @@ class ClusterMetadata:
                 # have, keep this cache's address.
                 self._know_nodes_locked({**nodes, **self._nodes})
             self.cluster_id = self.cluster_id or snapshot.cluster_id
-            news = sum(self.import_topic(one.metadata, one.age_ms, now_ms) for one in snapshot.topics)
+            news = sum(self.import_topic(topic.metadata, topic.age_ms, now_ms) for topic in snapshot.topics)
             self.imports += news > 0
             self._updated.notify_all()
         if news:
@@ -622,14 +624,14 @@ class ClusterMetadata:
             self._reschedule_locked(name, topic)
 
     def _admit_locked(self, name: str, now_ms: float) -> None:
-        found = self._topics[name] = TopicState(now_ms)
+        state = self._topics[name] = TopicState(now_ms)
         self._idle.put(name, now_ms + self._idle_ms)
-        self._reschedule_locked(name, found)
+        self._reschedule_locked(name, state)
 
-    def _reschedule_locked(self, name: str, found: TopicState) -> None:
-        self._schedule.reschedule(name, found)
-        if found.is_unsolved and found.is_needed and (found.retry or not found.final):
-            self._needed.put(name, found.used_ms + WAITED_FOR_MS)
+    def _reschedule_locked(self, name: str, state: TopicState) -> None:
+        self._schedule.reschedule(name, state)
+        if state.is_unsolved and state.is_needed and (state.retry or not state.final):
+            self._needed.put(name, state.used_ms + WAITED_FOR_MS)
         else:
             self._needed.drop(name)
         self.next_due_ms = -math.inf
@@ -677,10 +679,10 @@ class ClusterMetadata:
         response = ResponseFacts(now_ms, self._nodes, marked, cache(self._backoff.delay_ms))
         topics = {topic.name: topic for topic in update.topics}
         for name in dict.fromkeys((*topics, *update.errors, *requested)):
-            found = self._topics.get(name)
-            if found is not None:
-                self.version += found.settle(topics.get(name), update.errors.get(name), response)
-                self._reschedule_locked(name, found)
+            state = self._topics.get(name)
+            if state is not None:
+                self.version += state.settle(topics.get(name), update.errors.get(name), response)
+                self._reschedule_locked(name, state)
 
     def on_failure(self, now_ms: float) -> None:
         """Record that the request got no response. Its topics are requested again after the backoff."""
@@ -691,20 +693,20 @@ class ClusterMetadata:
             self._failures += 1
             self._not_before_ms = now_ms + self._backoff.delay_ms(self._failures)
             for name in asked:
-                found = self._topics.get(name)
-                if found is not None:
-                    self._reschedule_locked(name, found)
+                state = self._topics.get(name)
+                if state is not None:
+                    self._reschedule_locked(name, state)
         if fetched and self.coordinator is not None:
             self.coordinator.fetched(fetched, None)
 
     def broker(self, node_id: int) -> Broker:
         """The ``Broker`` object with this id, created at its first use. Called by the sender's thread."""
-        found = self.brokers.get(node_id)
-        if found is None:
+        broker = self.brokers.get(node_id)
+        if broker is None:
             assert self._network is not None
-            found = self.brokers[node_id] = Broker(node_id, self._network)
-            found.node = self._nodes.get(node_id)
-        return found
+            broker = self.brokers[node_id] = Broker(node_id, self._network)
+            broker.node = self._nodes.get(node_id)
+        return broker
 
     def connect_brokers(self) -> None:
         """Give each broker its connection again, because ``NetworkClient.connections`` has changed."""

@@ -149,7 +149,7 @@ class DeadlineHeap:
         self._times[name] = at_ms
         heapq.heappush(self._heap, (at_ms, name))
         if len(self._heap) > 2 * len(self._times) + _SLACK:
-            self._heap = [(at, one) for one, at in self._times.items()]
+            self._heap = [(at, name) for name, at in self._times.items()]
             heapq.heapify(self._heap)
 
     def drop(self, name: str) -> None:

@@ -73,9 +73,9 @@ def has_lower_epoch(known: TopicMetadata, incoming: TopicMetadata) -> bool:
     )
 
 
-def _may_be_same(one: TopicMetadata, other: TopicMetadata) -> bool:
+def _may_be_same(known: TopicMetadata, incoming: TopicMetadata) -> bool:
     """Whether both may describe the same topic. Brokers before 2.8 send no ids."""
-    return None in (one.topic_id, other.topic_id) or one.topic_id == other.topic_id
+    return None in (known.topic_id, incoming.topic_id) or known.topic_id == incoming.topic_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +218,7 @@ class TopicState:
         ids."""
         if topic_id is not None and known is not None:
             former = (*self.former_ids, known.topic_id)
-            kept = [one for one in former if one is not None and one != topic_id]
+            kept = [former_id for former_id in former if former_id is not None and former_id != topic_id]
             self.former_ids = tuple(kept[-_MAX_FORMER_IDS:])
 
     def name_leader(self, partition: int, leader: int, epoch: int) -> None:
@@ -315,14 +315,14 @@ class MetadataSnapshot:
 
     def aged(self, by_ms: float) -> MetadataSnapshot:
         """The same snapshot, ``by_ms`` later."""
-        topics = tuple(TopicSnapshot(one.metadata, one.age_ms + by_ms) for one in self.topics)
+        topics = tuple(TopicSnapshot(topic.metadata, topic.age_ms + by_ms) for topic in self.topics)
         return MetadataSnapshot(topics, self.nodes, self.nodes_age_ms + by_ms, self.cluster_id)
 
 
 def snapshot_of(update: MetadataUpdate, topic: str) -> MetadataSnapshot | None:
     """A snapshot of one topic from a Metadata response that has just arrived. None if the response does not
     contain the topic."""
-    found = next((one for one in update.topics if one.name == topic), None)
-    if found is None:
+    metadata = next((metadata for metadata in update.topics if metadata.name == topic), None)
+    if metadata is None:
         return None
-    return MetadataSnapshot((TopicSnapshot(found, 0.0),), update.nodes, 0.0, update.cluster_id)
+    return MetadataSnapshot((TopicSnapshot(metadata, 0.0),), update.nodes, 0.0, update.cluster_id)
