@@ -586,7 +586,7 @@ class ClusterMetadata:
             self.fetches += bool(self._fetching)
             return tuple(dict.fromkeys((*chosen, *self._fetching)))
 
-    def is_wanting(self, now_ms: float) -> bool:
+    def has_request_due(self, now_ms: float) -> bool:
         """Whether a request is in flight, is due, or would be due if there were no backoff."""
         with self._lock:
             if self._in_flight is not None or self._for_others:

@@ -217,7 +217,7 @@ class MetadataRequests:
     def refresh(self, now_ms: float) -> float:
         """Send a request if one is due. Return the milliseconds until the next call may have an effect."""
         delay = self._cluster.next_request_delay_ms(now_ms)
-        if not self._cluster.is_wanting(now_ms):
+        if not self._cluster.has_request_due(now_ms):
             self._wanted_since_ms = None
             return delay
         if self._must_rebootstrap(now_ms):

@@ -168,7 +168,7 @@ def test_a_topic_that_brokers_do_not_know_is_requested_only_while_rows_wait(is_k
 
     assert requests_until(20_000, lambda at: made.mark_stale(name, at)) > 15
     assert requests_until(20_000 + IDLE / 2, lambda at: made.on_use(["t01"], at)) <= 3
-    assert not made.is_wanting(now)
+    assert not made.has_request_due(now)
     made.on_use([name], now)
     assert name in (made.next_request(now) or ())
 
@@ -233,19 +233,19 @@ def test_work_does_not_grow_with_the_topics_that_are_cached() -> None:
     assert costs[1] < 1.5 * costs[0], f"{costs[0]} calls with 100 topics, {costs[1]} with 3,000"
 
 
-def test_wanting_is_waiting_for_a_response_or_for_the_backoff() -> None:
+def test_a_request_is_due_while_it_is_in_flight_or_backs_off() -> None:
     made = filled("t00")
-    assert not made.is_wanting(1000)
+    assert not made.has_request_due(1000)
     made.mark_stale("t00", 1000)
-    assert made.is_wanting(1000)
+    assert made.has_request_due(1000)
     asked = made.next_request(1000) or ()
-    assert made.is_wanting(1000)
+    assert made.has_request_due(1000)
     made.on_failure(1000)
     assert made.next_request(1050) is None
-    assert made.is_wanting(1050), "the backoff is no reason not to want"
+    assert made.has_request_due(1050), "during the backoff"
     made.next_request(1100)
     made.on_response(MetadataUpdate(NODES, (topic("t00"),), {}), asked, 1100)
-    assert not made.is_wanting(1100)
+    assert not made.has_request_due(1100)
 
 
 @pytest.mark.parametrize("code", [17, 29])
@@ -507,7 +507,7 @@ def test_what_others_say_later_replaces_what_others_said(lie: TopicMetadata) -> 
     assert made.topic("t00") == topic("t00", 1, 3)
 
 
-def test_a_hint_that_was_on_its_way_when_the_topic_was_marked_does_not_mend_it() -> None:
+def test_a_hint_sent_before_the_topic_was_marked_leaves_it_stale() -> None:
     """Its age does not count the way."""
     made = filled("t00")
     made.mark_stale("t00", 2_000.0)
