@@ -353,7 +353,7 @@ class Breaker:
         if not self._is_busy:
             return
         self._at(now_ms)
-        self.task_mutes.batches_sent(batches)
+        self.task_mutes.on_batches_sent(batches)
         breaker, context = self._breaker, self._context
         if breaker is not None and self._tells_all:
             context.node_id, context.request_sent_ms = broker.id, now_ms
@@ -380,7 +380,7 @@ class Breaker:
             return
         self._is_busy = True
         self._at(now_ms)
-        self.task_mutes.batches_done(batches, cause)
+        self.task_mutes.on_batches_done(batches, cause)
         if cause is not None and health_of(cause) is Health.UNHEALTHY:
             for batch in batches:
                 batch.home.count_failure(broker.request_sent_ms, now_ms)
@@ -399,7 +399,7 @@ class Breaker:
         if not self._is_busy:
             return
         self._at(now_ms)
-        self.task_mutes.connected(broker.id)
+        self.task_mutes.on_connected(broker.id)
 
     def on_other_cluster(self, now_ms: float) -> None:
         """Called when another Kafka cluster responds at bootstrap.servers, before any row was sent to the
@@ -473,13 +473,13 @@ class Breaker:
     def on_probe(self, node_id: int, now_ms: float) -> None:
         """Called when a request without rows is sent to a broker."""
         self._at(now_ms)
-        self.task_mutes.broker_probe_sent(node_id)
+        self.task_mutes.on_broker_probe_sent(node_id)
 
     def on_probe_done(self, node_id: int, cause: Exception | None, now_ms: float) -> None:
         """Called when the response to that request has arrived, or the request failed with ``cause``."""
         self._is_busy = True
         self._at(now_ms)
-        self.task_mutes.broker_probe_done(node_id, cause)
+        self.task_mutes.on_broker_probe_done(node_id, cause)
         shared = self._shared
         if has_response(cause):
             self._brokers[node_id].probed_ms = now_ms

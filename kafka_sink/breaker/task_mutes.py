@@ -77,7 +77,7 @@ class TaskMutes:
         self._closed = False
         # For each topic, when the task last had rows that may go to any partition. The task's thread replaces
         # the mapping, so that the sender's thread can read it without a lock.
-        self._free_rows_ms: Mapping[str, float] = {}
+        self._movable_rows_ms: Mapping[str, float] = {}
 
     # -- muting and unmuting ------------------------------------------------------------------------
 
@@ -260,21 +260,21 @@ class TaskMutes:
         # A broker gets one probe at a time, even if its response takes long.
         return [*(due | asked) - {broker.id for broker in brokers if broker.awaits_probe}]
 
-    def broker_probe_sent(self, node_id: int) -> None:
+    def on_broker_probe_sent(self, node_id: int) -> None:
         broker = self._brokers[node_id]
         broker.awaits_probe, broker.is_to_be_asked = True, False
         self._begin_if_due(self.mutes.get(node_id))
 
-    def broker_probe_done(self, node_id: int, cause: Exception | None) -> None:
+    def on_broker_probe_done(self, node_id: int, cause: Exception | None) -> None:
         """Record that the request without rows has its response, or has failed."""
         self._brokers[node_id].awaits_probe = False
         mute = self.mutes.get(node_id)
         if has_response(cause):
-            self.connected(node_id)
+            self.on_connected(node_id)
         elif mute is not None:
             self._probe_failed(mute, cause)
 
-    def connected(self, node_id: int) -> None:
+    def on_connected(self, node_id: int) -> None:
         """Record that a broker responded to a request without rows, such as the first one of a new
         connection."""
         self._begin_if_due(self.mutes.get(node_id))
@@ -285,10 +285,10 @@ class TaskMutes:
     def may_probe(self, partition: TopicPartition) -> bool:
         """Whether one batch of a muted partition may be sent now."""
         covering = self.covering(partition)
-        self._note_waiting(covering)
+        self._mark_waiting(covering)
         return len(covering) == 1 and covering[0].target == partition and covering[0].is_due(self.now_ms)
 
-    def batches_sent(self, batches: Iterable[ProducerBatch]) -> None:
+    def on_batches_sent(self, batches: Iterable[ProducerBatch]) -> None:
         """Record that batches are sent. If a batch's partition is muted, the batch is the probe."""
         for batch in batches if self.mutes else ():
             for mute in self.covering(batch.partition):
@@ -297,7 +297,7 @@ class TaskMutes:
                 if self._begin_if_due(mute):
                     mute.probe = batch.partition
 
-    def batches_done(self, batches: Iterable[ProducerBatch], exception: Exception | None) -> None:
+    def on_batches_done(self, batches: Iterable[ProducerBatch], exception: Exception | None) -> None:
         """Record that attempts of batches have ended. If one of them was a probe, its outcome counts."""
         for batch in batches if self.mutes else ():
             for mute in self.covering(batch.partition):
@@ -362,22 +362,22 @@ class TaskMutes:
             return False
         return mute.permits_new_rows or not mute.is_shared
 
-    def note_free_rows(self, topics: Iterable[str]) -> None:
+    def on_movable_rows(self, topics: Iterable[str]) -> None:
         """Record that the task has rows of these topics that may go to any partition. Called by the task's
         thread."""
         now_ms = self.now_ms
-        lately = {topic: at for topic, at in self._free_rows_ms.items() if now_ms - at <= WAITED_FOR_MS}
-        self._free_rows_ms = {**lately, **dict.fromkeys(topics, now_ms)}
+        lately = {topic: at for topic, at in self._movable_rows_ms.items() if now_ms - at <= WAITED_FOR_MS}
+        self._movable_rows_ms = {**lately, **dict.fromkeys(topics, now_ms)}
 
-    def note_waiting(self, partitions: Iterable[TopicPartition]) -> None:
+    def on_waiting(self, partitions: Iterable[TopicPartition]) -> None:
         """Record that batches of these partitions could be sent, but that their brokers accept none now.
 
         A partition that is open to new rows therefore has enough rows.
         """
         for partition in partitions if self.mutes else ():
-            self._note_waiting(self.covering(partition))
+            self._mark_waiting(self.covering(partition))
 
-    def _note_waiting(self, mutes: Iterable[Mute]) -> None:
+    def _mark_waiting(self, mutes: Iterable[Mute]) -> None:
         for mute in mutes:
             mute.waited_for_ms = self.now_ms
 
@@ -391,12 +391,12 @@ class TaskMutes:
             target
             for target, mute in self.mutes.items()
             if isinstance(target, TopicPartition)
-            and self._has_free_rows(target)
+            and self._has_movable_rows(target)
             and not mute.is_waited_for(self.now_ms)
         ]
 
-    def _has_free_rows(self, target: TopicPartition) -> bool:
-        return self.now_ms - self._free_rows_ms.get(target.topic, -math.inf) <= WAITED_FOR_MS
+    def _has_movable_rows(self, target: TopicPartition) -> bool:
+        return self.now_ms - self._movable_rows_ms.get(target.topic, -math.inf) <= WAITED_FOR_MS
 
     def return_permits(self) -> list[Target]:
         """End the coordinator's permits for which this task has no rows, and return their targets.
@@ -407,7 +407,7 @@ class TaskMutes:
         for target, mute in self.mutes.items():
             if not isinstance(target, TopicPartition) or mute.permit_ends_ms <= self.now_ms or mute.is_probed:
                 continue
-            can_take_rows = mute.permits_new_rows and self._has_free_rows(target)
+            can_take_rows = mute.permits_new_rows and self._has_movable_rows(target)
             if not (can_take_rows or mute.is_waited_for(self.now_ms)):
                 mute.permit_ends_ms, mute.permits_new_rows = -math.inf, False
                 returned.append(target)

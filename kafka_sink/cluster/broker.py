@@ -243,7 +243,7 @@ class Broker:
         )
 
 
-def note_waits(brokers: Iterable[Broker], waiting: Collection[Broker], now_ms: float) -> None:
+def update_unreachable(brokers: Iterable[Broker], waiting: Collection[Broker], now_ms: float) -> None:
     """Record since when brokers cannot be reached. The ``waiting`` brokers have ready batches and are not
     connected; no other broker counts as unreachable."""
     for broker in brokers:

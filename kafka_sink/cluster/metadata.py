@@ -415,7 +415,7 @@ class ClusterMetadata:
             if not in_flight:
                 self._reschedule_locked(topic, state)
 
-    def leader_hint(
+    def on_leader_hint(
         self,
         partition: TopicPartition,
         leader: int,

@@ -161,7 +161,7 @@ class Partition:
             place += 1
         self.batches.insert(place, batch)
 
-    def belongs_to(self, topic_id: bytes) -> None:
+    def set_topic_id(self, topic_id: bytes) -> None:
         """Record the id of the partition's topic. If the topic was deleted and created again, the new topic's
         leader does not know the producer, so the first batch is sent alone (see ``may_send``)."""
         if self.topic_id not in (None, topic_id):
@@ -252,7 +252,7 @@ class Partition:
         self._assigned_as[batch] = self._assigned
         self.next_sequence = (self.next_sequence + batch.record_count) % _SEQUENCE_RANGE
 
-    def acknowledged(self, batch: ProducerBatch, last_offset: int, sent_ms: float, now_ms: float) -> None:
+    def on_acknowledged(self, batch: ProducerBatch, last_offset: int, sent_ms: float, now_ms: float) -> None:
         """Record that the broker has the batch, which was sent at ``sent_ms``. ``last_offset`` is the offset
         of its last record; -1 if it is unknown."""
         self.has_taken = True
@@ -280,7 +280,7 @@ class Partition:
         self.unacknowledged.remove(batch)
         del self._assigned_as[batch]
 
-    def attempt_failed(self) -> None:
+    def on_attempt_failed(self) -> None:
         """Send the partition's batches one by one until the next acknowledgement."""
         self.established_until_ms = -math.inf
 
@@ -320,7 +320,7 @@ class Partition:
         self.needs_restart = self.taken_after_gap = False
         self.gap = None
 
-    def replaced(self, batch: ProducerBatch, pieces: list[ProducerBatch]) -> None:
+    def on_split(self, batch: ProducerBatch, pieces: list[ProducerBatch]) -> None:
         """Give the sequences of a batch that was certainly not written to its pieces."""
         place = self.unacknowledged.index(batch)
         del self.unacknowledged[place]
@@ -332,14 +332,14 @@ class Partition:
             self._assigned_as[piece] = number
             at = (at + piece.record_count) % _SEQUENCE_RANGE
 
-    def shrunk(self, batch: ProducerBatch, pieces: list[ProducerBatch]) -> None:
+    def on_shrunk(self, batch: ProducerBatch, pieces: list[ProducerBatch]) -> None:
         """Record that some records of a batch were dropped, which was certainly not written. ``pieces``
         contain the remaining records and get the batch's first sequences.
 
         The broker expects the sequence after the pieces next, so it rejects later batches that are in flight.
         Nothing more is sent to the partition until ``close_gap``.
         """
-        self.replaced(batch, pieces)
+        self.on_split(batch, pieces)
         gap = (batch.sequence.base_sequence + sum(piece.record_count for piece in pieces)) % _SEQUENCE_RANGE
         if self.gap is None or not _is_after(gap, self.gap):
             self.gap = gap

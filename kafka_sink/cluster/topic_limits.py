@@ -134,7 +134,7 @@ class TopicLimits:
         self._has_risen = True
         self.write_limit = self.largest_batch
 
-    def too_large(self, size: int, *, costs_task: bool = False) -> None:
+    def on_too_large(self, size: int, *, costs_task: bool = False) -> None:
         """Learn from a batch of ``size`` bytes that was too large. If it was within our limit, the broker's
         limit is lower.
 

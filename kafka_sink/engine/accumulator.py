@@ -377,7 +377,7 @@ class RecordAccumulator:
 
     def note_too_large(self, batch: ProducerBatch, *, costs_task: bool = False) -> None:
         """Learn from a batch that was too large for its broker. The batch still has its memory."""
-        batch.home.limits.too_large(batch.size, costs_task=costs_task)
+        batch.home.limits.on_too_large(batch.size, costs_task=costs_task)
         self.any_learnt = True
         with self.lock:
             self.too_large_batches.append((batch.home.limits, batch.observed_ratio))

@@ -160,7 +160,7 @@ class ProducerIdentity:
 
     def shrunk(self, batch: ProducerBatch, pieces: list[ProducerBatch]) -> None:
         """Record the shrink in the partition, and mark it: its sequences now have a gap to close."""
-        batch.home.shrunk(batch, pieces)
+        batch.home.on_shrunk(batch, pieces)
         self.unsettled.add(batch.home)
 
     def request_restart(self, partition: Partition) -> None:

@@ -156,7 +156,7 @@ class ResponseHandler:
     ) -> None:
         newer = False
         if response.current_leader is not None:
-            newer = self._cluster.leader_hint(
+            newer = self._cluster.on_leader_hint(
                 batch.partition, *response.current_leader, nodes, response.topic_id
             )
         identity, home = self._identity, batch.home
@@ -196,7 +196,7 @@ class ResponseHandler:
         self._breaker.on_complete(broker, taken, None, now_ms)
         for batch, base_offset, _ in batches:
             last_offset = base_offset + batch.record_count - 1 if base_offset >= 0 else -1
-            batch.home.acknowledged(batch, last_offset, broker.request_sent_ms, now_ms)
+            batch.home.on_acknowledged(batch, last_offset, broker.request_sent_ms, now_ms)
         if broker.slow_starts:
             broker.slow_starts.on_taken(taken)
         if self._accumulator.any_learnt:
@@ -253,7 +253,7 @@ class ResponseHandler:
         if verdict.too_large:
             self._accumulator.note_too_large(batch, costs_task=verdict.action is Action.FAIL)
         if self._identity is not None:
-            batch.home.attempt_failed()
+            batch.home.on_attempt_failed()
 
     def _retry(self, batch: ProducerBatch, cause: Exception, verdict: Verdict, now_ms: float) -> None:
         failures = batch.retries_spent if verdict.spends_retry else batch.attempts

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from kafka_sink.breaker.breaker import Breaker
 from kafka_sink.clock import MAX_POLL_MS, RANDOM, Clock, ExponentialBackoff
-from kafka_sink.cluster.broker import Broker, BrokerCounts, note_waits, unavailable
+from kafka_sink.cluster.broker import Broker, BrokerCounts, unavailable, update_unreachable
 from kafka_sink.cluster.metadata import ClusterMetadata
 from kafka_sink.cluster.partition import Partition
 from kafka_sink.cluster.refresh import MetadataRequests
@@ -262,7 +262,7 @@ class Sender(threading.Thread):
     def _leader(self, partition: Partition) -> Broker | None:
         topic, info = self._cluster.topic(partition.id.topic), self._cluster.leader(partition.id)
         if topic is not None and topic.topic_id is not None:
-            partition.belongs_to(topic.topic_id)
+            partition.set_topic_id(topic.topic_id)
         return None if info is None or info.leader < 0 else self._cluster.broker(info.leader)
 
     # -- produce ----------------------------------------------------------------------------------
@@ -362,11 +362,11 @@ class Sender(threading.Thread):
     ) -> None:
         """Record which brokers batches wait for."""
         for broker in blocked:
-            self._breaker.task_mutes.note_waiting(partition.id for partition in ready[broker])
+            self._breaker.task_mutes.on_waiting(partition.id for partition in ready[broker])
         brokers = self._cluster.brokers.values()
         # The other blocked brokers are connected, but their in-flight window is full or they throttle us.
         unreachable = [broker for broker in blocked if not broker.is_connected]
-        note_waits(brokers, unreachable, now_ms)
+        update_unreachable(brokers, unreachable, now_ms)
         if unreachable:
             self._breaker.on_unreachable(unreachable, now_ms)
         timeout_ms = self._availability_timeout_ms

@@ -74,7 +74,7 @@ def split(accumulator: RecordAccumulator, batch: ProducerBatch) -> None:
     for piece in pieces:
         piece.free = may_move
     if batch.sequence is not NO_SEQUENCE:
-        batch.home.replaced(batch, pieces)
+        batch.home.on_split(batch, pieces)
     accumulator.deliveries.count(splits=1)
     accumulator.reenqueue_split(batch, pieces)
 

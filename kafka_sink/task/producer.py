@@ -403,7 +403,7 @@ class Producer:
             breaker.await_mutes(task.started_ms + COORDINATOR_WAIT_MS - monotonic_ms(), self.check)
         muted, probes = breaker.view, breaker.probes
         if (muted or probes) and self._partitioner.chooses(rows.key, rows.partition)[0]:
-            breaker.task_mutes.note_free_rows(rows.topics)
+            breaker.task_mutes.on_movable_rows(rows.topics)
         unavailable = self.sender.unavailable | breaker.manager.congested
         near = self._parts.rack.brokers() if options.partitioner_rack_aware else ()
         ordered = self._partitioner.order(rows, topics, now_ms, unavailable, muted, near, probes)

@@ -313,8 +313,8 @@ def test_partitions_that_lose_their_leader_stay_muted_with_it(
     assert manager.task_mutes.muted_count == 1
     cluster.move(A0, 1)
     manager.refresh()
-    manager.task_mutes.broker_probe_sent(1)
-    manager.task_mutes.broker_probe_done(1, None)
+    manager.task_mutes.on_broker_probe_sent(1)
+    manager.task_mutes.on_broker_probe_done(1, None)
     assert not manager.refresh()
     cluster.move(A0, -1)
     assert not manager.refresh()

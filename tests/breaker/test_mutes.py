@@ -31,21 +31,21 @@ def test_probes_go_once_per_interval_whatever_becomes_of_them(manager: CircuitBr
     assert may_probe(2_100.0)
     assert table.next_change_ms() == math.inf, "what is due already must not make a loop turn"
     table.now_ms = 2_500.0
-    table.batches_sent([batch(A0)])
+    table.on_batches_sent([batch(A0)])
     assert table.next_change_ms() == 2_000.0
     assert not may_probe(4_499.0)
     assert may_probe(4_500.0), "lost after an interval, so the next may go"
     table.now_ms = 4_600.0
-    table.batches_sent([batch(A0)])
+    table.on_batches_sent([batch(A0)])
     table.now_ms = 4_700.0
-    table.batches_done([batch(A0)], REPLICAS)
+    table.on_batches_done([batch(A0)], REPLICAS)
     assert not may_probe(6_699.0)
     assert may_probe(6_700.0)
     (mute,) = table.covering(A0)
     assert (mute.reason, mute.since_ms, mute.last_error) == ("slow", 100.0, "NOT_ENOUGH_REPLICAS")
-    table.batches_done([batch(A0)], REPLICAS)
+    table.on_batches_done([batch(A0)], REPLICAS)
     assert may_probe(6_700.0), "a late failure delays nothing"
-    table.batches_done([batch(A0)], None)
+    table.on_batches_done([batch(A0)], None)
     assert not manager.is_muted(A0), "the lost probe's response comes late and is as good"
     assert table.probes == 2
 
@@ -67,9 +67,9 @@ def test_the_coordinators_mutes_and_permits(manager: CircuitBreakManager) -> Non
     assert manager.task_mutes.brokers_to_probe() == [], "the permit is over"
     assert not manager.task_mutes.may_probe(A1), "the permit is over"
     manager.task_mutes.permit([1, A1], new_rows=False)
-    manager.task_mutes.broker_probe_sent(1)
+    manager.task_mutes.on_broker_probe_sent(1)
     assert manager.task_mutes.brokers_to_probe() == []
-    manager.task_mutes.batches_sent([batch(A1)])
+    manager.task_mutes.on_batches_sent([batch(A1)])
     assert not manager.task_mutes.may_probe(A1)
     manager.task_mutes.apply_shared({})
     assert not manager.is_muted(1)
@@ -124,14 +124,14 @@ def test_mutes_are_reported_with_their_silence(manager: CircuitBreakManager) -> 
         (A1, "another's", Evidence(counted=True)),
     ]
     manager.task_mutes.apply_shared({2: "another's"})
-    manager.task_mutes.batches_sent([batch(A0)])
-    manager.task_mutes.batches_done([batch(A0)], REPLICAS)
+    manager.task_mutes.on_batches_sent([batch(A0)])
+    manager.task_mutes.on_batches_done([batch(A0)], REPLICAS)
     assert [c.target for c in manager.task_mutes.mutes_to_report()] == [2]
     manager.mute(A1)
     assert manager.task_mutes.mutes_to_report()[-1].evidence == Evidence()
     manager.task_mutes.apply_shared({})
     manager.task_mutes.now_ms = 4_000.0
-    manager.task_mutes.batches_sent([batch(A1)])
-    manager.task_mutes.batches_done([batch(A1)], REPLICAS)
+    manager.task_mutes.on_batches_sent([batch(A1)])
+    manager.task_mutes.on_batches_done([batch(A1)], REPLICAS)
     assert manager.task_mutes.take_failures() == [A1]
     assert manager.task_mutes.take_failures() == []

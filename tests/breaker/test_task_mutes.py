@@ -19,11 +19,11 @@ def test_one_probe_then_success_unmutes(manager: CircuitBreakManager) -> None:
     manager.task_mutes.now_ms = 2_000.0
     assert manager.task_mutes.brokers_to_probe() == [1]
     assert not manager.task_mutes.may_probe(A0), "no row goes to a broker that may be dead"
-    manager.task_mutes.broker_probe_sent(1)
+    manager.task_mutes.on_broker_probe_sent(1)
     assert manager.task_mutes.brokers_to_probe() == []
-    manager.task_mutes.batches_done([batch(A0)], None)
+    manager.task_mutes.on_batches_done([batch(A0)], None)
     assert manager.is_muted(1), "not the probe: sent before"
-    manager.task_mutes.broker_probe_done(1, None)
+    manager.task_mutes.on_broker_probe_done(1, None)
     assert not manager.is_muted(1)
     assert manager.task_mutes.probes == 1
 
@@ -35,18 +35,18 @@ def test_a_broker_owes_one_probe_at_a_time(manager: CircuitBreakManager) -> None
         manager.task_mutes.now_ms = float(now)
         manager.refresh()
         for node in manager.task_mutes.brokers_to_probe():
-            manager.task_mutes.broker_probe_sent(node)
+            manager.task_mutes.on_broker_probe_sent(node)
     assert manager.task_mutes.probes == 1
     for _ in range(100):
-        manager.task_mutes.broker_probe_done(1, TimeoutError("request timed out"))
+        manager.task_mutes.on_broker_probe_done(1, TimeoutError("request timed out"))
         manager.task_mutes.now_ms += 2_000.0
-        manager.task_mutes.broker_probe_sent(1)
-    manager.task_mutes.broker_probe_done(1, TimeoutError("request timed out"))
+        manager.task_mutes.on_broker_probe_sent(1)
+    manager.task_mutes.on_broker_probe_done(1, TimeoutError("request timed out"))
     assert manager.task_mutes.take_failures() == [1], "not once for each probe of its life"
     manager.task_mutes.now_ms += 2_000.0
     manager.refresh()
     assert manager.task_mutes.brokers_to_probe() == [1]
-    manager.task_mutes.connected(1)
+    manager.task_mutes.on_connected(1)
     assert not manager.is_muted(1), "a new connection's first response tells as much"
 
 
@@ -56,7 +56,7 @@ def test_no_row_goes_to_a_muted_broker_however_long_it_is_muted(manager: Circuit
     manager.mute(A0)
     for now in range(0, 600_000, 250):
         manager.task_mutes.now_ms = float(now)
-        manager.task_mutes.note_free_rows(["a", "b"])
+        manager.task_mutes.on_movable_rows(["a", "b"])
         mutes = manager.refresh()
         assert A0 in mutes
         assert B0 in mutes
@@ -67,13 +67,13 @@ def test_any_response_unmutes_a_broker(manager: CircuitBreakManager) -> None:
     manager.mute(1)
     manager.mute(A0)
     manager.task_mutes.now_ms = 2_000.0
-    manager.task_mutes.broker_probe_sent(1)
-    manager.task_mutes.broker_probe_done(1, BrokerRefusedError("throttled", 89))
+    manager.task_mutes.on_broker_probe_sent(1)
+    manager.task_mutes.on_broker_probe_done(1, BrokerRefusedError("throttled", 89))
     assert not manager.is_muted(1)
     assert manager.is_muted(A0), "of the partition it says nothing"
     assert manager.task_mutes.may_probe(A0), "so the next batch may go at once"
-    manager.task_mutes.batches_sent([batch(A0)])
-    manager.task_mutes.batches_done([batch(A0)], DeliveryError("too large"))
+    manager.task_mutes.on_batches_sent([batch(A0)])
+    manager.task_mutes.on_batches_done([batch(A0)], DeliveryError("too large"))
     assert manager.task_mutes.may_probe(A0)
 
 
@@ -88,9 +88,9 @@ def test_where_no_batch_waits_new_rows_are_a_partitions_probe(manager: CircuitBr
     assert A0 not in manager.refresh()
     assert list(manager.refresh().probes) == [A0]
     assert manager.is_muted(A0)
-    manager.task_mutes.batches_sent([batch(A0)])
+    manager.task_mutes.on_batches_sent([batch(A0)])
     assert A0 in manager.refresh(), "one probe, then it is muted again"
-    manager.task_mutes.batches_done([batch(A0)], None)
+    manager.task_mutes.on_batches_done([batch(A0)], None)
     assert not manager.is_muted(A0)
 
 
@@ -124,12 +124,12 @@ def test_a_permit_without_rows_for_it_is_returned(manager: CircuitBreakManager) 
     mutes = manager.task_mutes
     mutes.apply_shared({A0: "x", A1: "y", B0: "z"})
     mutes.may_probe(A0)
-    mutes.note_free_rows(["b"])
+    mutes.on_movable_rows(["b"])
     mutes.permit([A0, A1], new_rows=False)
     mutes.permit([B0], new_rows=True)
     assert mutes.return_permits() == [A1]
     assert mutes.return_permits() == []
-    mutes.batches_sent([batch(A0)])
+    mutes.on_batches_sent([batch(A0)])
     mutes.now_ms = 1_501.0
     assert mutes.return_permits() == [B0], "the rows came long ago"
     assert B0 in manager.refresh()
@@ -139,7 +139,7 @@ def test_a_permit_without_rows_for_it_is_returned(manager: CircuitBreakManager) 
 def test_a_task_wants_the_partitions_that_its_free_rows_avoid(manager: CircuitBreakManager) -> None:
     manager.mute(A0)
     manager.mute(B0)
-    manager.task_mutes.note_free_rows(["a"])
+    manager.task_mutes.on_movable_rows(["a"])
     assert manager.task_mutes.acceptable() == [A0]
     manager.task_mutes.may_probe(A0)
     assert manager.task_mutes.acceptable() == [], "a batch waits for it"
@@ -180,7 +180,7 @@ def test_a_trial_ends_when_a_batch_waits_that_cannot_be_sent() -> None:
     bench = Bench()
     bench.manager.mute(P0, "failing")
     assert P0 not in bench.at(4_000.0), "no batch waits: new rows may come"
-    bench.task_mutes.note_waiting([P0])
+    bench.task_mutes.on_waiting([P0])
     for _ in range(20):
         assert P0 in bench.at(bench.now + 500)
         assert bench.task_mutes.may_probe(P0), "it is the probe, once the broker takes it"
@@ -206,5 +206,5 @@ def test_waiting_for_a_healthy_partition_means_nothing() -> None:
     bench = Bench()
     bench.manager.mute(1, "silent")
     bench.at(bench.now)
-    bench.task_mutes.note_waiting([P1])
+    bench.task_mutes.on_waiting([P1])
     assert bench.task_mutes.waited_for() == []

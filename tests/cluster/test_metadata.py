@@ -76,18 +76,18 @@ def leader(made: ClusterMetadata, name: str = "t00") -> tuple[int, int]:
 def test_a_leader_hint_counts_only_when_newer_known_and_of_this_topic() -> None:
     made = filled("t00")
     where = TopicPartition("t00", 0)
-    assert made.leader_hint(where, 2, 5, NODES)
-    assert not made.leader_hint(where, 1, 5, NODES)
-    assert not made.leader_hint(where, 9, 6, ()), "the address of broker 9 is unknown"
+    assert made.on_leader_hint(where, 2, 5, NODES)
+    assert not made.on_leader_hint(where, 1, 5, NODES)
+    assert not made.on_leader_hint(where, 9, 6, ()), "the address of broker 9 is unknown"
     assert leader(made) == (2, 5)
     learn(made, 10, topic("t00", topic_id=b"n" * 16))
-    assert not made.leader_hint(where, 2, 5, NODES, topic_id=b"i" * 16)
-    assert made.leader_hint(where, 2, 5, NODES, topic_id=b"n" * 16)
+    assert not made.on_leader_hint(where, 2, 5, NODES, topic_id=b"i" * 16)
+    assert made.on_leader_hint(where, 2, 5, NODES, topic_id=b"n" * 16)
     # Brokers do not grow without end.
-    assert made.leader_hint(where, 3, 6, (Node(3, "c", 3), Node(4, "d", 4)))
+    assert made.on_leader_hint(where, 3, 6, (Node(3, "c", 3), Node(4, "d", 4)))
     assert set(made.nodes()) == {1, 2, 3}, "only the leader's address is needed"
     for epoch in range(7, 2 * MAX_BROKERS):
-        made.leader_hint(where, epoch, epoch, (Node(epoch, "x", 9092),))
+        made.on_leader_hint(where, epoch, epoch, (Node(epoch, "x", 9092),))
     assert len(made.nodes()) <= MAX_BROKERS
 
 
@@ -100,7 +100,7 @@ def test_what_brokers_here_have_said_outlives_a_lagging_one(is_snapshot: bool, i
     if is_known_here:
         learn(made, 0.0, lagging)
     made.import_snapshot(snapshot_of(topic("t00", 1, 5)), 10.0)
-    assert made.leader_hint(TopicPartition("t00", 0), 2, 6, NODES)
+    assert made.on_leader_hint(TopicPartition("t00", 0), 2, 6, NODES)
     if is_snapshot:
         assert not made.import_topic(lagging, 1.0, 30.0)
     else:
@@ -119,7 +119,7 @@ def test_a_leader_that_a_broker_names_confirms_nothing_else() -> None:
 
     made = metadata()
     made.import_snapshot(snapshot_of(partitions(3, 1, 9)), 10.0)
-    assert made.leader_hint(TopicPartition("t00", 0), 2, 10, NODES)
+    assert made.on_leader_hint(TopicPartition("t00", 0), 2, 10, NODES)
     learn(made, 30.0, partitions(2, 2, 5))
     found = made.topic("t00")
     assert found is not None

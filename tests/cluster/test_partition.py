@@ -93,10 +93,10 @@ def test_pieces_are_passed_by_no_more_than_their_parent() -> None:
     acknowledge(sent(of, batch()))
     parent, *others = [sent(of, batch(2)) for _ in range(4)]
     pieces = [batch(), batch()]
-    parent.home.replaced(parent, pieces)
+    parent.home.on_split(parent, pieces)
     for one in others:
         one.request_references -= 1
-        one.home.acknowledged(one, -1, 0, 0)
+        one.home.on_acknowledged(one, -1, 0, 0)
     for piece, full in zip(pieces, (False, True), strict=True):
         assert of.may_send(piece, 0)
         piece.request_references += 1
@@ -120,7 +120,7 @@ def test_pieces_share_their_parents_sequences_in_its_place() -> None:
     acknowledge(sent(of, batch()))
     parent, behind = sent(of, batch(10)), sent(of, batch(1))
     pieces = [batch(4), batch(6)]
-    parent.home.replaced(parent, pieces)
+    parent.home.on_split(parent, pieces)
     assert [marks(piece) for piece in pieces] == [(7, 0, 1), (7, 0, 5)]
     assert (of.may_send(pieces[0], 0), of.may_send(pieces[1], 0), of.may_send(behind, 0)) == (
         True,
@@ -144,7 +144,7 @@ def test_batches_behind_dropped_records_take_over_their_sequences() -> None:
     assert not behind.home.is_next(behind), "its refusal is no reason to restart"
     assert of.mendable() == [], "two batches are in flight"
     first.request_references -= 1
-    first.home.acknowledged(first, 1, 0, 0)
+    first.home.on_acknowledged(first, 1, 0, 0)
     fail(behind)
     assert of.mendable() == [P0]
     of.close_gap(P0)
@@ -205,7 +205,7 @@ def test_outcomes_against_a_list_of_everything(story: list[tuple[int, bool]]) ->
     for passed, bad in story:
         sent, now = now, now + passed
         if not bad:
-            partition.acknowledged(batch(1, partition), -1, sent, now)
+            partition.on_acknowledged(batch(1, partition), -1, sent, now)
         else:
             partition.count_failure(sent, now)
         seen.append((now, bad))
@@ -221,7 +221,7 @@ def test_outcomes_against_a_list_of_everything(story: list[tuple[int, bool]]) ->
 def test_outcomes_of_batches_in_flight_together_count_once_and_failures_long_ago_do_not() -> None:
     partition = partition_of(TopicPartition("t", 0))
     for now in (10.0, 11.0):
-        partition.acknowledged(batch(1, partition), -1, 0.0, now)
+        partition.on_acknowledged(batch(1, partition), -1, 0.0, now)
         partition.count_failure(0.0, now)
     assert partition.outcomes(11.0) == (1, 2)
     partition.count_failure(600_000.0, 600_010.0)

@@ -54,7 +54,7 @@ def test_a_refused_size_is_halved_and_the_task_goes_on_with_its_limit_until_it_l
     assert limits.largest_batch == 1_000
     # The second time, what was larger before changes nothing.
     for size, largest in [(900, 450), (900, 450), (450, 225)]:
-        limits.too_large(size)
+        limits.on_too_large(size)
         assert (limits.largest_batch, limits.learnt, limits.write_limit) == (largest, largest, 1_000)
     limits.relearn(0.5)
     assert (limits.write_limit, limits.ratio) == (225, 1.0)
@@ -64,16 +64,16 @@ def test_a_refusal_that_costs_a_task_lowers_the_limit_further() -> None:
     """Spark allows four attempts: with halves, batches of 512 KiB would still be of 64 KiB in the last."""
     limits = TopicLimits("t", 512 << 10)
     for _ in range(3):
-        limits.too_large(limits.largest_batch, costs_task=True)
+        limits.on_too_large(limits.largest_batch, costs_task=True)
     assert limits.largest_batch == 1 << 10
     limits = TopicLimits("t", 1)
-    limits.too_large(1, costs_task=True)
+    limits.on_too_large(1, costs_task=True)
     assert limits.largest_batch == 1
 
 
 def test_the_next_producer_begins_with_what_was_learnt_of_its_cluster() -> None:
     a, b = Store(), Store()
-    learnt(1_000, a).too_large(900)
+    learnt(1_000, a).on_too_large(900)
     assert learnt(1_000, a).largest_batch == 450
     limits = learnt(400, a)
     assert (limits.largest_batch, limits.learnt) == (400, 450), "not split by a batch.size below that"
@@ -85,9 +85,9 @@ def test_what_two_workers_learn_is_kept_together() -> None:
     a = Store()
     one, two = learnt(1_000, a), learnt(1_000, a)
     other = learnt(1_000, a, "u")
-    one.too_large(900)
-    other.too_large(800)
-    two.too_large(1_000)
+    one.on_too_large(900)
+    other.on_too_large(800)
+    two.on_too_large(1_000)
     assert (learnt(1_000, a).largest_batch, learnt(1_000, a, "u").largest_batch) == (450, 400)
 
 
@@ -96,7 +96,7 @@ def test_a_learnt_limit_doubles_after_a_wait_that_grows_while_brokers_refuse_it(
     a = Store()
     limits = learnt(4_000, a)
     assert not limits.may_rise(0.0)
-    limits.too_large(2_000)
+    limits.on_too_large(2_000)
     now_ms, waits = 100.0, []
     for _ in range(11):
         begun_ms = now_ms
@@ -105,7 +105,7 @@ def test_a_learnt_limit_doubles_after_a_wait_that_grows_while_brokers_refuse_it(
         waits.append((now_ms - begun_ms) / 1_000)
         limits.rise()
         assert (limits.learnt, limits.write_limit) == (2_000, 2_000)
-        limits.too_large(2_000)
+        limits.on_too_large(2_000)
     assert waits == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 600]
     # The broker's limit is restored.
     for largest in (2_000, 4_000):

@@ -244,7 +244,7 @@ def test_muted_partitions_with_rows_are_named_some_of_many_and_again_when_they_c
     bench.mute(*partitions[:450])
     for one in partitions[:300]:
         bench.task.manager.task_mutes.may_probe(one)
-    bench.task.gate.task_mutes.note_free_rows(["t"])
+    bench.task.gate.task_mutes.on_movable_rows(["t"])
     (found,) = bench.said(600.0)
     assert isinstance(found, Waiting)
     assert len(found.waited_for) == len(found.acceptable) == MAX_WAITING

@@ -253,7 +253,7 @@ def test_no_batch_that_may_be_written_is_split(end: str) -> None:
     assert len(numbers_in(whole[0].data)) == 8
     model.disconnect(0, unread=end)
     # Another batch has taught what the brokers take now, so batches are split before they are sent.
-    limits_of(model.accumulator, TOPIC).too_large(len(whole[0].data) // 2, costs_task=False)
+    limits_of(model.accumulator, TOPIC).on_too_large(len(whole[0].data) // 2, costs_task=False)
     model.accumulator.any_learnt = True
     again(model)
     assert [one.data for one in sent(model)] == [one.data for one in whole]

@@ -39,7 +39,7 @@ class Known(Metadata):
     def mark_stale(self, topic: str, now_ms: float) -> None:
         self.cluster.mark_stale(topic, now_ms)
 
-    def leader_hint(
+    def on_leader_hint(
         self,
         partition: TopicPartition,
         leader: int,
@@ -47,7 +47,7 @@ class Known(Metadata):
         nodes: Iterable[Node],
         topic_id: bytes | None,
     ) -> bool:
-        return self.cluster.leader_hint(partition, leader, epoch, ADDRESSES, topic_id)
+        return self.cluster.on_leader_hint(partition, leader, epoch, ADDRESSES, topic_id)
 
     def refresh(self, now_ms: float) -> None:
         """Send the request that is due; brokers respond at once."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import cast
 
-from kafka_sink.cluster.broker import Broker, SentRequest, note_waits
+from kafka_sink.cluster.broker import Broker, SentRequest, update_unreachable
 from kafka_sink.cluster.partition import Partition
 from kafka_sink.engine.batch import ProducerBatch
 from kafka_sink.model import Node, TopicPartition
@@ -114,4 +114,4 @@ class Brokers(dict[int, Broker]):
         """Batches wait for a connection to this one, and to no other."""
         connection = cast(Connection, self.of(node_id).connection)
         connection.is_gone = failing
-        note_waits(self.values(), [self.of(node_id)], now_ms)
+        update_unreachable(self.values(), [self.of(node_id)], now_ms)

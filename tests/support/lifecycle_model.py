@@ -84,7 +84,7 @@ class Metadata:
 
     def mark_stale(self, topic: str, now_ms: float) -> None: ...
 
-    def leader_hint(
+    def on_leader_hint(
         self,
         partition: TopicPartition,
         leader: int,

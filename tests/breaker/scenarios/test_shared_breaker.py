@@ -131,7 +131,7 @@ def test_a_partitions_trial_goes_to_the_task_that_has_rows() -> None:
     assert job.tasks[29].muted() == {P0}
     busy, muted = job.tasks[20], job.now
     while P0 in busy.gate.view:
-        busy.gate.task_mutes.note_free_rows(["t"])
+        busy.gate.task_mutes.on_movable_rows(["t"])
         job.step()
         assert job.now < muted + 2 * INTERVAL + 600
     assert all(P0 in task.gate.view for task in job.tasks if task is not busy)
