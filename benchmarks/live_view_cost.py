@@ -74,7 +74,7 @@ def measure() -> dict[str, float]:
     def receive() -> None:
         message = decode(reports[next(numbers) % TASKS])
         assert isinstance(message, TaskReport)
-        metrics.report(message, monotonic_ms())
+        metrics.on_report(message, monotonic_ms())
 
     receive_us = processor_us(receive)
     activity = TaskActivity(monotonic_ms)

@@ -386,7 +386,7 @@ class Breaker:
                 batch.home.count_failure(broker.request_sent_ms, now_ms)
             shared = self._shared
             if shared is not None:
-                shared.failed(batches, cause)
+                shared.on_request_failed(batches, cause)
         breaker, context = self._breaker, self._context
         if breaker is not None:
             context.node_id, context.request_sent_ms = broker.id, broker.request_sent_ms
@@ -467,7 +467,7 @@ class Breaker:
     def _publish_changes(self, shared: BreakerChannel | None) -> None:
         for change in self.task_mutes.take_changes():
             if shared is not None and change.own:
-                shared.changed(change)
+                shared.on_mute_change(change)
             self._log_change(change)
 
     def on_probe(self, node_id: int, now_ms: float) -> None:
@@ -484,7 +484,7 @@ class Breaker:
         if has_response(cause):
             self._brokers[node_id].probed_ms = now_ms
             if shared is not None:
-                shared.answered(node_id)
+                shared.on_response(node_id)
         # A broker that was gone for a long time leads nothing in the metadata known here. Keyless rows avoid
         # partitions without a leader, so nothing else would make the client fetch that metadata again.
         self.task_mutes.refresh_leaderless(now_ms)

@@ -669,7 +669,7 @@ class ClusterMetadata:
             self._fetching = ()
             self._updated.notify_all()
         if fetched and self.coordinator is not None:
-            self.coordinator.fetched(fetched, update)
+            self.coordinator.on_fetched(fetched, update)
         if switched:
             _log.warning("kafka.bootstrap.servers now leads to cluster %s (was %s)", update.cluster_id, known)
         return switched
@@ -697,7 +697,7 @@ class ClusterMetadata:
                 if state is not None:
                     self._reschedule_locked(name, state)
         if fetched and self.coordinator is not None:
-            self.coordinator.fetched(fetched, None)
+            self.coordinator.on_fetched(fetched, None)
 
     def broker(self, node_id: int) -> Broker:
         """The ``Broker`` object with this id, created at its first use. Called by the sender's thread."""

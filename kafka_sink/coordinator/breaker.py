@@ -48,7 +48,7 @@ _RAMP_STEP_MS = 100.0
 # and a partition that is muted meanwhile needs no report.
 _SPREAD_MS = 0.3
 # A task that has reported many partitions with rows reports further ones only after this time.
-_NAME_AGAIN_MS = 10_000.0
+_OFFER_AGAIN_MS = 10_000.0
 
 _T = TypeVar("_T")
 
@@ -198,11 +198,11 @@ class BreakerChannel(Channel):
         self._tasks = 1
         # A task's first rows wait until ``is_current``, which reads these three. ``_joined`` is the id of the
         # cluster when the connection was made: mutes of another cluster are about other brokers. The sender's
-        # thread sets ``_is_told`` once it has applied all mutes, and the client's thread sets ``_is_alone``
+        # thread sets ``_has_mutes`` once it has applied all mutes, and the client's thread sets ``_is_alone``
         # when there is no coordinator. Both are reset when the client is about to connect: a stale True would
         # let the rows go to a broker that other tasks have muted, and a stale False would delay them.
         self._joined: str | None = None
-        self._is_told, self._is_alone = False, True
+        self._has_mutes, self._is_alone = False, True
         # Calls for the sender's thread, and messages for the client's thread. Both deques are thread-safe.
         self._inbox: deque[Callable[[], None]] = deque()
         self._outbox: deque[Message] = deque()
@@ -222,13 +222,13 @@ class BreakerChannel(Channel):
         self._report_ms = math.inf
         # The muted partitions that were reported as having rows, and whether a batch waited for each. Then
         # the time of that report, and when to check for further ones.
-        self._named: dict[Target, bool] = {}
-        self._named_ms = -math.inf
+        self._offered: dict[Target, bool] = {}
+        self._offered_ms = -math.inf
         self._waits_ms = math.inf
 
     # -- for the Breaker: the sender's thread ---------------------------------------------------------------
 
-    def failed(self, batches: Iterable[ProducerBatch], cause: Exception) -> None:
+    def on_request_failed(self, batches: Iterable[ProducerBatch], cause: Exception) -> None:
         """Attempts of one request failed for a reason that blames the broker."""
         for batch in batches if self._connected else ():
             mute = self._table.mutes.get(batch.partition)
@@ -236,12 +236,12 @@ class BreakerChannel(Channel):
                 self._errors[batch.partition] = has_response(cause), str(cause)
                 self._unreported.add(batch.partition)
 
-    def answered(self, node_id: int) -> None:
+    def on_response(self, node_id: int) -> None:
         """A broker has just responded to a request without rows. The coordinator may have asked about it."""
         if self._connected:
-            self._say(Answer(node_id, 0.0))
+            self._send(Answer(node_id, 0.0))
 
-    def changed(self, change: MuteChange) -> None:
+    def on_mute_change(self, change: MuteChange) -> None:
         # The coordinator counts outcomes by itself.
         if self._connected and not (change.muted and change.evidence.counted):
             self._changes[change.target] = change
@@ -256,7 +256,7 @@ class BreakerChannel(Channel):
             return
         now_ms = self._table.now_ms
         self._release()
-        self._say_changes()
+        self._send_changes()
         if not self._unreported:
             self._report_ms = math.inf
         elif math.isinf(self._report_ms):
@@ -265,9 +265,9 @@ class BreakerChannel(Channel):
         if now_ms >= self._report_ms:
             self._outcomes_ms, self._report_ms = now_ms, math.inf
             # If there are too many for one report, each task begins at a random one.
-            self._say_outcomes(self._some(sorted(self._unreported), MAX_TARGETS))
+            self._send_outcomes(self._some(sorted(self._unreported), MAX_TARGETS))
         if now_ms >= self._waits_ms:
-            self._say_waits()
+            self._send_waits()
 
     def next_change_ms(self, now_ms: float) -> float:
         if not self._connected:
@@ -276,15 +276,15 @@ class BreakerChannel(Channel):
             return 0.0
         return max(0.0, min([self._report_ms, self._waits_ms, *self._release_ms.values()]) - now_ms)
 
-    def _say(self, said: Message) -> None:
-        self._outbox.append(said)
+    def _send(self, message: Message) -> None:
+        self._outbox.append(message)
         self.wake()
 
     def _some(self, found: list[_T], most: int) -> list[_T]:
         start = int(self._random() * len(found)) if len(found) > most else 0
         return (found[start:] + found[:start])[:most]
 
-    def _say_changes(self) -> None:
+    def _send_changes(self) -> None:
         changes, self._changes = list(self._changes.values()), {}
         failed = self._table.take_failures()
         for start in range(0, max(len(changes), len(failed)), MAX_TARGETS):
@@ -296,15 +296,15 @@ class BreakerChannel(Channel):
             ]
             unmuted = [change.target for change in part if not change.muted]
             lost = tuple(failed[start : start + MAX_TARGETS])
-            self._say(MuteChanges(tuple(muted), tuple(unmuted), lost))
+            self._send(MuteChanges(tuple(muted), tuple(unmuted), lost))
         unused = self._table.return_permits()
         for start in range(0, len(unused), MAX_TARGETS):
-            self._say(MuteChanges(unused=tuple(unused[start : start + MAX_TARGETS])))
+            self._send(MuteChanges(unused=tuple(unused[start : start + MAX_TARGETS])))
         for target in unused:
             # The partition is reported again once there are rows for it.
-            self._named.pop(target, None)
+            self._offered.pop(target, None)
 
-    def _say_outcomes(self, partitions: Iterable[TopicPartition]) -> None:
+    def _send_outcomes(self, partitions: Iterable[TopicPartition]) -> None:
         outcomes = []
         for partition in partitions:
             self._unreported.discard(partition)
@@ -317,24 +317,26 @@ class BreakerChannel(Channel):
                 # Failures while the leader is muted do not count against the partition.
                 failed = total = 0
             outcomes.append(PartitionOutcome(partition, total - failed, failed, answered, cut(error)))
-        self._say(Outcomes(self._manager.rows, tuple(outcomes)))
+        self._send(Outcomes(self._manager.rows, tuple(outcomes)))
 
-    def _say_waits(self) -> None:
+    def _send_waits(self) -> None:
         """Report partitions for which this task has rows. It does not do so after each unmute, because
         thousands of partitions may be unmuted one by one."""
         now_ms, muted = self._table.now_ms, self._table.shared()
-        self._named = {target: waited_for for target, waited_for in self._named.items() if target in muted}
+        self._offered = {
+            target: waited_for for target, waited_for in self._offered.items() if target in muted
+        }
         waited_for = [target for target in self._table.waited_for() if target in muted]
         acceptable = list(self._table.acceptable())
-        is_new = not all(map(self._named.get, waited_for)) or not self._named.keys() >= set(acceptable)
-        if is_new and (len(self._named) < MAX_WAITING // 2 or now_ms >= self._named_ms + _NAME_AGAIN_MS):
-            self._named_ms = now_ms
+        is_new = not all(map(self._offered.get, waited_for)) or not self._offered.keys() >= set(acceptable)
+        if is_new and (len(self._offered) < MAX_WAITING // 2 or now_ms >= self._offered_ms + _OFFER_AGAIN_MS):
+            self._offered_ms = now_ms
             waited_for, acceptable = self._some(waited_for, MAX_WAITING), self._some(acceptable, MAX_WAITING)
-            self._named |= dict.fromkeys(acceptable, False) | dict.fromkeys(waited_for, True)
-            self._say(Waiting(tuple(waited_for), tuple(acceptable)))
-        self._wait_to_name()
+            self._offered |= dict.fromkeys(acceptable, False) | dict.fromkeys(waited_for, True)
+            self._send(Waiting(tuple(waited_for), tuple(acceptable)))
+        self._wait_to_offer()
 
-    def _wait_to_name(self) -> None:
+    def _wait_to_offer(self) -> None:
         if not any(isinstance(target, TopicPartition) for target in self._table.shared()):
             self._waits_ms = math.inf
             return
@@ -359,14 +361,14 @@ class BreakerChannel(Channel):
                 self._take_mutes(message)
             case Watch():
                 for start in range(0, len(message.partitions), MAX_TARGETS):
-                    self._say_outcomes(message.partitions[start : start + MAX_TARGETS])
+                    self._send_outcomes(message.partitions[start : start + MAX_TARGETS])
             case Question():
                 self._take_question(message)
             case Probe():
                 self._table.permit(message.targets, new_rows=message.new_rows)
 
     def _begin(self, connected: bool) -> None:
-        self._connected, self._is_told = connected, False
+        self._connected, self._has_mutes = connected, False
         self._begin_anew()
         self._table.on_coordinator_lost()
         if connected:
@@ -388,14 +390,14 @@ class BreakerChannel(Channel):
         self._release_ms |= dict.fromkeys((target for target in message.removed if target in muted), at_ms)
         self._release()
         if math.isinf(self._waits_ms):
-            self._wait_to_name()
-        self._is_told |= message.whole
+            self._wait_to_offer()
+        self._has_mutes |= message.whole
 
     def _take_question(self, asked: Question) -> None:
         broker = self._manager.brokers.get(asked.broker)
         age_ms = math.inf if broker is None else self._table.now_ms - broker.last_response_ms
         if age_ms < asked.within_ms:
-            self._say(Answer(asked.broker, age_ms))
+            self._send(Answer(asked.broker, age_ms))
         else:
             self._manager.ask(asked.broker)
 
@@ -406,7 +408,7 @@ class BreakerChannel(Channel):
         """Whether the mutes of this cluster have arrived, or no coordinator can be reached. Any thread may
         ask."""
         known = self._cluster_id()
-        return self._is_alone or (self._is_told and known is not None and known == self._joined)
+        return self._is_alone or (self._has_mutes and known is not None and known == self._joined)
 
     @property
     def is_waiting(self) -> bool:  # type: ignore[override]
@@ -414,7 +416,7 @@ class BreakerChannel(Channel):
 
     def expect(self) -> None:
         """The client is about to connect. The task's thread calls it."""
-        self._is_told = self._is_alone = False
+        self._has_mutes = self._is_alone = False
 
     def next_message(self, now_ms: float) -> Message | None:
         return self._outbox.popleft() if self._outbox else None
@@ -423,7 +425,7 @@ class BreakerChannel(Channel):
         return 0.0 if self._outbox else math.inf
 
     def on_connected(self, now_ms: float) -> None:
-        self._is_told, self._is_alone, self._joined = False, False, self._cluster_id()
+        self._has_mutes, self._is_alone, self._joined = False, False, self._cluster_id()
         self._put(partial(self._begin, True))
 
     def on_lost(self, now_ms: float) -> None:

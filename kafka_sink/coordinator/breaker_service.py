@@ -51,7 +51,7 @@ from kafka_sink.options.table import DEFAULT_BREAKER
 # How long tasks have to report when they watch a partition, and to answer a question.
 _WATCH_MS, _QUESTION_MS = 400.0, 250.0
 # How long a partition is not watched again if its sums did not show a failure.
-_REST_MS = 1_000.0
+_IDLE_MS = 1_000.0
 # The most and the fewest tasks that watch a partition, and the most reports that all watchers may send.
 _MAX_WATCHERS, _MIN_WATCHERS, _MAX_REPORTS = 100, 10, 20_000
 # How many unsolicited reports about a partition count. The number is small compared to the fewest watchers.
@@ -67,7 +67,7 @@ _MAX_HOLDERS = 16
 _MAX_MUTES_BYTES = 1_800_000
 # Changes, and new tasks while anything is muted, wait to be sent together: this long for each task, and at
 # most this long. Sending then takes only a part of the time.
-_TELL_MS, _MAX_TELL_MS = 0.3, 1_000.0
+_GATHER_PER_TASK_MS, _MAX_GATHER_MS = 0.3, 1_000.0
 # Estimates of the bytes that a partition or broker in question takes, and a mute.
 _WATCHED_BYTES, _MUTE_BYTES = 2_500, 3_000
 # After a mute that one task alone asked for, further such mutes are ignored for this multiple of its
@@ -109,7 +109,7 @@ class FailingPartitions:
         self._open: OrderedDict[TopicPartition, float] = OrderedDict()
         # Partitions that did not fail, and until when they are left alone. Those that fail meanwhile are
         # watched next.
-        self._resting: OrderedDict[TopicPartition, float] = OrderedDict()
+        self._idle: OrderedDict[TopicPartition, float] = OrderedDict()
         self._asked_ms = -math.inf
 
     def count(self, peer: int, outcome: PartitionOutcome) -> None:
@@ -119,7 +119,7 @@ class FailingPartitions:
             if self.is_full or not failed:
                 return
             watched = self._watched[partition] = _Watched()
-            if partition not in self._resting:
+            if partition not in self._idle:
                 self._new.append(partition)
         # If thousands of partitions fail for thousands of tasks, most reports end here.
         is_one_more = peer not in watched.reports and peer not in watched.missing
@@ -135,8 +135,8 @@ class FailingPartitions:
 
     def watch(self, tasks: Collection[int], now_ms: float) -> tuple[list[TopicPartition], list[int]]:
         """Start to watch some new partitions. Returns them, and the tasks that are to watch all of them."""
-        for partition in _due(self._resting, now_ms):
-            del self._resting[partition]
+        for partition in _due(self._idle, now_ms):
+            del self._idle[partition]
             if partition in self._watched:
                 self._new.append(partition)
         if not self._new or now_ms < self._asked_ms + GATHER_MUTES_MS:
@@ -168,14 +168,14 @@ class FailingPartitions:
                 who = f"{len(failing)} of {writing} tasks that write to it and were asked"
                 yield partition, f"it fails for {who}; last error: {watched.error}", failing
             else:
-                self._resting[partition] = now_ms + _REST_MS
+                self._idle[partition] = now_ms + _IDLE_MS
 
     def __len__(self) -> int:
-        return len(self._watched) + len(self._resting)
+        return len(self._watched) + len(self._idle)
 
     def due_ms(self) -> float:
         """When there is something to watch, to judge or to forget."""
-        times = [next(iter(deadlines.values())) for deadlines in (self._open, self._resting) if deadlines]
+        times = [next(iter(deadlines.values())) for deadlines in (self._open, self._idle) if deadlines]
         if self._new:
             times.append(self._asked_ms + GATHER_MUTES_MS)
         return min(times, default=math.inf)
@@ -270,7 +270,7 @@ class BreakerService(Service):
         # mutes yet.
         self._added: dict[Target, str] = {}
         self._removed: dict[Target, int] = {}
-        self._told_ms = -math.inf
+        self._distributed_ms = -math.inf
         self._newcomers: dict[int, None] = {}
 
     def _is_full(self) -> bool:
@@ -489,15 +489,15 @@ class BreakerService(Service):
 
     # -- time ---------------------------------------------------------------------------------------------
 
-    def _tell_ms(self) -> float:
-        pause_ms = min(max(GATHER_MUTES_MS, _TELL_MS * len(self._tasks)), _MAX_TELL_MS)
+    def _distribute_ms(self) -> float:
+        pause_ms = min(max(GATHER_MUTES_MS, _GATHER_PER_TASK_MS * len(self._tasks)), _MAX_GATHER_MS)
         has_news = self._added or self._removed or self._newcomers
-        return self._told_ms + pause_ms if has_news else math.inf
+        return self._distributed_ms + pause_ms if has_news else math.inf
 
-    def _tell(self, now_ms: float) -> None:
-        if now_ms < self._tell_ms():
+    def _distribute(self, now_ms: float) -> None:
+        if now_ms < self._distribute_ms():
             return
-        self._told_ms, tasks = now_ms, len(self._tasks)
+        self._distributed_ms, tasks = now_ms, len(self._tasks)
         if self._newcomers:
             mutes = reasoned((mute.target, mute.reason) for mute in self.mutes.values())
             self.out.broadcast(list(self._newcomers), Mutes(True, mutes, (), tasks))
@@ -513,12 +513,12 @@ class BreakerService(Service):
         if self._failing is not None:
             self._judge(self._failing, now_ms)
         self._end_questions(now_ms)
-        self._tell(now_ms)
+        self._distribute(now_ms)
         self._check_some(now_ms)
         self._is_full()
 
     def next_change_ms(self, now_ms: float) -> float:
         failing_ms = math.inf if self._failing is None else self._failing.due_ms()
         answered_ms = next((inquiry.until_ms for inquiry in self._inquiries.values()), math.inf)
-        due_ms = min(failing_ms, answered_ms, self._tell_ms(), self._check_due_ms())
+        due_ms = min(failing_ms, answered_ms, self._distribute_ms(), self._check_due_ms())
         return max(0.0, due_ms - now_ms)

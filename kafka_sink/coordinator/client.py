@@ -94,7 +94,7 @@ class CoordinatorClient(threading.Thread):
         self._greeted: Hello | None = None
         # The time of the last sign of life and of the last message, and since when a sign of life is
         # unanswered.
-        self._alive_ms = self._said_ms = -math.inf
+        self._alive_ms = self._sent_ms = -math.inf
         self._unanswered_ms = math.inf
         # Guards _wake_pending and the pair of sockets. Any thread may call ``wake``. Without the lock, it
         # could write to a socket that ``close`` has just closed, and the error would fail a task.
@@ -193,17 +193,17 @@ class CoordinatorClient(threading.Thread):
         for channel in self._channels:
             while (message := channel.next_message(now_ms)) is not None:
                 connection.send(message)
-                self._said_ms = now_ms
+                self._sent_ms = now_ms
         if self._active and now_ms >= self._alive_due_ms():
             connection.send(Alive())
-            self._alive_ms = self._said_ms = now_ms
+            self._alive_ms = self._sent_ms = now_ms
             self._unanswered_ms = min(self._unanswered_ms, now_ms)
 
     def _alive_due_ms(self) -> float:
         # The answer to the first one shows that the coordinator accepted the token.
         if self._alive_ms == -math.inf or any(channel.is_waiting for channel in self._channels):
             return self._alive_ms + self._times.alive_waiting_ms
-        return self._said_ms + self._times.alive_ms
+        return self._sent_ms + self._times.alive_ms
 
     def _delay_ms(self, connection: Connection | None, now_ms: float) -> float:
         if connection is None:

@@ -286,12 +286,12 @@ class MetadataService(Service):
         self._fetch: _Fetch | None = None
         self._number = 0
         # Whether tasks have been asked to keep waiting since the last response.
-        self._is_pending_said = False
+        self._is_pending_sent = False
         # Topics whose last response contradicted the known metadata. None stands for the cluster's id.
         self._contradicted: set[str | None] = set()
         # Topics that have changed, and the users that have not been sent the changes.
         self._fresh: set[str] = set()
-        self._untold: OrderedDict[_Users, None] = OrderedDict()
+        self._outdated: OrderedDict[_Users, None] = OrderedDict()
         # Sets of known topics with the tasks that need them, and when to send the first set.
         self._answers: OrderedDict[frozenset[str], dict[int, None]] = OrderedDict()
         self._answers_due_ms = math.inf
@@ -345,15 +345,15 @@ class MetadataService(Service):
                 topics = before.topics | names
             # Otherwise the older topics are dropped. The task reports those still in use again within a
             # minute.
-        is_untold = before in self._untold
+        is_outdated = before in self._outdated
         self._leave(peer)
         if topics not in self._users:
             self._users[topics] = _Users(topics)
             self._count(_NAME_BYTES * len(topics))
         users = self._users_with[peer] = self._users[topics]
         users.peers[peer] = None
-        if is_untold:
-            self._untold[users] = None
+        if is_outdated:
+            self._outdated[users] = None
 
     def _leave(self, peer: int) -> None:
         users = self._users_with.pop(peer, None)
@@ -361,7 +361,7 @@ class MetadataService(Service):
             del users.peers[peer]
             if not users.peers:
                 del self._users[users.topics]
-                self._untold.pop(users, None)
+                self._outdated.pop(users, None)
 
     # -- what it may keep ---------------------------------------------------------------------------
 
@@ -410,17 +410,17 @@ class MetadataService(Service):
         elif peer is not None:
             self._tasks.move_to_end(peer)
             if fetch.turns > 1:
-                self._say_pending()
+                self._send_pending()
             fetch.asked.add(peer)
             self.out.send(peer, fetch.message)
 
-    def _say_pending(self) -> None:
+    def _send_pending(self) -> None:
         """Ask tasks to keep waiting.
 
         Once is enough: another task may reach brokers that one task cannot reach, but hardly a third.
         """
-        if not self._is_pending_said:
-            self._is_pending_said = True
+        if not self._is_pending_sent:
+            self._is_pending_sent = True
             self.out.broadcast(list(self._tasks), Topics(pending=True))
 
     def _give_up(self, peer: int, now_ms: float) -> None:
@@ -442,9 +442,9 @@ class MetadataService(Service):
                 # The next task is asked after the backoff (KIP-526).
                 self._fetch = None
                 self.cache.on_failure(now_ms)
-                self._say_pending()
+                self._send_pending()
             return
-        self._is_pending_said = False
+        self._is_pending_sent = False
         response = snapshot_of(message.part)
         self._fetch = None
         if self._doubts(None, self.cache.is_other_cluster(response.cluster_id)):
@@ -462,7 +462,7 @@ class MetadataService(Service):
         self._forget_unknown(name for name, code in errors.items() if code not in self._transient)
         # The response is sent to all tasks that use the topics.
         self._fresh.update(name for name in fetch.requested if self.cache.topic(name) is not None)
-        self._untold.update(dict.fromkeys(self._users.values()))
+        self._outdated.update(dict.fromkeys(self._users.values()))
         left = set(fetch.requested) - received.keys() - errors.keys()
         if received and left:
             # The message did not have room for these topics. They are fetched next, and tasks wait for them.
@@ -520,10 +520,10 @@ class MetadataService(Service):
                 topics, waiting = self._answers.popitem(last=False)
                 left -= self._send(waiting, topics, now_ms)
             self._answers_due_ms = now_ms if self._answers else math.inf
-        while self._untold and left > 0:
-            users, _ = self._untold.popitem(last=False)
+        while self._outdated and left > 0:
+            users, _ = self._outdated.popitem(last=False)
             left -= self._send(users.peers, users.topics & self._fresh, now_ms)
-        if not self._untold:
+        if not self._outdated:
             self._fresh.clear()
 
     def _send(self, peers: Iterable[int], known: frozenset[str], now_ms: float) -> int:
@@ -535,7 +535,7 @@ class MetadataService(Service):
     def next_change_ms(self, now_ms: float) -> float:
         if not self._tasks:
             return math.inf
-        if self._untold:
+        if self._outdated:
             return 0.0
         fetch = self._fetch
         delay_ms = fetch.silent_at_ms - now_ms if fetch else self.cache.next_request_delay_ms(now_ms)
@@ -578,9 +578,9 @@ class MetadataChannel(Channel):
         self._reachable = True
         # Topics used since the last report to the coordinator. A number is the time at which a broker
         # contradicted the metadata, and -inf means that there is no metadata.
-        self._to_tell: dict[str, float | None] = {}
+        self._to_report: dict[str, float | None] = {}
         # When topics were last reported to the coordinator, and when to report more.
-        self._told_ms = -math.inf
+        self._reported_ms = -math.inf
         self._due_ms = math.inf
         # The topics that the task waits for.
         self._needed: set[str] = set()
@@ -603,7 +603,7 @@ class MetadataChannel(Channel):
         with self._lock:
             if not self._reachable or not names:
                 return False
-            self._to_tell.update(dict.fromkeys(names, -math.inf))
+            self._to_report.update(dict.fromkeys(names, -math.inf))
             self._due_ms = -math.inf
             # A task waits for one set of topics at a time.
             self._needed = set(names)
@@ -617,8 +617,8 @@ class MetadataChannel(Channel):
             return
         with self._lock:
             for name in topics:
-                self._to_tell.setdefault(name, None)
-            due_ms = self._told_ms + self._use_interval_ms
+                self._to_report.setdefault(name, None)
+            due_ms = self._reported_ms + self._use_interval_ms
             is_sooner = due_ms < self._due_ms
             self._due_ms = min(self._due_ms, due_ms)
         if is_sooner:
@@ -630,12 +630,12 @@ class MetadataChannel(Channel):
             return
         with self._lock:
             # The number of entries is bounded by the number of topics that the task writes to.
-            if self._to_tell.get(topic) is None:
-                self._to_tell[topic] = self._clock_ms()
+            if self._to_report.get(topic) is None:
+                self._to_report[topic] = self._clock_ms()
             self._due_ms = -math.inf
         self.wake()
 
-    def fetched(self, topics: tuple[str, ...], update: MetadataUpdate | None) -> None:
+    def on_fetched(self, topics: tuple[str, ...], update: MetadataUpdate | None) -> None:
         """Brokers responded to a request that included these topics for other tasks. None: there was no
         response."""
         with self._lock:
@@ -655,10 +655,10 @@ class MetadataChannel(Channel):
             if now_ms < self._due_ms:
                 return None
             # A message holds no more than this.
-            taken = dict(islice(self._to_tell.items(), MAX_TOPICS))
+            taken = dict(islice(self._to_report.items(), MAX_TOPICS))
             for name in taken:
-                del self._to_tell[name]
-            self._told_ms, self._due_ms = now_ms, now_ms if self._to_tell else math.inf
+                del self._to_report[name]
+            self._reported_ms, self._due_ms = now_ms, now_ms if self._to_report else math.inf
         # The sender may have read the clock after ``now_ms``.
         return TopicsWanted(
             {
@@ -701,14 +701,14 @@ class MetadataChannel(Channel):
     def on_connected(self, now_ms: float) -> None:
         with self._lock:
             self._reachable = True
-            self._told_ms = -math.inf
-            self._due_ms = -math.inf if self._to_tell else math.inf
+            self._reported_ms = -math.inf
+            self._due_ms = -math.inf if self._to_report else math.inf
         self._cache.share_refreshes(True)
 
     def on_lost(self, now_ms: float) -> None:
         with self._lock:
             self._reachable = False
-            self._to_tell = dict.fromkeys(self._to_tell)
+            self._to_report = dict.fromkeys(self._to_report)
             self._needed.clear()
             self._fetch = self._fetched = None
         self._cache.share_refreshes(False)

@@ -280,7 +280,7 @@ class CoordinatorServer:
         """Give the peer its turn and return the cost. An error ends this connection and no other."""
         try:
             handled = self._take_turn(peer, self._clock_ms())
-            self._connections.note_unfinished(peer, self._clock_ms())
+            self._connections.count_unfinished(peer, self._clock_ms())
             return max(1, handled)
         except ProtocolError as error:
             _log.debug("connection %d ended: %s", peer.number, error)
@@ -322,7 +322,7 @@ class CoordinatorServer:
         if peer.frames.end:
             self._loop.remove_reader(peer.fd)
             if peer.due_ms > now_ms:
-                self._connections.note(peer, Dropped.HELD_BACK)
+                self._connections.count_dropped(peer, Dropped.HELD_BACK)
                 peer.waits_since_ms = now_ms
                 self._loop.call_later(
                     max(peer.due_ms - now_ms, _LEAST_WAIT_MS) / 1000, self._await_turn, peer

@@ -129,7 +129,7 @@ class FrameReader:
         self._received = bytearray()
 
     @property
-    def held(self) -> int:
+    def buffered(self) -> int:
         """Bytes received that ``next_message`` has not returned yet."""
         return len(self._received)
 
@@ -334,7 +334,7 @@ class Peer:
         return self._queued + len(self._rest)
 
     @property
-    def held(self) -> int:
+    def own_bytes(self) -> int:
         """Bytes of memory that this peer alone occupies."""
         own = sum(_OBJECT_BYTES + len(data) for data, shared in self._queue if not shared)
         return own + len(self._rest)
@@ -485,10 +485,10 @@ class Connections:
     def drop(self, peer: Peer, why: Dropped) -> None:
         """End a connection, and log the reason."""
         if not peer.is_gone:
-            self.note(peer, why)
+            self.count_dropped(peer, why)
             self.remove(peer)
 
-    def note(self, peer: Peer, why: Dropped) -> None:
+    def count_dropped(self, peer: Peer, why: Dropped) -> None:
         self._dropped[why] += 1
         self._sources[why] = peer.source
 
@@ -523,26 +523,26 @@ class Connections:
 
     # -- bytes that wait ----------------------------------------------------------------------------
 
-    def note_unfinished(self, peer: Peer, now_ms: float) -> None:
+    def count_unfinished(self, peer: Peer, now_ms: float) -> None:
         """Count the bytes of an incomplete message. Raises ProtocolError if all peers together exceed their
         bound."""
-        held = 0 if peer.is_gone else peer.frames.held
-        self._unfinished += held - peer.unfinished
-        peer.unfinished = held
+        buffered = 0 if peer.is_gone else peer.frames.buffered
+        self._unfinished += buffered - peer.unfinished
+        peer.unfinished = buffered
         if peer.is_authenticated:
-            peer.begun_ms = min(peer.begun_ms, now_ms) if held and not peer.is_waiting else math.inf
+            peer.begun_ms = min(peer.begun_ms, now_ms) if buffered and not peer.is_waiting else math.inf
         if self._unfinished > self._bounds.unfinished_bytes:
             raise ProtocolError("the unfinished messages of all peers are too large")
 
     def bound_unread(self) -> None:
         """Drop the peers with the most unread bytes until the rest is within the bound. Their tasks work
         alone."""
-        behind = [(peer.held, peer.number) for peer in self.peers.values() if peer.unread]
-        in_all = sum(held for held, _ in behind)
-        for held, number in sorted(behind, reverse=True):
+        behind = [(peer.own_bytes, peer.number) for peer in self.peers.values() if peer.unread]
+        in_all = sum(own_bytes for own_bytes, _ in behind)
+        for own_bytes, number in sorted(behind, reverse=True):
             if in_all <= self._bounds.unread_bytes_of_all:
                 return
-            in_all -= held
+            in_all -= own_bytes
             self.drop(self.peers[number], Dropped.UNREAD)
 
     def drop_late(self, now_ms: float) -> None:

@@ -121,7 +121,7 @@ class WriteService(Service):
     @receives(AttemptFailed)
     def on_attempt_failed(self, peer: int, message: AttemptFailed, now_ms: float) -> None:
         cause = printable(message.cause, MAX_CAUSE)
-        self._listener.note_failure(message.write, cause)
+        self._listener.on_attempt_failed(message.write, cause)
         self._causes[message.write] = cause
         self._causes.move_to_end(message.write)
         if len(self._causes) > MAX_FAILED:

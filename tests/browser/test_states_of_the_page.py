@@ -87,7 +87,7 @@ class Night(Board):
     ) -> None:
         """What the query's driver waits for."""
         waits = DriverWaits(CLUSTER, "c", step, awaited, age_ms, left_ms, cause)
-        self.metrics.note_driver(waits, self.now_ms)
+        self.metrics.on_driver_waits(waits, self.now_ms)
 
 
 # What makes a state, what the verdict says of it, and what the page's title begins with.
@@ -223,7 +223,7 @@ def failed(night: Night) -> None:
         "(TOPIC_AUTHORIZATION_FAILED): let user 'night' write to it, or set another topic"
     )
     night.run(MINUTE)
-    night.metrics.note_failure(BATCH.write, cause)
+    night.metrics.on_attempt_failed(BATCH.write, cause)
     night.run(20)
     night.end(final(70_000, write=BATCH.write, outcome="aborted", cause=cause, tasks=3), night.now_ms)
     night.pause(2 * MINUTE)

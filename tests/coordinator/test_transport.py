@@ -38,7 +38,7 @@ def test_a_message_comes_out_whole_however_its_bytes_come() -> None:
                 while (message := reader.next_message()) is not None:
                     found.append(message)
             assert found == [data[:size], b"next"]
-            assert reader.held == 0
+            assert reader.buffered == 0
 
 
 def test_a_frame_outside_the_bounds_is_refused_by_its_length() -> None:
@@ -204,7 +204,7 @@ def test_who_has_authenticated_makes_room_for_nobody(peers: _Peers) -> None:
 def test_times_of_peers_are_bounded(peers: _Peers) -> None:
     silent, half, idle, well = (peers.add(authenticated=number > 0) for number in range(4))
     half.frames.feed(b"\0\0")
-    peers.connections.note_unfinished(half, 2_000.0)
+    peers.connections.count_unfinished(half, 2_000.0)
     for one in (half, well):
         one.heard_ms = 119_000
     peers.connections.drop_late(10_000.0)
@@ -221,12 +221,12 @@ def test_times_of_peers_are_bounded(peers: _Peers) -> None:
 def test_unfinished_messages_are_bounded_over_all_peers(peers: _Peers) -> None:
     one, other = peers.add(authenticated=True), peers.add(authenticated=True)
     one.frames.feed(bytes(600))
-    peers.connections.note_unfinished(one, 0.0)
+    peers.connections.count_unfinished(one, 0.0)
     other.frames.feed(bytes(600))
     with pytest.raises(ProtocolError, match="unfinished messages of all peers"):
-        peers.connections.note_unfinished(other, 0.0)
+        peers.connections.count_unfinished(other, 0.0)
     peers.connections.drop(other, Dropped.NONSENSE)
-    peers.connections.note_unfinished(one, 0.0)
+    peers.connections.count_unfinished(one, 0.0)
 
 
 def test_what_is_unread_is_bounded_over_all_peers_and_shared_messages_count_once(peers: _Peers) -> None:
@@ -240,7 +240,7 @@ def test_what_is_unread_is_bounded_over_all_peers_and_shared_messages_count_once
     tasks[1].enqueue(bytes(500), shared=False)
     peers.connections.bound_unread()
     assert peers.removed == [tasks[1].number]
-    assert tasks[1].held == 0
+    assert tasks[1].own_bytes == 0
 
 
 def test_dropped_connections_are_logged_once_a_minute(peers: _Peers) -> None:

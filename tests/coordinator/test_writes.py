@@ -76,7 +76,7 @@ def test_the_driver_hears_once_why_the_last_attempt_failed_and_the_live_view_of_
     heard: list[tuple[str, str]] = []
 
     class Listener(ApplicationMetrics):
-        def note_failure(self, write: str, cause: str) -> None:
+        def on_attempt_failed(self, write: str, cause: str) -> None:
             heard.append((write, cause))
 
     coordinator = Coordinator(listener=Listener())

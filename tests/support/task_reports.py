@@ -73,10 +73,10 @@ class Board:
         self.metrics = metrics or ApplicationMetrics(lambda: 1_000.0)
 
     def report(self, report: TaskReport, now_ms: float = 0.0) -> None:
-        self.metrics.report(report, now_ms)
+        self.metrics.on_report(report, now_ms)
 
     def end(self, ended: WriteEnded, now_ms: float = 0.0) -> None:
-        self.metrics.end_write(ended, now_ms)
+        self.metrics.on_write_ended(ended, now_ms)
 
     def shown(self, now_ms: float = 0.0) -> Mapping[str, Any]:
         decoded: Mapping[str, Any] = json.loads(json.dumps(self.metrics.snapshot(now_ms)))

@@ -174,7 +174,7 @@ class ApplicationMetrics:
 
     # -- reports ------------------------------------------------------------------------------------
 
-    def report(self, report: TaskReport, now_ms: float) -> None:
+    def on_report(self, report: TaskReport, now_ms: float) -> None:
         """Add a task's report. It is ignored if the task has ended, or the write has: then the driver's sums
         count."""
         identity = report.identity
@@ -193,7 +193,7 @@ class ApplicationMetrics:
         if identity.task in write.ended:
             return
         write.last_task = max(write.last_task, identity.task)
-        attempt = self.running.report(name, report, now_ms)
+        attempt = self.running.on_report(name, report, now_ms)
         self._add_counters(attempt, report, (cluster.counters, job.counters, write.counters), job)
         self._add_topics(attempt, report, write, job)
         self._add_brokers(attempt, report)
@@ -236,7 +236,7 @@ class ApplicationMetrics:
             return
         label = f"{'query' if job.query else 'write'} {(job.about and job.about.name) or key[:8]}"
         why = f": {job.cause}" if job.cause and state != "committed" else ""
-        self._note(_LEVELS[state], f"{label} {state}{why}")
+        self._add_event(_LEVELS[state], f"{label} {state}{why}")
 
     def _add_counters(
         self, attempt: RunningTask, report: TaskReport, sums: Iterable[Counter[str]], job: _Job
@@ -286,13 +286,13 @@ class ApplicationMetrics:
             if added:
                 kept[key if key in kept or len(kept) < _MAX_DEAD_LETTERS else (OTHER, "")] += int(added)
 
-    def note_failure(self, write: str, cause: str) -> None:
+    def on_attempt_failed(self, write: str, cause: str) -> None:
         """A task of a write that continues has failed."""
         if write in self.writes and (job := self._jobs.get(self.writes[write].job)):
             job.cause = cause
-        self._note("warn", f"a task failed: {cause}")
+        self._add_event("warn", f"a task failed: {cause}")
 
-    def note_driver(self, waits: DriverWaits, now_ms: float) -> None:
+    def on_driver_waits(self, waits: DriverWaits, now_ms: float) -> None:
         """Record that the driver started or stopped waiting for brokers."""
         self._driver.pop(waits.write, None)
         if waits.awaited:
@@ -311,13 +311,13 @@ class ApplicationMetrics:
                 job.cause = waits.cause
                 self._end_job(key, job, "aborted")
             else:
-                self._note("bad", f"a write could not start: {waits.cause}")
+                self._add_event("bad", f"a write could not start: {waits.cause}")
 
     def _key_of(self, write: str) -> str:
         """The key of the job with this write, given the driver's name of it; "" if it is unknown."""
         return next((key for key, job in self._jobs.items() if write in (key, job.write)), "")
 
-    def end_write(self, ended: WriteEnded, now_ms: float) -> None:
+    def on_write_ended(self, ended: WriteEnded, now_ms: float) -> None:
         """The driver has committed or aborted a write. A repeated report changes nothing."""
         if ended.last_task <= self._ended_writes.get(ended.write, -math.inf):
             return
@@ -378,23 +378,23 @@ class ApplicationMetrics:
         for broker in self._brokers.values():
             broker.responses.add(now_ms, sum(broker.totals[4:]))
             broker.latency_ms.add(now_ms, broker.totals[2])
-        self._note_mutes(running_tasks.muted(self._present_tasks(now_ms), now_ms))
+        self._add_mute_events(running_tasks.muted(self._present_tasks(now_ms), now_ms))
         latency_s = _recent_latency_s(self._brokers.values())
         latency_ms = None if latency_s is None else round(latency_s * 1000, 1)
         rate = sum(job.records.per_second for job in self._jobs.values())
         self._history.append((round(self._wall_s(), 1), round(rate, 1), latency_ms))
 
-    def _note_mutes(self, mutes: Iterable[Mapping[str, Any]]) -> None:
+    def _add_mute_events(self, mutes: Iterable[Mapping[str, Any]]) -> None:
         now_s = self._wall_s()
         present = {f"{mute['kind']} {mute['target']}": mute for mute in mutes}
         for name, mute in present.items():
             if name not in self._muted:
                 self._muted[name] = now_s - mute["seconds"]
-                self._note("bad", f"{name} muted: {mute['reason']}", self._muted[name])
+                self._add_event("bad", f"{name} muted: {mute['reason']}", self._muted[name])
         for name in self._muted.keys() - present.keys():
-            self._note("good", f"{name} unmuted after {now_s - self._muted.pop(name):.0f} s")
+            self._add_event("good", f"{name} unmuted after {now_s - self._muted.pop(name):.0f} s")
 
-    def _note(self, level: str, text: str, time_s: float | None = None) -> None:
+    def _add_event(self, level: str, text: str, time_s: float | None = None) -> None:
         """Add an event, which happened now unless a time is given. ``level``: good, warn or bad."""
         at_s = self._wall_s() if time_s is None else time_s
         self._events.appendleft({"time": at_s, "level": level, "text": printable(text, _MAX_EVENT_TEXT)})
@@ -606,7 +606,7 @@ class ReportService(Service):
         # report of a task contains the same totals.
         is_taken = message.done or self._admits(now_ms)
         if is_taken:
-            self._metrics.report(message, now_ms)
+            self._metrics.on_report(message, now_ms)
         known_ms = self.intervals_ms.setdefault(peer, MIN_INTERVAL_MS)
         self._set_interval()
         interval_ms = self._metrics.interval_ms
@@ -629,11 +629,11 @@ class ReportService(Service):
 
     @receives(WriteEnded)
     def on_write_ended(self, peer: int, message: WriteEnded, now_ms: float) -> None:
-        self._metrics.end_write(message, now_ms)
+        self._metrics.on_write_ended(message, now_ms)
 
     @receives(DriverWaits)
     def on_driver_waits(self, peer: int, message: DriverWaits, now_ms: float) -> None:
-        self._metrics.note_driver(message, now_ms)
+        self._metrics.on_driver_waits(message, now_ms)
 
     def on_gone(self, peer: int, now_ms: float) -> None:
         self.intervals_ms.pop(peer, None)

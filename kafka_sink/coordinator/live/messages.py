@@ -363,14 +363,14 @@ class DriverWaiting:
         self._due_ms = self._logged_ms = -math.inf
 
     def __enter__(self) -> None:
-        self._token = WAIT_LISTENER.set(self.note)
+        self._token = WAIT_LISTENER.set(self.on_wait)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         WAIT_LISTENER.reset(self._token)
         if self._due_ms > -math.inf:
             self._tell(replace(self._over, cause=printable(str(error or ""), MAX_CAUSE)))
 
-    def note(self, awaited: Callable[[], str], since_ms: float, until_ms: float) -> None:
+    def on_wait(self, awaited: Callable[[], str], since_ms: float, until_ms: float) -> None:
         now_ms = self._clock_ms()
         age_ms, left_ms = now_ms - since_ms, max(0.0, until_ms - now_ms)
         if age_ms < _WAIT_REPORTED_MS or now_ms < self._due_ms:

@@ -74,7 +74,7 @@ class RunningTasks:
     def __iter__(self) -> Iterator[RunningTask]:
         return iter(self._tasks.values())
 
-    def report(self, cluster: str, report: TaskReport, now_ms: float) -> RunningTask:
+    def on_report(self, cluster: str, report: TaskReport, now_ms: float) -> RunningTask:
         identity = replace(report.identity, application="", about=None)
         before = self._tasks.pop((identity.write, identity.task), None)
         if before is not None:

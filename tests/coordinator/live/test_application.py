@@ -318,35 +318,35 @@ def test_what_the_driver_waits_for_between_micro_batches_is_a_state_of_the_query
         return text.partition(f'driver_wait_seconds{{cluster="{CLUSTER}",step="{step}"}} ')[2].split()[0]
 
     board = Board()
-    board.metrics.note_driver(waits("c"), 1_000.0)
+    board.metrics.on_driver_waits(waits("c"), 1_000.0)
     assert metric(board, "starting", 1_000.0) == "14.0"
     board = streamed()
-    board.metrics.note_driver(waits(name), 1_000.0)
+    board.metrics.on_driver_waits(waits(name), 1_000.0)
     (one,) = board.shown(3_000.0)["driver"]
     assert (one["job"], one["step"], one["awaited"]) == ("0f3c", "starting", "broker 1")
     assert (one["seconds"], one["left"]) == (16.0, 44.0)
     assert metric(board, "starting", 3_000.0) == "16.0"
     assert metric(board, "committing", 3_000.0) == "0.0"
     assert board.shown(30_000.0)["driver"] == [], "its process has ended"
-    board.metrics.note_driver(waits(name, awaited=""), 4_000.0)
+    board.metrics.on_driver_waits(waits(name, awaited=""), 4_000.0)
     assert board.shown(4_000.0)["driver"] == []
 
 
 def test_a_query_whose_micro_batch_could_not_start_has_failed() -> None:
     board = streamed()
-    board.metrics.note_driver(waits("c"), 1_000.0)
-    board.metrics.note_driver(waits("c", awaited="", cause="no transaction within 60 s"), 2_000.0)
+    board.metrics.on_driver_waits(waits("c"), 1_000.0)
+    board.metrics.on_driver_waits(waits("c", awaited="", cause="no transaction within 60 s"), 2_000.0)
     assert (board.job()["state"], board.job()["cause"]) == ("aborted", "no transaction within 60 s")
-    board.metrics.note_driver(waits("unknown", awaited="", cause="why"), 2_000.0)
+    board.metrics.on_driver_waits(waits("unknown", awaited="", cause="why"), 2_000.0)
     assert "a write could not start: why" in board.texts()[0]
 
 
 def test_waits_of_the_driver_are_bounded() -> None:
     board = Board()
     for number in range(1_000):
-        board.metrics.note_driver(waits(str(number)), 0.0)
+        board.metrics.on_driver_waits(waits(str(number)), 0.0)
     assert len(board.shown(0.0)["driver"]) <= 100
-    board.metrics.note_driver(waits("c"), 60_000.0)
+    board.metrics.on_driver_waits(waits("c"), 60_000.0)
     assert [one["write"] for one in board.shown(60_000.0)["driver"]] == ["c"], "the others were killed"
 
 
@@ -354,7 +354,7 @@ def test_a_query_whose_driver_was_killed_as_it_committed_is_lost_and_its_next_ru
     """Catches: open transactions, and red, for a day."""
     board = Board()
     board.report(report(1, STREAM, done=True, transaction_ms=2_000.0), 1_000.0)
-    board.metrics.note_driver(waits("c", COMMITTING), 60_000.0)
+    board.metrics.on_driver_waits(waits("c", COMMITTING), 60_000.0)
     board.metrics.sample(950_000.0)
     assert (board.job(950_000.0)["quiet"], board.job()["open"]) == (890.0, 1)
     board.metrics.sample(1_000_000.0)
@@ -376,7 +376,7 @@ def test_a_write_whose_driver_says_for_long_that_it_waits_is_not_lost() -> None:
     board = Board()
     board.report(report(5, done=True, transaction_ms=2_000.0), 0.0)
     for second in range(0, 1_000, 2):
-        board.metrics.note_driver(waits("w", COMMITTING), 1_000.0 * second)
+        board.metrics.on_driver_waits(waits("w", COMMITTING), 1_000.0 * second)
         board.metrics.sample(1_000.0 * second)
     board.end(final(5), 1_000_000.0)
     assert board.job()["state"] == "committed"
@@ -399,8 +399,8 @@ def test_a_job_has_its_name_and_options_and_an_aborted_one_its_cause() -> None:
     board.report(report(1, of(about=AboutJob("orders", {"kafka.linger.ms": "5"}))))
     board.report(report(1, of(8)))
     assert (board.job()["name"], board.job()["options"]) == ("orders", {"kafka.linger.ms": "5"})
-    board.metrics.note_failure("w", "task 3 on worker-1: no disk")
-    board.metrics.note_failure("unknown", "task 1 on worker-2: no disk")
+    board.metrics.on_attempt_failed("w", "task 3 on worker-1: no disk")
+    board.metrics.on_attempt_failed("unknown", "task 1 on worker-2: no disk")
     assert board.job()["cause"] == "task 3 on worker-1: no disk"
     assert "a task failed: task 1 on worker-2: no disk" in board.texts()
     for _ in range(2):
@@ -411,7 +411,7 @@ def test_a_job_has_its_name_and_options_and_an_aborted_one_its_cause() -> None:
     assert second["level"] == "warn"
     other = Board()
     other.report(report(1))
-    other.metrics.note_failure("w", "task 3 on worker-1: no disk")
+    other.metrics.on_attempt_failed("w", "task 3 on worker-1: no disk")
     other.end(final(1))
     assert other.job()["cause"] == ""
 

@@ -16,7 +16,7 @@ class Waiting:
         self.tasks = RunningTasks(1_000, 100_000)
 
     def report(self, task: int, mutes: tuple[MuteReport, ...], now_ms: float) -> None:
-        self.tasks.report("c", report(1, of(task), mutes=mutes), now_ms)
+        self.tasks.on_report("c", report(1, of(task), mutes=mutes), now_ms)
 
     def shown(self, now_ms: float) -> dict[str, Any]:
         return next((one for one in muted(self.tasks, now_ms) if one["target"] == "1"), {})
@@ -31,7 +31,7 @@ def test_rows_of_several_attempts_are_added_up_and_taken_off_again() -> None:
     waiting.report(1, mute(10, 9_000.0, "t-0"), 0.0)
     waiting.report(2, mute(5, 7_000.0, "t-1"), 1_000.0)
     waiting.report(2, mute(7, 6_000.0, "t-1"), 2_000.0)
-    waiting.tasks.report("other", report(1, of(3), mutes=mute(1, 1.0)), 0.0)
+    waiting.tasks.on_report("other", report(1, of(3), mutes=mute(1, 1.0)), 0.0)
     ours, theirs = muted(waiting.tasks, 3_000.0)
     expected = {"cluster": "c", "rows": 17, "named": ["t-0", "t-1"], "left": 5.0}
     assert expected.items() <= ours.items()
@@ -86,7 +86,7 @@ def test_tasks_whose_reports_name_ever_new_gauges_and_brokers_leave_nothing() ->
     def report_of(numbers: range) -> int:
         for number in numbers:
             gauges, brokers = {f"g{number}": 1, "waiting_threads": 2}, {number: BrokerReport(in_flight=1)}
-            tasks.report("c", report(1, gauges=gauges, brokers=brokers), 0.0)
+            tasks.on_report("c", report(1, gauges=gauges, brokers=brokers), 0.0)
         return len(pickle.dumps(tasks))
 
     kept = report_of(range(100))
