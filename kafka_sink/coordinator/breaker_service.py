@@ -41,8 +41,7 @@ from kafka_sink.coordinator.breaker import (
     Watch,
     reasoned,
 )
-from kafka_sink.coordinator.metadata import MemoryBudget
-from kafka_sink.coordinator.schema import Outbox, Service, ServiceScope, cut, receives
+from kafka_sink.coordinator.schema import MemoryBudget, Outbox, Service, ServiceScope, cut, receives
 from kafka_sink.model import TopicPartition
 from kafka_sink.options import SinkOptions
 from kafka_sink.options.parse import failure_rate_settings

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 from typing import Annotated, Any, ClassVar, Protocol, TypeVar
@@ -173,6 +174,18 @@ class Outbox(Protocol):
 
     def broadcast(self, peers: Iterable[int], message: Message) -> None:
         """Send to many peers. The message is encoded once, and written in slices."""
+
+
+@dataclass(slots=True)
+class MemoryBudget:
+    """How much memory a service may use for all groups of tasks together. Tasks manage without the rest."""
+
+    limit: int = 160 * 1024 * 1024
+    used: int = 0
+
+    @property
+    def is_full(self) -> bool:
+        return self.used >= self.limit
 
 
 class Service(_Receiver):

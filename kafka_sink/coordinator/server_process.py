@@ -23,10 +23,11 @@ from kafka_sink.clock import monotonic_ms
 from kafka_sink.coordinator.breaker_service import BreakerService
 from kafka_sink.coordinator.live.application import ApplicationMetrics, ReportService
 from kafka_sink.coordinator.live.view import ViewService
-from kafka_sink.coordinator.metadata import MemoryBudget, MetadataService
+from kafka_sink.coordinator.metadata_service import MetadataService
 from kafka_sink.coordinator.placement import Placement
 from kafka_sink.coordinator.rates import RateService
 from kafka_sink.coordinator.rendezvous import LocationFolder, RunningCoordinator, read_found
+from kafka_sink.coordinator.schema import MemoryBudget
 from kafka_sink.coordinator.server import CoordinatorServer, Services
 from kafka_sink.coordinator.transport import ServerBounds, new_identity
 from kafka_sink.coordinator.writes import WriteService

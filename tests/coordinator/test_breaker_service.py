@@ -26,8 +26,7 @@ from kafka_sink.coordinator.breaker import (
     Waiting,
     Watch,
 )
-from kafka_sink.coordinator.metadata import MemoryBudget
-from kafka_sink.coordinator.schema import MAX_MESSAGE_BYTES, Message, decode, deliver, encode
+from kafka_sink.coordinator.schema import MAX_MESSAGE_BYTES, MemoryBudget, Message, decode, deliver, encode
 from kafka_sink.errors import ProtocolError
 from kafka_sink.model import TopicPartition
 from tests.support.fake_outbox import FakeOutbox

@@ -12,7 +12,7 @@ import pytest
 from kafka_sink.coordinator.breaker_service import BreakerService
 from kafka_sink.coordinator.live.application import ApplicationMetrics, ReportService
 from kafka_sink.coordinator.live.messages import TaskIdentity
-from kafka_sink.coordinator.metadata import MetadataService
+from kafka_sink.coordinator.metadata_service import MetadataService
 from kafka_sink.coordinator.rates import RateService
 from kafka_sink.coordinator.schema import Message
 from kafka_sink.coordinator.server import Services

@@ -15,10 +15,11 @@ from kafka_sink.clock import monotonic_ms
 from kafka_sink.cluster import metadata as cluster_metadata
 from kafka_sink.cluster.topic_state import MetadataSnapshot, TopicSnapshot
 from kafka_sink.coordinator import metadata as coordinator_metadata
+from kafka_sink.coordinator import metadata_service
 from kafka_sink.coordinator.address import CoordinatorAddress
 from kafka_sink.coordinator.breaker_service import BreakerService
 from kafka_sink.coordinator.client import ClientTimes, CoordinatorClient
-from kafka_sink.coordinator.metadata import MetadataService
+from kafka_sink.coordinator.metadata_service import MetadataService
 from kafka_sink.errors import InvalidRowError, MetadataTimeoutError
 from kafka_sink.model import Node, PartitionMetadata, TopicMetadata, TopicPartition
 from kafka_sink.options import SinkOptions, parse
@@ -50,7 +51,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name in (
         (cluster_metadata, "COORDINATOR_WAIT_MS"),
         (coordinator_metadata, "COORDINATOR_WAIT_MS"),
-        (coordinator_metadata, "FETCH_SILENCE_MS"),
+        (metadata_service, "FETCH_SILENCE_MS"),
     ):
         monkeypatch.setattr(module, name, 60_000.0)
     monkeypatch.setattr(CoordinatorClient.__init__, "__defaults__", (ClientTimes(silence_ms=60_000.0),))

@@ -15,7 +15,7 @@ from kafka_sink.clock import monotonic_ms
 from kafka_sink.cluster import metadata as cluster_metadata
 from kafka_sink.coordinator.address import PlannedCoordinator
 from kafka_sink.coordinator.breaker_service import BreakerService
-from kafka_sink.coordinator.metadata import MetadataService
+from kafka_sink.coordinator.metadata_service import MetadataService
 from kafka_sink.coordinator.server import Services
 from kafka_sink.errors import DeliveryError, InvalidRowError
 from kafka_sink.options import parse

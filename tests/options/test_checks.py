@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kafka_sink.coordinator.breaker_service import BreakerService
-from kafka_sink.coordinator.metadata import MetadataService
+from kafka_sink.coordinator.metadata_service import MetadataService
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import ParsedOptions, SinkOptions, parse, table, values
 from kafka_sink.options.table import GROUP_OPTIONS, SPECS, is_of_cluster

@@ -11,7 +11,7 @@ import pytest
 
 from kafka_sink.coordinator.address import CoordinatorAddress
 from kafka_sink.coordinator.breaker_service import BreakerService
-from kafka_sink.coordinator.metadata import MetadataService
+from kafka_sink.coordinator.metadata_service import MetadataService
 from kafka_sink.coordinator.server import Services
 from kafka_sink.errors import DeliveryError
 from kafka_sink.task.producer import Producer
