@@ -27,7 +27,7 @@ def test_a_sound_column_passes(column: pa.Array) -> None:
     require_sound(column, "value")
 
 
-@pytest.mark.parametrize(("offsets", "row"), [((0, 3, 2, 10), 1), ((0, 3, 11), 1), ((0, 12, 13), 0)])
+@pytest.mark.parametrize(("offsets", "row"), [((0, 3, 2, 10), 1), ((0, 3, 11, 10), 1), ((0, 12, 5, 10), 0)])
 def test_the_error_names_the_column_and_the_damaged_row(offsets: tuple[int, ...], row: int) -> None:
     with pytest.raises(InvalidRowError, match=f"column 'key' is damaged at row {row} of its batch"):
         require_sound(texts(*offsets), "key")
