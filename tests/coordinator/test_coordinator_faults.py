@@ -28,6 +28,7 @@ TASKS, ROWS = 2, 10
 TOPICS = ("a", "b")
 
 
+@pytest.mark.usefixtures("_programs")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_coordinator_that_something_befalls_costs_no_row(fault: str, tmp_path: Path) -> None:
     # Chance decides when; every run of the tests is another round.

@@ -47,7 +47,7 @@ class Machine:
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Machine:
+def machine(_programs: None, tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
@@ -214,6 +214,7 @@ def test_this_python_is_one_that_is_promised() -> None:
     assert sys.version_info >= (3, 10)
 
 
+@pytest.mark.usefixtures("_programs")
 def test_make_check_fails_for_a_broken_link_in_the_docs(tmp_path: Path) -> None:
     """Catches: --quiet, with which mkdocs counts no warnings, so that --strict has no effect."""
     command = re.search(
