@@ -26,7 +26,7 @@ from kafka_sink.dead_letters.rejected_rows import (
 )
 from kafka_sink.errors import InvalidRowError, MetadataTimeoutError, MissingPartitionError, TopicRefusedError
 from kafka_sink.model import NO_TIMESTAMP, TopicMetadata
-from kafka_sink.records import varint
+from kafka_sink.records import varint_columns
 from kafka_sink.records.arrays import (
     Bools,
     Bytes,
@@ -255,7 +255,7 @@ def rows_of_records(records: RejectedRecords, max_bytes: int) -> RejectedRows:
     starts = np.concatenate(([0], records.ends[:-1])).astype(np.int64)
     key, at = _field(data, starts)
     value, at = _field(data, at)
-    counts, at = varint.read_column(data, at)
+    counts, at = varint_columns.read_column(data, at)
     return RejectedRows(
         key,
         value,
@@ -272,7 +272,7 @@ def rows_of_records(records: RejectedRecords, max_bytes: int) -> RejectedRows:
 def _field(data: Bytes, at: Int64s) -> tuple[pa.Array, Int64s]:
     """The bytes after the length at each position (null for length -1), and the positions after these
     bytes."""
-    size, begin = varint.read_column(data, at)
+    size, begin = varint_columns.read_column(data, at)
     end = begin + np.maximum(size, 0)
     return spans(data, begin, end, size < 0), end
 
@@ -287,9 +287,9 @@ def _encoded_headers(data: Bytes, at: Int64s, counts: Int64s, limit: int) -> Own
     at = at[rows]
     number = 0
     while len(rows):
-        size, key = varint.read_column(data, at)
+        size, key = varint_columns.read_column(data, at)
         key_end = key + size
-        size, value = varint.read_column(data, key_end)
+        size, value = varint_columns.read_column(data, key_end)
         at = value + np.maximum(size, 0)
         place = first[rows] + number
         edges[:, place] = key, key_end, value, at

@@ -13,12 +13,13 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from math import ceil, inf
 
+from kafka_sink import varint
 from kafka_sink.cluster.topic_limits import INITIAL_RATIO, SAFETY
 from kafka_sink.engine.accumulator import RecordAccumulator
 from kafka_sink.engine.batch import BatchState, ProducerBatch
 from kafka_sink.memory.buffer import ScratchBuffer, put_pieces, share
 from kafka_sink.model import CompressionType
-from kafka_sink.records import batch_header, varint
+from kafka_sink.records import batch_header
 from kafka_sink.records.batch_header import NO_SEQUENCE
 from kafka_sink.records.compression import decompressed
 
@@ -140,10 +141,10 @@ def _records(blocks: Iterable[bytes | memoryview], count: int) -> Iterator[Recor
         # A record may cross the ends of blocks.
         while (lacking := _lacking(raw, at)) > 0:
             raw, at = _extended(raw[at:], supply, lacking), 0
-        length, body = varint.read(raw, at)
+        length, body = varint.read_signed(raw, at)
         end = body + length
-        timestamp, place = varint.read(raw, body + 1)
-        _, place = varint.read(raw, place)
+        timestamp, place = varint.read_signed(raw, body + 1)
+        _, place = varint.read_signed(raw, place)
         yield timestamp, raw[place:end], end - at
         at = end
 
@@ -152,7 +153,7 @@ def _lacking(raw: memoryview, at: int) -> int:
     """The number of bytes of the record at ``at`` that ``raw`` lacks, at least: its length may be cut off as
     well. At most 0 if the record is complete."""
     try:
-        length, body = varint.read(raw, at)
+        length, body = varint.read_signed(raw, at)
     except IndexError:
         return 1
     return body + length - len(raw)
@@ -246,8 +247,8 @@ class _Piece:
     def add(self, record: Record) -> None:
         timestamp, rest, size = record
         offset = self.batch.record_count + self._count
-        head = b"\0" + varint.scalar(timestamp - self._base) + varint.scalar(offset)
-        self._encoded += varint.scalar(len(head) + len(rest))
+        head = b"\0" + varint.signed(timestamp - self._base) + varint.signed(offset)
+        self._encoded += varint.signed(len(head) + len(rest))
         self._encoded += head
         self._encoded += rest
         self._count += 1

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from kafka_sink import varint
 from kafka_sink.clock import RANDOM, Clock, wall_ms
 from kafka_sink.counts import LatencyWindow
 from kafka_sink.errors import ProtocolError
@@ -30,7 +31,6 @@ from kafka_sink.network.apis import GET_TELEMETRY_SUBSCRIPTIONS, PRODUCE, PUSH_T
 from kafka_sink.network.broker_connection import BrokerConnection
 from kafka_sink.network.broker_protocol import Request
 from kafka_sink.network.client import NetworkClient
-from kafka_sink.network.wire import uvarint
 from kafka_sink.records.compression import BlockCodec, codec_for
 
 if TYPE_CHECKING:
@@ -311,8 +311,8 @@ def _metric(metric: Metric, times: tuple[bytes, bytes], delta: bool) -> bytes:
     value = _key(4, _FIXED64) + struct.pack("<d", metric.value) + _labels(7, metric.labels)
     if not metric.is_sum:
         return _text(1, metric.name) + _message(5, _message(1, times[1] + value))
-    temporality = _key(2, _VARINT) + uvarint(_DELTA if delta else _CUMULATIVE)
-    is_monotonic = _key(3, _VARINT) + uvarint(1)
+    temporality = _key(2, _VARINT) + varint.unsigned(_DELTA if delta else _CUMULATIVE)
+    is_monotonic = _key(3, _VARINT) + varint.unsigned(1)
     point = _message(1, times[0] + times[1] + value)
     return _text(1, metric.name) + _message(7, point + temporality + is_monotonic)
 
@@ -332,8 +332,8 @@ def _text(number: int, text: str) -> bytes:
 
 
 def _message(number: int, data: bytes) -> bytes:
-    return _key(number, _LENGTH) + uvarint(len(data)) + data
+    return _key(number, _LENGTH) + varint.unsigned(len(data)) + data
 
 
 def _key(number: int, wire_type: int) -> bytes:
-    return uvarint(number << 3 | wire_type)
+    return varint.unsigned(number << 3 | wire_type)

@@ -15,12 +15,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kafka_sink import varint
 from kafka_sink.errors import SchemaError
 from kafka_sink.formats import avro_schema, byte_columns, columns
 from kafka_sink.formats.avro_schema import AvroSchema, Schema
 from kafka_sink.formats.byte_columns import Piece, Word
 from kafka_sink.formats.columns import Encoder, big_endian, minimal
-from kafka_sink.records import arrays, varint
+from kafka_sink.records import arrays
 from kafka_sink.records.arrays import Bools, Int64s, UInt64s, as_binary, lengths, null_mask
 
 _ZERO = byte_columns.constant(b"\0")
@@ -112,7 +113,7 @@ class _AvroCompiler:
             )
         for at, branch in enumerate(kind.get("branches", ())):
             if branch["type"] == "null":
-                return varint.scalar(at)
+                return varint.signed(at)
         raise SchemaError(
             f"the schema requires field '{columns.joined(path, field['name'])}', for which there is no "
             f"column{_near(field['name'], list(places))}: add one, or give the field a default"
@@ -162,7 +163,7 @@ class _Union:
     path: str
 
     def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
-        value = varint.scalar(self.branch)
+        value = varint.signed(self.branch)
         if not column.null_count or pa.types.is_null(column.type):
             lead: list[Piece] = list(byte_columns.constant(value))
             if nulls is not None:

@@ -11,11 +11,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from kafka_sink import varint
 from kafka_sink.errors import SchemaError
 from kafka_sink.formats.columns import is_list, is_uuid, joined, missing_type, plain_type, require_text_keys
 from kafka_sink.formats.planning import Steps
 from kafka_sink.printable import printable
-from kafka_sink.records import varint
 
 PRIMITIVES = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
 _NAMED = frozenset({"record", "error", "enum", "fixed"})
@@ -279,18 +279,18 @@ def _default_of_union(schema: AvroSchema, branches: list[Schema], value: Any) ->
     branch."""
     for at, branch in enumerate(branches):
         try:
-            return varint.scalar(at) + _encoded_default(schema, branch, value)
+            return varint.signed(at) + _encoded_default(schema, branch, value)
         except _WRONG:
             continue
     raise ValueError("fits no branch")
 
 
 def _encoded_block(items: list[bytes]) -> bytes:
-    return (varint.scalar(len(items)) + b"".join(items) if items else b"") + b"\0"
+    return (varint.signed(len(items)) + b"".join(items) if items else b"") + b"\0"
 
 
 def _encoded_text(content: bytes) -> bytes:
-    return varint.scalar(len(content)) + content
+    return varint.signed(len(content)) + content
 
 
 def _encoded_scalar(name: str, kind: Schema, value: Any) -> bytes:
@@ -301,7 +301,7 @@ def _encoded_scalar(name: str, kind: Schema, value: Any) -> bytes:
     elif name == "boolean" and isinstance(value, bool):
         encoded = b"\1" if value else b"\0"
     elif name in ("int", "long") and is_number and value == int(value):
-        encoded = varint.scalar(int(value))
+        encoded = varint.signed(int(value))
     elif name in ("float", "double") and is_number:
         encoded = struct.pack("<f" if name == "float" else "<d", value)
     elif name == "string" and isinstance(value, str):
@@ -311,7 +311,7 @@ def _encoded_scalar(name: str, kind: Schema, value: Any) -> bytes:
     elif name == "fixed" and len(value) == kind["size"]:
         encoded = value.encode("iso-8859-1")
     elif name == "enum":
-        encoded = varint.scalar(kind["symbols"].index(value))
+        encoded = varint.signed(kind["symbols"].index(value))
     if encoded is None:
         raise ValueError("not a value of the type")
     return encoded

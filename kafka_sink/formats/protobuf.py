@@ -14,13 +14,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kafka_sink import varint
 from kafka_sink.errors import SchemaError
 from kafka_sink.formats import byte_columns, columns
 from kafka_sink.formats.byte_columns import Piece, Word
 from kafka_sink.formats.columns import Encoder
 from kafka_sink.formats.protobuf_schema import KNOWN, Field, MessageType, ProtobufSchema
-from kafka_sink.network.wire import uvarint
-from kafka_sink.records import arrays, varint
+from kafka_sink.records import arrays
 from kafka_sink.records.arrays import Bools, Int64s, UInt64s, as_binary, binary_of, lengths, null_mask
 from kafka_sink.records.extension_types import shown
 
@@ -49,11 +49,11 @@ def indexes(schema: ProtobufSchema, name: str) -> bytes:
     place = schema.message(name).place
     if place == (0,):
         return b"\0"
-    return b"".join(map(varint.scalar, (len(place), *place)))
+    return b"".join(map(varint.signed, (len(place), *place)))
 
 
 def _tag(number: int, wire: int) -> list[Word]:
-    return byte_columns.constant(uvarint(number << 3 | wire))
+    return byte_columns.constant(varint.unsigned(number << 3 | wire))
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kafka_sink.errors import SchemaError
+from kafka_sink.varint import read_unsigned
 
 SCALARS = (
     *("double", "float", "int64", "uint64", "int32", "fixed64", "fixed32", "bool", "string", "group"),
@@ -150,19 +151,6 @@ def _resolve(schema: ProtobufSchema, message: MessageType, one: Field) -> None:
 # -- descriptors -------------------------------------------------------------------------------------------
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-        shift += 7
-        if shift > 63:
-            raise ValueError("no varint")
-
-
 def _files(data: bytes) -> list[dict[int, list[Any]]]:
     """The files of a FileDescriptorSet, each after its imports, or the one file of a FileDescriptorProto."""
     found = _grouped(data)
@@ -177,13 +165,13 @@ def _grouped(data: bytes) -> dict[int, list[Any]]:
     found: dict[int, list[Any]] = {}
     at = 0
     while at < len(data):
-        tag, at = _varint(data, at)
+        tag, at = read_unsigned(data, at)
         kind = tag & 7
         value: Any
         if kind == 0:
-            value, at = _varint(data, at)
+            value, at = read_unsigned(data, at)
         else:
-            size, at = _varint(data, at) if kind == 2 else ({1: 8, 5: 4}[kind], at)
+            size, at = read_unsigned(data, at) if kind == 2 else ({1: 8, 5: 4}[kind], at)
             value = data[at : at + size]
             if len(value) < size:
                 raise ValueError("cut off")

@@ -9,13 +9,14 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from kafka_sink import varint
 from kafka_sink.network.apis import (
     CREATE_TOPICS,
     DESCRIBE_CONFIGS,
     GET_TELEMETRY_SUBSCRIPTIONS,
     PUSH_TELEMETRY,
 )
-from kafka_sink.network.wire import Reader, Writer, decoder, text_of, uvarint
+from kafka_sink.network.wire import Reader, Writer, decoder, text_of
 from kafka_sink.printable import printable
 
 # The first version with which brokers can choose the numbers of partitions and replicas (KIP-464).
@@ -196,7 +197,7 @@ def encode_push(
 ) -> bytes:
     """``metrics`` is OpenTelemetry's MetricsData, compressed with the codec of this id."""
     head = _PUSH.pack(instance_id, subscription_id, terminating, codec)
-    return head + uvarint(len(metrics) + 1) + metrics + _NO_TAGS
+    return head + varint.unsigned(len(metrics) + 1) + metrics + _NO_TAGS
 
 
 @decoder(GET_TELEMETRY_SUBSCRIPTIONS, asked=0)

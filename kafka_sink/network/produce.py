@@ -13,17 +13,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from kafka_sink import varint
 from kafka_sink.model import NO_RECORD_ERRORS, Node, RecordErrors
 from kafka_sink.network.apis import APIS, DECODERS, PRODUCE, OnTrailing
 from kafka_sink.network.wire import (
     ANY_NUMBER,
     UNASKED,
+    VARINT_BYTES,
     Reader,
+    Writer,
     broker_in,
     read_response,
     refuse,
     text_of,
-    uvarint,
 )
 
 LAST_VERSION_WITH_NAMES = 12
@@ -46,7 +48,6 @@ _LONG_VARINT = 0x80
 # three bytes of "no record errors, no message, no tagged fields".
 _PLAIN_PARTITION = struct.Struct(">ihqqq3s")
 _NOTHING_MORE = b"\x01\x00\x00"
-_UVARINT_BYTES = 5
 _INT32 = struct.Struct(">i")
 
 PartitionData = tuple[int, Sequence[memoryview], int]
@@ -90,60 +91,31 @@ def produce_body(
     oldest, newest = APIS[PRODUCE].versions
     if not oldest <= version <= newest:
         raise ValueError(f"Produce v{version} is not one of {oldest} to {newest}")
-    if version >= _FIRST_FLEXIBLE:
-        return _flexible_body(version, acks, timeout_ms, transactional_id, topics)
-    return _classic_body(acks, timeout_ms, transactional_id, topics)
-
-
-def _classic_body(
-    acks: int, timeout_ms: int, transactional_id: str | None, topics: Sequence[TopicData]
-) -> list[bytes | memoryview]:
-    head = struct.pack(">h", -1) if transactional_id is None else _string(transactional_id)
-    pending = head + struct.pack(">hii", acks, timeout_ms, len(topics))
-    out: list[bytes | memoryview] = []
-    for name, _, partitions in topics:
-        pending += _string(name) + struct.pack(">i", len(partitions))
-        for index, buffers, size in partitions:
-            out.append(pending + struct.pack(">ii", index, size))
-            out += buffers
-            pending = b""
-    if pending:
-        out.append(pending)
-    return out
-
-
-def _flexible_body(
-    version: int, acks: int, timeout_ms: int, transactional_id: str | None, topics: Sequence[TopicData]
-) -> list[bytes | memoryview]:
-    no_tags = b"\0"
-    head = b"\0" if transactional_id is None else _compact_string(transactional_id)
-    pending = head + struct.pack(">hi", acks, timeout_ms) + uvarint(len(topics) + 1)
+    request = Writer(PRODUCE, version)
+    request.text(transactional_id)
+    request.fields("hi", acks, timeout_ms)
+    request.length(topics)
     out: list[bytes | memoryview] = []
     for name, topic_id, partitions in topics:
-        if version > LAST_VERSION_WITH_NAMES:
-            if topic_id is None or len(topic_id) != _TOPIC_ID_BYTES:
-                raise ValueError(f"topic {name!r} has no id of 16 bytes, which Produce v{version} needs")
-            pending += topic_id
+        if version <= LAST_VERSION_WITH_NAMES:
+            request.text(name)
+        elif topic_id is None or len(topic_id) != _TOPIC_ID_BYTES:
+            raise ValueError(f"topic {name!r} has no id of 16 bytes, which Produce v{version} needs")
         else:
-            pending += _compact_string(name)
-        pending += uvarint(len(partitions) + 1)
+            request.body += topic_id
+        request.length(partitions)
         for index, buffers, size in partitions:
-            out.append(pending + _INT32.pack(index) + uvarint(size + 1))
+            request.fields("i", index)
+            request.size(size)
+            out.append(bytes(request.body))
             out += buffers
-            pending = no_tags
-        pending += no_tags
-    out.append(pending + no_tags)
+            request.body.clear()
+            request.end()
+        request.end()
+    request.end()
+    if request.body:
+        out.append(bytes(request.body))
     return out
-
-
-def _string(text: str) -> bytes:
-    raw = text.encode()
-    return struct.pack(">h", len(raw)) + raw
-
-
-def _compact_string(text: str) -> bytes:
-    raw = text.encode()
-    return uvarint(len(raw) + 1) + raw
 
 
 def decode_produce(
@@ -165,7 +137,7 @@ def read_plain(version: int, payload: bytes, most: int) -> ProduceResponse | Non
     try:
         if payload[4]:
             return None
-        topics, at = _read_uvarint(payload, 5)
+        topics, at = varint.read_unsigned(payload, 5, VARINT_BYTES)
         partitions: list[ProducePartitionResponse] = []
         for _ in range(topics - 1):
             name = topic_id = None
@@ -175,10 +147,10 @@ def read_plain(version: int, payload: bytes, most: int) -> ProduceResponse | Non
                 if topic_id == _NO_TOPIC_ID:
                     return None
             else:
-                length, at = _read_uvarint(payload, at)
+                length, at = varint.read_unsigned(payload, at, VARINT_BYTES)
                 name = payload[at : at + length - 1].decode()
                 at += length - 1
-            count, at = _read_uvarint(payload, at)
+            count, at = varint.read_unsigned(payload, at, VARINT_BYTES)
             most -= count
             end = at + (count - 1) * _PLAIN_PARTITION.size
             if count == 0 or most < 0 or end >= len(payload) or payload[end]:
@@ -200,16 +172,6 @@ def read_plain(version: int, payload: bytes, most: int) -> ProduceResponse | Non
     except (IndexError, ValueError):
         # The response is cut short, or a name is not UTF-8: the general way raises the error.
         return None
-
-
-def _read_uvarint(payload: bytes, at: int) -> tuple[int, int]:
-    value = 0
-    for index in range(_UVARINT_BYTES):
-        byte = payload[at + index]
-        value |= (byte & 0x7F) << (7 * index)
-        if byte < 0x80:
-            return value, at + index + 1
-    raise ValueError("a varint of more than five bytes")
 
 
 def read_any(reader: Reader) -> ProduceResponse:

@@ -11,6 +11,7 @@ import struct
 from collections.abc import Callable, Collection, Iterator, Sized
 from typing import TypeVar
 
+from kafka_sink import varint
 from kafka_sink.errors import ProtocolError
 from kafka_sink.model import Node
 from kafka_sink.network.apis import APIS, DECODERS, Api, OnTrailing
@@ -22,27 +23,12 @@ ANY_NUMBER = 2**31
 # How many elements a response may have that were not asked for, such as API versions or login mechanisms.
 UNASKED = 1_000
 _LONGEST_TEXT = 32_767
-_UVARINT_BYTES = 5
+# Kafka's varints have 32 bits.
+VARINT_BYTES = 5
 _BYTE, _SHORT, _INT, _LONG = map(struct.Struct, (">b", ">h", ">i", ">q"))
-_ONE_BYTE = [bytes([value]) for value in range(0x80)]
 # Newer brokers may add a tagged field, of at least two bytes, to each element. The shortest element has seven
 # bytes.
 _TAGS, _BYTES_PER_TAG = 10_000, 8
-
-
-def uvarint(value: int) -> bytes:
-    """An unsigned number as a varint: seven bits in each byte, the lowest bits first."""
-    # Most numbers take one or two bytes, and a request has one or two numbers for each batch.
-    if value <= 0x7F:
-        return _ONE_BYTE[value]
-    if value <= 0x3FFF:
-        return bytes((value & 0x7F | 0x80, value >> 7))
-    out = bytearray()
-    while value > 0x7F:
-        out.append((value & 0x7F) | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
 
 
 def refuse(problem: str) -> None:
@@ -138,10 +124,11 @@ class Writer:
 
     def length(self, elements: Sized | None) -> None:
         """Write the length of a list or of bytes, or null."""
-        if self.flexible:
-            self.body += uvarint(0 if elements is None else len(elements) + 1)
-        else:
-            self.body += _INT.pack(-1 if elements is None else len(elements))
+        self.size(-1 if elements is None else len(elements))
+
+    def size(self, size: int) -> None:
+        """Write a length; -1 for null."""
+        self.body += varint.unsigned(size + 1) if self.flexible else _INT.pack(size)
 
     def texts(self, values: Collection[str]) -> None:
         self.length(values)
@@ -315,19 +302,13 @@ class Reader:
                 pass
 
     def _uvarint(self) -> int:
-        payload, at = self.payload, self.at
-        byte = payload[at]
+        byte = self.payload[self.at]
         if byte < 0x80:
-            self.at = at + 1
+            # This is nearly always so.
+            self.at += 1
             return byte
-        value = 0
-        for index in range(_UVARINT_BYTES):
-            byte = payload[at + index]
-            value |= (byte & 0x7F) << (7 * index)
-            if byte < 0x80:
-                self.at = at + index + 1
-                return value
-        raise ValueError("a varint has more than five bytes")
+        value, self.at = varint.read_unsigned(self.payload, self.at, VARINT_BYTES)
+        return value
 
 
 def broker_in(reader: Reader) -> Node:

@@ -19,9 +19,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kafka_sink.records import varint
+from kafka_sink.records import varint_columns
 from kafka_sink.records.arrays import Int32s, Int64s, as_binary, indices, null_mask, offsets, values_buffer
 from kafka_sink.records.record_columns import ColumnLengths, RecordColumns, binary
+from kafka_sink.varint import signed
 
 # A response may reject each record of a batch with its own text, and this bounds the memory of such a
 # response. It also keeps an offset delta within three bytes, so that the upper bound of a record's size stays
@@ -193,7 +194,7 @@ _MIN_RANGE_ROWS = 512
 _MAX_INLINE_KEY = 64
 # The smallest numbers whose varints take two, three and four bytes.
 _TWO_BYTES, _THREE_BYTES, _FOUR_BYTES = 1 << 6, 1 << 13, 1 << 20
-_ZERO = varint.same(0)
+_ZERO = varint_columns.same(0)
 
 # Bytes that are the same for all rows, or an array with one item per row, all of the same number of bytes.
 Field = bytes | npt.NDArray[Any]
@@ -298,7 +299,7 @@ def _ranges(
     begin = b"\0" if rows.headers is None else b""
     ranges, ends, end = [], [], 0
     for run in runs:
-        between = b"\0" + varint.scalar(timestamp - run.base_timestamp)
+        between = b"\0" + signed(timestamp - run.base_timestamp)
         for start, stop, low, high in _offset_ranges(run):
             # The bytes of a record outside the payload: attributes, deltas and a header count of 0.
             extra = len(between) + low.itemsize + len(high) + len(begin)
@@ -337,9 +338,9 @@ def _offset_ranges(run: RowRange) -> Iterator[tuple[int, int, npt.NDArray[np.uns
 def _field(lengths: ColumnLengths, extra: int = 0) -> Field | None:
     """The lengths plus ``extra`` as varints. None if their widths may differ or exceed two bytes."""
     if lengths.each is None:
-        return varint.scalar(lengths.largest + extra)
-    widest = len(varint.scalar(lengths.largest + extra))
-    if widest > len(_TABLES) or widest != len(varint.scalar(lengths.smallest + extra)):
+        return signed(lengths.largest + extra)
+    widest = len(signed(lengths.largest + extra))
+    if widest > len(_TABLES) or widest != len(signed(lengths.smallest + extra)):
         return None
     return _TABLES[widest - 1][extra:].take(lengths.each)
 
@@ -388,13 +389,17 @@ def _by_mask(rows: RecordColumns, timestamps: Int64s | int, runs: Sequence[RowRa
     count = rows.payload.count
     lengths = np.array([run.stop - run.start for run in runs])
     shifts = np.array([run.base_offset - run.start for run in runs], dtype=np.int64)
-    offsets = varint.column(np.arange(count, dtype=np.int64) + np.repeat(shifts, lengths))
+    offsets = varint_columns.column(np.arange(count, dtype=np.int64) + np.repeat(shifts, lengths))
     bases = np.repeat(np.array([run.base_timestamp for run in runs], dtype=np.int64), lengths)
-    deltas = varint.column(timestamps - bases)
-    key = varint.same(-1) if rows.key is None else _length_column([rows.key], rows.key_lengths, rows.order)
+    deltas = varint_columns.column(timestamps - bases)
+    key = (
+        varint_columns.same(-1)
+        if rows.key is None
+        else _length_column([rows.key], rows.key_lengths, rows.order)
+    )
     value = _length_column(rows.value, rows.value_lengths, rows.order)
     body = rows.body.numbers() + (deltas.widths + offsets.widths)
-    length = varint.column(body)
+    length = varint_columns.column(body)
     numbers = [length, _ZERO, deltas, offsets, key]
     if rows.headers is None:
         # The header count of the previous record.
@@ -405,16 +410,22 @@ def _by_mask(rows: RecordColumns, timestamps: Int64s | int, runs: Sequence[RowRa
     return Heads(_varints(numbers, count), _varints([value], count), ends.tolist())
 
 
-def _varints(columns: list[varint.Column], count: int) -> pa.Array:
+def _varints(columns: list[varint_columns.Column], count: int) -> pa.Array:
     widths: npt.NDArray[np.integer[Any]] | int = 0
     for column in columns:
         widths = widths + column.widths
-    return binary(varint.lay_out(columns, count), widths, count)
+    return binary(varint_columns.lay_out(columns, count), widths, count)
 
 
-def _length_column(chunks: Sequence[pa.Array], lengths: ColumnLengths, order: Int32s | None) -> varint.Column:
+def _length_column(
+    chunks: Sequence[pa.Array], lengths: ColumnLengths, order: Int32s | None
+) -> varint_columns.Column:
     """A length field, with -1 for null. ``order`` has the position in the chunks of each length's row."""
     if any(chunk.null_count for chunk in chunks):
         nulls = np.concatenate([null_mask(chunk) for chunk in chunks])
-        return varint.column(np.where(nulls if order is None else nulls[order], -1, lengths.numbers()))
-    return varint.same(lengths.largest) if lengths.each is None else varint.column(lengths.each)
+        return varint_columns.column(
+            np.where(nulls if order is None else nulls[order], -1, lengths.numbers())
+        )
+    return (
+        varint_columns.same(lengths.largest) if lengths.each is None else varint_columns.column(lengths.each)
+    )

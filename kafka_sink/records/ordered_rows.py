@@ -8,9 +8,10 @@ from functools import cached_property
 import numpy as np
 
 from kafka_sink.model import TopicPartition
-from kafka_sink.records import varint
+from kafka_sink.records import varint_columns
 from kafka_sink.records.arrays import Int64s
 from kafka_sink.records.record_columns import RecordColumns
+from kafka_sink.varint import signed
 
 # A batch may be older than these rows. Its timestamp deltas are then larger than those between these rows.
 _MIN_DELTA_BYTES = 3
@@ -45,7 +46,7 @@ class OrderedRows:
         else:
             self._earliest, self._latest = int(timestamps.min()), int(timestamps.max())
         self.timestamps = self._latest if self._earliest == self._latest else timestamps
-        self.delta_bytes = max(_MIN_DELTA_BYTES, len(varint.scalar(self._latest - self._earliest)))
+        self.delta_bytes = max(_MIN_DELTA_BYTES, len(signed(self._latest - self._earliest)))
         reach = 1 << (7 * self.delta_bytes - 1)
         # Lowest and highest base timestamp of a batch for which the delta of every row fits in
         # ``delta_bytes``.
@@ -105,10 +106,10 @@ class OrderedRows:
     def exact_sizes(self, start: int, stop: int, base_offset: int, base_timestamp: int) -> Int64s:
         """The sizes of the records of rows ``start`` to ``stop``. The first has the offset delta
         ``base_offset``."""
-        sizes: Int64s = self._fixed_sizes[start:stop] + varint.count_widths(base_offset, stop - start)
+        sizes: Int64s = self._fixed_sizes[start:stop] + varint_columns.count_widths(base_offset, stop - start)
         if isinstance(self.timestamps, int):
-            sizes += len(varint.scalar(self.timestamps - base_timestamp))
+            sizes += len(signed(self.timestamps - base_timestamp))
         else:
-            sizes += varint.column(self.timestamps[start:stop] - base_timestamp).widths
-        sizes += varint.widths(sizes)
+            sizes += varint_columns.column(self.timestamps[start:stop] - base_timestamp).widths
+        sizes += varint_columns.widths(sizes)
         return sizes

@@ -11,8 +11,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kafka_sink.records import arrays, varint
+from kafka_sink.records import arrays, varint_columns
 from kafka_sink.records.arrays import Bytes, Int32s, Int64s, as_binary, indices, lengths, null_mask
+from kafka_sink.varint import signed
 
 Ints = Int32s | Int64s
 # Up to this length, sums of three lengths fit in 32 bits.
@@ -60,11 +61,11 @@ class ColumnLengths:
         """The lengths plus the sizes of their varints. A null's varint, -1, takes one byte, just as 0
         does."""
         if self.each is None:
-            return self.plus(len(varint.scalar(self.largest)))
-        widths = varint.widths(self.each, self.smallest, self.largest)
+            return self.plus(len(signed(self.largest)))
+        widths = varint_columns.widths(self.each, self.smallest, self.largest)
         if isinstance(widths, int):
             return self.plus(widths)
-        low, high = (size + len(varint.scalar(size)) for size in (self.smallest, self.largest))
+        low, high = (size + len(signed(size)) for size in (self.smallest, self.largest))
         return ColumnLengths(self.count, low, high, _as_narrow(self.each, high) + widths)
 
     def plus(self, other: ColumnLengths | int) -> ColumnLengths:
@@ -113,8 +114,8 @@ def encode_headers(headers: pa.Array) -> pa.Array:
     keys, values = flat.flatten()
     if keys.null_count:
         raise ValueError("a header has a null key")
-    count = varint.column(counts)
-    count_bytes = binary(varint.lay_out([count], len(counts)), count.widths, len(counts))
+    count = varint_columns.column(counts)
+    count_bytes = binary(varint_columns.lay_out([count], len(counts)), count.widths, len(counts))
     if len(flat) == 0:
         return count_bytes
     entries, entry_lengths = _header_entries(as_binary(keys), as_binary(values))
@@ -131,11 +132,11 @@ def encode_headers(headers: pa.Array) -> pa.Array:
 def _header_entries(keys: pa.Array, values: pa.Array) -> tuple[pa.Array, Int64s]:
     """One binary entry for each header: key length, key, value length, value."""
     key_lengths, value_lengths = lengths(keys), lengths(values)
-    key = varint.column(key_lengths)
+    key = varint_columns.column(key_lengths)
     shown = np.where(null_mask(values), -1, value_lengths) if values.null_count else value_lengths
-    value = varint.column(shown)
-    before = binary(varint.lay_out([key], len(keys)), key.widths, len(keys))
-    between = binary(varint.lay_out([value], len(keys)), value.widths, len(keys))
+    value = varint_columns.column(shown)
+    before = binary(varint_columns.lay_out([key], len(keys)), key.widths, len(keys))
+    between = binary(varint_columns.lay_out([value], len(keys)), value.widths, len(keys))
     sizes: Int64s = np.add(key_lengths, value_lengths, dtype=np.int64)
     sizes += key.widths
     sizes += value.widths
@@ -220,7 +221,7 @@ class RecordColumns:
         """
         fixed = delta_bytes + _FIXED_UPPER_BYTES + (1 if self.headers is None else 0)
         # One number for the length field of all rows, because the bound need not be exact.
-        return self.payload.plus(fixed + len(varint.scalar(self.payload.largest + fixed)))
+        return self.payload.plus(fixed + len(signed(self.payload.largest + fixed)))
 
     def ordered(self, order: npt.NDArray[np.integer]) -> RecordColumns:
         """The rows at these positions of the writing order, all or some. Only lengths are copied."""

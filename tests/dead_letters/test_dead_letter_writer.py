@@ -26,8 +26,8 @@ from kafka_sink.dead_letters.rejected_rows import (
 )
 from kafka_sink.dead_letters.row_rejection import rows_of_records
 from kafka_sink.errors import BufferExhaustedError
-from kafka_sink.records.varint import scalar
 from kafka_sink.rows.columns import extract
+from kafka_sink.varint import signed
 
 
 def test_exhausted_memory_of_dead_letters_names_the_dead_letters_and_their_topic() -> None:
@@ -52,13 +52,13 @@ MEGABYTE = 1_000_000
 
 
 def field(content: bytes | None) -> bytes:
-    return scalar(-1) if content is None else scalar(len(content)) + content
+    return signed(-1) if content is None else signed(len(content)) + content
 
 
 def body(key: bytes | None, value: bytes | None, headers: tuple[Header, ...]) -> bytes:
     """A record from its key's length on."""
     encoded = b"".join(field(name) + field(content) for name, content in headers)
-    return field(key) + field(value) + scalar(len(headers)) + encoded
+    return field(key) + field(value) + signed(len(headers)) + encoded
 
 
 def rejected(*rows: Content, max_bytes: int = MEGABYTE) -> RejectedRows:

@@ -12,13 +12,13 @@ import pyarrow as pa
 import pytest
 from kafka.record.default_records import DefaultRecord, DefaultRecordBatch
 
+from kafka_sink import varint
 from kafka_sink.engine.accumulator import RecordAccumulator
 from kafka_sink.engine.appender import RecordAppender
 from kafka_sink.engine.batch import BatchState, ProducerBatch
 from kafka_sink.engine.splitting import _records, split_batch, take_out
 from kafka_sink.memory.pool import BufferPool
 from kafka_sink.model import CompressionType, PartitionMetadata, TopicMetadata, TopicPartition
-from kafka_sink.records import varint
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
 from tests.support.partitioners import plain_partitioner
@@ -247,8 +247,8 @@ def test_a_batch_is_read_and_written_block_by_block() -> None:
 def test_a_record_across_many_blocks_costs_no_more_than_its_bytes() -> None:
     """Two records of 16 MiB took 7 s of the sender's thread: each block joined all blocks before it again."""
     content = bytes(16 << 20)
-    fields = b"\0" + varint.scalar(3) + varint.scalar(0) + content
-    record = varint.scalar(len(fields)) + fields
+    fields = b"\0" + varint.signed(3) + varint.signed(0) + content
+    record = varint.signed(len(fields)) + fields
     raw = memoryview(record * 2)
     blocks = [raw[at : at + 8_192] for at in range(0, len(raw), 8_192)]
     started_s = time.thread_time()
@@ -259,8 +259,8 @@ def test_a_record_across_many_blocks_costs_no_more_than_its_bytes() -> None:
 
 def test_records_are_found_wherever_blocks_end() -> None:
     bodies = [b"v" * size for size in (0, 1, 5, 62, 63, 64, 65, 300, 0, 20_000, 2)]
-    fields = [b"\0" + varint.scalar(at * 1_000) + varint.scalar(at) + body for at, body in enumerate(bodies)]
-    raw = b"".join(varint.scalar(len(one)) + one for one in fields)
+    fields = [b"\0" + varint.signed(at * 1_000) + varint.signed(at) + body for at, body in enumerate(bodies)]
+    raw = b"".join(varint.signed(len(one)) + one for one in fields)
     for block in (1, 2, 3, 7, 64, 1_000_000):
         blocks = [part for at in range(0, len(raw), block) for part in (raw[at : at + block], b"")]
         found = [(timestamp, bytes(body)) for timestamp, body, _ in _records(blocks, len(bodies))]

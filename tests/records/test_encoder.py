@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_sink.records import encoder, varint
+from kafka_sink import varint
+from kafka_sink.records import encoder
 from kafka_sink.records.encoder import RowRange
 from kafka_sink.records.record_columns import RecordColumns
 from tests.support.encoder_limits import small_limits
@@ -24,16 +25,16 @@ NOW = 1_700_000_000_000
 
 
 def field(data: bytes | None) -> bytes:
-    return varint.scalar(-1) if data is None else varint.scalar(len(data)) + data
+    return varint.signed(-1) if data is None else varint.signed(len(data)) + data
 
 
 def record(row: dict[str, Any], offset: int, delta: int) -> bytes:
-    body = b"\0" + varint.scalar(delta) + varint.scalar(offset) + field(row["key"]) + field(row["value"])
+    body = b"\0" + varint.signed(delta) + varint.signed(offset) + field(row["key"]) + field(row["value"])
     headers = row["headers"] or []
-    body += varint.scalar(len(headers))
+    body += varint.signed(len(headers))
     for header in headers:
         body += field(header["key"].encode()) + field(header["value"])
-    return varint.scalar(len(body)) + body
+    return varint.signed(len(body)) + body
 
 
 def columns_of(rows: list[dict[str, Any]], chunks: int, kind: pa.DataType) -> RecordColumns:

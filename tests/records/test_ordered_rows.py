@@ -9,11 +9,12 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kafka_sink import varint
 from kafka_sink.cluster.topic_limits import TopicLimits
 from kafka_sink.engine.batch import ProducerBatch
 from kafka_sink.memory.buffer import ScratchBuffer
 from kafka_sink.model import CompressionType, TopicPartition
-from kafka_sink.records import batch_header, encoder, varint
+from kafka_sink.records import batch_header, encoder
 from kafka_sink.records.compression import codec_for
 from kafka_sink.records.ordered_rows import OrderedRows
 from kafka_sink.records.record_columns import RecordColumns
@@ -43,9 +44,9 @@ def ordered_rows_of(found: list[tuple[int, int, int]]) -> OrderedRows:
 
 def record_size(row: tuple[int, int, int], offset: int, base_timestamp: int) -> int:
     key, value, stamp = row
-    body = 2 + key + value + len(varint.scalar(key)) + len(varint.scalar(value))
-    body += len(varint.scalar(offset)) + len(varint.scalar(stamp - base_timestamp))
-    return body + len(varint.scalar(body))
+    body = 2 + key + value + len(varint.signed(key)) + len(varint.signed(value))
+    body += len(varint.signed(offset)) + len(varint.signed(stamp - base_timestamp))
+    return body + len(varint.signed(body))
 
 
 @settings(deadline=None)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
-from kafka_sink.network.wire import uvarint
 from kafka_sink.records.arrays import Bools, Bytes, Int32s, Int64s, UInt32s, UInt64s
+from kafka_sink.varint import signed
 
 _MAX_NARROW = (1 << 31) - 1
 _NO_NUMBERS = np.zeros(0, dtype=np.uint32)
@@ -35,12 +34,12 @@ class Column:
 
 def same(value: int) -> Column:
     """A column that has the same number in every row."""
-    encoded = scalar(value)
+    encoded = signed(value)
     return Column(_NO_NUMBERS, len(encoded), len(encoded), len(encoded), encoded)
 
 
 def column(values: Signed) -> Column:
-    """Zigzag-encode signed numbers: 0, -1, 1, -2 become 0, 1, 2, 3, so that small magnitudes stay small."""
+    """Zigzag-encode signed numbers, so that small magnitudes stay small."""
     if len(values) == 0:
         return same(0)
     low, high = int(values.min()), int(values.max())
@@ -54,7 +53,7 @@ def column(values: Signed) -> Column:
     else:
         wide = values.astype(np.int64, copy=False)
         numbers = ((wide << 1) ^ (wide >> 63)).view(np.uint64)
-    extremes = (len(scalar(low)), len(scalar(high)))
+    extremes = (len(signed(low)), len(signed(high)))
     # A varint grows with the magnitude, so the widest one belongs to the lowest or the highest number.
     widest = max(extremes)
     if widest == 1 or (low >= 0 and extremes[0] == widest) or (high < 0 and extremes[1] == widest):
@@ -72,8 +71,8 @@ def widths(values: Signed, low: int | None = None, high: int | None = None) -> W
     """
     if len(values) == 0:
         return 1
-    narrowest = len(scalar(int(values.min()) if low is None else low))
-    widest = len(scalar(int(values.max()) if high is None else high))
+    narrowest = len(signed(int(values.min()) if low is None else low))
+    widest = len(signed(int(values.max()) if high is None else high))
     if narrowest == widest:
         return widest
     sizes = np.full(len(values), narrowest, dtype=np.uint8)
@@ -84,31 +83,13 @@ def widths(values: Signed, low: int | None = None, high: int | None = None) -> W
 
 def count_widths(first: int, count: int) -> Widths:
     """The ``widths`` of the ``count`` numbers ``first``, ``first + 1`` ... ``first`` is not negative."""
-    narrowest, widest = len(scalar(first)), len(scalar(first + max(count - 1, 0)))
+    narrowest, widest = len(signed(first)), len(signed(first + max(count - 1, 0)))
     if narrowest == widest:
         return widest
     sizes = np.full(count, narrowest, dtype=np.uint8)
     for width in range(narrowest, widest):
         sizes[(1 << (7 * width - 1)) - first :] += 1
     return sizes
-
-
-@lru_cache(maxsize=4096)
-def scalar(value: int) -> bytes:
-    """The zigzag varint of one number."""
-    return uvarint((value << 1) ^ (value >> 63))
-
-
-def read(data: memoryview, at: int) -> tuple[int, int]:
-    """Read the zigzag varint at position ``at``; return it and the position after it."""
-    value = shift = 0
-    while True:
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return (value >> 1) ^ -(value & 1), at
-        shift += 7
 
 
 def read_column(data: Bytes, at: Int64s) -> tuple[Int64s, Int64s]:
