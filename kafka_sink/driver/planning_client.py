@@ -21,7 +21,8 @@ from kafka_sink.errors import (
 )
 from kafka_sink.model import Node
 from kafka_sink.network.blocking import BlockingCalls, Call, awaited
-from kafka_sink.network.broker_connection import STEPS, BrokerConnection, ConnectionState
+from kafka_sink.network.broker_connection import STEPS, BrokerConnection
+from kafka_sink.network.broker_protocol import ConnectionState
 from kafka_sink.options import SinkOptions
 
 # How many brokers of a cluster to try. One that responds is enough.

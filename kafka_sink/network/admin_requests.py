@@ -90,13 +90,11 @@ def decode_create_topic(reader: Reader) -> CreateTopicResponse:
     error, message = reader.short(), text_of(reader.text()) or ""
     if reader.version >= _FIRST_WITH_CONFIGS:
         reader.skip(_COUNTS_BYTES)
-        for _ in reader.elements("settings"):
+        for _ in reader.structs("settings"):
             reader.skip_text()
             reader.skip_text()
             reader.skip(_KIND_BYTES)
             reader.skip_tags()
-    reader.skip_tags()
-    reader.skip_tags()
     return CreateTopicResponse(error, message, throttle)
 
 
@@ -136,7 +134,7 @@ def decode_describe_broker(reader: Reader) -> BrokerConfigs:
     reader.skip(1)  # the kind of resource
     reader.skip_text()
     configs: dict[str, str] = {}
-    for _ in reader.elements("settings"):
+    for _ in reader.structs("settings"):
         name, value = reader.name_text(), reader.text()
         reader.skip(_KIND_BYTES)
         if reader.version >= _FIRST_WITH_SYNONYMS:
@@ -144,20 +142,17 @@ def decode_describe_broker(reader: Reader) -> BrokerConfigs:
         if reader.version >= _FIRST_WITH_DOCUMENTATION:
             reader.skip(1)
             reader.skip_text()
-        reader.skip_tags()
         if value is not None:
             configs[printable(name)] = printable(value)
-    reader.skip_tags()
     reader.skip_tags()
     return BrokerConfigs(error, configs, throttle)
 
 
 def _skip_synonyms(reader: Reader) -> None:
-    for _ in reader.elements("synonyms"):
+    for _ in reader.structs("synonyms"):
         reader.skip_text()
         reader.skip_text()
         reader.skip(1)
-        reader.skip_tags()
 
 
 # -- client metrics ---------------------------------------------------------------------------------
@@ -207,7 +202,6 @@ def decode_subscription(reader: Reader) -> Subscription:
     codecs = tuple(reader.byte() for _ in reader.elements_up_to(_MOST, "compression types"))
     interval, most, delta = reader.integer(), reader.integer(), bool(reader.byte())
     requested = tuple(reader.name_text() for _ in reader.elements_up_to(_MOST, "metrics"))
-    reader.skip_tags()
     return Subscription(
         error, instance_id, subscription_id, codecs, interval, most, delta, requested, throttle
     )
@@ -216,5 +210,4 @@ def decode_subscription(reader: Reader) -> Subscription:
 @decoder(PUSH_TELEMETRY, asked=0)
 def decode_push(reader: Reader) -> PushResponse:
     throttle, error = reader.integer(), reader.short()
-    reader.skip_tags()
     return PushResponse(error, throttle)

@@ -148,5 +148,4 @@ def decode_handshake(reader: Reader) -> HandshakeResponse:
 def decode_authenticate(reader: Reader) -> AuthenticateResponse:
     error, message, data = reader.short(), text_of(reader.text()) or "", reader.data()
     lifetime_ms = max(0, reader.long()) if reader.version > 0 else 0
-    reader.skip_tags()
     return AuthenticateResponse(error, message, data, lifetime_ms)

@@ -9,13 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from concurrent.futures import Future
-from enum import Enum
 from typing import TYPE_CHECKING
 
 from kafka_sink.clock import ExponentialBackoff
 from kafka_sink.model import Node
 from kafka_sink.network.apis import common_version
-from kafka_sink.network.broker_protocol import BrokerProtocol, CompletedRequest, Phase, Request
+from kafka_sink.network.broker_protocol import BrokerProtocol, CompletedRequest, ConnectionState, Request
 from kafka_sink.network.transport import PlaintextTransport, SocketAddress, start_lookup
 from kafka_sink.security.settings import SecuritySettings
 
@@ -26,24 +25,6 @@ if TYPE_CHECKING:
     from kafka_sink.security.sasl import Prepared, SaslExchange, Security
 
 _CANONICAL = "resolve_canonical_bootstrap_servers_only"
-
-
-class ConnectionState(Enum):
-    """PREPARING reads TLS files and fetches tokens. HANDSHAKING is the TLS handshake, NEGOTIATING is
-    ApiVersions.
-
-    AUTHENTICATING is the SASL login. REAUTHENTICATING is another login with requests still in flight.
-    """
-
-    IDLE = "idle"
-    RESOLVING = "resolving"
-    PREPARING = "preparing"
-    CONNECTING = "connecting"
-    HANDSHAKING = "handshaking"
-    NEGOTIATING = "negotiating"
-    AUTHENTICATING = "authenticating"
-    READY = "ready"
-    REAUTHENTICATING = "reauthenticating"
 
 
 _MOVES: dict[ConnectionState, frozenset[ConnectionState]] = {
@@ -72,13 +53,15 @@ STEPS = {
     ConnectionState.NEGOTIATING: "asking for its API versions",
     ConnectionState.AUTHENTICATING: "the SASL login",
 }
-_STATE_OF = {
-    Phase.NEGOTIATING: ConnectionState.NEGOTIATING,
-    Phase.AUTHENTICATING: ConnectionState.AUTHENTICATING,
-    Phase.READY: ConnectionState.READY,
-    Phase.REAUTHENTICATING: ConnectionState.REAUTHENTICATING,
-}
-_TALKING = frozenset(_STATE_OF.values())
+# The states in which ``BrokerProtocol.phase`` decides what comes next.
+_TALKING = frozenset(
+    {
+        ConnectionState.NEGOTIATING,
+        ConnectionState.AUTHENTICATING,
+        ConnectionState.READY,
+        ConnectionState.REAUTHENTICATING,
+    }
+)
 # The part of a session after which to log in again, and the random part added to it (as in Java's client,
 # KIP-368).
 _SESSION_SHARE, _SESSION_JITTER = 0.85, 0.10
@@ -370,7 +353,7 @@ class BrokerConnection:
         errors of BrokerProtocol.next_response.
         """
         completed = self.protocol.next_response(now_ms)
-        state = _STATE_OF[self.protocol.phase]
+        state = self.protocol.phase
         if state is not self.state and self.state in _TALKING:
             self.move_to(state)
             if state is ConnectionState.READY:

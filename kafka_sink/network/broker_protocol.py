@@ -39,10 +39,19 @@ _TLS_ALERT = b"\x15\x03"
 _HTTP = b"HTTP"
 
 
-class Phase(Enum):
-    """The state of the connection. While it is REAUTHENTICATING, responses to earlier requests still
-    arrive."""
+class ConnectionState(Enum):
+    """PREPARING reads TLS files and fetches tokens. HANDSHAKING is the TLS handshake, NEGOTIATING is
+    ApiVersions.
 
+    AUTHENTICATING is the SASL login. REAUTHENTICATING is another login with requests still in flight. A
+    ``BrokerProtocol`` has the states from NEGOTIATING on.
+    """
+
+    IDLE = "idle"
+    RESOLVING = "resolving"
+    PREPARING = "preparing"
+    CONNECTING = "connecting"
+    HANDSHAKING = "handshaking"
     NEGOTIATING = "negotiating"
     AUTHENTICATING = "authenticating"
     READY = "ready"
@@ -113,7 +122,7 @@ class BrokerProtocol:
         trailing: set[int] | None = None,
     ) -> None:
         self.send_buffer = SendBuffer()
-        self.phase = Phase.NEGOTIATING
+        self.phase = ConnectionState.NEGOTIATING
         # The broker's versions by API key. For Produce it is the version that both sides support. Empty until
         # the connection is ready.
         self.api_versions: dict[int, tuple[int, int]] = {}
@@ -153,7 +162,7 @@ class BrokerProtocol:
 
         Raises ValueError, and changes nothing, if the connection is not ready and the request is not its own.
         """
-        if self.phase is not Phase.READY and request.on_failure is not _unheard:
+        if self.phase is not ConnectionState.READY and request.on_failure is not _unheard:
             raise ValueError(f"{self._name} is not ready for requests")
         correlation = self._next_correlation
         header = requests.encode_header(request.api_key, request.api_version, correlation, self._client_id)
@@ -266,9 +275,9 @@ class BrokerProtocol:
         self.api_versions = response.ranges
         self.features = response.features
         if self._exchange is None:
-            self.phase = Phase.READY
+            self.phase = ConnectionState.READY
             return
-        self.phase = Phase.AUTHENTICATING
+        self.phase = ConnectionState.AUTHENTICATING
         self._begin_login(self._exchange, now_ms)
 
     # -- the login --------------------------------------------------------------------------------
@@ -278,9 +287,9 @@ class BrokerProtocol:
 
         Raises ValueError, and changes nothing, if the connection is not ready.
         """
-        if self.phase is not Phase.READY:
+        if self.phase is not ConnectionState.READY:
             raise ValueError(f"{self._name} is not ready for another login")
-        self.phase = Phase.REAUTHENTICATING
+        self.phase = ConnectionState.REAUTHENTICATING
         self._begin_login(exchange, now_ms)
 
     def _begin_login(self, exchange: SaslExchange, now_ms: float) -> None:
@@ -299,7 +308,7 @@ class BrokerProtocol:
         if following is None:
             self.session_ms = self._login.session_ms
             self._exchange = self._login = None
-            self.phase = Phase.READY
+            self.phase = ConnectionState.READY
             return
         self._ask_for_login(following, now_ms)
 

@@ -23,8 +23,8 @@ from kafka_sink.errors import KafkaSinkError
 from kafka_sink.kafka_errors import REBOOTSTRAP_REQUIRED, error_of
 from kafka_sink.model import Node
 from kafka_sink.network import requests
-from kafka_sink.network.broker_connection import BrokerConnection, ConnectionState
-from kafka_sink.network.broker_protocol import Request
+from kafka_sink.network.broker_connection import BrokerConnection
+from kafka_sink.network.broker_protocol import ConnectionState, Request
 from kafka_sink.network.transport import PlaintextTransport, Resolver, resolve_host, start_lookup
 from kafka_sink.options.environment import expanded
 from kafka_sink.printable import first_of

@@ -105,7 +105,7 @@ def produce_body(
             request.body += topic_id
         request.length(partitions)
         for index, buffers, size in partitions:
-            request.fields("i", index)
+            request.body += _INT32.pack(index)
             request.size(size)
             out.append(bytes(request.body))
             out += buffers
@@ -177,12 +177,11 @@ def read_plain(version: int, payload: bytes, most: int) -> ProduceResponse | Non
 def read_any(reader: Reader) -> ProduceResponse:
     partitions: list[ProducePartitionResponse] = []
     by_id = reader.version > LAST_VERSION_WITH_NAMES
-    for _ in reader.elements("topics"):
+    for _ in reader.structs("topics"):
         topic_id = reader.take(_TOPIC_ID_BYTES) if by_id else _NO_TOPIC_ID
         name = None if by_id else reader.name_text()
         id_or_none = None if topic_id == _NO_TOPIC_ID else topic_id
         partitions += [_partition(reader, name, id_or_none) for _ in reader.elements("partitions")]
-        reader.skip_tags()
     throttle = reader.integer()
     endpoints: list[Node] = []
     for tag in reader.tags():

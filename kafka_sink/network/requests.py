@@ -87,18 +87,16 @@ def _api_versions(reader: Reader) -> ApiVersionsResponse:
         reader.at = len(reader.payload)
         return ApiVersionsResponse(error, {})
     ranges: dict[int, tuple[int, int]] = {}
-    for _ in reader.elements("API versions"):
+    for _ in reader.structs("API versions"):
         key, low, high = reader.short(), reader.short(), reader.short()
-        reader.skip_tags()
         ranges[key] = low, high
     throttle = reader.integer() if reader.version > 0 else 0
     features: dict[str, int] = {}
     for tag in reader.tags():
         if tag == _FINALIZED_FEATURES:
-            for _ in reader.elements("features"):
+            for _ in reader.structs("features"):
                 name, highest = reader.name_text(), reader.short()
                 reader.short()  # the lowest level
-                reader.skip_tags()
                 features[name] = highest
     return ApiVersionsResponse(error, ranges, throttle, features)
 
@@ -168,7 +166,6 @@ def decode_init_producer_id(reader: Reader) -> ProducerIdResponse:
         )
     if reader.version >= _FIRST_WITH_ONGOING:
         reader.skip(_ONGOING_BYTES)
-    reader.skip_tags()
     return response
 
 
@@ -211,12 +208,11 @@ def decode_metadata(reader: Reader) -> MetadataResponse:
     topics: list[TopicMetadata] = []
     errors: dict[str, int] = {}
     unwritable: list[str] = []
-    for _ in reader.elements("topics"):
+    for _ in reader.structs("topics"):
         _read_topic(reader, topics, errors, unwritable)
     if _FIRST_WITH_OPERATIONS <= version <= _LAST_WITH_CLUSTER_OPERATIONS:
         reader.integer()
     error = reader.short() if version >= _FIRST_WITH_ERROR else 0
-    reader.skip_tags()
     update = MetadataUpdate(nodes, tuple(topics), errors, cluster_id)
     return MetadataResponse(update, error, throttle, controller, tuple(unwritable))
 
@@ -230,7 +226,6 @@ def _read_topic(
     reader.byte()  # is_internal
     partitions = _partitions(reader, name or "")
     operations = reader.integer() if version >= _FIRST_WITH_OPERATIONS else _NO_OPERATIONS
-    reader.skip_tags()
     if name is None:
         return  # only an unknown topic id has no name, and requests name topics
     if operations != _NO_OPERATIONS and not operations >> _WRITE_OPERATION & 1:

@@ -139,14 +139,12 @@ def encode_find_coordinator(version: int, keys: Sequence[str], *, of_groups: boo
 def decode_find_coordinator(reader: Reader) -> CoordinatorsResponse:
     throttle = reader.integer()
     coordinators: dict[str, FoundCoordinator] = {}
-    for _ in reader.elements("coordinators"):
+    for _ in reader.structs("coordinators"):
         key, node_id, host, port = reader.name_text(), reader.integer(), reader.text(), reader.integer()
         error, message = reader.short(), text_of(reader.text())
-        reader.skip_tags()
         coordinators[key] = FoundCoordinator(
             None if error else address_of(node_id, host, port), error, message
         )
-    reader.skip_tags()
     return CoordinatorsResponse(coordinators, throttle)
 
 
@@ -184,14 +182,11 @@ def _write_partitions(request: Writer, partitions: Iterable[TopicPartition]) -> 
 def _partition_errors(reader: Reader) -> PartitionErrors:
     throttle = reader.integer()
     errors: dict[TopicPartition, int] = {}
-    for _ in reader.elements("topics"):
+    for _ in reader.structs("topics"):
         topic = reader.name_text()
-        for _ in reader.elements("partitions"):
+        for _ in reader.structs("partitions"):
             partition = TopicPartition(topic, reader.integer())
             errors[partition] = reader.short()
-            reader.skip_tags()
-        reader.skip_tags()
-    reader.skip_tags()
     return PartitionErrors(errors, throttle)
 
 
@@ -213,7 +208,6 @@ def encode_add_offsets(
 @decoder(ADD_OFFSETS_TO_TXN, asked=0)
 def decode_add_offsets(reader: Reader) -> AddOffsetsResponse:
     throttle, error = reader.integer(), reader.short()
-    reader.skip_tags()
     return AddOffsetsResponse(error, throttle)
 
 
@@ -235,7 +229,6 @@ def decode_end_txn(reader: Reader) -> EndTxnResponse:
     throttle, error = reader.integer(), reader.short()
     is_next = reader.version >= _FIRST_WITH_NEXT_PRODUCER
     producer_id, epoch = (reader.long(), reader.short()) if is_next else (-1, -1)
-    reader.skip_tags()
     return EndTxnResponse(error, producer_id, epoch, throttle)
 
 
@@ -299,26 +292,22 @@ def encode_offset_fetch(
 def decode_offset_fetch(reader: Reader) -> OffsetFetchResponse:
     throttle = reader.integer()
     groups: dict[str, tuple[int, Mapping[TopicPartition, CommittedOffset]]] = {}
-    for _ in reader.elements("groups"):
+    for _ in reader.structs("groups"):
         group, offsets = reader.name_text(), _offsets(reader)
         groups[group] = reader.short(), offsets
-        reader.skip_tags()
-    reader.skip_tags()
     return OffsetFetchResponse(groups, throttle)
 
 
 def _offsets(reader: Reader) -> dict[TopicPartition, CommittedOffset]:
     offsets: dict[TopicPartition, CommittedOffset] = {}
-    for _ in reader.elements("topics"):
+    for _ in reader.structs("topics"):
         topic = reader.name_text()
         # The request may have asked for everything that the group has committed.
-        for _ in reader.elements_of(_SHORTEST_OFFSET, "offsets"):
+        for _ in reader.structs("offsets", _SHORTEST_OFFSET):
             number, offset = reader.integer(), reader.long()
             reader.skip(_EPOCH_BYTES)
             metadata, error = reader.text() or "", reader.short()
-            reader.skip_tags()
             offsets[TopicPartition(topic, number)] = CommittedOffset(offset, metadata, error)
-        reader.skip_tags()
     return offsets
 
 
@@ -336,24 +325,21 @@ def encode_describe_transactions(version: int, ids: Sequence[str]) -> bytes:
 def decode_describe_transactions(reader: Reader) -> DescribeTransactionsResponse:
     throttle = reader.integer()
     descriptions: dict[str, TransactionDescription] = {}
-    for _ in reader.elements("transactions"):
+    for _ in reader.structs("transactions"):
         error, transactional_id, state = reader.short(), reader.name_text(), printable(reader.name_text())
         timeout, started, producer_id, epoch = reader.integer(), reader.long(), reader.long(), reader.short()
         partitions = _count_partitions(reader)
-        reader.skip_tags()
         descriptions[transactional_id] = TransactionDescription(
             error, state, producer_id, epoch, started, timeout, partitions
         )
-    reader.skip_tags()
     return DescribeTransactionsResponse(descriptions, throttle)
 
 
 def _count_partitions(reader: Reader) -> int:
     partitions = 0
-    for _ in reader.elements_of(_SHORTEST_TOPIC, "topics"):
+    for _ in reader.structs("topics", _SHORTEST_TOPIC):
         reader.skip_text()
         partitions += reader.skip_list(_PARTITION_BYTES)
-        reader.skip_tags()
     return partitions
 
 
@@ -379,10 +365,8 @@ def decode_list_transactions(reader: Reader) -> ListTransactionsResponse:
     for _ in reader.elements("unknown filters"):
         reader.skip_text()
     ids: list[str] = []
-    for _ in reader.elements_of(_SHORTEST_TRANSACTION, "transactions"):
+    for _ in reader.structs("transactions", _SHORTEST_TRANSACTION):
         ids.append(reader.name_text())
         reader.skip(_PRODUCER_ID_BYTES)
         reader.skip_text()
-        reader.skip_tags()
-    reader.skip_tags()
     return ListTransactionsResponse(error, ids, throttle)

@@ -75,16 +75,22 @@ def read_response(
 def decoder(
     api_key: int, asked: int = ANY_NUMBER
 ) -> Callable[[Callable[[Reader], Value]], Callable[..., Value]]:
-    """Turn a function that reads a response after its header into the decoder of an API, and register it.
+    """Turn a function that reads a response between its header and its tagged fields into the decoder of an
+    API, and register it.
 
     ``asked`` applies if the caller passes no number. The decoder has the signature in ``apis.Decoders``.
     """
 
     def made(convert: Callable[[Reader], Value]) -> Callable[..., Value]:
+        def read(reader: Reader) -> Value:
+            value = convert(reader)
+            reader.skip_tags()
+            return value
+
         def decode(
             version: int, payload: bytes, asked: int = asked, on_trailing: OnTrailing = refuse
         ) -> Value:
-            return read_response(api_key, version, payload, convert, asked, on_trailing)
+            return read_response(api_key, version, payload, read, asked, on_trailing)
 
         DECODERS[api_key] = decode
         return decode
@@ -236,6 +242,15 @@ class Reader:
             raise self._too_many(length, what, self._elements)
         self._elements -= max(0, length)
         return range(length)
+
+    def structs(self, what: str, size: int = ANY_NUMBER) -> Iterator[int]:
+        """Read the elements of a list of structs, and skip the tagged fields at the end of each.
+
+        ``size`` is set if the request need not name the elements: see ``elements_of``.
+        """
+        for place in self.elements(what) if size == ANY_NUMBER else self.elements_of(size, what):
+            yield place
+            self.skip_tags()
 
     def elements_of(self, size: int, what: str) -> range:
         """Read a list of things that the request need not name, with elements of at least this size on

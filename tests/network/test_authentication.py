@@ -15,7 +15,7 @@ from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 from kafka_sink.errors import AuthenticationError, KafkaSinkError, ProtocolError
 from kafka_sink.network import apis
 from kafka_sink.network.authentication import HandshakeResponse, Login, LoginRequest
-from kafka_sink.network.broker_protocol import BrokerProtocol, Phase
+from kafka_sink.network.broker_protocol import BrokerProtocol, ConnectionState
 from kafka_sink.network.wire import Buffer
 from kafka_sink.secret import Secret
 from kafka_sink.security import sasl
@@ -61,7 +61,7 @@ def test_a_login_comes_before_the_first_request_however_bytes_are_split(piece: i
     with pytest.raises(ValueError, match="not ready"):
         one.submit(metadata_request("t"), 0.0)
     talk(one, broker, piece=piece)
-    assert one.phase is Phase.READY
+    assert one.phase is ConnectionState.READY
     assert broker.asked == [18, 17, 36]
     assert f"\0user\0{SECRET}".encode() in broker.said[0]
     one.submit(metadata_request("t"), 0.0)
@@ -90,7 +90,7 @@ def test_each_refusal_says_what_to_change_and_no_request_follows(
         talk(one, broker)
     assert "host:1" in str(caught.value)
     assert str(caught.value).isprintable()
-    assert one.phase is not Phase.READY
+    assert one.phase is not ConnectionState.READY
     assert one.take_in_flight() == []
     assert SECRET not in repr(vars(one)) + str(caught.value)
 
@@ -101,7 +101,7 @@ def test_a_new_login_goes_behind_what_is_in_flight_and_requests_wait_for_it() ->
     assert one.session_ms == 60_000
     one.submit(metadata_request("t"), 1.0)
     one.log_in_again(plain("second"), 1.0)
-    assert one.phase is Phase.REAUTHENTICATING
+    assert one.phase is ConnectionState.REAUTHENTICATING
     with pytest.raises(ValueError, match="not ready"):
         one.submit(metadata_request("t"), 1.0)
     with pytest.raises(ValueError, match="not ready for another login"):
@@ -130,10 +130,10 @@ def test_cut_at_every_byte_a_login_is_neither_over_nor_reported() -> None:
         return one, seen
 
     whole, total = login_until(1 << 20)
-    assert whole.phase is Phase.READY
+    assert whole.phase is ConnectionState.READY
     for cut in range(total):
         one, _ = login_until(cut)
-        assert one.phase in (Phase.NEGOTIATING, Phase.AUTHENTICATING)
+        assert one.phase in (ConnectionState.NEGOTIATING, ConnectionState.AUTHENTICATING)
         assert one.take_in_flight() == []
 
 

@@ -15,8 +15,8 @@ import pytest
 
 from kafka_sink.errors import AuthenticationError
 from kafka_sink.model import Node
-from kafka_sink.network.broker_connection import BrokerConnection, ConnectionState, RequestTimeoutError
-from kafka_sink.network.broker_protocol import Phase
+from kafka_sink.network.broker_connection import BrokerConnection, RequestTimeoutError
+from kafka_sink.network.broker_protocol import ConnectionState
 from kafka_sink.network.transport import SocketAddress, start_lookup
 from kafka_sink.network.wire import Buffer
 from kafka_sink.secret import Secret
@@ -96,7 +96,7 @@ def made_ready(now_ms: float = 0.0, **changes: Any) -> BrokerConnection:
     """As if the response had come."""
     one = connected(now_ms, **changes)
     one.protocol.take_in_flight()
-    one.protocol.phase = Phase.READY
+    one.protocol.phase = ConnectionState.READY
     assert one.next_response(now_ms) is None
     assert one.state is ConnectionState.READY
     return one

@@ -15,7 +15,7 @@ from kafka_sink.network.broker_protocol import (
     MAX_BUFFERS_PER_SEND,
     BrokerProtocol,
     CompletedRequest,
-    Phase,
+    ConnectionState,
     Request,
     SendBuffer,
 )
@@ -76,7 +76,7 @@ class Peer:
     def ready(self) -> Peer:
         """After negotiation."""
         self.connection.start(0.0)
-        while self.connection.phase is not Phase.READY:
+        while self.connection.phase is not ConnectionState.READY:
             for frame in self.sent():
                 self.connection.receive(self.answer(frame))
             assert self.responses() == []
@@ -136,7 +136,7 @@ def test_the_error_code_is_enough_to_ask_again_in_version_0(behind: bytes | None
     assert second[2:4] == (0).to_bytes(2, "big")
     peer.connection.receive(peer.answer(second))
     assert peer.responses() == []
-    assert peer.connection.phase is Phase.READY
+    assert peer.connection.phase is ConnectionState.READY
 
 
 def test_versions_with_an_error_in_version_0_end_the_connection() -> None:
@@ -242,7 +242,7 @@ def test_a_response_with_trailing_bytes_is_used_with_one_warning_an_api(
     peer.connection.start(0.0)
     peer.connection.receive(peer.answer(peer.sent()[0], trailing(b"xyz")))
     assert peer.responses() == []
-    assert peer.connection.phase is Phase.READY
+    assert peer.connection.phase is ConnectionState.READY
     for round in range(2):
         peer.connection.receive(b"".join(three_requests(peer, trailing(b"xyz"))))
         found = peer.responses()

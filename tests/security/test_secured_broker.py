@@ -29,7 +29,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 from kafka_sink import doctor
 from kafka_sink.driver.topic_preparation import prepare_topic
 from kafka_sink.errors import AuthenticationError, BrokersUnreachableError, ConfigurationError, KafkaSinkError
-from kafka_sink.network.broker_connection import ConnectionState
+from kafka_sink.network.broker_protocol import ConnectionState
 from kafka_sink.options import parse
 from kafka_sink.options.table import SPECS
 from kafka_sink.rows.column_plan import ColumnPlan
