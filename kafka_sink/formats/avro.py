@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from kafka_sink import varint
 from kafka_sink.errors import SchemaError
 from kafka_sink.formats import avro_schema, byte_columns, columns
-from kafka_sink.formats.avro_schema import AvroSchema, Schema
+from kafka_sink.formats.avro_schema import AvroSchema, AvroType
 from kafka_sink.formats.byte_columns import Piece, Word
 from kafka_sink.formats.columns import Encoder, big_endian, minimal
 from kafka_sink.records import arrays
@@ -39,16 +39,16 @@ def encoder(schema: AvroSchema, kind: pa.DataType, column: str) -> Encoder:
 class _AvroCompiler:
     schema: AvroSchema
 
-    def of(self, schema: Schema, kind: pa.DataType, path: str) -> Encoder:
+    def of(self, schema: AvroType, kind: pa.DataType, path: str) -> Encoder:
         schema = self._named(schema)
         if schema["type"] == "union":
             return self._of_union(schema["branches"], kind, path)
         return _Required(self._of_value(schema, kind, path), path)
 
-    def _named(self, schema: Schema) -> Schema:
+    def _named(self, schema: AvroType) -> AvroType:
         return self.schema.named[schema["full_name"]] if schema["type"] == "named" else schema
 
-    def _of_union(self, branches: Sequence[Schema], kind: pa.DataType, path: str) -> Encoder:
+    def _of_union(self, branches: Sequence[AvroType], kind: pa.DataType, path: str) -> Encoder:
         null = next((at for at, one in enumerate(branches) if one["type"] == "null"), None)
         problems = []
         for at, branch in enumerate(branches):
@@ -67,7 +67,7 @@ class _AvroCompiler:
             else columns.unsupported_type(path, kind, _shown(branches))
         )
 
-    def _of_value(self, schema: Schema, kind: pa.DataType, path: str) -> Encoder:
+    def _of_value(self, schema: AvroType, kind: pa.DataType, path: str) -> Encoder:
         """Return an encoder for a type that is not a union. The caller handles nulls."""
         name = schema["type"]
         plain_kind = columns.plain_type(kind)
@@ -83,7 +83,7 @@ class _AvroCompiler:
             raise columns.unsupported_type(path, kind, _shown(schema))
         return leaf
 
-    def _of_record(self, schema: Schema, kind: pa.StructType, path: str) -> Encoder:
+    def _of_record(self, schema: AvroType, kind: pa.StructType, path: str) -> Encoder:
         places = {field.name: index for index, field in enumerate(kind)}
         fields: list[tuple[int, Encoder] | list[Piece]] = []
         for field in schema["fields"]:
@@ -104,7 +104,7 @@ class _AvroCompiler:
             )
         return _Record(fields)
 
-    def _missing(self, field: Schema, path: str, places: dict[str, int]) -> bytes:
+    def _missing(self, field: AvroType, path: str, places: dict[str, int]) -> bytes:
         """The bytes of a field without a column: those of its default, or of null."""
         kind = self._named(field["type"])
         if "default" in field:
@@ -126,7 +126,7 @@ def _near(name: str, known: Sequence[str]) -> str:
     return "" if near is None else f" (found '{near}', and names are case-sensitive)"
 
 
-def _shown(schema: Schema | Sequence[Schema]) -> str:
+def _shown(schema: AvroType | Sequence[AvroType]) -> str:
     if isinstance(schema, Sequence):
         return f"[{', '.join(map(_shown, schema))}]"
     name = str(schema.get("full_name") or schema["type"])
@@ -335,7 +335,7 @@ class _Decimal:
 _TEXT = _Bytes()
 
 
-def _leaf(schema: Schema, kind: pa.DataType, path: str) -> Encoder | None:
+def _leaf(schema: AvroType, kind: pa.DataType, path: str) -> Encoder | None:
     """The encoder for a type without children; None if schema and type do not match."""
     name, logical = schema["type"], schema.get("logicalType")
     encoder: Encoder | None = None
@@ -361,7 +361,7 @@ def _leaf(schema: Schema, kind: pa.DataType, path: str) -> Encoder | None:
     return encoder
 
 
-def _uuid(schema: Schema, path: str) -> Encoder | None:
+def _uuid(schema: AvroType, path: str) -> Encoder | None:
     """An encoder for UUIDs, which are written as text or as 16 bytes."""
     is_text = schema["type"] == "string"
     encoder = _leaf(schema, pa.string() if is_text else pa.binary(), path)
@@ -430,7 +430,7 @@ def _scaled(numbers: Any, unit: int, wanted: int) -> Any:
     return numbers // (unit // wanted) if unit > wanted else numbers.astype(np.int64) * (wanted // unit)
 
 
-def _decimal(schema: Schema, kind: pa.DataType, path: str) -> Encoder | None:
+def _decimal(schema: AvroType, kind: pa.DataType, path: str) -> Encoder | None:
     precision, scale = int(schema.get("precision", 0)), int(schema.get("scale", 0))
     fits = scale >= kind.scale and precision - scale >= kind.precision - kind.scale
     if schema["type"] not in ("bytes", "fixed") or not fits or precision > 38 or kind.bit_width > 128:

@@ -14,7 +14,7 @@ import pyarrow as pa
 from kafka_sink import varint
 from kafka_sink.errors import SchemaError
 from kafka_sink.formats.columns import is_list, is_uuid, joined, missing_type, plain_type, require_text_keys
-from kafka_sink.formats.planning import Steps
+from kafka_sink.formats.schemas import StepBudget
 from kafka_sink.printable import printable
 
 PRIMITIVES = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
@@ -23,7 +23,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Schemas come from a registry, so their nesting must not decide how deep the recursion goes.
 _MAX_DEPTH = 200
 
-Schema = Mapping[str, Any]
+AvroType = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +34,9 @@ class AvroSchema:
     name. Types are mappings with "type". A union has "type": "union" and "branches".
     """
 
-    root: Schema
-    named: Mapping[str, Schema]
-    steps: Steps
+    root: AvroType
+    named: Mapping[str, AvroType]
+    steps: StepBudget
 
     @property
     def full_name(self) -> str:
@@ -51,11 +51,11 @@ def read(text: str, references: Iterable[str] = ()) -> AvroSchema:
 
     ``references`` define the names that the schema uses. Each comes after the references that it uses itself.
     """
-    named: dict[str, Schema] = {}
+    named: dict[str, AvroType] = {}
     try:
         for reference in references:
             _AvroReader(named).read(_parsed(reference), "", 0)
-        return AvroSchema(_AvroReader(named).read(_parsed(text), "", 0), named, Steps())
+        return AvroSchema(_AvroReader(named).read(_parsed(text), "", 0), named, StepBudget())
     except SchemaError:
         raise
     except (TypeError, ValueError, AttributeError, RecursionError) as error:
@@ -75,10 +75,10 @@ def _parsed(text: str) -> Any:
 
 
 class _AvroReader:
-    def __init__(self, named: dict[str, Schema]) -> None:
+    def __init__(self, named: dict[str, AvroType]) -> None:
         self._named = named
 
-    def read(self, found: Any, namespace: str, depth: int) -> Schema:
+    def read(self, found: Any, namespace: str, depth: int) -> AvroType:
         if depth > _MAX_DEPTH:
             raise SchemaError(f"the Avro schema is nested more than {_MAX_DEPTH} deep")
         if isinstance(found, str):
@@ -97,7 +97,7 @@ class _AvroReader:
             return {"type": "map", "values": self.read(_part(found, "values"), namespace, depth + 1)}
         return self._of_name(found, kind, namespace, depth) if kind in _NAMED else found
 
-    def _by_name(self, name: str, namespace: str) -> Schema:
+    def _by_name(self, name: str, namespace: str) -> AvroType:
         if name in PRIMITIVES:
             return {"type": name}
         for full_name in (f"{namespace}.{name}", name) if namespace and "." not in name else (name,):
@@ -105,7 +105,7 @@ class _AvroReader:
                 return {"type": "named", "full_name": full_name}
         raise SchemaError(f"the Avro schema uses a type {name!r} that neither it nor a reference defines")
 
-    def _of_name(self, found: Mapping[str, Any], kind: str, namespace: str, depth: int) -> Schema:
+    def _of_name(self, found: Mapping[str, Any], kind: str, namespace: str, depth: int) -> AvroType:
         name, _, own = str(_part(found, "name")).rpartition(".")[::-1]
         namespace = own or found.get("namespace", namespace) or ""
         full_name = f"{namespace}.{name}" if namespace else name
@@ -236,7 +236,7 @@ def _leaf(kind: pa.DataType) -> Any:
 _WRONG = (KeyError, TypeError, ValueError, AttributeError, struct.error, IndexError)
 
 
-def encoded_default(schema: AvroSchema, kind: Schema, value: Any, path: str) -> bytes:
+def encoded_default(schema: AvroSchema, kind: AvroType, value: Any, path: str) -> bytes:
     """Encode a default that the schema contains as JSON, according to the field's type. Raises
     SchemaError."""
     try:
@@ -247,7 +247,7 @@ def encoded_default(schema: AvroSchema, kind: Schema, value: Any, path: str) -> 
         raise SchemaError(f"the schema's default of field '{path}' does not have the field's type") from None
 
 
-def _encoded_default(schema: AvroSchema, kind: Schema, value: Any) -> bytes:
+def _encoded_default(schema: AvroSchema, kind: AvroType, value: Any) -> bytes:
     # A text counts by its length, because a type that contains it may occur very often.
     schema.steps.take(1 + len(value) if isinstance(value, str) else 1)
     name = kind["type"]
@@ -274,7 +274,7 @@ def _encoded_default(schema: AvroSchema, kind: Schema, value: Any) -> bytes:
     return _encoded_scalar(name, kind, value)
 
 
-def _default_of_union(schema: AvroSchema, branches: list[Schema], value: Any) -> bytes:
+def _default_of_union(schema: AvroSchema, branches: list[AvroType], value: Any) -> bytes:
     """Encode a union's default. It belongs to the first branch, but newer versions of Avro accept any
     branch."""
     for at, branch in enumerate(branches):
@@ -293,7 +293,7 @@ def _encoded_text(content: bytes) -> bytes:
     return varint.signed(len(content)) + content
 
 
-def _encoded_scalar(name: str, kind: Schema, value: Any) -> bytes:
+def _encoded_scalar(name: str, kind: AvroType, value: Any) -> bytes:
     encoded: bytes | None = None
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if name == "null" and value is None:

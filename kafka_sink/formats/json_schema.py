@@ -14,16 +14,16 @@ import pyarrow as pa
 
 from kafka_sink.errors import SchemaError
 from kafka_sink.formats.columns import is_list, is_uuid, joined, missing_type, plain_type, unsupported_type
-from kafka_sink.formats.planning import Steps
+from kafka_sink.formats.schemas import StepBudget
 from kafka_sink.printable import printable
 
 _DRAFT = "http://json-schema.org/draft-07/schema#"
 _MAX_DEPTH = 100
 
-Schema = Any
+JsonSchema = Any
 
 
-def parsed(text: str) -> Schema:
+def parsed(text: str) -> JsonSchema:
     """Parse a schema. Raises SchemaError."""
     try:
         schema = json.loads(text)
@@ -109,12 +109,12 @@ def check(text: str, references: Sequence[tuple[str, str]], kind: pa.DataType, p
 
 
 class _Checker:
-    def __init__(self, root: Schema, others: Mapping[str, Schema]) -> None:
+    def __init__(self, root: JsonSchema, others: Mapping[str, JsonSchema]) -> None:
         self._root = root
         self._others = others
-        self._steps = Steps()
+        self._steps = StepBudget()
 
-    def check(self, schema: Schema, kind: pa.DataType, path: str, depth: int) -> None:
+    def check(self, schema: JsonSchema, kind: pa.DataType, path: str, depth: int) -> None:
         self._steps.take()
         if depth > _MAX_DEPTH:
             raise SchemaError(f"the JSON schema is nested more than {_MAX_DEPTH} deep at '{path}'")
@@ -143,7 +143,7 @@ class _Checker:
         elif pa.types.is_map(kind) and "additionalProperties" in schema:
             self.check(schema["additionalProperties"], kind.item_type, f"{path}{{}}", depth + 1)
 
-    def _check_any(self, choices: Sequence[Schema], kind: pa.DataType, path: str, depth: int) -> None:
+    def _check_any(self, choices: Sequence[JsonSchema], kind: pa.DataType, path: str, depth: int) -> None:
         problems = []
         for choice in choices:
             if isinstance(choice, dict) and choice.get("type") == "null":
@@ -184,7 +184,7 @@ class _Checker:
             else:
                 self.check(more, field.type, joined(path, name), depth + 1)
 
-    def _referenced(self, name: str) -> Schema:
+    def _referenced(self, name: str) -> JsonSchema:
         document, _, pointer = name.partition("#")
         target = self._others.get(document) if document else self._root
         for part in filter(None, pointer.split("/")):

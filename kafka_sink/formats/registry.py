@@ -1,55 +1,53 @@
-"""What planning asks a schema registry, by Confluent's REST API."""
+"""Reads and registers schemas at planning, with the REST API of Confluent's Schema Registry."""
 
 from __future__ import annotations
 
 import base64
 import http.client
 import json
-import random
 import re
 import ssl
 import threading
 import time
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
+import pyarrow as pa
+
+from kafka_sink.clock import RANDOM, ExponentialBackoff
 from kafka_sink.errors import ConfigurationError, KafkaSinkError, RegistryError, SchemaError
-from kafka_sink.formats.planning import KINDS, RegisteredSchema, Schema, message_name
+from kafka_sink.formats import row_encoder
+from kafka_sink.formats.schemas import KINDS, RegisteredSchema, Schema, message_name
 from kafka_sink.options import SinkOptions
 from kafka_sink.printable import printable
 from kafka_sink.secret import HiddenValues, Secret
 from kafka_sink.security.http import HttpClient
 from kafka_sink.security.settings import TokenSettings
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-
-# A schema is stored for the micro-batches of a query, with others.
-MAX_SCHEMA = 256 << 10
-# A response has a schema as a JSON text, which may take six characters for one, and little beside it.
+# The schemas of a query are stored together for its micro-batches.
+_MAX_SCHEMA = 256 << 10
+# A response consists of little more than a schema as JSON text, in which a character may take six.
 _MAX_RESPONSE = 2 << 20
 _MAX_REFERENCES = 200
-# The schemas that one schema uses, and their names, in sum.
+# The maximum number of characters of all schemas that one schema uses, with their names.
 _MAX_ALL_SCHEMAS = 2 << 20
 _MAX_REASON = 1000
 _OK, _NOT_FOUND, _CONFLICT = 200, 404, 409
 _SERVER_ERROR = 500
-_MAY_PASS = frozenset({408, 429, 500, 502, 503, 504})
+# The HTTP statuses after which a request is tried again.
+_TEMPORARY = frozenset({408, 429, 500, 502, 503, 504})
 _TRIES = 4
-# Of what may pass. The first waits are short, as the whole has a bound.
-_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.2, 2.0
+_BACKOFF = ExponentialBackoff(200, 2000, RANDOM.random)
 _CONTENT = "application/vnd.schemaregistry.v1+json"
 _BOUND = "schema.registry.timeout.ms"
 _GUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
-_T = TypeVar("_T")
-Found = dict[str, Any]
+Response = dict[str, Any]
 
 
 class _Reference(NamedTuple):
-    """Where to find a schema that another one uses, and under which name it uses it."""
+    """The name under which a schema uses another schema, and the subject and version of that schema."""
 
     name: str
     subject: str
@@ -57,28 +55,30 @@ class _Reference(NamedTuple):
 
 
 class _RefusedError(Exception):
-    """The registry's status of 400 and above, and what it says."""
+    """A response that is not a success: its HTTP status and the registry's message."""
 
-    def __init__(self, status: int, said: str) -> None:
-        super().__init__(said)
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
         self.status = status
 
 
 class Registry:
-    """A registry. Calls raise RegistryError once it is schema.registry.timeout.ms old."""
+    """A registry, for one planning. After schema.registry.timeout.ms, all calls raise RegistryError."""
 
     def __init__(self, options: SinkOptions, format_name: str = "") -> None:
         self._timeout_s = options.schema_registry_timeout_ms / 1000
         self._deadline_s = time.monotonic() + self._timeout_s
         self._normalize = "true" if options.normalize_schemas else "false"
-        # Confluent's registry gives Protobuf schemas as text otherwise.
+        # Without it, Confluent's registry returns Protobuf schemas as text of a .proto file. Apicurio always
+        # returns text.
         self._format = "?format=serialized" if format_name == "protobuf" else ""
         self._options = options
         self._headers: HiddenValues | None = None
-        # Known as long as this lives: what the registry says may repeat it.
         user_info = options.schema_registry_basic_auth_user_info
+        # The password and the header's form of the login are hidden in the registry's messages for as long as
+        # these two secrets exist.
         self._password = None if user_info is None else Secret.known(user_info.reveal().partition(":")[2])
-        self._basic = None if user_info is None else Secret.known(_encoded(user_info))
+        self._basic = None if user_info is None else Secret.known(_base64(user_info))
         context = _context(options)
         self._clients = [
             HttpClient(url.strip().rstrip("/"), lambda: context, self._timeout_s, _BOUND)
@@ -94,136 +94,134 @@ class Registry:
             client.close()
 
     def register(self, subject: str, schema: Schema) -> RegisteredSchema:
-        """The schema's id, under which it is registered now if it was not before."""
+        """Register the schema if it is not registered yet, and return it with its id."""
         path = f"{_subject(subject)}/versions?normalize={self._normalize}"
-        found = self._ask(f"register a schema under the subject '{subject}'", path, schema)
-        if not isinstance(found.get("version"), int):
-            # Registries before Confluent Platform 8 say only the id.
-            found = self._looked_up(f"look up a schema under the subject '{subject}'", subject, schema)
-        return _registered(schema, found, subject)
+        response = self._ask(f"register a schema under the subject '{subject}'", path, schema)
+        if not isinstance(response.get("version"), int):
+            # Registries before Confluent Platform 8 return the id only.
+            return self.lookup(subject, schema, f"look up a schema under the subject '{subject}'")
+        return _registered(schema, response, subject)
 
-    def lookup(self, subject: str, schema: Schema) -> RegisteredSchema:
-        """The schema's id. A schema that is not registered is an error."""
-        what = f"look up a schema under the subject '{subject}' (auto.register.schemas=false)"
-        return _registered(schema, self._looked_up(what, subject, schema), subject)
-
-    def _looked_up(self, what: str, subject: str, schema: Schema) -> Found:
-        return self._ask(what, f"{_subject(subject)}?normalize={self._normalize}&deleted=false", schema)
+    def lookup(self, subject: str, schema: Schema, purpose: str = "") -> RegisteredSchema:
+        """The schema with its id. Raises RegistryError if it is not registered."""
+        path = f"{_subject(subject)}?normalize={self._normalize}&deleted=false"
+        purpose = purpose or f"look up a schema under the subject '{subject}' (auto.register.schemas=false)"
+        return _registered(schema, self._ask(purpose, path, schema), subject)
 
     def version(self, subject: str, version: int | None) -> RegisteredSchema:
-        """The newest one where ``version`` is None."""
-        place, what = ("latest", "the latest version") if version is None else (version, f"version {version}")
+        """The subject's schema of this version; None is the latest version."""
+        place, name = ("latest", "the latest version") if version is None else (version, f"version {version}")
         path = f"{_subject(subject)}/versions/{place}{self._format}"
-        found = self._ask(f"read {what} of the subject '{subject}'", path)
-        return _registered(self._read(found), found, subject)
+        response = self._ask(f"read {name} of the subject '{subject}'", path)
+        return _registered(self._schema_in(response), response, subject)
 
     def by_id(self, schema_id: int) -> RegisteredSchema:
-        found = self._ask(f"read the schema with id {schema_id}", f"/schemas/ids/{schema_id}{self._format}")
-        return _registered(self._read(found), {**found, "id": schema_id, "version": -1})
+        response = self._ask(
+            f"read the schema with id {schema_id}", f"/schemas/ids/{schema_id}{self._format}"
+        )
+        return _registered(self._schema_in(response), {**response, "id": schema_id, "version": -1})
 
-    def _read(self, found: Found) -> Schema:
-        kind = printable(str(found.get("schemaType") or "AVRO"))
-        return Schema(kind, _checked(found.get("schema")), tuple(self._references(found).items()))
-
-    def _references(self, found: Found) -> dict[str, str]:
-        """The schemas that a schema uses, by name, each after the schemas that it uses itself.
-
-        The registry decides how many there are and how deep they go. So the number of names and the
-        characters of all that is kept have a bound, and no response is kept.
-        """
+    def _schema_in(self, response: Response) -> Schema:
+        kind = printable(str(response.get("schemaType") or "AVRO"))
         texts: dict[str, str] = {}
-        names, left = set[str](), _MAX_ALL_SCHEMAS
-        # The schemas on the way down: name, text, and which of its references are still to be followed.
-        path: list[tuple[str | None, str, list[_Reference]]] = [(None, "", _references_of(found))]
-        while path:
-            name, text, references = path[-1]
-            if not references:
-                path.pop()
-                if name is not None:
-                    texts[name] = text
-                continue
-            reference = references.pop()
+        self._follow(_references_of(response), texts, set(), _MAX_ALL_SCHEMAS)
+        return Schema(kind, _checked(response.get("schema")), tuple(texts.items()))
+
+    def _follow(self, references: list[_Reference], texts: dict[str, str], names: set[str], left: int) -> int:
+        """Read the schemas to which these references refer, each after the schemas that it uses itself, and
+        add them to ``texts``. ``names`` are the references that were followed already.
+
+        The registry decides how many references there are and how deep they go. So the number of names is
+        bounded, and ``left`` is the number of characters that may still be read. Returns what is left.
+        """
+        for reference in references:
             if reference.name in names:
                 continue
             names.add(reference.name)
-            used = self._ask(
-                f"read version {reference.version} of the subject '{printable(reference.subject)}', which a "
-                "schema uses",
-                f"{_subject(reference.subject)}/versions/{reference.version}{self._format}",
-            )
-            text, its_own = _checked(used.get("schema")), _references_of(used)
-            left -= len(text) + sum(len(one.name) + len(one.subject) for one in its_own)
+            text, more = self._referenced(reference)
+            left -= len(text) + sum(len(used.name) + len(used.subject) for used in more)
             if len(names) > _MAX_REFERENCES or left < 0:
                 raise RegistryError(
                     f"a schema uses more than {_MAX_REFERENCES} others, or others of more than "
                     f"{_MAX_ALL_SCHEMAS:,} characters in sum, which is not supported"
                 )
-            path.append((reference.name, text, its_own))
-        return texts
+            left = self._follow(more, texts, names, left)
+            texts[reference.name] = text
+        return left
+
+    def _referenced(self, reference: _Reference) -> tuple[str, list[_Reference]]:
+        """The text of a schema, and its references. The response itself is not kept, as it may be large."""
+        response = self._ask(
+            f"read version {reference.version} of the subject '{printable(reference.subject)}', which a "
+            "schema uses",
+            f"{_subject(reference.subject)}/versions/{reference.version}{self._format}",
+        )
+        return _checked(response.get("schema")), _references_of(response)
 
     # -- requests -------------------------------------------------------------------------------------
 
-    def _ask(self, what: str, path: str, schema: Schema | None = None) -> Found:
-        """The response to a GET, or to a POST of a schema. Runs on a thread of its own, as nothing else
-        bounds a look-up of names."""
-        answer: Future[Found] = Future()
+    def _ask(self, purpose: str, path: str, schema: Schema | None = None) -> Response:
+        """Return the response to a GET request, or to a POST request with the schema.
+
+        The request runs on a thread of its own, because nothing else limits the time of a name lookup.
+        """
+        response: Future[Response] = Future()
 
         def run() -> None:
             try:
-                answer.set_result(self._tried(path, schema))
+                response.set_result(self._try_addresses(path, schema))
             except BaseException as failure:  # noqa: BLE001 - raised again below
-                answer.set_exception(failure)
+                response.set_exception(failure)
 
         threading.Thread(target=run, name="kafka-chunked-registry", daemon=True).start()
-        if wait([answer], max(0.0, self._deadline_s - time.monotonic())).done:
-            if failure := answer.exception():
-                raise self._explained(what, failure) from None
-            return answer.result()
+        if wait([response], max(0.0, self._deadline_s - time.monotonic())).done:
+            if failure := response.exception():
+                raise self._explained(purpose, failure) from None
+            return response.result()
         raise RegistryError(
             f"{self._where} did not respond within {_BOUND} = "
-            f"{self._timeout_s * 1000:.0f} ms. The attempt was to {what}",
+            f"{self._timeout_s * 1000:.0f} ms. The attempt was to {purpose}",
             is_temporary=True,
         )
 
-    def _tried(self, path: str, schema: Schema | None) -> Found:
-        """By each address, several times where the failure may pass."""
+    def _try_addresses(self, path: str, schema: Schema | None) -> Response:
+        """Try each address, several times if the failure may be temporary."""
         headers = self._login()
         body = None if schema is None else _body(schema)
         last: Exception = OSError("there is no address")
         for client in self._clients:
-            for number in range(_TRIES):
+            for number in range(1, _TRIES + 1):
                 try:
                     return self._once(client, path, headers, body)
                 except _RefusedError as error:
-                    if error.status not in _MAY_PASS:
+                    if error.status not in _TEMPORARY:
                         raise
                     last = error
                 except ssl.SSLCertVerificationError:
                     raise
                 except (OSError, http.client.HTTPException) as error:
                     last = error
-                if number < _TRIES - 1:
-                    longest = min(_FIRST_WAIT_S * 2**number, _LONGEST_WAIT_S)
-                    time.sleep(random.random() * longest)  # noqa: S311 - no secret depends on it
+                if number < _TRIES:
+                    time.sleep(_BACKOFF.delay_ms(number) / 1000)
         raise last
 
-    def _once(self, client: HttpClient, path: str, headers: HiddenValues, body: str | None) -> Found:
+    def _once(self, client: HttpClient, path: str, headers: HiddenValues, body: str | None) -> Response:
         left_s = max(0.001, self._deadline_s - time.monotonic())
         method = "GET" if body is None else "POST"
         status, content = client.request(
             method, path, headers, body, timeout_s=left_s, max_bytes=_MAX_RESPONSE
         )
         try:
-            found = json.loads(content)
+            response = json.loads(content)
         except (ValueError, RecursionError):
-            found = None
-        if status == _OK and isinstance(found, dict):
-            return found
-        said = found.get("message") if isinstance(found, dict) else None
-        raise _RefusedError(status, str(said) if said else "its response is not one of a schema registry")
+            response = None
+        if status == _OK and isinstance(response, dict):
+            return response
+        message = response.get("message") if isinstance(response, dict) else None
+        raise _RefusedError(status, str(message or "its response is not one of a schema registry"))
 
     def _login(self) -> HiddenValues:
-        """Headers, made once: a token lasts longer than planning."""
+        """The headers of all requests. A token is fetched once, because it lasts longer than planning."""
         if self._headers is None:
             options = self._options
             headers = HiddenValues({"Accept": f"{_CONTENT}, application/json", "Content-Type": _CONTENT})
@@ -255,38 +253,41 @@ class Registry:
         )
         return TokenSource(settings, TokenEndpoint(settings, _BOUND).fetch).get().text
 
-    def _explained(self, what: str, failure: BaseException) -> BaseException:
+    def _explained(self, purpose: str, failure: BaseException) -> BaseException:
+        """The error for the user about a request with this purpose."""
         where = self._where
         if isinstance(failure, RegistryError) or not isinstance(failure, Exception):
             return failure
         if not isinstance(failure, _RefusedError):
-            # What this package says is printable. Libraries may quote headers.
-            own = isinstance(failure, KafkaSinkError)
-            reason = str(failure) if own else printable(str(failure) or type(failure).__name__, _MAX_REASON)
-            return RegistryError(
-                f"{where} cannot be reached: {reason}. The attempt was to {what}", is_temporary=True
+            # The errors of this package are printable. Those of libraries may quote headers.
+            is_own = isinstance(failure, KafkaSinkError)
+            reason = (
+                str(failure) if is_own else printable(str(failure) or type(failure).__name__, _MAX_REASON)
             )
-        status, said = failure.status, printable(str(failure), _MAX_REASON)
+            return RegistryError(
+                f"{where} cannot be reached: {reason}. The attempt was to {purpose}", is_temporary=True
+            )
+        status, message = failure.status, printable(str(failure), _MAX_REASON)
         if status in (401, 403):
             return RegistryError(
-                f"{where} refuses the login (HTTP {status}: {said}): check "
+                f"{where} refuses the login (HTTP {status}: {message}): check "
                 "schema.registry.basic.auth.user.info or schema.registry.bearer.auth.*, and that its user "
-                f"may {what}"
+                f"may {purpose}"
             )
         if status == _CONFLICT:
             return RegistryError(
-                f"{where} refuses to {what}, because the subject's compatibility rule forbids the change: "
-                f"{said}. Change the columns so that the schema stays compatible, or write with the "
+                f"{where} refuses to {purpose}, because the subject's compatibility rule forbids the change: "
+                f"{message}. Change the columns so that the schema stays compatible, or write with the "
                 "registered schema (use.latest.version=true)"
             )
         return RegistryError(
-            f"{where} does not {what}: {said} (HTTP {status})",
+            f"{where} does not {purpose}: {message} (HTTP {status})",
             is_temporary=status >= _SERVER_ERROR,
             is_missing=status == _NOT_FOUND,
         )
 
 
-def _encoded(user_info: Secret) -> str:
+def _base64(user_info: Secret) -> str:
     return base64.b64encode(user_info.reveal().encode()).decode("ascii")
 
 
@@ -295,27 +296,29 @@ def _subject(name: str) -> str:
 
 
 def _body(schema: Schema) -> str:
-    # Registries that know nothing but Avro refuse the name of a kind.
+    # Registries that support only Avro reject the field schemaType.
     kind = {} if schema.kind == "AVRO" else {"schemaType": schema.kind}
     return json.dumps({"schema": schema.text, **kind})
 
 
-def _registered(schema: Schema, found: Found, subject: str = "") -> RegisteredSchema:
-    number, version, guid = found.get("id"), found.get("version"), found.get("guid")
-    if not isinstance(number, int):
-        raise RegistryError("the schema registry's response names no id")
+def _registered(schema: Schema, response: Response, subject: str = "") -> RegisteredSchema:
+    schema_id, version, guid = response.get("id"), response.get("version"), response.get("guid")
+    if not isinstance(schema_id, int):
+        raise RegistryError("the schema registry's response contains no id")
     guid = guid if isinstance(guid, str) and _GUID.fullmatch(guid) else ""
-    return RegisteredSchema(schema, number, guid, subject, version if isinstance(version, int) else -1)
+    return RegisteredSchema(schema, schema_id, guid, subject, version if isinstance(version, int) else -1)
 
 
-def _references_of(found: Found) -> list[_Reference]:
-    """The references of a schema, the last one first. Raises RegistryError."""
-    listed = found.get("references") or []
+def _references_of(response: Response) -> list[_Reference]:
+    """The references of a schema. Raises RegistryError."""
+    listed = response.get("references") or []
     if not isinstance(listed, list) or len(listed) > _MAX_REFERENCES:
         raise RegistryError(f"a schema's references are not a list of at most {_MAX_REFERENCES}")
     references = []
-    for one in reversed(listed):
-        name, subject, version = map(one.get, _Reference._fields) if isinstance(one, dict) else (None,) * 3
+    for entry in listed:
+        name, subject, version = (
+            map(entry.get, _Reference._fields) if isinstance(entry, dict) else (None,) * 3
+        )
         if not isinstance(name, str) or not isinstance(subject, str) or not isinstance(version, int):
             raise RegistryError("a schema's references cannot be read")
         references.append(_Reference(name, subject, version))
@@ -323,14 +326,14 @@ def _references_of(found: Found) -> list[_Reference]:
 
 
 def _checked(text: object) -> str:
-    if not isinstance(text, str) or not 0 < len(text) <= MAX_SCHEMA:
+    if not isinstance(text, str) or not 0 < len(text) <= _MAX_SCHEMA:
         size = len(text) if isinstance(text, str) else 0
-        raise RegistryError(f"a schema of {size:,} characters is not supported: 1 to {MAX_SCHEMA:,}")
+        raise RegistryError(f"a schema of {size:,} characters is not supported: 1 to {_MAX_SCHEMA:,}")
     return text
 
 
 def _context(options: SinkOptions) -> ssl.SSLContext:
-    """Trusts the system's authorities where no file is named."""
+    """The TLS settings. Without schema.registry.ssl.ca.location, the system's authorities are trusted."""
     certificate, key = (
         options.schema_registry_ssl_certificate_location,
         options.schema_registry_ssl_key_location,
@@ -339,7 +342,7 @@ def _context(options: SinkOptions) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cafile=options.schema_registry_ssl_ca_location or None)
         if certificate:
-            # OpenSSL asks on the terminal where nothing gives it a password.
+            # Without a function for the password, OpenSSL would ask for it on the terminal.
             context.load_cert_chain(
                 certificate, key or None, lambda: "" if password is None else password.reveal()
             )
@@ -350,8 +353,8 @@ def _context(options: SinkOptions) -> ssl.SSLContext:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What the options say about the schema of ``part``, whose column is ``field``."""
+class SchemaChoice:
+    """Which schema the options select for ``part`` ("value" or "key"), whose column is ``field``."""
 
     options: SinkOptions
     part: str
@@ -360,26 +363,25 @@ class Wanted:
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """The topics that have a subject each; one that is empty where they share the schema."""
-        is_shared = self._strategy == "RecordNameStrategy" or self._of_part("schema_id") != -1
+        """The topics that have a subject each; "" alone if all topics share the schema."""
+        is_shared = self._strategy == "RecordNameStrategy" or self._option("schema_id") != -1
         if is_shared or self.options.topic is not None:
             return ("",)
         return tuple(dict.fromkeys(self.options.schema_registry_topics))
 
     def registered(self, registry: Registry, topic: str) -> RegisteredSchema:
-        """Ask the registry. Raises RegistryError, SchemaError."""
-        from kafka_sink.formats import row_encoder
-
-        if (schema_id := int(self._of_part("schema_id"))) != -1:
+        """Read or register the schema. Raises RegistryError and SchemaError."""
+        if (schema_id := int(self._option("schema_id"))) != -1:
             return registry.by_id(schema_id)
-        own = self._own_schema()
-        subject = self._subject(topic or self.options.topic or "", own)
-        if self.options.use_latest_version:
-            return registry.version(subject, None)
-        if (version := int(self._of_part("schema_version"))) != -1:
-            return registry.version(subject, version)
-        schema = own if own is not None else self._derived()
-        # Whatever does not fit a given schema must not be registered first.
+        schema = self._own_schema()
+        subject = self._subject(topic, schema)
+        version = int(self._option("schema_version"))
+        if self.options.use_latest_version or version != -1:
+            return registry.version(subject, None if self.options.use_latest_version else version)
+        if schema is None:
+            name = str(self._option("record_name"))
+            schema = row_encoder.derived_schema(self.format_name, self.field, name)
+        # Check the columns first, so that no schema is registered that they do not fit.
         row_encoder.encoder_of(self.format_name, schema, self.field.type, self.field.name, self.message)
         if self.options.auto_register_schemas:
             return registry.register(subject, schema)
@@ -391,36 +393,30 @@ class Wanted:
         return message_name(self.options, self.part)
 
     def known(self, registry: Registry, topic: str) -> RegisteredSchema:
-        """The schema that the subject has, whatever the columns are; nothing is registered."""
-        if self._of_part("schema_id") != -1 or self._of_part("schema_version") != -1:
+        """The subject's current schema, regardless of the columns. Registers nothing."""
+        if self._option("schema_id") != -1 or self._option("schema_version") != -1:
             return self.registered(registry, topic)
-        return registry.version(self._subject(topic or self.options.topic or "", self._own_schema()), None)
+        return registry.version(self._subject(topic, self._own_schema()), None)
 
     @property
     def _strategy(self) -> str:
-        return str(self._of_part("subject_name_strategy"))
+        return str(self._option("subject_name_strategy"))
 
-    def _of_part(self, name: str) -> str | int:
+    def _option(self, name: str) -> str | int:
         value: str | int = getattr(self.options, f"{self.part}_{name}")
         return value
 
     def _own_schema(self) -> Schema | None:
-        text = str(self._of_part("schema"))
+        text = str(self._option("schema"))
         return Schema(KINDS[self.format_name], text) if text else None
 
-    def _derived(self) -> Schema:
-        from kafka_sink.formats import row_encoder
-
-        return row_encoder.derived_schema(self.format_name, self.field, str(self._of_part("record_name")))
-
-    def _subject(self, topic: str, own: Schema | None) -> str:
+    def _subject(self, topic: str, schema: Schema | None) -> str:
+        topic = topic or self.options.topic or ""
         if self._strategy == "TopicNameStrategy":
             return f"{topic}-{self.part}"
-        from kafka_sink.formats import row_encoder
-
-        name = str(self._of_part("record_name"))
-        if own is not None:
-            name = row_encoder.record_name_of(self.format_name, own, self.message)
+        name = str(self._option("record_name"))
+        if schema is not None:
+            name = row_encoder.record_name_of(self.format_name, schema, self.message)
         if not name:
             raise SchemaError(
                 f"{self.part}.subject.name.strategy={self._strategy} needs a schema of a record, which has a "

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kafka_sink.dead_letters.rejected_rows import RejectedRows
 from kafka_sink.dead_letters.row_rejection import headers_with, rows_of_table
 from kafka_sink.errors import InvalidRowError, SchemaError
 from kafka_sink.formats import byte_columns, json_values
 from kafka_sink.formats.byte_columns import Piece, Word
 from kafka_sink.formats.columns import Encoder, UnfitRowsError, plain, present_only, reject
-from kafka_sink.formats.planning import (
+from kafka_sink.formats.schemas import (
     ID_HEADERS,
     KINDS,
     PartFormat,
@@ -36,10 +36,7 @@ from kafka_sink.records.arrays import (
     numbers,
     with_nulls,
 )
-
-if TYPE_CHECKING:
-    from kafka_sink.dead_letters.rejected_rows import RejectedRows
-    from kafka_sink.rows.column_plan import ColumnPlan
+from kafka_sink.rows.column_plan import ColumnPlan
 
 
 def with_header(own: pa.Array | None, name: str, contents: pa.Array, encoded: pa.Array) -> pa.Array:

@@ -94,7 +94,7 @@ def decode_create_topic(reader: Reader) -> CreateTopicResponse:
             reader.skip_text()
             reader.skip_text()
             reader.skip(_KIND_BYTES)
-            reader.skip_tags()
+    reader.skip_tags()
     return CreateTopicResponse(error, message, throttle)
 
 

@@ -123,7 +123,7 @@ def _of_sink(names: list[str], options: SinkOptions) -> list[str]:
     """The columns that are not fields of an encoded value."""
     if options.value_format == "bytes" or "value" in names:
         return names
-    from kafka_sink.formats.planning import OWN
+    from kafka_sink.formats.schemas import OWN
 
     return [name for name in names if name in OWN]
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import WriterCommitMessage
 
     from kafka_sink.dead_letters.rejected_rows import RejectedRows
-    from kafka_sink.formats.planning import RowEncoding
+    from kafka_sink.formats.schemas import RowEncoding
     from kafka_sink.task.producer import Producer
     from kafka_sink.transactions.batch import AttemptReport
     from kafka_sink.transactions.decision import BatchIdentity

@@ -27,9 +27,9 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from kafka_sink import doctor
 from kafka_sink.errors import ConfigurationError, RegistryError, SchemaError
 from kafka_sink.formats import planning
-from kafka_sink.formats.planning import PartFormat, RegisteredSchema, RowEncoding
 from kafka_sink.formats.registry import Registry
 from kafka_sink.formats.row_encoder import RowEncoder
+from kafka_sink.formats.schemas import PartFormat, RegisteredSchema, RowEncoding
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
 from local_kafka.schema_registry import LocalRegistry
@@ -268,7 +268,7 @@ def test_responses_that_are_none(fake: Server) -> None:
         (b"<html>", "not one of a schema registry"),
         (b"[" * 100_000, "not one of a schema registry"),
         (b"[]", "not one of a schema registry"),
-        (b'{"id": "5", "version": 1}', "names no id"),
+        (b'{"id": "5", "version": 1}', "contains no id"),
         (gzip.compress(b'{"id": 5}', mtime=0), "not one of a schema registry"),
         (b'{"id": 5, "x": "' + b"x" * (3 << 20) + b'"}', "a response of more than 2097152 bytes"),
     ):

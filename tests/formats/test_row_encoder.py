@@ -18,8 +18,8 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from hypothesis import HealthCheck, given, settings
 
 from kafka_sink.formats import row_encoder
-from kafka_sink.formats.planning import PartFormat, RegisteredSchema, Schema
 from kafka_sink.formats.row_encoder import PartEncoder
+from kafka_sink.formats.schemas import PartFormat, RegisteredSchema, Schema
 from tests.support.avro_cases import tables
 from tests.support.effort import tries
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from kafka_sink.formats import planning
-from kafka_sink.formats.planning import RowEncoding
+from kafka_sink.formats.schemas import RowEncoding
 from kafka_sink.options import SinkOptions, parse
 
 COLUMNS = [("id", "bigint"), ("name", "string")]
