@@ -108,21 +108,18 @@ class DeadLetterWriter:
 # Tables of dead letters. The context headers are those of Kafka Connect's sink connectors (KIP-298), as far
 # as they make sense for a row of a DataFrame.
 _MAX_REASON = 500
-# Room for the header of a batch, the lengths and deltas of a record, and the two lengths of each of its
-# headers.
+# Room for a batch's header, a record's lengths and deltas, and the two lengths of each of its headers.
 _OVERHEAD = 256
 # The approximate size of a dead letter's context headers.
 _CONTEXT_BYTES = 600
-# The size of the dead letters that are made together. Several copies of them exist until they are in their
-# batches.
+# The size of the dead letters that are made together. Several copies exist until they are in batches.
 _TABLE_BYTES = 1 << 20
 _COLUMNS = (("key", "binary"), ("value", "binary"), ("headers", HEADERS_TYPE))
 _NO_BINARY = binary_of(())
 
 
 class _Header(NamedTuple):
-    """A context header of all dead letters: one value for all, or an array, in which null omits the
-    header."""
+    """A context header of all dead letters: one value, or an array in which null omits it."""
 
     name: bytes
     value: bytes | pa.Array

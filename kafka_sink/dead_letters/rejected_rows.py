@@ -57,8 +57,7 @@ class RejectedRows:
 
     ``key``, ``value`` and a ``topic`` by row are binary. ``partition`` is -1 if none was chosen.
     ``timestamps_ms`` are milliseconds since the epoch, NO_TIMESTAMP for a row without one. ``sizes`` are the
-    approximate bytes of each row. ``reason`` is what is wrong with each row, and ``error`` is the exception's
-    class.
+    approximate bytes of each row. ``reason`` is what is wrong, and ``error`` is the exception's class.
     """
 
     key: pa.Array | None
@@ -168,8 +167,7 @@ MAX_WAITING_BYTES = 4 << 20
 
 
 class DeadLetters:
-    """The rejected rows of one task. Thread-safe: the task's thread and the sender's thread add rows, and the
-    task's thread takes them.
+    """The rejected rows of one task. Thread-safe: task and sender add rows, and the task takes them.
 
     ``topic`` is the dead letter topic. Without one, rows are counted and their content is dropped.
     ``max_rows`` is the maximum number of rows for the task. ``max_bytes`` is the maximum size of one dead
@@ -199,8 +197,7 @@ class DeadLetters:
             )
 
     def add(self, rejected: Rejected) -> None:
-        """Add rows that can never be written. Raises TooManyDeadLettersError if there are more than the
-        maximum."""
+        """Add rows that can never be written. Raises TooManyDeadLettersError above the maximum."""
         with self._lock:
             self.require_room(rejected.count, rejected.reason)
             logged = max(0, min(_LOGGED - self._rows, rejected.count))
@@ -220,8 +217,7 @@ class DeadLetters:
 
     @property
     def has_room(self) -> bool:
-        """Whether the sender may add rows, whose memory is in addition to buffer.memory. Read without the
-        lock."""
+        """Whether the sender may add rows, whose memory comes on top of buffer.memory. A hint."""
         return self._waiting_bytes < MAX_WAITING_BYTES
 
     @property

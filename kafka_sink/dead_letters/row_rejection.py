@@ -1,8 +1,6 @@
-"""With errors.tolerance=all: removes rows that can never be written from a table, and makes them dead
-letters.
+"""With errors.tolerance=all: makes rows that can never be written dead letters.
 
-While all rows are valid, this costs nothing: the errors that would otherwise fail the task mark the invalid
-rows.
+While all rows are valid, this costs nothing: the errors that else fail the task mark invalid rows.
 """
 
 from __future__ import annotations
@@ -45,8 +43,7 @@ from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import NO_PARTITION, RowBatch
 from kafka_sink.rows.ordering import partitions_needed
 
-# Brokers learn of an added partition at different times. A partition that is still unknown after this time
-# does not exist.
+# Brokers learn of an added partition at different times. One that is unknown after this time does not exist.
 PARTITION_WAIT_MS = 5000.0
 _CHECK_MS = 100.0
 
@@ -73,8 +70,7 @@ class RowRejection:
     def order(
         self, plan: ColumnPlan, table: pa.RecordBatch | pa.Table, order: Order, dead_letters: DeadLetters
     ) -> OrderedRows | None:
-        """Call ``order`` with the valid rows; None if there are none. Invalid rows are added to
-        ``dead_letters``.
+        """Call ``order`` with the valid rows; None without any. Add invalid rows to ``dead_letters``.
 
         Raises the errors of ``order`` that are not about rows, and TooManyDeadLettersError.
         """
@@ -169,8 +165,7 @@ def _rows_of(rows: RowBatch, topic: str) -> Bools:
     return mask
 
 
-# Columns for the dead letters of rows that can never be written, which either the task or a broker has
-# rejected.
+# Columns for the dead letters of rows that the task or a broker has rejected.
 
 
 _NO_BYTES = binary_of([b""])[0]
@@ -270,8 +265,7 @@ def rows_of_records(records: RejectedRecords, max_bytes: int) -> RejectedRows:
 
 
 def _field(data: Bytes, at: Int64s) -> tuple[pa.Array, Int64s]:
-    """The bytes after the length at each position (null for length -1), and the positions after these
-    bytes."""
+    """The bytes after the length at each position (null for length -1), and the positions after them."""
     size, begin = varint_columns.read_column(data, at)
     end = begin + np.maximum(size, 0)
     return spans(data, begin, end, size < 0), end
@@ -305,11 +299,9 @@ def _encoded_headers(data: Bytes, at: Int64s, counts: Int64s, limit: int) -> Own
 def headers_with(
     kept: Int64s, keys: pa.Array, values: pa.Array, added: Sequence[tuple[bytes, bytes | pa.Array]]
 ) -> pa.ListArray:
-    """A list column of headers. Row i gets the next ``kept[i]`` of ``keys`` and ``values``, and then those in
-    ``added``.
+    """A list column of headers. Row i gets the next ``kept[i]`` keys and values, and then ``added``.
 
-    An added header has one value for all rows, or an array with one value for each, in which null omits the
-    header.
+    An added header has one value for all rows, or an array of values, in which null omits it.
     """
     count = len(kept)
     present = [

@@ -1,2 +1,1 @@
-"""``value.format`` and ``key.format``: encode columns as Avro, Protobuf or JSON, with schemas from a
-registry."""
+"""``value.format`` and ``key.format``: columns as Avro, Protobuf or JSON by a registry's schemas."""

@@ -178,8 +178,7 @@ class _Union:
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """``fields`` are in the schema's order: the index of a column and its encoder, or the bytes of a
-    default."""
+    """``fields`` in the schema's order: a column's index and its encoder, or a default's bytes."""
 
     fields: Sequence[tuple[int, Encoder] | list[Word]]
 
@@ -318,8 +317,7 @@ class _Enum:
 
 @dataclass(frozen=True, slots=True)
 class _Decimal:
-    """``size`` is the size of Avro's fixed. If it is None, the number takes as few bytes as possible, after
-    their count."""
+    """``size`` is the size of Avro's fixed. None: as few bytes as possible, after their count."""
 
     kind: pa.DataType
     size: int | None

@@ -40,8 +40,7 @@ class AvroSchema:
 
     @property
     def full_name(self) -> str:
-        """The name of the outermost type, which subjects by record name contain; empty for a type without a
-        name."""
+        """The name of the outermost type, as used in subjects; empty for a type without a name."""
         name: str = self.root.get("full_name", "")
         return name
 
@@ -237,8 +236,7 @@ _WRONG = (KeyError, TypeError, ValueError, AttributeError, struct.error, IndexEr
 
 
 def encoded_default(schema: AvroSchema, kind: AvroType, value: Any, path: str) -> bytes:
-    """Encode a default that the schema contains as JSON, according to the field's type. Raises
-    SchemaError."""
+    """Encode a default, which is JSON in the schema, as the field's type. Raises SchemaError."""
     try:
         return _encoded_default(schema, kind, value)
     except SchemaError:
@@ -275,8 +273,7 @@ def _encoded_default(schema: AvroSchema, kind: AvroType, value: Any) -> bytes:
 
 
 def _default_of_union(schema: AvroSchema, branches: list[AvroType], value: Any) -> bytes:
-    """Encode a union's default. It belongs to the first branch, but newer versions of Avro accept any
-    branch."""
+    """Encode a union's default. It belongs to the first branch, but newer Avro accepts any."""
     for at, branch in enumerate(branches):
         try:
             return varint.signed(at) + _encoded_default(schema, branch, value)

@@ -93,8 +93,7 @@ def fixed(value: UInt64s, size: int, nulls: Bools | None = None) -> Word:
 
 
 def zigzag(numbers: npt.NDArray[np.signedinteger[Any]]) -> UInt64s:
-    """Map signed numbers to unsigned ones: 0, -1, 1, -2 become 0, 1, 2, 3, so that small magnitudes stay
-    small."""
+    """Map signed numbers to unsigned ones: 0, -1, 1, -2 become 0, 1, 2, 3."""
     wide = numbers.astype(np.int64, copy=False)
     return ((wide << 1) ^ (wide >> 63)).view(np.uint64)
 
@@ -124,8 +123,7 @@ def _varint_sizes(numbers: UInt64s, narrowest: int, widest: int) -> Int64s | int
     if narrowest == widest:
         return widest
     if widest - narrowest > 2:
-        # The exponent of a float is its number of bits. Numbers beyond those that a float represents exactly
-        # are capped.
+        # The exponent of a float is its number of bits. Numbers that no float represents are capped.
         floats = np.minimum(numbers, np.uint64(_FLOATS_BITS)).astype(np.float64)
         found: Int64s = _SIZES.take(floats.view(np.int64) >> 52)
         return found
@@ -159,8 +157,7 @@ _CONTINUED = np.array(
     [sum(0x80 << (8 * byte) for byte in range(size - 1)) for size in range(_WORD + 1)], dtype=np.uint64
 )
 _FLOATS_BITS = (1 << 53) - 1
-# For each exponent of a float, the size of the varint of a number with that many bits. Zero has the exponent
-# 0.
+# The size of the varint of a number, by its exponent as a float. Zero has the exponent 0.
 _SIZES = np.array([max(1, (exponent - 1023 + 7) // 7) for exponent in range(1023 + 53)], dtype=np.int64)
 
 
@@ -174,8 +171,7 @@ def nothing_where(nulls: Bools, pieces: Iterable[Word]) -> list[Word]:
 
 
 def spread(array: pa.Array, nulls: Bools) -> pa.Array:
-    """Put the entries of a binary array into the rows that are not null, in order. The other rows are
-    empty."""
+    """Put the entries of a binary array into the rows that are not null. The other rows are empty."""
     sizes = np.zeros(len(nulls), dtype=np.int32)
     sizes[~nulls] = lengths(array)
     first = int(offsets(array)[0])
@@ -222,8 +218,7 @@ def _gathered(parts: Sequence[list[Word] | pa.Array], rows: int) -> pa.Array:
         raise OverflowError(f"rows encode to {size} bytes; a table must stay below 2 GiB")
     data = np.empty(size, dtype=np.uint8)
     slots = np.arange(0, stride * rows, stride)
-    # For each row and part, its first byte and the byte after its last. What lies between two parts is
-    # skipped later.
+    # For each row and part, its first byte and the byte after its last. Gaps are skipped later.
     edges = np.empty(2 * rows * len(parts) + 1, dtype=np.int32)
     # The parts of a row may lie in any order, but Arrow requires that the last edge is not before the first.
     edges[-1] = size

@@ -32,8 +32,7 @@ from kafka_sink.records.record_columns import binary
 
 
 class UnfitRowsError(KafkaSinkError):
-    """Rows that do not fit the schema. ``rows`` marks them, and the message names the field by its
-    ``path``."""
+    """Rows that do not fit the schema. ``rows`` marks them, and the message contains the field's ``path``."""
 
     def __init__(self, rows: Bools, path: str, problem: str) -> None:
         super().__init__(f"field '{path}' {problem}" if path else problem)
@@ -100,8 +99,7 @@ class Encoder(Protocol):
     """Encodes columns of one Arrow type with one schema."""
 
     def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
-        """The pieces of each row. A row has no bytes where ``nulls`` is true; None means that no entry is
-        null.
+        """The pieces of each row. A row has no bytes where ``nulls`` is true; None if no entry is null.
 
         Raises UnfitRowsError.
         """
@@ -192,8 +190,7 @@ def entries(column: pa.Array) -> tuple[Int64s, list[pa.Array]]:
 
 
 def of_rows(counts: Int64s, encode: Callable[[], pa.Array]) -> pa.Array:
-    """Call ``encode`` for the entries of lists. Its errors about entries are turned into errors about
-    rows."""
+    """Call ``encode`` for the entries of lists. Its errors are turned into errors about rows."""
     try:
         return encode()
     except UnfitRowsError as error:

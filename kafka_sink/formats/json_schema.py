@@ -96,8 +96,7 @@ def _type_of(kind: pa.DataType) -> str | None:
 
 
 def check(text: str, references: Sequence[tuple[str, str]], kind: pa.DataType, path: str) -> None:
-    """Check that rows of this type may fit the schema. Raises SchemaError, which names the field, if none
-    does."""
+    """Raise SchemaError, which names the field, if no row of this type fits the schema."""
     root = parsed(text)
     others = {name: parsed(own) for name, own in references}
     try:

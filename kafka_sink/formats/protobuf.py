@@ -32,8 +32,7 @@ _ALL = (1 << 64) - 1
 
 
 def encoder(schema: ProtobufSchema, name: str, kind: pa.DataType, path: str) -> Encoder:
-    """An encoder of struct columns for the message with this name. Raises SchemaError, which names the
-    field."""
+    """An encoder of struct columns for this message. Raises SchemaError, which names the field."""
     message = schema.message(name)
     kind = columns.plain_type(kind)
     if not pa.types.is_struct(kind):
@@ -136,8 +135,7 @@ class _ProtobufCompiler:
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """How a value is written after its tag. ``zeros`` marks the values that a field without presence
-    omits."""
+    """How a value is written after its tag. ``zeros`` marks values that fields without presence omit."""
 
     wire: int
     encode: Encoder
@@ -387,8 +385,7 @@ def _float(size: int, kind: pa.DataType) -> _Value | None:
 
 
 def _whole(name: str, kind: pa.DataType, path: str) -> Callable[[pa.Array, Bools | None], Int64s] | None:
-    """The function that converts a column to numbers; None if they may not fit, or the type is not a
-    number."""
+    """The function that converts a column to numbers; None if they may not fit or are not numbers."""
     if not name.endswith(("32", "64")):
         return None
     is_signed = pa.types.is_signed_integer(kind)

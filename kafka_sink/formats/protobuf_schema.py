@@ -1,5 +1,4 @@
-"""Protobuf schemas, as descriptors (FileDescriptorProto or FileDescriptorSet in Base64) or as text of a
-.proto file.
+"""Protobuf schemas, as text of a .proto file or as FileDescriptorProto or FileDescriptorSet in Base64.
 
 Tasks also read them, with this module, so that they need no Protobuf library. The fields of a descriptor are
 those of google/protobuf/descriptor.proto.
@@ -71,8 +70,7 @@ class MessageType:
 class ProtobufSchema:
     """All messages and enums of a schema and its imports, by full name. An enum maps names to numbers.
 
-    ``own`` are the messages of the schema's file. Their ``place`` is the path of indexes that follows a
-    schema's id.
+    ``own`` are the messages of the schema's file. Their ``place`` is the path of indexes after a schema's id.
     """
 
     messages: dict[str, MessageType] = field(default_factory=dict)
@@ -80,8 +78,7 @@ class ProtobufSchema:
     own: list[str] = field(default_factory=list)
 
     def message(self, name: str) -> MessageType:
-        """The message with this name, which may be a full name; the file's first message without. Raises
-        SchemaError."""
+        """The message with this name or full name; without, the file's first message. Raises SchemaError."""
         if not name and self.own:
             return self.messages[self.own[0]]
         for own in self.own:
@@ -160,8 +157,7 @@ def _files(data: bytes) -> list[dict[int, list[Any]]]:
 
 
 def _grouped(data: bytes) -> dict[int, list[Any]]:
-    """The values of each field by its number; values are numbers or bytes. Raises ValueError and
-    LookupError."""
+    """The values of each field by its number, as numbers or bytes. Raises ValueError and LookupError."""
     found: dict[int, list[Any]] = {}
     at = 0
     while at < len(data):

@@ -69,14 +69,12 @@ class Registry:
         self._timeout_s = options.schema_registry_timeout_ms / 1000
         self._deadline_s = time.monotonic() + self._timeout_s
         self._normalize = "true" if options.normalize_schemas else "false"
-        # Without it, Confluent's registry returns Protobuf schemas as text of a .proto file. Apicurio always
-        # returns text.
+        # Without it, Confluent's registry returns Protobuf schemas as text. Apicurio always does.
         self._format = "?format=serialized" if format_name == "protobuf" else ""
         self._options = options
         self._headers: HiddenValues | None = None
         user_info = options.schema_registry_basic_auth_user_info
-        # The password and the header's form of the login are hidden in the registry's messages for as long as
-        # these two secrets exist.
+        # While these two secrets exist, the registry's messages show neither password nor login.
         self._password = None if user_info is None else Secret.known(user_info.reveal().partition(":")[2])
         self._basic = None if user_info is None else Secret.known(_base64(user_info))
         context = _context(options)

@@ -42,8 +42,7 @@ from kafka_sink.rows.column_plan import ColumnPlan
 def with_header(own: pa.Array | None, name: str, contents: pa.Array, encoded: pa.Array) -> pa.Array:
     """Each row's own headers, plus one more where ``encoded`` is not null: a tombstone has no schema.
 
-    ``own`` is a list of (key, value) structs of text or binary, or None. ``contents`` are the values of the
-    new header.
+    ``own`` is a list of (key, value) structs, or None. ``contents`` are the values of the new header.
     """
     if encoded.null_count:
         contents = with_nulls(contents, null_mask(encoded))
@@ -56,8 +55,7 @@ def with_header(own: pa.Array | None, name: str, contents: pa.Array, encoded: pa
 
 
 def dead_letter_values(column: pa.Array) -> pa.Array:
-    """Each entry as JSON, or null. An entry that JSON cannot represent, such as NaN, is shown as Python shows
-    it."""
+    """Each entry as JSON, or null. Entries that JSON cannot represent, such as NaN, are Python's text."""
     column = plain(column)
     nulls = null_mask(column)
     try:
@@ -273,8 +271,7 @@ class PartEncoder:
 
 
 def _name(schema: RegisteredSchema, *, in_header: bool) -> bytes:
-    """The schema's id or GUID as deserializers expect it. Those that read it from headers accept both
-    forms."""
+    """The schema's id or GUID as deserializers expect it. In headers they accept both forms."""
     if in_header and schema.guid:
         return _MAGIC_GUID + uuid.UUID(schema.guid).bytes
     return _MAGIC_ID + schema.id.to_bytes(4, "big")

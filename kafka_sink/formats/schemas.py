@@ -25,8 +25,7 @@ _MAX_STEPS = 200_000
 class Schema:
     """A schema. ``kind`` is AVRO, PROTOBUF or JSON.
 
-    ``references`` are (name, text) of the schemas that it uses, each after the references that it uses
-    itself.
+    ``references`` are (name, text) of the schemas that it uses, each after those that it uses itself.
     """
 
     kind: str
@@ -70,8 +69,7 @@ class RegisteredSchema:
 
 @dataclass(frozen=True, slots=True)
 class PartFormat:
-    """How the value or the key becomes bytes. ``part`` is "value" or "key"; ``format`` is avro, json or
-    protobuf.
+    """How the value or the key becomes bytes. ``part`` is value or key, ``format`` avro, json or protobuf.
 
     ``schemas`` are by topic, or one schema under "" for all topics. ``column`` is the index of its column in
     Spark's batches, or the indexes and names of the columns that become a record. ``message`` is the name of
@@ -93,8 +91,7 @@ class PartFormat:
 
 @dataclass(frozen=True, slots=True)
 class RowEncoding:
-    """``parts`` are encoded. ``kept`` are the columns that are passed on unchanged: name, Spark's type,
-    index."""
+    """``parts`` are encoded. ``kept`` columns are passed on unchanged: name, Spark's type, index."""
 
     parts: tuple[PartFormat, ...]
     kept: tuple[tuple[str, str, int], ...]

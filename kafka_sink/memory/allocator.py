@@ -1,5 +1,4 @@
-"""How a producer gets memory from a pool, for each buffer.memory.allocation.strategy; and a process's
-pools."""
+"""How producers get memory, for each buffer.memory.allocation.strategy; and a process's pools."""
 
 from __future__ import annotations
 
@@ -59,8 +58,7 @@ class BufferAllocator:
         self._arenas = [pool.arena(size) for size in ([self._batch_size] if full else sizes)]
         self._heap_arena = pool.heap_arena(chunk) if full else None
         self._share = pool.total_bytes // _SHARE_OF_CHUNKS
-        # What batches may need beyond the pool. With `incremental`, one batch may need room for growing and
-        # one for being split.
+        # What batches may need beyond the pool. With `incremental`, one may grow and one be split.
         self._heap_bytes = pool.total_bytes if full else 2 * self._batch_size
         self.begin()
 
@@ -80,8 +78,7 @@ class BufferAllocator:
         return arena, -(-projected // arena.size) or 1, max(self._batch_size, projected)
 
     def try_open(self, projected: int, first_record: int | None = None) -> ChunkedBuffer | None:
-        """Memory for a new batch; None if the pool cannot provide it now or a request is waiting. Never
-        blocks."""
+        """Memory for a new batch; None if the pool has none now or a request waits. Never blocks."""
         if self._client.closed:
             return None
         arena, count, full_bytes = self._needs(projected, first_record)
@@ -100,8 +97,7 @@ class BufferAllocator:
         return buffer if grown else None
 
     def try_open_all(self, projected: Sequence[int]) -> Sequence[ChunkedBuffer]:
-        """Call ``try_open`` for each batch until the pool refuses one. Returns the buffers that were
-        opened."""
+        """Call ``try_open`` for each batch until the pool refuses one. Returns the opened buffers."""
         batches, pool = len(projected), self.pool
         if batches > 1 and not self._client.closed:
             arena, _, full_bytes = self._needs(max(projected), None, batches)
@@ -151,22 +147,19 @@ class BufferAllocator:
         return buffer
 
     def begin(self) -> None:
-        """Start a task: let the heap hold what its batches need, and reset the pool's peaks to the current
-        values.
+        """Start a task: let the heap hold what its batches need, and reset the pool's peaks.
 
         A new allocator is already started."""
         self.pool.admit_heap(self._client, self._heap_bytes)
         self.pool.restart_maxima()
 
     def rest(self) -> None:
-        """End a task: lower the heap's limit to what other producers need, and return free memory to the
-        system."""
+        """End a task: lower the heap's limit to what other producers need, and free unused memory."""
         self.pool.withdraw_heap(self._client)
         self.pool.trim_free()
 
     def close(self) -> None:
-        """End this producer's waits with an error. Memory that is in use may still grow, and can be
-        returned."""
+        """End this producer's waits with an error. Memory in use may still grow and be returned."""
         self.pool.close_client(self._client)
         self.pool.trim_free()
 
@@ -196,8 +189,7 @@ class WorkerPools:
         self._pools = WeakValueDictionary()
 
     def allocator(self, strategy: str, buffer_memory: int, batch_size: int) -> BufferAllocator:
-        """Return a producer's access to its pool. ``strategy`` is `full` or `incremental`; sizes are in
-        bytes."""
+        """Return a producer's access to its pool. ``strategy`` is `full` or `incremental`; sizes in bytes."""
         full = strategy == "full"
         poolable_size = batch_size if full else chunk_size(batch_size)
         with self._lock:

@@ -23,8 +23,7 @@ _SLAB_CHUNKS = 64
 # 16 chunks were spread over 15 separate places after a while; with it, over 6. Each place costs the sender a
 # checksum call and a buffer for sendmsg.
 _RETURNS_BEFORE_SORT = 16
-# Sorting 65,536 free chunks (1 GiB) takes 15 ms under the pool's lock, so with more chunks it happens less
-# often.
+# Sorting 65,536 free chunks (1 GiB) takes 15 ms under the pool's lock, so more chunks are sorted less often.
 _FREE_CHUNKS_A_RETURN = 128
 
 
@@ -59,8 +58,7 @@ class ChunkArena:
         self.heap = heap
         self.free: list[Chunk] = []
         self._bare: list[Chunk] = []
-        # The number of chunks created so far, and the number of returns of several chunks since the last
-        # sort.
+        # The number of chunks so far, and of returns of several chunks since the last sort.
         self._carved = self._returns = 0
         self._lent: set[Chunk] = set()
         self._pages = _SharedPages(size) if kept and size < mmap.PAGESIZE else None
@@ -86,8 +84,7 @@ class ChunkArena:
         else:
             while len(self._bare) < missing:
                 self._carve(missing)
-            # Bare chunks are stored in descending order and taken from the end, so that neighbours stay
-            # neighbours.
+            # Bare chunks are in descending order and taken from the end, so that neighbours stay so.
             bare = self._bare[: -missing - 1 : -1]
             del self._bare[-missing:]
             if self._pages is not None:
@@ -112,8 +109,7 @@ class ChunkArena:
             self._pages.fresh(carved)
 
     def give(self, chunks: list[Chunk]) -> None:
-        """Take lent chunks back. Raises BufferOwnershipError, changing nothing, if one of them is not
-        lent."""
+        """Take lent chunks back. Raises BufferOwnershipError, changing nothing, if one is not lent."""
         lent = self._lent
         if len(chunks) == 1 and chunks[0] in lent:
             lent.remove(chunks[0])
@@ -144,8 +140,7 @@ class ChunkArena:
         return len(self._lent)
 
     def discard_free(self, wanted: int | None = None) -> int:
-        """Return the memory of ``wanted`` free chunks to the system (None: of all), and return how many there
-        were.
+        """Free the memory of ``wanted`` free chunks (None: of all), and return how many there were.
 
         The chunks that would be taken last go first. Only whole pages can be freed, so the memory of chunks
         smaller than a page is freed with the last chunk on that page.
@@ -214,8 +209,7 @@ class _SharedPages:
 
 
 def _map(size: int) -> mmap.mmap:
-    # Private, because a shared anonymous mapping is shared memory for the kernel, and shared with forked
-    # children.
+    # Private, because a shared mapping is shared memory for the kernel and forked children.
     if hasattr(mmap, "MAP_PRIVATE"):
         return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return mmap.mmap(-1, size)

@@ -1,11 +1,9 @@
-"""The memory of one record batch: chunks that grow with its data (KAFKA-20576), or parts of another batch's
-memory.
+"""The memory of one record batch: chunks that grow with its data (KAFKA-20576), or parts of another's.
 
 Adjacent chunks are written and viewed as one piece. The pool hands out and returns chunks in order and sorts
 the free ones from time to time, so that many chunks stay adjacent while few partitions are open. On one core
 (Python 3.11), a batch of one chunk costs 3.1 us from open to release. Each 4 KiB appended to a batch of 1 MiB
-costs 600 ns with its share of growth, or 840 ns if no chunks are adjacent; the copy alone takes 130 ns of
-this.
+costs 600 ns with its share of growth, or 840 ns if no chunks are adjacent; the copy alone takes 130 ns.
 """
 
 from __future__ import annotations
@@ -62,8 +60,7 @@ class ChunkedBuffer:
         """``chunks`` belong to ``arena``, from which the buffer also grows.
 
         With ``heap_arena``, there is one chunk, and the buffer grows by chunks of that arena within the
-        heap's limit. ``full_bytes`` is what the `full` strategy would hold for this batch; it is for the
-        pool's metrics.
+        heap's limit. ``full_bytes`` is what `full` would hold for this batch, for the pool's metrics.
         """
         self._pool = pool
         self._arena = arena
@@ -80,8 +77,7 @@ class ChunkedBuffer:
         self.capacity = self._lead + len(chunks) * step
         self.size = 0
         self.overflowed = False
-        # The next byte is written to slab[_shift + size], which is valid while _from <= size < _limit <=
-        # capacity.
+        # The next byte is written to slab[_shift + size], valid if _from <= size < _limit <= capacity.
         self._from = 0
         # The same as _point_at(0), written out: every batch starts here, and most have one chunk.
         chunk = chunks[0]
@@ -98,8 +94,7 @@ class ChunkedBuffer:
 
     @property
     def growable_bytes(self) -> int:
-        """The number of bytes by which ``grow`` could extend the buffer now. It is a hint, because it is read
-        without the lock."""
+        """How many bytes ``grow`` could add now. It is a hint, because it is read without the lock."""
         step = self._step
         if self._reserves_heap:
             return self._pool.heap_room // step * step
@@ -109,8 +104,7 @@ class ChunkedBuffer:
         """Append data, and grow if necessary: as ``grow`` does, or else from the heap.
 
         The data is already encoded and cannot wait, so it may exceed the heap's limit. In that case the pool
-        grants no new request until enough heap memory has been returned. Written bytes stay at their place in
-        memory.
+        grants no new request until enough heap memory has been returned. Written bytes stay at their place.
         """
         size = self.size
         end = size + len(data)
@@ -130,8 +124,7 @@ class ChunkedBuffer:
         length = len(view)
         size = self.size
         if not view.contiguous:
-            # If the copy failed halfway, _slab and _shift would no longer match the position of the next
-            # byte.
+            # If the copy failed halfway, _slab and _shift would not match the next byte's position.
             raise ValueError("data must be contiguous")
         slab = self._slab
         done = 0
@@ -158,8 +151,7 @@ class ChunkedBuffer:
         return chunk.slab
 
     def _reach(self, following: int) -> None:
-        """Extend the limit through the chunks, from index ``following`` on, that continue the memory before
-        it."""
+        """Extend the limit through chunks, from ``following`` on, that continue the memory before it."""
         chunks = self._chunks
         slab = self._slab
         shift = self._shift
@@ -277,8 +269,7 @@ class ChunkedBuffer:
 
     def trim(self) -> None:
         """Return memory that contains no data. Called when the batch accepts no more rows."""
-        # If the first chunk has a different size, it is kept, because all positions are computed from its
-        # end.
+        # A first chunk of a different size is kept, because positions are computed from its end.
         keep = 0
         if self.size or self._reserves_heap:
             keep = max(0, (self.size - 1 - self._lead) // self._step) + 1
@@ -302,8 +293,7 @@ class ChunkedBuffer:
         """Return all memory.
 
         A second call, or growing afterwards, raises BufferOwnershipError and changes nothing. With
-        ``returned``, the chunks are added to that dictionary, by pool, and the caller returns them with
-        ``BufferPool.give_all``.
+        ``returned``, they are added to that dictionary, by pool, for the caller's ``give_all``.
         """
         if self._released:
             raise BufferOwnershipError("a batch's memory was released twice")
@@ -377,8 +367,7 @@ class SharedBufferPart:
 
     __slots__ = ("_parts", "_released", "_shared", "capacity", "size")
 
-    # A piece is sealed. The pool's metrics include the heap memory that the pieces needed beyond the batch's
-    # own.
+    # A piece is sealed. The pool's metrics include the heap memory that they needed.
     heap_bytes = growable_bytes = 0
     overflowed = False
 

@@ -1,5 +1,4 @@
-"""``buffer.memory``: memory that is reused, and granted in the order of requests (Kafka's BufferPool,
-KAFKA-20576).
+"""``buffer.memory``: reused memory, granted in the order of requests (as Kafka's BufferPool, KAFKA-20576).
 
 Chunks of a few sizes are kept for reuse. A buffer of any other size is counted as well, but is unmapped when
 it is returned. Memory is allocated on demand. At every moment outside the lock:
@@ -35,8 +34,7 @@ _WINDOW_MS = 30_000.0
 class WindowedRate:
     """Kafka's Rate: the sum recorded in the last two windows of 30 s, per second.
 
-    As in Kafka, the sum is divided by at least one window's length, so that the first event does not appear
-    as a spike.
+    As in Kafka, the sum is divided by at least one window's length, so that the first event is no spike.
     """
 
     __slots__ = ("_samples",)
@@ -68,8 +66,7 @@ class PoolMetrics:
 
     ``used_bytes`` are lent out. ``reserved_bytes`` are gathered for waiting requests. ``allocated_bytes`` are
     the used bytes and the free memory that is kept for reuse. ``available`` is the total without used and
-    reserved bytes. ``heap_*`` is not part of any of these. ``full_strategy_*`` is what `full` would hold for
-    the same open batches.
+    reserved bytes. ``heap_*`` is not part of any of these. ``full_strategy_*`` is what `full` would hold.
     """
 
     buffer_total_bytes: int
@@ -92,8 +89,7 @@ class PoolMetrics:
     max_full_strategy_bytes: int
 
 
-# The heap's limit is buffer.memory divided by this number, but at least the minimum below; see also
-# admit_heap.
+# The heap's limit is buffer.memory divided by this, but at least the minimum; see admit_heap.
 _HEAP_SHARE = 4
 _MIN_HEAP_BYTES = 1 << 20
 # How often a waiting request checks that its task is still running.
@@ -103,8 +99,7 @@ _WATCH_MS = 100.0
 class PoolClient:
     """A producer that uses a pool. Closing it ends the waits of this producer only.
 
-    The pool's lock guards ``closed``: otherwise a request could join the queue just after the close, and wait
-    until its timeout.
+    The pool's lock guards ``closed``: else a request could join the queue just after the close, and time out.
     """
 
     __slots__ = ("closed",)
@@ -157,8 +152,7 @@ class BufferPool:
         self.heap_limit_bytes = self._least_heap_limit = heap_limit_bytes
         self._clock_ms = clock_ms
         # Guards everything below, and all arenas. The task's thread takes memory and the sender's thread
-        # returns it; without the lock they could lend one chunk twice, or lose the wake-up of a waiting
-        # request.
+        # returns it; without the lock they could lend one chunk twice, or lose a waiting request's wake-up.
         self._lock = threading.Lock()
         self._arenas: dict[int, ChunkArena] = {}
         self._heap_arenas: dict[int, ChunkArena] = {}
@@ -224,8 +218,7 @@ class BufferPool:
     def try_take(
         self, arena: ChunkArena, count: int, full_bytes: int = 0, *, new_batches: int = 0
     ) -> list[Chunk] | None:
-        """Take ``count`` chunks; None if the pool has too little memory now or a request is waiting. Never
-        blocks.
+        """Take ``count`` chunks; None if the pool has too little now or a request waits. Never blocks.
 
         ``new_batches`` is how many new batches the chunks are for; 0 if they are for a batch that grows.
         While the heap exceeds its limit, no batch is opened.
@@ -278,16 +271,14 @@ class BufferPool:
             with self._lock:
                 if client.closed:
                     raise ProducerClosedError("the producer was closed while a row waited for memory")
-                # Decide by the flag and not by acquire's result: the memory may have arrived just after the
-                # timeout.
+                # Decide by the flag and not by acquire's result: memory may come just after the timeout.
                 if not waiter.is_granted:
                     raise self._exhaustion(waiter, started_ms, timeout_ms, ahead)
                 self._ungather(waiter)
                 chunks = self._lend(arena, count, full_bytes, 1)
             return chunks
         finally:
-            # This also runs after KeyboardInterrupt and a task kill: the next request gets the gathered
-            # memory.
+            # This also runs after KeyboardInterrupt and a task kill: the next request gets the memory.
             with self._lock:
                 self._note_wait(started_ms)
                 if chunks is None:
@@ -295,8 +286,7 @@ class BufferPool:
                     self._serve()
 
     def try_take_heap(self, arena: ChunkArena, count: int) -> list[Chunk] | None:
-        """Take ``count`` chunks from a heap arena, outside the pool; None if this would exceed the heap's
-        limit."""
+        """Take ``count`` chunks from a heap arena, outside the pool; None above the heap's limit."""
         with self._lock:
             if self._heap + count * arena.size > self.heap_limit_bytes:
                 return None
@@ -421,8 +411,7 @@ class BufferPool:
         """Return chunks of batches. The request that has waited longest gets them first.
 
         Chunks of one arena are returned in one step. ``ended`` is how many batches hold no chunks after this;
-        by default each of them. Raises BufferOwnershipError, without changing that arena, if a chunk is not
-        lent out.
+        by default each of them. Raises BufferOwnershipError, before changing that arena, if one is not lent.
         """
         arenas: dict[ChunkArena, list[Chunk]] = {}
         full_bytes = 0
@@ -461,8 +450,7 @@ class BufferPool:
                 arena.discard_free()
 
     def close_client(self, client: PoolClient) -> None:
-        """End a producer's waits with ProducerClosedError. Memory that they gathered goes to the other
-        producers.
+        """End a producer's waits with ProducerClosedError. Their memory goes to other producers.
 
         The heap's limit is lowered as in ``withdraw_heap``.
         """

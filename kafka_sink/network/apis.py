@@ -133,8 +133,7 @@ class Decoders(dict[int, Decoder]):
 
     The arguments of a decoder are the version, the response with its header, the number of topics,
     partitions, keys and records in the request, and a function to call if bytes follow the response
-    (``OnTrailing``). Without that function, such bytes are a ProtocolError, as everything is that cannot be
-    read.
+    (``OnTrailing``). Without it, such bytes are a ProtocolError, as all unreadable bytes are.
     """
 
     def __missing__(self, api_key: int) -> Decoder:

@@ -1,8 +1,6 @@
-"""The SASL login on a connection: SaslHandshake, then SaslAuthenticate as often as the mechanism needs
-(KIP-152).
+"""The SASL login on a connection: SaslHandshake, then SaslAuthenticate as often as needed (KIP-152).
 
-Both are repeated before the session ends (KIP-368). This module gets responses and returns requests, without
-I/O.
+Both are repeated before the session ends (KIP-368). Responses come in and requests go out, without I/O.
 """
 
 from __future__ import annotations

@@ -38,8 +38,7 @@ _PURPOSES: Mapping[int, str] = {
 
 
 def awaited(broker: Node | None, api: int) -> str:
-    """The broker for which the caller waits, and what it should do. The broker may not be known yet
-    (None)."""
+    """The broker for which the caller waits (None if it is not known yet), and what it should do."""
     who = f"broker {broker.id} ({broker.host}:{broker.port})" if broker and broker.id >= 0 else "a broker"
     return f"{who} to {_PURPOSES.get(api, f'answer {apis.APIS[api].name}')}"
 

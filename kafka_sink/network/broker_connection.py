@@ -1,7 +1,6 @@
 """The connection to one broker.
 
-Its states are resolving, preparing, connecting, TLS handshake, negotiating API versions, authenticating, and
-ready.
+Its states are resolving, preparing, connecting, TLS handshake, negotiating, authenticating and ready.
 """
 
 from __future__ import annotations
@@ -62,8 +61,7 @@ _TALKING = frozenset(
         ConnectionState.REAUTHENTICATING,
     }
 )
-# The part of a session after which to log in again, and the random part added to it (as in Java's client,
-# KIP-368).
+# The part of a session after which to log in again, and a random addition (as in Java, KIP-368).
 _SESSION_SHARE, _SESSION_JITTER = 0.85, 0.10
 _RENEW_AGAIN_MS = 1000.0
 # How long to wait for an address before the next one is also tried (RFC 8305).
@@ -95,8 +93,7 @@ class BrokerConnection:
         self.node = node
         self.state = ConnectionState.IDLE
         self.transport: PlaintextTransport | None = None
-        # Streams to the addresses that are being tried. The first one whose TCP connection succeeds becomes
-        # `transport`.
+        # Streams to the addresses that are being tried. The first to connect becomes `transport`.
         self.attempts: dict[PlaintextTransport, SocketAddress] = {}
         # The selector's events for the transport. NetworkClient sets them.
         self.watched_events = 0
@@ -226,8 +223,7 @@ class BrokerConnection:
         return TlsTransport(address, self._options, self._context, host, name, suites)
 
     def connected(self, attempt: PlaintextTransport, now_ms: float) -> list[PlaintextTransport]:
-        """Called when the socket of an address is writable: use that address, or others if connecting has
-        failed.
+        """Called when the socket of an address is writable: use it, or others if connecting has failed.
 
         Returns the streams that are no longer needed. Raises OSError if no other address is being tried.
         """
@@ -249,8 +245,7 @@ class BrokerConnection:
         return list(unused)
 
     def writable(self, now_ms: float) -> None:
-        """Continue the TLS handshake. Call it when the socket is writable. Raises the errors of the
-        stream."""
+        """Continue the TLS handshake. Call it when the socket is writable. Raises the stream's errors."""
         if self.state is ConnectionState.HANDSHAKING:
             self._shake_hands(now_ms)
 
@@ -290,8 +285,7 @@ class BrokerConnection:
         return common_version(f"broker {self.node}", api_key, self.protocol.api_versions, ours)
 
     def newest_version(self, api_key: int) -> int:
-        """The newest version of an API that the connected broker supports; -1 if it does not support the
-        API."""
+        """The newest version of an API that the broker supports; -1 if it does not support the API."""
         return self.protocol.api_versions.get(api_key, (0, -1))[1]
 
     @property
@@ -304,8 +298,7 @@ class BrokerConnection:
         return now_ms - in_flight[0].written_ms if in_flight else 0.0
 
     def flush(self, now_ms: float) -> list[Request]:
-        """Write as much as the stream accepts. Returns the requests without a response that are written
-        completely.
+        """Write as much as the stream accepts. Returns requests without a response that are written.
 
         The age of a request starts again whenever some of its bytes are written: no broker can respond before
         the last byte, and a slow link takes long for a large request.
@@ -368,8 +361,7 @@ class BrokerConnection:
     def _became_ready(self, now_ms: float) -> None:
         session = self.protocol.session_ms
         if 0 < session < _MIN_SESSION_MS:
-            # This is a failure, so the next login waits for the backoff. Otherwise logins would follow each
-            # other endlessly.
+            # This is a failure, so the next login waits for the backoff. Else logins would never end.
             raise ConnectionError(
                 f"{self.node} grants sessions of {session} ms, and {_MIN_SESSION_MS:.0f} ms are needed: "
                 "check its connections.max.reauth.ms, and the lifetime of the credentials"
@@ -442,8 +434,7 @@ class BrokerConnection:
         return min(login_by, math.inf if idle < 0 else self._last_used_ms + idle)
 
     def overdue(self, now_ms: float) -> Exception | None:
-        """The timeout because of which the connection must be closed now, if any. Idle connections have
-        none."""
+        """The timeout for which the connection must be closed now, if any. Idle connections have none."""
         if self.state is ConnectionState.IDLE or now_ms < self.next_deadline_ms():
             return None
         if self.state is ConnectionState.CONNECTING and now_ms < self._setup_deadline_ms:
@@ -479,15 +470,13 @@ class BrokerConnection:
         return [*self.attempts] if self.transport is None else [self.transport]
 
     def first_tries_end_ms(self, each_ms: float) -> float:
-        """When each address of the host has had this long or has failed; infinity if an address is
-        untried."""
+        """When each address of the host has had this long or has failed; infinity if one is untried."""
         if self._failures:
             return -math.inf
         return math.inf if self._addresses else self.connecting_since_ms + each_ms
 
     def abort(self) -> None:
-        """Close the stream and drop bytes that the system has not sent yet. Used when a producer is
-        closed."""
+        """Close the stream and drop bytes that the system has not sent yet, when a producer is closed."""
         if self.transport is not None:
             self.transport.abort()
             self.transport = None

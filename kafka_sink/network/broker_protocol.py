@@ -40,8 +40,7 @@ _HTTP = b"HTTP"
 
 
 class ConnectionState(Enum):
-    """PREPARING reads TLS files and fetches tokens. HANDSHAKING is the TLS handshake, NEGOTIATING is
-    ApiVersions.
+    """PREPARING reads TLS files and fetches tokens. HANDSHAKING is TLS, NEGOTIATING is ApiVersions.
 
     AUTHENTICATING is the SASL login. REAUTHENTICATING is another login with requests still in flight. A
     ``BrokerProtocol`` has the states from NEGOTIATING on.
@@ -68,8 +67,7 @@ OnFailure = Callable[[Exception, bool, float], object]
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A request. Its body is a list of buffers of bytes; a memoryview of another format would be counted
-    wrongly.
+    """A request. Its body is buffers of bytes; a memoryview of another format would be miscounted.
 
     The thread that polls calls exactly one of the two callbacks, once. ``timeout_ms`` counts from
     ``written_ms``. ``asked`` is the number of topics, partitions and keys in the body, if there may be many
@@ -87,8 +85,7 @@ class Request:
     asked: int = 0
     records: int = 0
     # Set by BrokerProtocol when the request is queued. BrokerConnection sets ``written_ms`` whenever it has
-    # written some of the request's bytes. ``begin`` and ``end`` are its position in the outgoing stream, in
-    # bytes.
+    # written some of the request's bytes. ``begin`` and ``end`` are its place in the outgoing bytes.
     correlation_id: int = -1
     sent_ms: float = 0.0
     written_ms: float = 0.0
@@ -123,8 +120,7 @@ class BrokerProtocol:
     ) -> None:
         self.send_buffer = SendBuffer()
         self.phase = ConnectionState.NEGOTIATING
-        # The broker's versions by API key. For Produce it is the version that both sides support. Empty until
-        # the connection is ready.
+        # The broker's versions by API key. Empty until the connection is ready.
         self.api_versions: dict[int, tuple[int, int]] = {}
         self.produce_version = -1
         # The session length of the last login in milliseconds; 0 if the session does not end.
@@ -137,8 +133,7 @@ class BrokerProtocol:
         self._name = name
         self._request_timeout_ms = request_timeout_ms
         self._trailing = set() if trailing is None else trailing
-        # The requests that are not complete, oldest first. A request without a response is complete when it
-        # is written.
+        # The requests that are not complete, oldest first. One without a response is complete once written.
         self.in_flight: deque[Request] = deque()
         self._next_correlation = 0
         self._received = bytearray()
@@ -186,8 +181,7 @@ class BrokerProtocol:
     # -- responses --------------------------------------------------------------------------------
 
     def receive(self, data: bytes | bytearray | memoryview) -> None:
-        """Accept received bytes, in pieces of any size. Allocates no memory for bytes that have not
-        arrived."""
+        """Accept received bytes, in pieces of any size. Allocates nothing for bytes to come."""
         self._received += data
 
     def next_response(self, now_ms: float) -> CompletedRequest | None:
@@ -246,8 +240,7 @@ class BrokerProtocol:
                 "valid: it is not a Kafka broker, or it expects TLS"
             )
         head = bytes(received[_LENGTH.size : 2 * _LENGTH.size])
-        # Check the correlation id as soon as it has arrived, without waiting for the rest of an invalid
-        # frame.
+        # Check the correlation id as soon as it has arrived, before the rest of an invalid frame.
         if len(head) == _LENGTH.size and head != _LENGTH.pack(due.correlation_id):
             (got,) = _LENGTH.unpack(head)
             raise ProtocolError(
@@ -315,8 +308,7 @@ class BrokerProtocol:
     # -- the end ----------------------------------------------------------------------------------
 
     def take_in_flight(self) -> list[tuple[Request, bool]]:
-        """Remove and return what is in flight, in the order of submission, each with whether bytes of it were
-        written.
+        """Remove and return what is in flight, in order, each with whether bytes of it were written.
 
         The connection's own requests are left out. A broker acts on complete requests only, so counting a
         request as possibly sent after its first byte is on the safe side.

@@ -87,8 +87,7 @@ class NetworkClient:
         self.avoided: Collection[int] = ()
         self._receive_buffer = memoryview(bytearray(_RECEIVE_BYTES))
         # Guards _wake_pending, _closed and the byte in the socket pair. Any thread may call ``wakeup``.
-        # Without the lock, the byte and the flag could disagree: then a wake-up would be lost, or bytes would
-        # accumulate.
+        # Without the lock, the byte and the flag could disagree: a wake-up would be lost, or bytes pile up.
         self._wake_lock = threading.Lock()
         self._wake_pending = False
         self._closed = False
@@ -139,8 +138,7 @@ class NetworkClient:
                 del self.connections[node_id]
 
     def rebootstrap(self) -> None:
-        """Close all connections, forget the known brokers and resolve the bootstrap addresses again
-        (KIP-1102)."""
+        """Close all connections, forget the brokers and resolve the bootstrap addresses again (KIP-1102)."""
         self._known = []
         for connection in list(self.connections.values()):
             if connection.state is not ConnectionState.IDLE:
@@ -150,14 +148,12 @@ class NetworkClient:
                 del self.connections[connection.node.id]
 
     def least_loaded(self, now_ms: float, *, known_only: bool = False) -> BrokerConnection | None:
-        """The connection on which to ask for metadata. None while all connections wait for their reconnect
-        backoff.
+        """The connection on which to ask for metadata. None while all wait for their backoff.
 
         The first choice is the connected broker with the fewest requests in flight; silent and throttling
         brokers come last. If none is connected, it is a broker that is being connected or, if that takes
         long, one to which a connection may be opened now. If no known broker is usable, it is a bootstrap
-        address, unless metadata.recovery.strategy=none (KIP-899). With ``known_only`` it is never a
-        bootstrap address.
+        address, unless metadata.recovery.strategy=none (KIP-899). Never with ``known_only``.
         """
         for connections in self._candidates(known_only=known_only):
             ready = [connection for connection in connections if connection.state is ConnectionState.READY]
@@ -179,8 +175,7 @@ class NetworkClient:
     def connection_to_ask(
         self, now_ms: float, *, known_only: bool = False
     ) -> tuple[BrokerConnection | None, float]:
-        """A connection that accepts a request now; otherwise None, and the milliseconds until there may be
-        one.
+        """A connection that accepts a request now; else None, and the milliseconds until there may be one.
 
         With ``known_only`` it is a broker of the latest metadata, and never a bootstrap address.
         """
@@ -193,8 +188,7 @@ class NetworkClient:
         return (None, throttled_ms) if throttled_ms > 0 else (connection, 0.0)
 
     def _candidates(self, *, known_only: bool) -> tuple[Sequence[BrokerConnection], ...]:
-        """The connections on which metadata may be requested: known brokers, then bootstrap addresses if
-        allowed."""
+        """Where metadata may be requested: at known brokers, then at bootstrap addresses if allowed."""
         stand_in = not known_only and (self._rebootstraps or not self._known)
         avoided = self.avoided
         others = (
@@ -207,22 +201,19 @@ class NetworkClient:
         return silent, now_ms < connection.throttled_until_ms, connection.in_flight
 
     def is_ready(self, connection: BrokerConnection, now_ms: float) -> bool:
-        """Whether the connection is ready, regardless of the requests in flight. If it is not, connecting is
-        started."""
+        """Whether the connection is ready, regardless of requests in flight. If not, start to connect."""
         if connection.may_connect(now_ms):
             self._advance(connection, lambda: connection.open(now_ms), now_ms)
         return connection.is_ready
 
     def connect_delay_ms(self, now_ms: float, *, known_only: bool = False) -> float:
-        """Milliseconds until ``least_loaded`` may connect to a broker again; infinity if none is in
-        backoff."""
+        """Milliseconds until ``least_loaded`` may connect again; infinity if none is in backoff."""
         connections = chain.from_iterable(self._candidates(known_only=known_only))
         idle = (connection for connection in connections if connection.state is ConnectionState.IDLE)
         return max(0.0, min((connection.connect_after_ms - now_ms for connection in idle), default=math.inf))
 
     def connected_with(self, api_keys: Set[int], now_ms: float) -> BrokerConnection | None:
-        """The least busy of the brokers that support these APIs and accept a request now; None if there is
-        none."""
+        """The least busy broker that supports these APIs and accepts a request now; None if there is none."""
         ready = [
             connection
             for connection in self.connections.values()
@@ -240,8 +231,7 @@ class NetworkClient:
         }
 
     def describe_brokers(self) -> str:
-        """The known brokers or else the bootstrap addresses, with the last errors of unreachable ones, for
-        messages.
+        """For messages: the known brokers or else the bootstrap addresses, with their last errors.
 
         Any thread may call it.
         """
@@ -254,8 +244,7 @@ class NetworkClient:
     # -- I/O --------------------------------------------------------------------------------------
 
     def send(self, connection: BrokerConnection, request: Request, now_ms: float) -> None:
-        """Submit a request to a ready connection, and write at once as much as the stream accepts. Never
-        blocks.
+        """Submit a request to a ready connection, and write what the stream accepts. Never blocks.
 
         Raises ValueError, and changes nothing, if the connection is not ready. A broken stream is reported by
         the next poll.
@@ -263,8 +252,7 @@ class NetworkClient:
         self._advance(connection, lambda: connection.protocol.submit(request, now_ms), now_ms)
 
     def poll(self, timeout_ms: float, now_ms: float) -> int:
-        """Wait up to ``timeout_ms`` for sockets, deadlines or a wake-up, then call the callbacks of all
-        events.
+        """Wait up to ``timeout_ms`` for sockets, deadlines or a wake-up, then call all events' callbacks.
 
         Returns the number of events.
         """
@@ -280,16 +268,14 @@ class NetworkClient:
         while writes_only:
             wait = 0.0 if self._happened else max(0.0, end_ms - now_ms)
             ready = self._selector.select(wait / 1000)
-            # A large request needs several writes, and none of them changes anything that the caller must
-            # look at.
+            # A large request needs several writes, and none changes what the caller looks at.
             writes_only = bool(ready)
             for key, mask in ready:
                 connection = key.data
                 if connection is None:
                     # Clear the flag before the caller looks at its queues: an entry that is added later wakes
                     # again, and the caller finds an entry that was added before. Byte and flag change
-                    # together under the lock, so there is never a second byte, and never a flag without a
-                    # byte.
+                    # together under the lock, so there is never a second byte or a flag without one.
                     with self._wake_lock:
                         self._wake_pending = False
                         self._wake_reader.recv(1)
@@ -407,8 +393,7 @@ class NetworkClient:
         connection.close(self._clock_ms(), None)
 
     def _drop(self, connection: BrokerConnection, cause: Exception) -> None:
-        """Close a broken connection. Its requests fail, each with the information whether a byte of it was
-        written."""
+        """Close a broken connection. Its requests fail, each with whether a byte of it was written."""
         node_id = connection.node.id
         _log.log(
             logging.INFO if connection.state is ConnectionState.READY else logging.DEBUG,
@@ -455,8 +440,7 @@ def _ignore(*_: object) -> None:
 
 
 def _security_of(settings: SecuritySettings) -> Security | None:
-    """The security settings. None for unencrypted connections without a login, which need none of these
-    modules."""
+    """The security settings. None for plaintext without login, which needs none of these modules."""
     if settings.tls is None and settings.sasl is None:
         return None
     from kafka_sink.security.sasl import Security

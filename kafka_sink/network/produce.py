@@ -29,8 +29,7 @@ from kafka_sink.network.wire import (
 )
 
 LAST_VERSION_WITH_NAMES = 12
-# From the next version on, Produce adds partitions to the transaction, as transaction protocol 2 requires
-# (KIP-890).
+# From the next version on, Produce adds partitions to the transaction (protocol 2, KIP-890).
 LAST_VERSION_OF_PROTOCOL_1 = 11
 # KIP-110.
 FIRST_VERSION_WITH_ZSTD = 7

@@ -14,8 +14,7 @@ from kafka_sink.network.wire import Reader, Writer, broker_in, decoder, read_res
 
 # The tag of the feature levels that the cluster has finalized (KIP-584).
 _FINALIZED_FEATURES = 2
-# The first version of InitProducerId whose response contains the producer of a prepared transaction
-# (KIP-939).
+# The first version of InitProducerId whose response has a prepared transaction's producer (KIP-939).
 _FIRST_WITH_ONGOING, _ONGOING_BYTES = 6, 10
 _FIRST_WITH_PRODUCER = 3
 # The first version of ApiVersions whose request contains the client's name and version.
@@ -69,8 +68,7 @@ def decode_api_versions(
 ) -> ApiVersionsResponse:
     """Decode ``payload``, which includes its header. After an error, nothing more is read.
 
-    Brokers that do not support the version write the rest in the form of version 0, and other implementations
-    in any form.
+    Brokers that do not support the version write the rest in the form of version 0, or in another form.
     """
     # The header of this response never has tagged fields, so that clients of any version can read it.
     return read_response(
@@ -239,8 +237,7 @@ def _read_topic(
 
 
 def _partitions(reader: Reader, topic: str) -> Partitions | None:
-    """The partitions of a topic; None if some are missing, because rows could go to partitions that do not
-    exist."""
+    """The partitions of a topic; None if some are missing, so that no row goes to one that does not exist."""
     version = reader.version
     fixed = _PARTITION_WITH_EPOCH if version >= _FIRST_WITH_EPOCH else _PARTITION_WITHOUT
     unpack, size, payload = fixed.unpack_from, fixed.size, reader.payload
@@ -286,8 +283,7 @@ def _behind_compact_lists(reader: Reader, begin: int, lists: range) -> int:
 
 
 def _in_order(topic: str, numbers: array[int], leaders: array[int], epochs: array[int]) -> Partitions | None:
-    """The partitions in the order of their numbers; None if one is missing or repeated, or if there are
-    none."""
+    """The partitions in the order of their numbers; None if one is missing or repeated, or without any."""
     dense = array("i", range(len(numbers)))
     if numbers != dense:
         order = sorted(dense, key=numbers.__getitem__)

@@ -14,13 +14,11 @@ from kafka_sink.security.tls_context import TLS13_SUITES, explain, is_final, spl
 if TYPE_CHECKING:
     from kafka_sink.options import SinkOptions
 
-# A TLS record contains up to 16 KiB. Smaller buffers are joined up to this size, because each record has a
-# cost.
+# A TLS record contains up to 16 KiB. Smaller buffers are joined, as each record has a cost.
 _RECORD_BYTES = 16 * 1024
 # The maximum number of encrypted bytes that wait for the socket. More would only take memory a second time.
 _MAX_HELD_BYTES = 256 * 1024
-# Much more than a record of 16 KiB. A peer that floods the client with TLS messages would keep the sender
-# busy.
+# Much more than a record of 16 KiB. A flood of TLS messages would keep the sender busy.
 _MAX_WITHOUT_DATA = 1024 * 1024
 _READ_BYTES = 128 * 1024
 
@@ -166,8 +164,7 @@ class TlsTransport(PlaintextTransport):
             pass  # the peer is gone and does not need it
 
     def _receive(self) -> int | None:
-        """Read from the socket. Returns the number of bytes, 0 at the end, or None if nothing is
-        available."""
+        """Read from the socket. Returns the number of bytes, 0 at the end, or None."""
         count = super().receive_into(self._scratch)
         if count == 0:
             self._stream.incoming.write_eof()

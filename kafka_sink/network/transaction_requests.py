@@ -97,8 +97,7 @@ class OffsetFetchResponse:
 
 @dataclass(frozen=True, slots=True)
 class TransactionDescription:
-    """The state of a transactional id. Times are milliseconds; ``started_ms`` is according to the broker's
-    clock."""
+    """The state of a transactional id. Times are milliseconds; ``started_ms`` is by the broker's clock."""
 
     error_code: int
     state: str

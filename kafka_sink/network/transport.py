@@ -2,8 +2,7 @@
 
 ``getaddrinfo`` blocks for as long as the system's resolver takes, which is 5 to 40 s without a name server,
 and all partitions would wait for one broker's name. So each lookup has its own thread. The thread is a
-daemon, so a lookup that hangs ends with the process. Its connection does not start a second lookup in the
-meantime.
+daemon, so a lookup that hangs ends with the process. Meanwhile its connection starts no second lookup.
 """
 
 from __future__ import annotations
@@ -35,8 +34,7 @@ Resolver = Callable[[str, int, int], list[SocketAddress]]
 class PlaintextTransport:
     """A TCP socket as a stream that never blocks; the TLS stream is a subclass.
 
-    The constructor starts to connect. It and all methods except ``close`` raise OSError if the stream is
-    broken.
+    The constructor starts to connect. It and all methods but ``close`` raise OSError for a broken stream.
 
     ``held_bytes`` are bytes that the stream itself still has to write, for a TLS handshake or key update, or
     because ``send`` accepted them and TLS has encrypted them. ``buffered`` means that it contains received
@@ -51,8 +49,7 @@ class PlaintextTransport:
         self._socket = socket.socket(family, socket.SOCK_STREAM)
         try:
             self._socket.setblocking(False)
-            # With Nagle's algorithm, the end of a request would wait until the previous segment is
-            # acknowledged.
+            # With Nagle's algorithm, a request's end would wait for the previous acknowledgement.
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             # Set these before connecting, because the TCP handshake fixes the window scale.
             for option, size in (
@@ -78,8 +75,7 @@ class PlaintextTransport:
             raise OSError(code, os.strerror(code))
 
     def handshake(self) -> bool:
-        """Continue the handshake before Kafka's first byte. Returns True when it is complete, which here is
-        at once.
+        """Continue the handshake before Kafka's first byte. True when it is complete: here at once.
 
         TLS raises AuthenticationError if a certificate is rejected.
         """

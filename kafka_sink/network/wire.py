@@ -26,8 +26,7 @@ _LONGEST_TEXT = 32_767
 # Kafka's varints have 32 bits.
 VARINT_BYTES = 5
 _BYTE, _SHORT, _INT, _LONG = map(struct.Struct, (">b", ">h", ">i", ">q"))
-# Newer brokers may add a tagged field, of at least two bytes, to each element. The shortest element has seven
-# bytes.
+# Newer brokers may add a tagged field, of at least two bytes, to elements of at least seven bytes.
 _TAGS, _BYTES_PER_TAG = 10_000, 8
 
 
@@ -61,8 +60,7 @@ def read_response(
     except ProtocolError:
         raise
     except (struct.error, IndexError, ValueError) as error:
-        # The error's repr and the error as a cause are avoided, because a UnicodeDecodeError contains the
-        # bytes.
+        # Neither repr nor cause are used, because a UnicodeDecodeError contains the bytes.
         problem = "it is cut short" if isinstance(error, IndexError | struct.error) else printable(str(error))
     else:
         left = len(payload) - reader.at
@@ -75,8 +73,7 @@ def read_response(
 def decoder(
     api_key: int, asked: int = ANY_NUMBER
 ) -> Callable[[Callable[[Reader], Value]], Callable[..., Value]]:
-    """Turn a function that reads a response between its header and its tagged fields into the decoder of an
-    API, and register it.
+    """Register a function that reads a response between header and tagged fields as an API's decoder.
 
     ``asked`` applies if the caller passes no number. The decoder has the signature in ``apis.Decoders``.
     """
@@ -154,8 +151,7 @@ class Writer:
 class Reader:
     """A position in a response.
 
-    Raises struct.error or IndexError after its end, ValueError for a wrong text, and ProtocolError for lists
-    that are too long.
+    Raises struct.error or IndexError after its end, ValueError for wrong texts, ProtocolError for long lists.
     """
 
     __slots__ = ("_elements", "_tags", "at", "flexible", "name", "payload", "version")
@@ -234,8 +230,7 @@ class Reader:
     def elements(self, what: str) -> range:
         """Read the elements of a list of things that the request has named. Null counts as empty.
 
-        Raises ProtocolError, before an element is read, if this response's lists are longer than the request
-        allows.
+        Raises ProtocolError, before an element is read, if lists are longer than the request allows.
         """
         length = self._list_length()
         if length > self._elements:
@@ -253,8 +248,7 @@ class Reader:
             self.skip_tags()
 
     def elements_of(self, size: int, what: str) -> range:
-        """Read a list of things that the request need not name, with elements of at least this size on
-        average."""
+        """Read a list that the request does not determine, of elements of at least this average size."""
         return self.elements_up_to(self._elements + len(self.payload) // size, what)
 
     def elements_up_to(self, most: int, what: str) -> range:
@@ -285,8 +279,7 @@ class Reader:
     # -- tagged fields (KIP-482) --------------------------------------------------------------------
 
     def tags(self) -> Iterator[int]:
-        """The tags of the fields that follow. The caller may read each field; a field that it does not read
-        is skipped."""
+        """The tags of the fields that follow. The caller may read each of them or skip it."""
         if not self.flexible:
             return
         if self.payload[self.at] == 0:

@@ -1,5 +1,4 @@
-"""Converts Arrow arrays to numpy arrays and back through their buffers. No other module reads Arrow's
-offsets.
+"""Converts Arrow arrays to numpy arrays and back through their buffers. Only it reads Arrow's offsets.
 
 ``pa.array`` and ``Array.to_numpy`` are avoided: if pandas is installed, they import it to recognise its
 objects, which would cost every Python worker 160 ms of CPU time and 40 MB for nothing.
@@ -31,11 +30,9 @@ _LARGE = {kind.id for kind in (pa.large_binary(), pa.large_string(), pa.large_li
 
 
 def null_mask(array: pa.Array) -> Bools:
-    """True for each null entry. For types with a validity bitmap, that is all but null, union and run-end
-    types."""
+    """True for each null entry. For all types but union and run-end types."""
     if array.type.id == _NULL:
-        # Arrow's null type has no bitmap, except if ``take`` made it as part of a struct: that bitmap is
-        # wrong.
+        # Arrow's null type has no bitmap, or a wrong one if ``take`` made it in a struct.
         return np.ones(len(array), dtype=np.bool_)
     bitmap = array.buffers()[0]
     if bitmap is None:
@@ -48,8 +45,7 @@ def null_mask(array: pa.Array) -> Bools:
 
 
 def numbers(array: pa.Array, dtype: Any) -> npt.NDArray[Any]:
-    """A view of the values of a fixed-width array, whose type is ``dtype``. Null entries have arbitrary
-    values."""
+    """A view of a fixed-width array's values, of type ``dtype``. Null entries have arbitrary values."""
     if len(array) == 0:
         return np.zeros(0, dtype=dtype)
     wide = np.dtype(dtype)

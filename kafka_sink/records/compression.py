@@ -2,8 +2,7 @@
 
 lz4 and snappy frames consist of independent blocks, so a batch is compressed block by block while it fills.
 zstd and gzip batches are compressed as a whole when they are closed. Blocks end at fixed offsets of the raw
-records, so equal rows give equal bytes. The exception is LZ4, whose search may be coarser because of earlier
-blocks.
+records, so equal rows give equal bytes. But LZ4's search may be coarser after earlier blocks.
 """
 
 from __future__ import annotations
@@ -29,8 +28,7 @@ _SLICE = 4096
 class BlockCodec:
     """A codec for frames of independently compressed blocks: prologue, blocks, epilogue.
 
-    It is not an ABC, because isinstance takes 0.25 us for an ABC, and it is called several times for each
-    batch.
+    It is not an ABC, whose isinstance takes 0.25 us, several times for each batch.
     """
 
     block_size: int

@@ -25,8 +25,7 @@ from kafka_sink.records.record_columns import ColumnLengths, RecordColumns, bina
 from kafka_sink.varint import signed
 
 # A response may reject each record of a batch with its own text, and this bounds the memory of such a
-# response. It also keeps an offset delta within three bytes, so that the upper bound of a record's size stays
-# close.
+# response. It also keeps an offset delta within three bytes, which keeps the upper bounds of sizes close.
 MAX_RECORDS_PER_BATCH = 1 << 17
 
 _MAX_JOIN = int(np.iinfo(np.int32).max)
@@ -42,8 +41,7 @@ _SLICED_ROW_BYTES = 8 * 1024
 
 
 class ScatteredBytes:
-    """Bytes that lie in many places, read as one sequence. A slice is copied only if it lies in several
-    places.
+    """Bytes that lie in many places, read as one sequence. Only slices over several places are copied.
 
     The places are stored as numbers and not as one view per piece, because Python's garbage collector would
     visit each view.
@@ -109,8 +107,7 @@ def encode(rows: RecordColumns, timestamps: Int64s | int, runs: Sequence[RowRang
     size = heads.ends[-1]
     if size > _MAX_JOIN:
         raise OverflowError(f"{count} rows encode to {size} bytes; a table must stay below 2 GiB")
-    # Without headers, the last byte of a record is its header count 0, which is part of the next record's
-    # prefix.
+    # Without headers, a record's last byte is its header count 0, which is in the next record's prefix.
     first = 1 if rows.headers is None else 0
     columns = _columns(rows, heads)
     if size >= _SLICED_ROW_BYTES * count and not rows.has_nulls:
@@ -189,8 +186,7 @@ def _interleave(rows: RecordColumns, columns: _Columns) -> pa.Buffer:
 
 # A range costs about as much as the mask costs for this many rows.
 _MIN_RANGE_ROWS = 512
-# Longer keys are not copied into the matrix: copying them twice costs more than a part of their own in the
-# ``take``.
+# Longer keys are not copied into the matrix: two copies cost more than a part of their own in ``take``.
 _MAX_INLINE_KEY = 64
 # The smallest numbers whose varints take two, three and four bytes.
 _TWO_BYTES, _THREE_BYTES, _FOUR_BYTES = 1 << 6, 1 << 13, 1 << 20
@@ -318,8 +314,7 @@ def _ranges(
 def _offset_ranges(run: RowRange) -> Iterator[tuple[int, int, npt.NDArray[np.unsignedinteger[Any]], bytes]]:
     """Split a run into ranges whose offset deltas differ only in the low one or two bytes.
 
-    Each range has its first row, the row after its last, the low bytes of each row, and the high byte of all
-    rows.
+    Each range has its first row, the row after its last, each row's low bytes, and the rows' high byte.
     """
     at, shift = run.start, run.base_offset - run.start
     while at < run.stop:
@@ -356,11 +351,9 @@ def _inline_key(key: pa.Array, lengths: ColumnLengths, order: Int32s | None) -> 
 
 
 def _filled(ranges: Sequence[tuple[int, int, _Layout]], shared: _Layout) -> pa.Array:
-    """One entry for each row: the fields of its range, followed by the fields of ``shared``, which all ranges
-    have.
+    """One entry for each row: the fields of its range, followed by those of ``shared``.
 
-    The ranges cover the rows in order. The columns of a range's own layout contain the rows of that range
-    only.
+    The ranges cover the rows in order. A range's own columns contain only its rows.
     """
     count = ranges[-1][1]
     shared_template, shared_columns = shared

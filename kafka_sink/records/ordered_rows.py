@@ -1,5 +1,4 @@
-"""Rows in the order of their partitions, with upper bounds of their sizes that decide which rows fit a
-batch."""
+"""Rows in the order of their partitions, with bounds of their sizes that decide which fit a batch."""
 
 from __future__ import annotations
 
@@ -48,12 +47,10 @@ class OrderedRows:
         self.timestamps = self._latest if self._earliest == self._latest else timestamps
         self.delta_bytes = max(_MIN_DELTA_BYTES, len(signed(self._latest - self._earliest)))
         reach = 1 << (7 * self.delta_bytes - 1)
-        # Lowest and highest base timestamp of a batch for which the delta of every row fits in
-        # ``delta_bytes``.
+        # Lowest and highest base timestamp of a batch for which all deltas fit ``delta_bytes``.
         self._base_range = (self._latest - reach + 1, self._earliest + reach)
         bounds = columns.upper_bounds(self.delta_bytes)
-        # bounds.largest is not used, because it may add the largest key and the largest value of different
-        # rows.
+        # bounds.largest is not used, as it may add key and value of different rows.
         self.largest_bound = bounds.largest if bounds.each is None else int(bounds.each.max())
         self._cumulated: Int64s
         if bounds.each is None:
@@ -88,8 +85,7 @@ class OrderedRows:
         return rows * (_MAX_DELTA_BYTES - self.delta_bytes + 1)
 
     def rows_within(self, start: int, stop: int, limit: int) -> int:
-        """The end of the rows from ``start`` whose bounds add up to at most ``limit`` bytes. At least one row
-        is taken."""
+        """The end of the rows from ``start`` whose bounds sum up to ``limit`` bytes, but at least one row."""
         return max(start + 1, min(self.rows_below(start, limit), stop))
 
     def rows_below(self, start: int, limit: int) -> int:
@@ -104,8 +100,7 @@ class OrderedRows:
         return self.columns.body.numbers().astype(np.int64, copy=False)
 
     def exact_sizes(self, start: int, stop: int, base_offset: int, base_timestamp: int) -> Int64s:
-        """The sizes of the records of rows ``start`` to ``stop``. The first has the offset delta
-        ``base_offset``."""
+        """The sizes of rows ``start`` to ``stop`` as records, the first with offset delta ``base_offset``."""
         sizes: Int64s = self._fixed_sizes[start:stop] + varint_columns.count_widths(base_offset, stop - start)
         if isinstance(self.timestamps, int):
             sizes += len(signed(self.timestamps - base_timestamp))

@@ -58,8 +58,7 @@ class ColumnLengths:
         return np.full(self.count, self.largest, dtype=np.int64) if self.each is None else self.each
 
     def with_prefix(self) -> ColumnLengths:
-        """The lengths plus the sizes of their varints. A null's varint, -1, takes one byte, just as 0
-        does."""
+        """The lengths plus the sizes of their varints. A null's varint, -1, takes one byte."""
         if self.each is None:
             return self.plus(len(signed(self.largest)))
         widths = varint_columns.widths(self.each, self.smallest, self.largest)
@@ -95,8 +94,7 @@ def _as_narrow(numbers: Ints, largest: int) -> Ints:
 # -- the headers of records, for whole columns: header count, then key and value of each header -------------
 
 
-# A scalar taken from an array, because pa.scalar of a Python value would import pandas (see the arrays
-# module).
+# A scalar taken from an array, because pa.scalar would import pandas (see ``arrays``).
 _EMPTY = pa.Array.from_buffers(pa.binary(), 1, [None, pa.py_buffer(bytes(8)), pa.py_buffer(b"")])[0]
 
 
@@ -152,8 +150,7 @@ def _join(parts: list[pa.Array]) -> pa.Array:
 
 
 def binary(data: Bytes, widths: npt.NDArray[np.integer] | int, count: int) -> pa.Array:
-    """A binary array of ``count`` entries that follow each other in ``data``. ``widths`` are their
-    lengths."""
+    """A binary array of ``count`` entries in sequence in ``data``. ``widths`` are their lengths."""
     if isinstance(widths, int):
         offsets = np.arange(count + 1, dtype=np.int32) * np.int32(widths)
     else:
@@ -175,8 +172,7 @@ class RecordColumns:
 
     ``key``, ``headers`` (each row's encoded headers, with their count) and the chunks of ``value`` contain
     the rows in their original order. ``key`` and ``headers`` are None if no row has one. ``order`` is, for
-    each row to be written, its position in these columns; None if all rows are written in their original
-    order.
+    each row to be written, its position in these columns; None for all rows in their original order.
 
     The lengths are in writing order. ``payload`` is the size of key, value and headers with the varints of
     the key's and the value's length; without headers, their count is not included.

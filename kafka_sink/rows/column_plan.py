@@ -20,11 +20,9 @@ _TEXT_OR_BYTES = ("string", "binary")
 _OPTIONAL = ("key", "headers", "partition", "timestamp")
 # How to rename a column in Spark.
 _RENAME = ".withColumnRenamed('{old}', '{new}')"
-# Errors list at most this many columns: wide tables have thousands of them, and Spark prints an error several
-# times.
+# Errors list at most this many columns: wide tables have thousands, and Spark prints errors twice.
 MAX_NAMED = 10
-# Matches the type anywhere in a type text, such as that of a field or an element, but not the name of a
-# field.
+# Matches the type anywhere in a type text, as of a field or an element, but not a field's name.
 _MONTHS = re.compile(r"(?:^|[:<,])(interval (?:year|month)(?: to month)?)(?:$|[,>])")
 
 
@@ -72,8 +70,7 @@ class ColumnPlan:
             key,
             _pick(named, "headers", (HEADERS_TYPE,)),
             _pick(named, "partition", ("int",)),
-            # timestamp_ntz is not accepted: it has no time zone, and Spark's own cast would apply the
-            # session's.
+            # timestamp_ntz is not accepted: without a time zone, Spark's cast would apply the session's.
             _pick(named, "timestamp", ("timestamp",)),
         )
 
@@ -84,8 +81,7 @@ class ColumnPlan:
 
     @property
     def parts(self) -> tuple[int | None, ...]:
-        """The position of each part of a record, in a fixed order of parts; None for a part without a
-        column."""
+        """Each part's position, in a fixed order of parts; None for a part without a column."""
         return (self.topic_column, self.key, self.value, self.headers, self.partition, self.timestamp)
 
     @property

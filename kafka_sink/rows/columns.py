@@ -50,8 +50,7 @@ def extract(plan: ColumnPlan, batch: pa.RecordBatch | pa.Table, now_ms: int) -> 
     """The parts of a table's rows. The table has at least one row.
 
     ``now_ms`` is the wall clock in milliseconds since the epoch, which rows with a null timestamp get. Raises
-    InvalidRowError, whose message has the column, what is wrong and in how many rows, but never their
-    content.
+    InvalidRowError, whose message has the column, the problem and the number of rows, not their content.
     """
     table = batch if isinstance(batch, pa.Table) else pa.Table.from_batches([batch])
     topics, topic_index = ((plan.topic,), None) if plan.topic is not None else _topics(plan, table)
@@ -87,8 +86,7 @@ def _binary_column(column: pa.Array, name: str) -> pa.Array:
         raise SchemaError(f"column '{name}' has the Arrow type {column.type}, but must be string or binary")
     if column.type.id == wanted.id:
         return column
-    # Both ways share all buffers. A view takes a tenth of a cast's time, but is not possible for the null
-    # type.
+    # Both ways share all buffers. A view takes a tenth of a cast's time, but the null type has none.
     return column.cast(wanted) if column.type == pa.null() else column.view(wanted)
 
 
@@ -103,8 +101,7 @@ def _as_type(column: pa.Array, arrow_type: pa.DataType) -> pa.Array:
 def _timestamps(column: pa.Array, now_ms: int) -> Int64s:
     if not pa.types.is_timestamp(column.type) or column.type.unit != "us":
         raise SchemaError(f"column 'timestamp' has the Arrow type {column.type}, but must be in microseconds")
-    # Round down, and not towards zero, so that instants before 1970 also get the millisecond in which they
-    # lie.
+    # Round down, and not towards zero, so that instants before 1970 get the right millisecond.
     millis: Int64s = numbers(_as_type(column, pa.int64()), np.int64) // _MICROS_PER_MILLI
     if column.null_count:
         millis[null_mask(column)] = now_ms
@@ -157,8 +154,7 @@ def _headers(column: pa.Array) -> pa.Array | None:
 
 
 def _require_header_keys(column: pa.Array, entries: Bools, what: str) -> NoReturn:
-    """Raise an InvalidRowError. ``entries`` marks the invalid headers among the headers of all rows in
-    sequence."""
+    """Raise an InvalidRowError. ``entries`` marks the invalid ones among all rows' headers."""
     wrong = np.zeros(len(column), dtype=np.bool_)
     ends = np.cumsum(lengths(column))
     wrong[np.searchsorted(ends, np.flatnonzero(entries), side="right")] = True

@@ -1,5 +1,4 @@
-"""Java's murmur2 for a column of keys, so that a key gets the same partition as from every other Kafka
-client.
+"""Java's murmur2 for a column of keys, so that keys get the partition that all Kafka clients choose.
 
 The algorithm is chosen for speed. In numpy, gathering single unaligned words costs 4.5 ns per key, and
 gathering 16 bytes costs the same. So all keys advance in rounds of 16 bytes: one gather, then four words.
@@ -49,8 +48,7 @@ def murmur2(keys: pa.Array) -> UInt32s:
     empty.
 
     The hashes equal org.apache.kafka.common.utils.Utils.murmur2, taken as unsigned. Time and memory are
-    bounded by the total size of the keys, even if a few keys are much longer than the others: those are
-    hashed one by one.
+    bounded by the total size of the keys, even if a few keys are far longer: those are hashed one by one.
     """
     count = len(keys)
     if count == 0:
@@ -97,11 +95,9 @@ def _as_bytes(keys: pa.Array) -> list[bytes | None]:
 
 
 def _hash_alike(data: Bytes, size: int, hashes: UInt32s) -> None:
-    """Hash keys that all have ``size`` bytes and follow each other. It costs half as much as the general
-    way."""
+    """Hash keys that all have ``size`` bytes and follow each other. This halves the cost."""
     whole, rest = divmod(size, 4)
-    # Each key is padded with zeros to whole words: the tail is hashed as a word in which those bytes do not
-    # count.
+    # Each key is padded with zeros to whole words: they do not count in the tail's hash.
     padded = np.zeros((len(hashes), whole + (rest > 0)), dtype="<u4")
     np.ndarray((len(hashes),), f"V{size}", padded.data, 0, (padded.strides[0],))[:] = data.view(f"V{size}")
     hashes[:] = _SEED ^ size
@@ -145,8 +141,7 @@ def _hash_block(ends: Offsets, data: Bytes, nulls: Bools | None, hashes: UInt32s
 def _round(
     hashes: UInt32s, gathered: npt.NDArray[np.void], left: Int32s, shortest: int, longest: int
 ) -> None:
-    """Hash up to 16 bytes of every key, in place. A key with fewer than 16 bytes left also gets its tail
-    hashed."""
+    """Hash up to 16 bytes of every key, in place. Includes the tail of a key with fewer bytes left."""
     words = gathered.view("<u4").reshape(-1, 4)
     for column in range(min(longest >> 2, 4)):
         word = words[:, column] * _M
@@ -170,8 +165,7 @@ def _tails(hashes: UInt32s, words: UInt32s, left: Int32s, longest: int) -> None:
         tail &= (left - _ROUND) >> 31
     place = np.arange(0, 4 * len(left), 4, dtype=np.int64)
     place += left >> 2
-    # Longer keys would point after their four words. Their index is clipped, and they have no tail in this
-    # round.
+    # Longer keys would point after their four words. Their index is clipped; they have no tail yet.
     word = words.reshape(-1).take(place, mode="clip")
     word &= _TAILS.take(tail, mode="clip")
     word ^= hashes
@@ -180,11 +174,9 @@ def _tails(hashes: UInt32s, words: UInt32s, left: Int32s, longest: int) -> None:
 
 
 def _replace(hashes: UInt32s, others: UInt32s, sign: Int32s) -> None:
-    """Replace each hash by the one in ``others`` if ``sign`` is negative there. Both arguments are
-    overwritten.
+    """Replace each hash by the one in ``others`` if ``sign`` is negative there. Overwrites both.
 
-    Bit masks are used, because numpy's boolean masks cost 2 to 5 ns per key if lengths differ, and these 0.6
-    ns.
+    Bit masks are used, because boolean masks cost 2 to 5 ns per key if lengths differ, and these 0.6 ns.
     """
     sign >>= 31
     others ^= hashes
@@ -218,8 +210,7 @@ def _later_rounds(
 
 
 def _continue_one(value: int, data: Bytes) -> int:
-    """Hash the rest of one long key. numpy multiplies all words at once, and Python's integers chain the
-    hashes."""
+    """Hash the rest of one long key. numpy multiplies the words, and Python's integers chain the hashes."""
     words = len(data) >> 2
     mixed = data[: 4 * words].view("<u4") * _M
     mixed ^= mixed >> _24

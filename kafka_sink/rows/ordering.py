@@ -75,8 +75,7 @@ def record_too_large(rows: RowBatch, ordered: OrderedRows, limit: int, option: s
 
 
 def partitions_needed(rows: RowBatch) -> dict[str, int]:
-    """How many partitions each topic must have for the partitions in its rows. Topics without such rows are
-    left out."""
+    """How many partitions each topic must have for the partitions in its rows. Other topics are left out."""
     if rows.partition is None:
         return {}
     highest = np.full(len(rows.topics), -1, dtype=np.int64)
@@ -99,7 +98,6 @@ def _muted_last(slots: Int32s, resting: list[int], bases: Int32s) -> Int32s:
 
 
 def stable_order(numbers: Int32s, limit: int) -> Int64s:
-    """The positions of the numbers in ascending order. Equal numbers keep their order. All are below
-    ``limit``."""
+    """The positions of the numbers in ascending order. Stable. All are below ``limit``."""
     narrow = numbers.astype(np.int16) if limit <= _RADIX_LIMIT else numbers
     return np.argsort(narrow, kind="stable")

@@ -46,8 +46,7 @@ def choices_of(
 ) -> Choices:
     """The available partitions, without those that are muted or led by an unavailable broker.
 
-    If ``near`` brokers lead some of them, only those are returned. If no partition would be left,
-    mutes are ignored.
+    If ``near`` brokers lead some of them, only those are returned. If none would be left, mutes are ignored.
     """
     leaders = topic.partitions.leaders
     available = [number for number, leader in enumerate(leaders) if leader >= 0 and leader not in unavailable]
@@ -101,8 +100,7 @@ class _StickyPartition:
 
 
 class Partitioner:
-    """Assigns partitions to rows, and keeps each topic's sticky partition between tables. For one task's
-    thread.
+    """Assigns partitions to rows, and keeps each topic's sticky partition. For one task's thread.
 
     A partition gets rows for one batch, according to the estimated compression, and then up to the end of
     that batch, but never more than for two batches (as in Kafka's BuiltInPartitioner). ``capacity`` returns
@@ -131,11 +129,9 @@ class Partitioner:
         self._probed: dict[TopicPartition, float] = {}
 
     def chooses(self, key: pa.Array | None, explicit: Int32s | None) -> tuple[bool, bool]:
-        """Whether ``assign`` may choose the partition of some of these rows, and whether it may choose that
-        of all.
+        """Whether ``assign`` may choose the partitions of some of these rows, and whether of all.
 
-        In the second case nothing else decides where the rows go, so that all of them may move to other
-        partitions.
+        In the second case nothing else decides where the rows go, so that all may move elsewhere.
         """
         fewest = most = True
         if explicit is not None:
@@ -175,15 +171,13 @@ class Partitioner:
                 slots += bases[rows.topic_index]
         chooses, free = self.chooses(rows.key, rows.partition)
         choices_of_topics: list[Choices] = []
-        # With thousands of topics, the choices cost more than the rows. If all rows have keys, only mutes
-        # need them.
+        # With thousands of topics, the choices cost more than the rows. With keys, only mutes need them.
         if slots is None or muted:
             choices_of_topics = [
                 choices_of(topics[name], unavailable, muted, near, probes) for name in rows.topics
             ]
         if slots is None:
-            # Sizes are upper bounds, so that the rows given to a partition fit its batch. Only a choice needs
-            # them.
+            # Sizes are upper bounds, so that rows fit the batch. Only a choice needs them.
             sizes = (columns.upper_bounds(_DELTA_BYTES) if chooses else columns.value_lengths).numbers()
             of = [topics[name] for name in rows.topics]
             if rows.topic_index is None:
@@ -296,8 +290,7 @@ class Partitioner:
         """The partitions of rows without a key.
 
         Each step gives one partition rows up to the end of a batch, and then chooses the next partition. A
-        probe that is due comes first, so that a muted partition gets its probe when it is due however few
-        rows there are.
+        probe that is due comes first, so that even a few rows probe a muted partition in time.
         """
         result = np.empty(len(sizes), dtype=np.int32)
         cumulated = np.cumsum(sizes, dtype=np.int64)
@@ -343,8 +336,7 @@ class Partitioner:
         return None
 
     def _choose(self, choices: tuple[int, ...], topic: str, count: int, current: int | None) -> int:
-        """Choose the next partition: more likely a short queue (KIP-794), or all equally if that is switched
-        off."""
+        """Choose the next partition: likelier a short queue (KIP-794), unless switched off."""
         if len(choices) == 1:
             return choices[0]
         if not self._adaptive:
@@ -359,8 +351,7 @@ class Partitioner:
 def _bytes_before_switch(batches_given: float, capacity: BatchCapacity) -> float:
     """How many more bytes the sticky partition gets before it changes; 0 if it changes now.
 
-    They end where a batch ends: at the end of the open batch or, if that gave it less than ``_MIN_BATCHES``,
-    of the next one.
+    They end where a batch ends: at the end of the open batch or, below ``_MIN_BATCHES``, of the next.
     """
     if capacity.open is None and batches_given >= _MIN_BATCHES:
         return 0.0
@@ -371,8 +362,7 @@ def _bytes_before_switch(batches_given: float, capacity: BatchCapacity) -> float
 
 
 def _spread(result: Int32s, keyed: pa.Array, available: tuple[int, ...], muted: tuple[int, ...]) -> None:
-    """Send rows of muted partitions to other partitions; equal keys stay together, but lose their order
-    (KIP-693)."""
+    """Send rows of muted partitions to other partitions; equal keys stay together, out of order (KIP-693)."""
     affected = np.flatnonzero(np.isin(result, muted))
     if len(affected) and available:
         others = np.array(available, dtype=np.int32)
