@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from kafka_sink.clock import COORDINATOR_SILENCE_MS, ExponentialBackoff
+from kafka_sink.clock import COORDINATOR_SILENCE_MS, REPORT_OUTCOMES_MS, ExponentialBackoff
 from kafka_sink.cluster.topic_state import MetadataSnapshot, TopicSnapshot
 from kafka_sink.coordinator.breaker import (
     MAX_TARGETS,
@@ -58,7 +58,7 @@ BACKOFF_MS, BACKOFF_MAX_MS, AT_ONCE_S = 1000.0, 30_000.0, 0.1
 CONNECT_S, GIVE_UP_S = 10.0, COORDINATOR_SILENCE_MS / 1000
 # How soon tasks with requests at a frozen broker notice, how long such a probe takes, and one that succeeds.
 SILENCE_S, NOTICE_S, PROBE_S, BACK_S = 0.5, 2.0, 1.0, 0.01
-OUTCOMES_S = WAITING_S = OPTIONS.coordinator_report_interval_ms / 1000
+OUTCOMES_S = WAITING_S = REPORT_OUTCOMES_MS / 1000
 SPREAD_S, STALLED_S = 0.0003, 0.5
 FIRST_REPORT_S, USE_S, NAME_AGAIN_S = 0.3, 60.0, 10.0
 CONNECTS_PER_S = 500

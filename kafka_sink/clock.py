@@ -160,8 +160,10 @@ CONNECT_BOUND_MS = 9_000.0
 CONFIRM_SILENCE_MS = 50.0
 # Outcomes count in the window in which they happen and in the next one, and so for five to ten seconds.
 OUTCOME_WINDOW_MS = 5_000.0
-# The coordinator gathers mutes that follow each other within this time into one message. It is less than the
-# default of coordinator.report.interval.ms, so that gathering adds little to that delay.
+# A task reports its outcomes to the coordinator at most once in this time.
+REPORT_OUTCOMES_MS = 500.0
+# The coordinator gathers mutes that follow each other within this time into one message. It is less than
+# REPORT_OUTCOMES_MS, so that gathering adds little to that delay.
 GATHER_MUTES_MS = 50.0
 # The sender looks at waiting batches at least this often.
 MAX_POLL_MS = 1000.0

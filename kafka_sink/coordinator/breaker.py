@@ -18,7 +18,7 @@ from msgspec import Meta
 from kafka_sink.breaker.breaker import CircuitBreakManager
 from kafka_sink.breaker.failure_rate import has_response
 from kafka_sink.breaker.mutes import MuteChange, Target
-from kafka_sink.clock import RANDOM
+from kafka_sink.clock import RANDOM, REPORT_OUTCOMES_MS
 from kafka_sink.coordinator.schema import (
     Channel,
     Count,
@@ -185,14 +185,12 @@ class BreakerChannel(Channel):
         self,
         manager: CircuitBreakManager,
         wake_sender: Callable[[], None],
-        report_interval_ms: float,
         cluster_id: Callable[[], str | None],
         random: Callable[[], float] = RANDOM.random,
     ) -> None:
         super().__init__()
         self._manager, self._table = manager, manager.task_mutes
         self._wake_sender = wake_sender
-        self._interval_ms = report_interval_ms
         self._cluster_id = cluster_id
         self._random = random
         self._tasks = 1
@@ -260,7 +258,7 @@ class BreakerChannel(Channel):
         if not self._unreported:
             self._report_ms = math.inf
         elif math.isinf(self._report_ms):
-            due_ms = max(now_ms, self._outcomes_ms + self._interval_ms)
+            due_ms = max(now_ms, self._outcomes_ms + REPORT_OUTCOMES_MS)
             self._report_ms = due_ms + self._random() * _SPREAD_MS * (self._tasks - 1)
         if now_ms >= self._report_ms:
             self._outcomes_ms, self._report_ms = now_ms, math.inf
@@ -341,7 +339,7 @@ class BreakerChannel(Channel):
             self._waits_ms = math.inf
             return
         # Tasks report at random times. The first probe follows an interval after a mute.
-        most_ms = min(self._interval_ms, self._table.retry_interval_ms / 4)
+        most_ms = min(REPORT_OUTCOMES_MS, self._table.retry_interval_ms / 4)
         self._waits_ms = self._table.now_ms + self._random() * max(most_ms, _SPREAD_MS * self._tasks)
 
     def _release(self) -> None:

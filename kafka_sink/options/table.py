@@ -966,10 +966,6 @@ class SinkOptions:
         set. Tasks connect to `spark.driver.host`. `KAFKA_CHUNKED_COORDINATOR_BIND_ADDRESS` and
         `spark.kafka-chunked.coordinator.bind.address` override it.""", planning_only=True,
     )
-    coordinator_report_interval_ms: int = _option(
-        "coordinator.report.interval.ms", values.integer(50, 60_000), 500, COORDINATOR,
-        """How often a task reports to the coordinator. Leader changes are reported at once.""",
-    )
 
     ui_port: int = _option(
         "ui.port", values.integer(0, 65_535, or_value=-1), -1, LIVE_VIEW,
@@ -1123,7 +1119,6 @@ GROUP_OPTIONS = (
     "kafka.metadata.max.age.ms",
     "kafka.metadata.max.idle.ms",
     "kafka.allow.auto.create.topics",
-    "coordinator.report.interval.ms",
     *(f"{KAFKA_PREFIX}{BREAKER_PREFIX}{option.name}" for option in BREAKER_OPTIONS),
 )
 

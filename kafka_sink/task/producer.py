@@ -278,13 +278,12 @@ class Producer:
         self._coordinator.resume()
 
     def _join_coordinator(self, address: CoordinatorAddress) -> CoordinatorClient:
-        interval_ms = self.options.coordinator_report_interval_ms
         metadata = MetadataChannel(self.cluster, monotonic_ms, self.options.metadata_max_idle_ms)
         self._writes = WriteChannel(self.abort)
         channels: list[Channel] = [metadata, self._writes]
         if not self.breaker.is_off:
             self._shared_breaker = BreakerChannel(
-                self.breaker.manager, self._call_breaker, interval_ms, lambda: self.cluster.cluster_id
+                self.breaker.manager, self._call_breaker, lambda: self.cluster.cluster_id
             )
             self.breaker.share(self._shared_breaker)
             channels.append(self._shared_breaker)

@@ -188,7 +188,7 @@ class Shared(BreakerChannel):
     is_current = True  # type: ignore[assignment]
 
     def __init__(self, manager: CircuitBreakManager) -> None:
-        super().__init__(manager, lambda: None, 500.0, lambda: None)
+        super().__init__(manager, lambda: None, lambda: None)
 
     def exchange(self) -> None:
         pass

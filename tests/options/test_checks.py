@@ -106,7 +106,6 @@ def test_a_coordinator_gets_what_it_reads_and_nothing_of_a_single_write_or_a_log
         "kafka.metadata.max.age.ms": "7",
         "kafka.allow.auto.create.topics": "false",
         "kafka.request.timeout.ms": "5",
-        "coordinator.report.interval.ms": "60000",
         "kafka.producer.circuit.breaker.mute.retry.interval": "9000",
         "kafka.producer.circuit.breaker.class": "tests.breaker.test_interface.Own",
     }
@@ -121,7 +120,6 @@ def test_a_coordinator_gets_what_it_reads_and_nothing_of_a_single_write_or_a_log
     assert token.keys() <= options.identity_of_cluster().keys()
     again = parse({**BASE, **kept}).options
     assert again.group_settings() == kept
-    assert again.coordinator_report_interval_ms == 60_000
     assert again.breaker
     assert parse(BASE).options.group_settings() == {}
 
@@ -150,7 +148,6 @@ def test_options_that_only_name_or_time_a_client_share_a_cluster() -> None:
         ("kafka.client.dns.lookup", "resolve_canonical_bootstrap_servers_only"),
         ("kafka.allow.auto.create.topics", "false"),
         ("kafka.metadata.max.age.ms", "5"),
-        ("coordinator.report.interval.ms", "5000"),
         ("kafka.producer.circuit.breaker.mute.retry.interval", "9000"),
     ):
         assert identity(**{name: value}) != identity(), name

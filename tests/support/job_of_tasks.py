@@ -54,7 +54,7 @@ class Task:
         # None before its first metadata.
         self.cluster_id: str | None = "kafka"
         self.exchange = BreakerChannel(
-            self.manager, self._call_breaker, 500.0, lambda: self.cluster_id, lambda: job.random.random()
+            self.manager, self._call_breaker, lambda: self.cluster_id, lambda: job.random.random()
         )
         self.gate.share(self.exchange)
         self.waiting: set[TopicPartition] = set()

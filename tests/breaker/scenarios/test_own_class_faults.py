@@ -39,7 +39,7 @@ def one_batch(breaker: PartitionCircuitBreaker) -> tuple[Breaker, BreakerChannel
     """A batch's way, with the coordinator's side, and the end of the producer."""
     cluster = Cluster(t=[1, 2])
     gate = Breaker(breaker, cluster.manager())
-    exchange = BreakerChannel(gate.manager, lambda: None, 500.0, lambda: "kafka")
+    exchange = BreakerChannel(gate.manager, lambda: None, lambda: "kafka")
     exchange.on_connected(0.0)
     gate.share(exchange)
     run_pass(gate, 0.0)
