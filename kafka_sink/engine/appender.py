@@ -76,11 +76,11 @@ class MutedMemoryLimit:
             if not self._said:
                 self._said = True
                 _log.warning(
-                    "rows with a key or a partition column wait for %s, as such rows use all memory that "
-                    "muted partitions may (%d bytes): %s. Where keys spread over all partitions this stops "
-                    "the task until the broker is back, for kafka.delivery.timeout.ms = %.0f ms at most. "
-                    "kafka.partitioner.spread.keys.when.muted=true sends rows with keys to other partitions "
-                    "meanwhile; rows of one key are then in several partitions",
+                    "rows with a key or a partition column wait for %s, because such rows use all memory "
+                    "that muted partitions may use (%d bytes): %s. If keys are spread over all partitions, "
+                    "the task stops until the broker is back, for at most kafka.delivery.timeout.ms = %.0f "
+                    "ms. kafka.partitioner.spread.keys.when.muted=true sends rows with keys to other "
+                    "partitions meanwhile; rows of one key are then in several partitions",
                     partition,
                     self._limit_bytes,
                     self.breaker.explain(partition),
@@ -88,8 +88,8 @@ class MutedMemoryLimit:
                 )
             if self._clock_ms() - started_ms >= timeout_ms:
                 raise DeliveryError(
-                    f"rows for {partition} waited kafka.delivery.timeout.ms = {timeout_ms:.0f} ms for a "
-                    f"muted partition: {self.breaker.explain(partition)}"
+                    f"rows for {partition} waited for kafka.delivery.timeout.ms = {timeout_ms:.0f} ms "
+                    f"because the partition is muted: {self.breaker.explain(partition)}"
                 )
             self._accumulator.await_change(_CHECK_MS / 1000)
             check()

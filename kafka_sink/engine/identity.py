@@ -141,7 +141,7 @@ class ProducerIdentity:
         Raises KafkaSinkError if a batch has been sent with the id.
         """
         if self._written:
-            raise KafkaSinkError("a producer id that was written with is kept")
+            raise KafkaSinkError("the producer id cannot be given up, because batches were sent with it")
         self.producer_id, self.producer_epoch = _NO_ID
         self.generation += 1
         self._requested = False

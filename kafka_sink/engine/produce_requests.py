@@ -139,7 +139,7 @@ def probe_brokers(
         if connection is None:
             # The cluster no longer lists this broker, so its address is unknown until it is back.
             breaker.on_probe(node_id, now_ms)
-            breaker.on_probe_done(node_id, ConnectionError("the cluster misses it"), now_ms)
+            breaker.on_probe_done(node_id, ConnectionError("the cluster no longer lists this broker"), now_ms)
         elif network.is_ready(connection, now_ms):
             network.send(connection, _probe(breaker, connection, options, node_id), now_ms)
             breaker.on_probe(node_id, now_ms)

@@ -108,7 +108,7 @@ def _too_large(attempt: AttemptFacts, cause: Exception) -> Verdict:
         Action.FAIL,
         RecordTooLargeError(
             f"a record of {attempt.size} bytes (compressed, with its batch header) is larger than the broker "
-            f"takes for {attempt.partition}; raise the topic's max.message.bytes or send smaller records"
+            f"accepts for {attempt.partition}; raise the topic's max.message.bytes or send smaller records"
         ),
         spends_retry=False,
         unwritable=(0,),
@@ -194,7 +194,9 @@ ADVICE = {
     kafka_errors.INVALID_TXN_STATE: _ENDED,
     kafka_errors.PRODUCER_FENCED: _ENDED,
     kafka_errors.TRANSACTION_ABORTABLE: _ENDED,
-    kafka_errors.INVALID_RECORD: "a record is invalid for this topic (a compacted topic takes no null keys)",
+    kafka_errors.INVALID_RECORD: (
+        "a record is invalid for this topic (for example, a compacted topic accepts no null keys)"
+    ),
     kafka_errors.INVALID_TIMESTAMP: (
         "a timestamp is outside what the topic's message.timestamp settings allow"
     ),
@@ -203,11 +205,11 @@ ADVICE = {
         "the principal may not use an idempotent producer; set kafka.enable.idempotence=false"
     ),
     kafka_errors.UNSUPPORTED_COMPRESSION_TYPE: (
-        "the broker or the topic does not take kafka.compression.type; set another one"
+        "the broker or the topic does not accept this kafka.compression.type; set another one"
     ),
 }
 _NO_TRANSACTIONS = (
-    "the topic may not take transactions, as diskless topics (over object storage) do not; set "
+    "the topic may not support transactions, for example because it is diskless (on object storage); set "
     "delivery.guarantee=at-least-once, or write to another topic"
 )
 ADVICE_IN_TRANSACTIONS = {
@@ -271,7 +273,7 @@ def expiry(
     return DeliveryError(
         f"a batch for {partition} was not acknowledged within kafka.delivery.timeout.ms = "
         f"{timeout_ms:.0f} ms, {tried}{reason}. Look at the broker that leads it and at its replicas, or "
-        "raise kafka.delivery.timeout.ms where they only take long"
+        "raise kafka.delivery.timeout.ms if they are merely slow"
     )
 
 

@@ -132,13 +132,13 @@ class ResponseHandler:
         self._succeed(succeeded, broker, now_ms)
         if unknown:
             _log.warning(
-                "broker %d responded for %d partitions that were not sent: %s",
+                "broker %d sent a response for %d partitions that were not in the request: %s",
                 broker.id,
                 len(unknown),
                 printable_list(map(str, unknown)),
             )
         for batch in pending.values():
-            cause = DeliveryError(f"the broker's response left out {batch.partition}")
+            cause = DeliveryError(f"the broker's response does not contain {batch.partition}")
             verdict = response_classifier.classify_failure(cause, possibly_sent=True)
             self._apply(batch, broker, verdict, now_ms)
         connection = broker.connection
@@ -300,16 +300,16 @@ class ResponseHandler:
             # Brokers validate a batch before they check whether it is a duplicate. So it may have been
             # written before the topic's settings or ACLs changed, or before timestamps left the range.
             return DeliveryError(
-                f"{cause}. errors.tolerance=all does not skip these rows, as they may have been written: an "
-                "earlier attempt had no response, and brokers also refuse what they have: where the topic's "
-                "settings or ACLs have changed since, or timestamps are out of range by now. The next "
-                "attempt of the task writes or skips them"
+                f"{cause}. errors.tolerance=all does not skip these rows, because they may have been "
+                "written: an earlier attempt had no response, and brokers also reject rows that they have "
+                "written if the topic's settings or ACLs have changed since then, or if timestamps are now "
+                "out of range. The next attempt of the task writes or skips them"
             )
         if not batch.dead_letters or not isinstance(cause, RecordTooLargeError):
             return cause
         return RecordTooLargeError(
             f"a dead letter of {batch.size} bytes is larger than errors.deadletterqueue.topic.name = "
-            f"{batch.partition.topic!r} takes. Raise that topic's max.message.bytes to 1048588, Kafka's "
+            f"{batch.partition.topic!r} accepts. Raise that topic's max.message.bytes to 1048588, Kafka's "
             f"default: dead letters are cut to {self.dead_letters.max_bytes} bytes"
         )
 
@@ -365,11 +365,13 @@ class ResponseHandler:
         dead_letters = self.dead_letters
         assert dead_letters is not None
         _log.debug(
-            "%s: the dead letters of other rows are written first: %s", batch.partition, _error_name(cause)
+            "%s: the batch waits until the dead letters of other rows are written: %s",
+            batch.partition,
+            _error_name(cause),
         )
         batch.last_error = DeliveryError(
-            f"{cause}; its dead letters waited for those of others in errors.deadletterqueue.topic.name = "
-            f"{dead_letters.topic!r}"
+            f"{cause}; its dead letters waited until the dead letters of other rows are written to "
+            f"errors.deadletterqueue.topic.name = {dead_letters.topic!r}"
         )
         self.awaiting_dead_letters[batch] = positions, cause
         self._accumulator.reenqueue(batch, 0.0)
@@ -458,7 +460,7 @@ class ResponseHandler:
             return self._identity.last_error
         count = self._partitions_without(partition)
         if count is not None:
-            return f"the topic has {count} partition(s) and not this one"
+            return f"the topic has only {count} partition(s)"
         info = self._cluster.leader(partition)
         if info is None or info.leader < 0:
             return "the partition has no leader"
@@ -506,8 +508,8 @@ class ResponseHandler:
             partition.disprove_after_gap()
             identity.restart(partition)
             _log.warning(
-                "the sequences of %s restart, because its leader rejected records and a response to later "
-                "ones was lost",
+                "the sequences of %s restart, because its leader rejected records and the response to later "
+                "records was lost",
                 partition.id,
             )
 

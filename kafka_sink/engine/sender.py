@@ -414,8 +414,8 @@ class Sender(threading.Thread):
             self._responses.fail_all(
                 BrokerVersionError(
                     f"kafka.compression.type=zstd needs Produce requests of version "
-                    f"{FIRST_VERSION_WITH_ZSTD}, and broker {broker.node or broker.id} ends with "
-                    f"{connection.protocol.produce_version}: set lz4, snappy, gzip or none"
+                    f"{FIRST_VERSION_WITH_ZSTD}, but broker {broker.node or broker.id} supports only "
+                    f"version {connection.protocol.produce_version}: set lz4, snappy, gzip or none"
                 )
             )
             return False
@@ -491,7 +491,7 @@ def tell_of_moves(moved: Mapping[TopicPartition, Sequence[ProducerBatch]], break
     what = [f"{rows} rows without a key"] if rows or not dead_letters else []
     what += [f"{dead_letters} dead letters"] if dead_letters else []
     _log.warning(
-        "%s that were never sent move from %s to other partitions: %s",
+        "moved %s (not sent yet) from %s to other partitions: %s",
         " and ".join(what),
         first_of(moved),
         breaker.explain(next(iter(moved))) or "their target is muted",

@@ -184,7 +184,11 @@ class ClientTelemetry:
 
         codec, data = self._payload(wanted)
         if len(data) > wanted.max_bytes:
-            _log.debug("metrics of %d bytes are dropped: the broker takes %d", len(data), wanted.max_bytes)
+            _log.debug(
+                "client metrics of %d bytes are dropped: the broker accepts at most %d",
+                len(data),
+                wanted.max_bytes,
+            )
             self._due_ms = now_ms + self._interval_ms
             return
         body = encode_push(self._instance_id, wanted.subscription_id, codec, data, terminating=terminating)
@@ -210,7 +214,7 @@ class ClientTelemetry:
             self._subscription = None
             self._due_ms = now_ms
         elif code not in (0, TELEMETRY_TOO_LARGE, THROTTLING_QUOTA_EXCEEDED):
-            self._stop(f"a broker says {error_of(code).label}")
+            self._stop(f"a broker responded {error_of(code).label}")
 
     def _on_failure(self, client: int, cause: Exception, possibly_sent: bool, now_ms: float) -> None:
         """Wait for an interval of at least the default one before the next request, as Kafka's client does.
@@ -225,7 +229,7 @@ class ClientTelemetry:
             self._stop(str(cause))
 
     def _stop(self, reason: str) -> None:
-        _log.info("no more metrics are pushed: %s", reason)
+        _log.info("client metrics are no longer pushed: %s", reason)
         self._is_off, self.is_offered, self._due_ms = True, False, math.inf
         self._network.on_responded = None
 

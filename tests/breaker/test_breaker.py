@@ -227,7 +227,7 @@ def test_topics_without_a_leader_are_refreshed_when_a_broker_is_probed() -> None
     bench.pass_time(2_100)
     assert bench.task_mutes.brokers_to_probe() == [1]
     bench.gate.on_probe(1, bench.now)
-    bench.gate.on_probe_done(1, ConnectionError("the cluster misses it"), bench.now)
+    bench.gate.on_probe_done(1, ConnectionError("the cluster no longer lists this broker"), bench.now)
     assert stale == ["t"]
     assert bench.task_mutes.brokers_to_probe() == [], "once an interval"
     bench.pass_time(2_100)

@@ -106,7 +106,7 @@ def test_rows_for_a_partition_that_a_recreated_topic_lacks_fail_after_max_block_
     """Not after delivery.timeout.ms: the task that is run again has them in other partitions."""
     with FakeCluster({TOPIC: 4}) as cluster:
         begun = time.monotonic()
-        lacks = r"t-3: the topic has 2 partition\(s\) and not this one, for kafka\.max\.block\.ms = 500 ms"
+        lacks = r"t-3: the topic has only 2 partition\(s\), for kafka\.max\.block\.ms = 500 ms"
         with (  # noqa: PT012 - finish raises it
             pytest.raises(DeliveryError, match=lacks),
             task(cluster, max_block_ms=500, delivery_timeout_ms=30_000) as producer,

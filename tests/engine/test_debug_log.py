@@ -97,7 +97,7 @@ def test_partitions_that_were_not_sent_cost_one_line_a_response(caplog: pytest.L
     request.response = replace(request.response, partitions=(*foreign, row))
     model.respond(0)
     (line,) = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
-    assert "20000 partitions that were not sent" in line
+    assert "20000 partitions that were not in the request" in line
     assert line.isprintable()
     assert len(line) < 500
 

@@ -132,7 +132,7 @@ def test_a_first_run_may_exceed_the_share_and_the_next_waits_for_delivery_timeou
         bench.now += 100
 
     with pytest.raises(
-        DeliveryError, match=r"rows for t-1 waited kafka\.delivery\.timeout\.ms = 1000 ms .*rests"
+        DeliveryError, match=r"rows for t-1 waited for kafka\.delivery\.timeout\.ms = 1000 ms .*rests"
     ):
         bench.append(unit([1]), check)
     assert bench.rows(1) == []

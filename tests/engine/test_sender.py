@@ -343,9 +343,9 @@ def test_tiny_batches_take_memory_for_their_objects_too() -> None:
 @pytest.mark.parametrize(
     ("batches", "rows", "text"),
     [
-        ([(3, False)], 3, "3 rows without a key that were never sent"),
-        ([(3, False), (4, True)], 3, "3 rows without a key and 4 dead letters that were never sent"),
-        ([(4, True)], 0, "4 dead letters that were never sent"),
+        ([(3, False)], 3, "3 rows without a key (not sent yet)"),
+        ([(3, False), (4, True)], 3, "3 rows without a key and 4 dead letters (not sent yet)"),
+        ([(4, True)], 0, "4 dead letters (not sent yet)"),
     ],
 )
 def test_dead_letters_that_move_are_no_rows(

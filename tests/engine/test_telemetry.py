@@ -287,7 +287,7 @@ def test_other_errors_end_it_for_good(error: int, caplog: pytest.LogCaptureFixtu
     client.telemetry.terminate(client.now)
     assert client.at(1e9).due == math.inf
     assert len(client.network.requests) == 2
-    assert "no more metrics are pushed" in caplog.text
+    assert "client metrics are no longer pushed" in caplog.text
 
 
 def test_intervals_have_a_lower_bound() -> None:
