@@ -152,6 +152,17 @@ class Partition:
         self._assigned = 0
         self._assigned_as: dict[ProducerBatch, int] = {}
 
+    def take(self, batch: ProducerBatch) -> None:
+        """Take a batch out of the queue for the sender, until ``give_back``. The caller holds the lock."""
+        self.batches.remove(batch)
+        self.in_flight += 1
+        batch.in_request = True
+
+    def give_back(self, batch: ProducerBatch) -> None:
+        """End what ``take`` began: no request refers to the batch any more. The caller holds the lock."""
+        self.in_flight -= 1
+        batch.in_request = False
+
     def insert(self, batch: ProducerBatch) -> None:
         """Put a batch back in append order. Batches that were in flight together may return in any order."""
         place = 0
@@ -291,7 +302,7 @@ class Partition:
     @property
     def is_in_flight(self) -> bool:
         """Whether the sender has taken a batch that has a sequence and no acknowledgement."""
-        return any(batch.request_references for batch in self.unacknowledged)
+        return any(batch.in_request for batch in self.unacknowledged)
 
     @property
     def restarted(self) -> bool:
@@ -370,7 +381,7 @@ class Partition:
         written.
         """
         behind, at = self.after_gap, self.gap
-        if any(batch.request_references or batch.possibly_written for batch in behind):
+        if any(batch.in_request or batch.possibly_written for batch in behind):
             raise KafkaSinkError(f"{self.id} has unresolved batches, which keep their sequences")
         if at is None:
             return

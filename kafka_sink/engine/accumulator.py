@@ -243,13 +243,12 @@ class RecordAccumulator:
                     broker.rotation = index
                     break
                 size += added
-                taken.append(partition.batches.popleft())
+                taken.append(head)
+                partition.take(head)
                 if not partition.batches:
                     del self.waiting[partition]
                 if head.state is BatchState.OPEN:
                     head.move_to(BatchState.CLOSED)
-                partition.in_flight += 1
-                head.request_references += 1
             else:
                 broker.rotation = begin + 1
         return taken
@@ -273,7 +272,7 @@ class RecordAccumulator:
         returned: dict[BufferPool, list[LentChunks]] = {}
         try:
             for batch in batches:
-                if batch.state in TERMINAL and not batch.request_references and batch in self.live:
+                if batch.state in TERMINAL and not batch.in_request and batch in self.live:
                     self.live.discard(batch)
                     batch.buffer.release(returned)
         finally:
@@ -329,8 +328,7 @@ class RecordAccumulator:
         """Put back batches that ``drain`` took, and that were sealed but not sent."""
         with self.lock:
             for batch in batches:
-                batch.request_references -= 1
-                batch.home.in_flight -= 1
+                batch.home.give_back(batch)
                 self._insert_locked(batch)
 
     def take(self, batch: ProducerBatch) -> bool:
@@ -338,17 +336,16 @@ class RecordAccumulator:
         with self.lock:
             if batch.terminal:
                 return False
-            self._remove_locked(batch)
-            batch.home.in_flight += 1
-            batch.request_references += 1
+            batch.home.take(batch)
+            if not batch.home.batches:
+                del self.waiting[batch.home]
             return True
 
     def reenqueue(self, batch: ProducerBatch, retry_at_ms: float) -> None:
         """Put a batch back for another attempt. It goes in front of all batches that were appended after
         it."""
         with self.lock:
-            batch.request_references -= 1
-            batch.home.in_flight -= 1
+            batch.home.give_back(batch)
             if not batch.move_to(BatchState.SEALED):
                 self._release_locked(batch)
                 return
@@ -359,8 +356,7 @@ class RecordAccumulator:
         """Put the pieces of a batch that was too large in its place. If the batch had failed before, release
         the pieces and return False."""
         with self.lock:
-            parent.request_references -= 1
-            parent.home.in_flight -= 1
+            parent.home.give_back(parent)
             first = parent.move_to(BatchState.SPLIT)
             if first:
                 for piece in pieces:
@@ -400,9 +396,9 @@ class RecordAccumulator:
         with self.lock:
             first: list[WrittenBatch] = []
             for ended in written:
-                ended[0].request_references -= 1
-                ended[0].home.in_flight -= 1
-                if ended[0].move_to(BatchState.SUCCEEDED):
+                batch = ended[0]
+                batch.home.give_back(batch)
+                if batch.move_to(BatchState.SUCCEEDED):
                     first.append(ended)
             # The deliveries come first: a task that finds all its batches complete must find every row
             # counted.
@@ -420,8 +416,7 @@ class RecordAccumulator:
         """
         with self.lock:
             if taken:
-                batch.request_references -= 1
-                batch.home.in_flight -= 1
+                batch.home.give_back(batch)
             first = not (batch.terminal or batch.held)
             if first:
                 self._fail_locked(batch, cause)
@@ -438,7 +433,8 @@ class RecordAccumulator:
                 if batch.held and not include_held:
                     continue
                 batch.held = False
-                batch.request_references = 0
+                if batch.in_request:
+                    batch.home.give_back(batch)
                 if not batch.terminal:
                     self._fail_locked(batch, cause)
                 self._release_locked(batch)

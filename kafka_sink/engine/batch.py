@@ -110,8 +110,10 @@ class ProducerBatch:
     # Failed attempts that count against ``retries``. An attempt that failed only because of an earlier batch
     # does not count.
     retries_spent: int = field(init=False, default=0)
-    # 1 from when the sender takes the batch off its queue until no request refers to its memory; else 0.
-    request_references: int = field(init=False, default=0)
+    # True from when the sender takes the batch out of its queue until no request refers to its memory. Only
+    # ``Partition.take`` and ``Partition.give_back`` write it, under the accumulator's lock. Without it the
+    # memory of a batch that expires could be reused while the socket still reads it.
+    in_request: bool = field(init=False, default=False)
     last_error: Exception | None = field(init=False, default=None)
     # The producer's id and epoch and the base sequence.
     sequence: ProducerSequence = field(init=False, default=NO_SEQUENCE)
@@ -196,7 +198,7 @@ class ProducerBatch:
 
     def withdraw_sequence(self) -> None:
         """Take the sequence back, for a restart. Raises IllegalTransitionError if it is fixed."""
-        if self.possibly_written or self.request_references:
+        if self.possibly_written or self.in_request:
             raise IllegalTransitionError(f"the sequence {self.sequence} of {self.partition} is in use")
         self.sequence = NO_SEQUENCE
 

@@ -433,7 +433,7 @@ class ResponseHandler:
         partitions that exist.
         """
         unfinished = self._accumulator.unfinished() if topics else []
-        queued = [one for one in unfinished if one.partition.topic in topics and not one.request_references]
+        queued = [one for one in unfinished if one.partition.topic in topics and not one.in_request]
         partitions = {batch.home for batch in queued}
         missing = {one for one in partitions if self._partitions_without(one.id) is not None}
         for partition in self.missing - missing:

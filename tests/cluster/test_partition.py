@@ -64,7 +64,7 @@ def test_after_an_error_batches_go_one_by_one_and_old_ones_in_order() -> None:
     fail(one)
     assert of.may_send(one, 0)
     assert (one.home.is_next(one), two.home.is_next(two)) == (True, False)
-    one.request_references += 1
+    one.in_request = True
     acknowledge(one)
     assert (of.may_send(two, 0), two.home.is_next(two)) == (True, True)
 
@@ -79,7 +79,7 @@ def test_no_more_than_four_batches_pass_one_of_unknown_outcome() -> None:
     for one in others:
         acknowledge(one)
     assert of.may_send(unknown, 0)
-    unknown.request_references += 1
+    unknown.in_request = True
     for _ in range(2):
         acknowledge(sent(of, batch()))
     assert not of.may_send(batch(), 0), "four have passed it"
@@ -95,11 +95,11 @@ def test_pieces_are_passed_by_no_more_than_their_parent() -> None:
     pieces = [batch(), batch()]
     parent.home.on_split(parent, pieces)
     for one in others:
-        one.request_references -= 1
+        one.in_request = False
         one.home.on_acknowledged(one, -1, 0, 0)
     for piece, full in zip(pieces, (False, True), strict=True):
         assert of.may_send(piece, 0)
-        piece.request_references += 1
+        piece.in_request = True
         acknowledge(piece)
         if not full:
             sent(of, batch())
@@ -143,7 +143,7 @@ def test_batches_behind_dropped_records_take_over_their_sequences() -> None:
     assert not of.may_send(left, 0)
     assert not behind.home.is_next(behind), "its refusal is no reason to restart"
     assert of.mendable() == [], "two batches are in flight"
-    first.request_references -= 1
+    first.in_request = False
     first.home.on_acknowledged(first, 1, 0, 0)
     fail(behind)
     assert of.mendable() == [P0]

@@ -197,7 +197,7 @@ def test_a_pass_takes_one_batch_per_partition_of_the_broker_up_to_a_requests_siz
     batch = bench.batch(P[0])
     queues = bench.accumulator.ready(bench.leader, 50)[0][bench.brokers.of(0)]
     assert bench.accumulator.drain(bench.brokers.of(0), queues, 10_000, anything) == [batch]
-    assert (batch.state, batch.request_references) == (BatchState.CLOSED, 1)
+    assert (batch.state, batch.in_request) == (BatchState.CLOSED, True)
 
 
 def test_no_partition_starves() -> None:

@@ -131,7 +131,7 @@ def test_settled_means_that_every_sequence_is_acknowledged() -> None:
     assert not of.settled
     fail(one)
     assert not of.settled
-    one.request_references += 1
+    one.in_request = True
     acknowledge(one)
     assert of.settled
 

@@ -100,7 +100,7 @@ def test_what_is_sent_back_keeps_its_place_and_is_no_longer_in_flight() -> None:
     first = bench.request()
     assert [batch.partition.partition for batch in first] == [0]
     queue = bench.accumulator.partition(TopicPartition("t", 1))
-    assert (queue.in_flight, queue.batches[0].request_references) == (0, 0)
+    assert (queue.in_flight, queue.batches[0].in_request) == (0, False)
     assert queue.batches[0].state is BatchState.SEALED
     assert [batch.partition.partition for batch in bench.request()] == [1]
 

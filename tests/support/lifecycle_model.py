@@ -422,7 +422,7 @@ class Model:
             assert len(set(ordinals)) == len(ordinals)
             mine = [batch for batch in live if batch.partition == queue.id]
             if not self.closed:
-                assert queue.in_flight == sum(batch.request_references for batch in mine)
+                assert queue.in_flight == sum(batch.in_request for batch in mine)
             waiting = {BatchState.OPEN, BatchState.CLOSED, BatchState.SEALED}
             assert {b for b in mine if b.state in waiting} == set(queue.batches), "a batch is in no queue"
 

@@ -37,18 +37,18 @@ def batch(records: int = 1, partition: Partition = P0) -> ProducerBatch:
 def sent(of: ProducerIdentity, one: ProducerBatch) -> ProducerBatch:
     assert of.may_send(one, 0)
     of.assign(one)
-    one.request_references += 1
+    one.in_request = True
     one.attempts += 1
     return one
 
 
 def fail(one: ProducerBatch) -> None:
-    one.request_references -= 1
+    one.in_request = False
     one.home.on_attempt_failed()
 
 
 def acknowledge(one: ProducerBatch, now_ms: float = 0) -> None:
-    one.request_references -= 1
+    one.in_request = False
     one.home.on_acknowledged(one, -1, now_ms, now_ms)
 
 
