@@ -254,10 +254,10 @@ def _unknown_outcomes_are_forgotten(patch: pytest.MonkeyPatch) -> None:
 def _pieces_get_no_sequence(patch: pytest.MonkeyPatch) -> None:
     """The pieces of a split batch are numbered after what was sent behind it."""
 
-    def replaced(self: Partition, batch: ProducerBatch, _pieces: list[ProducerBatch]) -> None:
+    def on_split(self: Partition, batch: ProducerBatch, _pieces: list[ProducerBatch]) -> None:
         self.unacknowledged.remove(batch)
 
-    patch.setattr(Partition, "replaced", replaced)
+    patch.setattr(Partition, "on_split", on_split)
 
 
 def _split_parents_keep_their_memory(patch: pytest.MonkeyPatch) -> None:
