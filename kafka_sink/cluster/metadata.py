@@ -249,14 +249,9 @@ class ClusterMetadata:
             with self._lock:
                 now_ms = self._clock_ms()
                 self.on_use(wanted, now_ms)
-                known = {name: self.topic(name) for name in wanted}
-                missing = [name for name, metadata in known.items() if metadata is None]
-                short = [
-                    name
-                    for name, metadata in known.items()
-                    if metadata is not None and len(metadata.partitions) < partitions.get(name, 0)
-                ]
+                missing, short = self._lacking(wanted, partitions)
                 if not missing and not short:
+                    known = {name: metadata for name in wanted if (metadata := self.topic(name)) is not None}
                     break
                 self._raise_final_locked(missing, unauthorized_wait_ms, now_ms)
                 left = deadline - now_ms
@@ -278,7 +273,21 @@ class ClusterMetadata:
         if stale:
             # Report again: the coordinator's copy may be older than the added partitions.
             self._report_stale(stale)
-        return {name: metadata for name, metadata in known.items() if metadata is not None}
+        return known
+
+    def _lacking(
+        self, topics: Iterable[str], partitions: Mapping[str, int]
+    ) -> tuple[list[str], dict[str, int]]:
+        """The topics without metadata, and the number of partitions of each topic that has too few."""
+        missing: list[str] = []
+        short: dict[str, int] = {}
+        for name in topics:
+            metadata = self.topic(name)
+            if metadata is None:
+                missing.append(name)
+            elif len(metadata.partitions) < partitions.get(name, 0):
+                short[name] = len(metadata.partitions)
+        return missing, short
 
     def _ask_others_locked(self, topics: list[str], timeout_ms: float, now_ms: float) -> None:
         # The lock is held, so that the coordinator's response cannot arrive before the pause begins.
@@ -296,15 +305,12 @@ class ClusterMetadata:
     def describe_lack(self, topics: Iterable[str], partitions: Mapping[str, int]) -> str:
         """A text for the log: what ``await_topics`` waits for with these arguments."""
         with self._lock:
-            missing = [name for name in topics if self.topic(name) is None]
+            missing, short = self._lacking(topics, partitions)
             if missing:
                 shown, why = self._missing_texts_locked(missing)
                 return f"metadata of topic {shown} ({why})"
-            for name, needed in partitions.items():
-                metadata = self.topic(name)
-                count = 0 if metadata is None else len(metadata.partitions)
-                if count < needed:
-                    return f"partition {needed - 1} of topic {name}, which has {count} partitions"
+        for name, count in short.items():
+            return f"partition {partitions[name] - 1} of topic {name}, which has {count} partitions"
         return "metadata"
 
     def _missing_texts_locked(self, missing: list[str]) -> tuple[str, str]:
@@ -314,7 +320,7 @@ class ClusterMetadata:
         return first_of(missing), f"{', '.join(errors) or 'no response'}; brokers: {brokers}"
 
     def _lack_error_locked(
-        self, missing: list[str], short: list[str], partitions: Mapping[str, int], timeout_ms: float
+        self, missing: list[str], short: dict[str, int], partitions: Mapping[str, int], timeout_ms: float
     ) -> MetadataTimeoutError | MissingPartitionError:
         if missing:
             shown, why = self._missing_texts_locked(missing)
@@ -322,11 +328,10 @@ class ClusterMetadata:
                 f"no metadata for topic {shown} within kafka.max.block.ms = {timeout_ms:.0f} ms ({why}). "
                 "Create the topic, or check kafka.bootstrap.servers and that the brokers can be reached"
             )
-        metadata = self.topic(short[0])
-        count = 0 if metadata is None else len(metadata.partitions)
+        topic, count = next(iter(short.items()))
         return MissingPartitionError(
-            f"Invalid partition: column 'partition' has {partitions[short[0]] - 1} in a row for topic "
-            f"{short[0]!r}, whose partitions are 0 to {count - 1}, and none was added within "
+            f"Invalid partition: column 'partition' has {partitions[topic] - 1} in a row for topic "
+            f"{topic!r}, whose partitions are 0 to {count - 1}, and none was added within "
             f"kafka.max.block.ms = {timeout_ms:.0f} ms. Add partitions to the topic, fix the column (with "
             "null the key decides), or set errors.tolerance=all to skip such rows"
         )
@@ -350,22 +355,22 @@ class ClusterMetadata:
         """
         with self._lock:
             for name in topics:
-                state = self._topics.get(name)
-                if (
-                    state is None
-                    or state.used_ms + self._idle_ms <= now_ms
-                    or (state.error and state.final and state.error_ms + self._max_age_ms <= now_ms)
-                ):
+                state = self._use_locked(name, now_ms)
+                if state.error and state.final and state.error_ms + self._max_age_ms <= now_ms:
                     self.forget(name)
                     self._admit_locked(name, now_ms)
-                    continue
-                self._use_locked(name, state, now_ms)
 
-    def _use_locked(self, name: str, topic: TopicState, now_ms: float) -> None:
-        topic.used_ms = now_ms
-        if not (topic.in_use and topic.is_needed):
-            topic.in_use = topic.is_needed = True
-            self._reschedule_locked(name, topic)
+    def _use_locked(self, name: str, now_ms: float) -> TopicState:
+        """The topic, which is used now. If it was idle, what was known about it is forgotten."""
+        state = self._topics.get(name)
+        if state is None or state.used_ms + self._idle_ms <= now_ms:
+            self.forget(name)
+            return self._admit_locked(name, now_ms)
+        state.used_ms = now_ms
+        if not (state.in_use and state.is_needed):
+            state.in_use = state.is_needed = True
+            self._reschedule_locked(name, state)
+        return state
 
     def forget(self, name: str) -> None:
         """Drop the topic. Its next use will request it."""
@@ -392,12 +397,7 @@ class ClusterMetadata:
         self._report_stale((topic,))
 
     def _mark_stale_locked(self, topic: str, now_ms: float) -> None:
-        state = self._topics.get(topic)
-        if state is None or state.used_ms + self._idle_ms <= now_ms:
-            self.forget(topic)
-            self._admit_locked(topic, now_ms)
-            return
-        self._use_locked(topic, state, now_ms)
+        state = self._use_locked(topic, now_ms)
         if state.metadata is None:
             if state.final and not state.retry:
                 state.retry = True
@@ -623,10 +623,11 @@ class ClusterMetadata:
             topic.is_needed = topic.used_ms + WAITED_FOR_MS > now_ms
             self._reschedule_locked(name, topic)
 
-    def _admit_locked(self, name: str, now_ms: float) -> None:
+    def _admit_locked(self, name: str, now_ms: float) -> TopicState:
         state = self._topics[name] = TopicState(now_ms)
         self._idle.put(name, now_ms + self._idle_ms)
         self._reschedule_locked(name, state)
+        return state
 
     def _reschedule_locked(self, name: str, state: TopicState) -> None:
         self._schedule.reschedule(name, state)
