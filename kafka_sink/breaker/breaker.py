@@ -28,7 +28,7 @@ from kafka_sink.breaker.mutes import (
     target_of,
 )
 from kafka_sink.breaker.task_mutes import TaskMutes
-from kafka_sink.cluster.broker import Broker
+from kafka_sink.cluster.broker import Broker, SentRequest
 from kafka_sink.model import NO_LEADER, PartitionMetadata, TopicPartition
 from kafka_sink.printable import first_of, one_line
 
@@ -66,8 +66,8 @@ class CircuitBreakManager:
         # The producer's own objects for brokers, and its look-up of a partition's leader.
         self.brokers: Mapping[int, Broker] = cluster.brokers
         self.leader: Callable[[TopicPartition], PartitionMetadata | None] = cluster.leader
-        # The rows of brokers that the sender has forgotten; see ``rows``.
-        self.rows_of_forgotten = 0
+        # The number of rows whose first attempt has ended, over the producer's life.
+        self.rows = 0
         # The brokers that keyless rows avoid at the moment; see mute_congested. The sender's thread replaces
         # the set, so any thread may read it.
         self.congested: Set[int] = frozenset()
@@ -154,11 +154,6 @@ class CircuitBreakManager:
         if isinstance(target, TopicPartition):
             return bool(self.task_mutes.covering(target))
         return target in self.task_mutes.mutes
-
-    @property
-    def rows(self) -> int:
-        """The number of rows whose first attempt has ended, over the producer's life."""
-        return self.rows_of_forgotten + sum(broker.rows for broker in self.brokers.values())
 
     def available_nodes(self) -> Set[int]:
         """The brokers that lead at least one partition that is not muted."""
@@ -359,17 +354,22 @@ class Breaker:
             context.node_id, context.request_sent_ms = broker.id, now_ms
             self._call(_tell, context, batches, lambda _: breaker.on_send(context))
 
-    def on_response(self, broker: Broker, now_ms: float) -> None:
-        """Called when a Produce response has arrived, before ``on_complete`` for its batches.
+    def on_response(self, broker: Broker, sent: SentRequest, now_ms: float) -> None:
+        """Called when the response to a Produce request has arrived, before ``on_complete`` for its batches.
 
         The class judges a slow response, which may not become part of the usual latency. It also compares
         other brokers' silence with a broker's first response.
         """
+        self.manager.rows += sent.new_rows
         latency_ms = now_ms - broker.request_sent_ms
         if latency_ms <= self._prompt_ms:
             broker.observe(max(0.0, latency_ms))
         if latency_ms > self._prompt_ms or broker.responses == 1:
             self._is_busy = True
+
+    def on_failure(self, sent: SentRequest) -> None:
+        """Called when a Produce request will get no response, before ``on_complete`` for its batches."""
+        self.manager.rows += sent.new_rows
 
     def on_complete(
         self, broker: Broker, batches: Collection[ProducerBatch], cause: Exception | None, now_ms: float

@@ -12,7 +12,7 @@ import math
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kafka_sink.cluster.slow_start import SlowStarts
@@ -46,33 +46,26 @@ class SentRequest:
     new_rows: int = 0
 
 
+@dataclass(slots=True)
 class BrokerCounts:
-    """Counts of one task's Produce requests to one broker."""
+    """Counts of one task's Produce requests to one broker.
 
-    __slots__ = (
-        *("buckets", "failures", "latency_ms", "max_latency_ms", "requests", "sent_bytes"),
-        *("throttle_ms", "throttled_until_ms"),
-    )
+    ``throttle_ms`` is the time for which the broker has throttled the task, up to ``throttled_until_ms``.
+    Periods that overlap count once.
+    """
 
-    def __init__(self) -> None:
-        self.requests = self.failures = self.sent_bytes = 0
-        self.latency_ms = self.max_latency_ms = 0.0
-        # The time for which the broker has throttled the task, up to ``throttled_until_ms``. Periods that
-        # overlap count once.
-        self.throttle_ms = self.throttled_until_ms = 0.0
-        self.buckets = [0] * (len(LATENCY_BOUNDS_MS) + 1)
+    requests: int = 0
+    failures: int = 0
+    sent_bytes: int = 0
+    latency_ms: float = 0.0
+    max_latency_ms: float = 0.0
+    throttle_ms: float = 0.0
+    throttled_until_ms: float = 0.0
+    buckets: list[int] = field(default_factory=lambda: [0] * (len(LATENCY_BOUNDS_MS) + 1))
 
 
 class Broker:
     """One broker. A bootstrap address has a negative ``node_id`` and gets no Produce requests."""
-
-    __slots__ = (
-        *("_network", "awaits_probe", "connection", "counts", "first_ms", "silence_from_ms", "id"),
-        *("is_failing", "is_silent", "is_to_be_asked", "last_response_ms", "latencies"),
-        *("node", "probed_ms", "request_sent_ms", "responses", "rotation", "rows"),
-        *("sent", "setup_ms", "slow_starts", "suspect_since_ms", "unreachable_since_ms", "usual_ms"),
-        *("waits_since_ms", "waits_until_ms"),
-    )
 
     def __init__(self, node_id: int, network: NetworkClient) -> None:
         self.id = node_id
@@ -107,8 +100,6 @@ class Broker:
         self.setup_ms: float | None = None
         # When the broker last responded to a request without rows, or to a connection's first request.
         self.probed_ms: float | None = None
-        # Rows of requests that have ended, over the producer's life. Rows that are sent again count once.
-        self.rows = 0
         # The mean latency and the first one; None before the first response. ``responses`` counts responses
         # up to FEW_RESPONSES.
         self.usual_ms: float | None = None
@@ -192,9 +183,7 @@ class Broker:
 
     def _ended(self) -> SentRequest:
         self.request_sent_ms = self.oldest_request_ms or 0.0
-        sent = self.sent.popleft()
-        self.rows += sent.new_rows
-        return sent
+        return self.sent.popleft()
 
     def observe(self, latency_ms: float) -> None:
         """Include the latency of a response in the usual latency."""

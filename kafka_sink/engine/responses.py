@@ -98,7 +98,9 @@ class ResponseHandler:
 
     def on_failure(self, broker: Broker, cause: Exception, possibly_sent: bool, now_ms: float) -> None:
         """Handle a request that will get no response. It is the broker's oldest one."""
-        for batch in broker.on_failure().batches:
+        sent = broker.on_failure()
+        self._breaker.on_failure(sent)
+        for batch in sent.batches:
             self._cluster.mark_stale(batch.partition.topic, now_ms)
             verdict = response_classifier.classify_failure(cause, possibly_sent=possibly_sent)
             self._apply(batch, broker, verdict, now_ms)
@@ -107,7 +109,7 @@ class ResponseHandler:
         """Handle the response to a broker's oldest request. With acks=0 there is no response: then the
         request has been written to the socket, and ``answered`` is None."""
         sent = broker.on_response(now_ms)
-        self._breaker.on_response(broker, now_ms)
+        self._breaker.on_response(broker, sent, now_ms)
         if answered is None:
             unconfirmed = [(batch, -1, -1) for batch in sent.batches]
             self._succeed(unconfirmed, broker, now_ms, confirmed=False)

@@ -256,7 +256,6 @@ class Sender(threading.Thread):
         kept = {*self._network.connections, *self._breaker.task_mutes.view.nodes}
         for broker in list(self._cluster.brokers.values()):
             if broker.id not in kept and not broker.sent and not broker.counts.requests:
-                self._breaker.manager.rows_of_forgotten += broker.rows
                 del self._cluster.brokers[broker.id]
 
     def _leader(self, partition: Partition) -> Broker | None:

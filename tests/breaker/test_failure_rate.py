@@ -342,8 +342,7 @@ def test_a_slow_response_for_many_batches_is_one_response() -> None:
     assert usual is not None
     bench.brokers.send(1, [], bench.now)
     bench.at(bench.now + 190.0)
-    broker.on_response(bench.now)
-    bench.gate.on_response(broker, bench.now)
+    bench.gate.on_response(broker, broker.on_response(bench.now), bench.now)
     many = [batch(TopicPartition("t", 3 * number)) for number in range(200)]
     bench.gate.on_complete(broker, many, None, bench.now)
     assert broker.usual_ms is not None

@@ -85,10 +85,9 @@ class Cluster:
         batch = batch_of(self.partition(partition), rows)
         broker.sent[0].new_rows = rows
         if not has_response(cause):
-            broker.on_failure()
+            gate.on_failure(broker.on_failure())
         else:
-            broker.on_response(now_ms)
-            gate.on_response(broker, now_ms)
+            gate.on_response(broker, broker.on_response(now_ms), now_ms)
         gate.on_complete(broker, [batch], cause, now_ms)
         if cause is None:
             batch.home.on_acknowledged(batch, -1, broker.request_sent_ms, now_ms)
