@@ -31,12 +31,14 @@ class ProducerStatusContext:
     about.
 
     Attributes:
-        now: Monotonic milliseconds. in_flight_requests: The number of requests, by broker id. Computed at the
-        first access. in_flight_batches: The number of batches, by partition. Computed at the first access.
-        node_id: The broker of the batch that the call is about. topic_partition: The partition of that batch.
-        record_count: The number of its records. request_sent_ms: When its request was sent. If a throttling
-        broker delays the request, this is the end of the
-            throttling, which may be in the future.
+        now: Monotonic milliseconds.
+        in_flight_requests: The number of requests, by broker id. Computed at the first access.
+        in_flight_batches: The number of batches, by partition. Computed at the first access.
+        node_id: The broker of the batch that the call is about.
+        topic_partition: The partition of that batch.
+        record_count: The number of its records.
+        request_sent_ms: When its request was sent. If a throttling broker delays the request, this is the end
+            of the throttling, which may be in the future.
         brokers: The producer's own ``Broker`` objects by id, for reading only, with ``oldest_request_ms``,
             ``unreachable_since_ms``, ``is_failing``, ``setup_ms`` and ``probed_ms``. Bootstrap addresses have
             negative ids.
@@ -97,7 +99,7 @@ class PartitionCircuitBreaker(ABC):
 
         Raises:
             ValueError: An option is invalid, so the job fails at planning. ConfigurationError is also
-            allowed.
+                allowed.
         """
 
     @abstractmethod

@@ -170,12 +170,14 @@ class WriteResult:
     """What a write has written.
 
     Attributes:
-        rows: The number of acknowledged rows. unconfirmed: The number of rows that were sent with
-        ``kafka.acks=0``. skipped: The number of rows that can never be written (``errors.tolerance=all``).
-        skip_reasons: The number of skipped rows for each reason. already_written: True if an earlier run had
-        written this ``txnVersion``, so that this one wrote nothing. partitions: One mapping for each topic
-        and partition, as in the delivery report, with its ``offsets``. dead_letters: How many of the skipped
-        rows are in the dead letter topic.
+        rows: The number of acknowledged rows.
+        unconfirmed: The number of rows that were sent with ``kafka.acks=0``.
+        skipped: The number of rows that can never be written (``errors.tolerance=all``).
+        skip_reasons: The number of skipped rows for each reason.
+        already_written: True if an earlier run had written this ``txnVersion``, so that this one wrote
+            nothing.
+        partitions: One mapping for each topic and partition, as in the delivery report, with its ``offsets``.
+        dead_letters: How many of the skipped rows are in the dead letter topic.
 
     Examples:
         >>> result = kafka_sink.write(df, options)
