@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Set
 from datetime import datetime, timedelta, timezone
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from kafka_sink.breaker.failure_rate import FailureRateCircuitBreaker, Health, has_response, health_of
 from kafka_sink.breaker.interface import PartitionCircuitBreaker, ProducerStatusContext
@@ -35,7 +35,6 @@ from kafka_sink.printable import first_of, one_line
 if TYPE_CHECKING:
     from kafka_sink.cluster.metadata import ClusterMetadata
     from kafka_sink.cluster.partition import Partition
-    from kafka_sink.coordinator.breaker import BreakerChannel
     from kafka_sink.engine.batch import ProducerBatch
 
 _log = logging.getLogger(__name__)
@@ -199,6 +198,32 @@ class CircuitBreakManager:
         return self.task_mutes.publish()
 
 
+class SharedMutes(Protocol):
+    """Shares mutes with other tasks, by way of the coordinator. No method waits."""
+
+    @property
+    def is_current(self) -> bool:
+        """Whether other tasks' mutes have arrived, or no coordinator can be reached. Any thread may ask."""
+
+    def on_request_failed(self, partitions: Iterable[TopicPartition], cause: Exception) -> None:
+        """Called when batches of these partitions failed for a reason that blames their broker."""
+
+    def on_response(self, node_id: int) -> None:
+        """Called when a broker has responded to a request without rows."""
+
+    def on_mute_change(self, change: MuteChange) -> None:
+        """Called when this task has muted or unmuted a target."""
+
+    def on_other_cluster(self) -> None:
+        """Called when another Kafka cluster responds, so that reports about the former one are dropped."""
+
+    def exchange(self) -> None:
+        """Apply the messages that have arrived to ``TaskMutes``, and send the task's reports."""
+
+    def next_change_ms(self, now_ms: float) -> float:
+        """Milliseconds until ``exchange`` has to be called even if no message arrives."""
+
+
 class Breaker:
     """Calls the breaker class and follows the coordinator. Does nothing while nothing is wrong.
 
@@ -216,7 +241,7 @@ class Breaker:
         self.is_off = breaker is None
         self._breaker = breaker
         self._brokers = manager.brokers
-        self._shared: BreakerChannel | None = None
+        self._shared: SharedMutes | None = None
         self._alone = True
         # Cleared by the task's thread if a task begins before the coordinator's mutes have arrived: its first
         # rows then wait for it, because they could otherwise be given to a muted partition. The sender's
@@ -257,10 +282,10 @@ class Breaker:
         mutes = list(self.task_mutes.mutes.values())[:limit] if self.task_mutes.view else []
         return [(mute, max(0.0, self._context.now - mute.since_ms)) for mute in mutes]
 
-    def share(self, channel: BreakerChannel | None) -> None:
+    def share(self, shared: SharedMutes | None) -> None:
         """Use a coordinator, or none, from the sender's next pass on. Any thread may call it."""
-        self._shared = channel
-        if channel is None:
+        self._shared = shared
+        if shared is None:
             # The last task may have had no rows, so that its wait for mutes has not ended.
             self.is_current.set()
         self._is_busy = True
@@ -386,7 +411,7 @@ class Breaker:
                 batch.home.count_failure(broker.request_sent_ms, now_ms)
             shared = self._shared
             if shared is not None:
-                shared.on_request_failed(batches, cause)
+                shared.on_request_failed([batch.partition for batch in batches], cause)
         breaker, context = self._breaker, self._context
         if breaker is not None:
             context.node_id, context.request_sent_ms = broker.id, broker.request_sent_ms
@@ -464,7 +489,7 @@ class Breaker:
             for broker in self._brokers.values()
         )
 
-    def _publish_changes(self, shared: BreakerChannel | None) -> None:
+    def _publish_changes(self, shared: SharedMutes | None) -> None:
         for change in self.task_mutes.take_changes():
             if shared is not None and change.own:
                 shared.on_mute_change(change)

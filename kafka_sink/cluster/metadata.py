@@ -21,7 +21,7 @@ import math
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from kafka_sink.clock import COORDINATOR_WAIT_MS, RANDOM, WAITED_FOR_MS, Clock, ExponentialBackoff
 from kafka_sink.cluster.broker import Broker
@@ -53,7 +53,6 @@ from kafka_sink.printable import first_of
 from kafka_sink.security.settings import SecuritySettings
 
 if TYPE_CHECKING:
-    from kafka_sink.coordinator.metadata import MetadataChannel
     from kafka_sink.network.client import NetworkClient
     from kafka_sink.options import SinkOptions
 
@@ -67,6 +66,23 @@ _FINAL_TOPIC_ERRORS = {
 }
 _CHECK_MS = 100.0
 _NO_PARTITIONS: Mapping[str, int] = {}
+
+
+class SharedMetadata(Protocol):
+    """Shares metadata with other tasks, by way of the coordinator. No method waits."""
+
+    def ask(self, topics: Iterable[str]) -> bool:
+        """Ask for topics that are needed now. Return False if the coordinator cannot be reached. Otherwise
+        they may arrive with ``ClusterMetadata.import_snapshot``."""
+
+    def on_use(self, topics: Iterable[str]) -> None:
+        """Called when the task has rows for these topics."""
+
+    def report_stale(self, topic: str) -> None:
+        """Report that a response has shown a topic's metadata to be out of date."""
+
+    def on_fetched(self, topics: tuple[str, ...], update: MetadataUpdate | None) -> None:
+        """Called with the response to a request for topics that other tasks need, or None if it failed."""
 
 
 class ClusterMetadata:
@@ -115,7 +131,7 @@ class ClusterMetadata:
         self.confirmed_nodes_only = tls is not None and tls.trust is None
         # Shares metadata with other tasks; None if there is no coordinator. It is called with the lock held,
         # so it must not wait for another thread.
-        self.coordinator: MetadataChannel | None = None
+        self.coordinator: SharedMetadata | None = None
         # Only the sender's thread adds and removes brokers.
         self.brokers: dict[int, Broker] = {}
         self._max_age_ms = options.metadata_max_age_ms

@@ -33,9 +33,6 @@ from kafka_sink.coordinator.schema import (
 )
 from kafka_sink.model import TopicPartition
 
-if TYPE_CHECKING:
-    from kafka_sink.engine.batch import ProducerBatch
-
 # The coordinator shares no more mutes than this. Tasks keep further mutes to themselves.
 MAX_MUTES = 10_000
 # Targets in one message of a task, which has room for this many of the longest names and reasons.
@@ -226,13 +223,13 @@ class BreakerChannel(Channel):
 
     # -- for the Breaker: the sender's thread ---------------------------------------------------------------
 
-    def on_request_failed(self, batches: Iterable[ProducerBatch], cause: Exception) -> None:
+    def on_request_failed(self, partitions: Iterable[TopicPartition], cause: Exception) -> None:
         """Attempts of one request failed for a reason that blames the broker."""
-        for batch in batches if self._connected else ():
-            mute = self._table.mutes.get(batch.partition)
+        for partition in partitions if self._connected else ():
+            mute = self._table.mutes.get(partition)
             if mute is None or not mute.is_shared:
-                self._errors[batch.partition] = has_response(cause), str(cause)
-                self._unreported.add(batch.partition)
+                self._errors[partition] = has_response(cause), str(cause)
+                self._unreported.add(partition)
 
     def on_response(self, node_id: int) -> None:
         """A broker has just responded to a request without rows. The coordinator may have asked about it."""
