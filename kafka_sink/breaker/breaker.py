@@ -16,7 +16,13 @@ from datetime import datetime, timedelta, timezone
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from kafka_sink.breaker.failure_rate import FailureRateCircuitBreaker, Health, has_response, health_of
+from kafka_sink.breaker.failure_rate import (
+    NO_LIMITS,
+    FailureRateCircuitBreaker,
+    Health,
+    has_response,
+    health_of,
+)
 from kafka_sink.breaker.interface import PartitionCircuitBreaker, ProducerStatusContext
 from kafka_sink.breaker.mutes import (
     NO_EVIDENCE,
@@ -256,10 +262,12 @@ class Breaker:
         self.probes: Mapping[TopicPartition, float] = {}
         # A latency or a silence up to this long is never suspicious.
         self._prompt_ms = math.inf
+        self._limits = NO_LIMITS
         # A user's class is called for each batch, as the KIP specifies.
         self._tells_all = breaker is not None and type(breaker) is not FailureRateCircuitBreaker
         if isinstance(breaker, FailureRateCircuitBreaker):
-            self._prompt_ms = breaker.prompt_ms
+            self._limits = breaker.limits
+            self._prompt_ms = breaker.limits.min_ms or math.inf
             self._tells_all |= breaker.needs_every_call
         # True if the breaker must be called for all events and in each pass. Any thread may set it to True.
         # Only the sender's thread clears it, before it reads messages, so that a message that arrives later
@@ -382,14 +390,16 @@ class Breaker:
     def on_response(self, broker: Broker, sent: SentRequest, now_ms: float) -> None:
         """Called when the response to a Produce request has arrived, before ``on_complete`` for its batches.
 
-        The class judges a slow response, which may not become part of the usual latency. It also compares
-        other brokers' silence with a broker's first response.
+        A suspicious latency counts as the limit, so that a frozen broker's latency never becomes usual. The
+        class compares other brokers' silence with a broker's first response.
         """
         self.manager.rows += sent.new_rows
-        latency_ms = now_ms - broker.request_sent_ms
-        if latency_ms <= self._prompt_ms:
-            broker.observe(max(0.0, latency_ms))
-        if latency_ms > self._prompt_ms or broker.responses == 1:
+        latency_ms = max(0.0, now_ms - broker.request_sent_ms)
+        if latency_ms > self._prompt_ms:
+            latency_ms = min(latency_ms, self._limits.of_response(broker, self._brokers.values()))
+            self._is_busy = True
+        broker.observe(latency_ms)
+        if broker.responses == 1:
             self._is_busy = True
 
     def on_failure(self, sent: SentRequest) -> None:

