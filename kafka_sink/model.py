@@ -16,6 +16,9 @@ NO_LEADER = -1
 MAX_BROKERS = 5_000
 UNKNOWN_EPOCH = -1
 NO_TIMESTAMP = -1
+# A broker remembers the last five batches of a producer and partition. With more batches in flight, it could
+# not recognise every duplicate.
+IDEMPOTENT_IN_FLIGHT = 5
 
 
 class TopicPartition(NamedTuple):

@@ -18,15 +18,13 @@ from kafka_sink.clock import OUTCOME_WINDOW_MS
 from kafka_sink.cluster.broker import Broker
 from kafka_sink.cluster.topic_limits import TopicLimits
 from kafka_sink.errors import KafkaSinkError
-from kafka_sink.model import NO_TIMESTAMP, TopicPartition
+from kafka_sink.model import IDEMPOTENT_IN_FLIGHT, NO_TIMESTAMP, TopicPartition
 from kafka_sink.records.batch_header import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE, ProducerSequence
 
 if TYPE_CHECKING:
     from kafka_sink.engine.batch import ProducerBatch
 
 
-# Brokers remember this many batches of each producer and partition, to recognise duplicates.
-MAX_IN_FLIGHT = 5
 _SEQUENCE_RANGE = 1 << 31
 # After this time a broker may have forgotten the producer. It is far below any producer.id.expiration.ms.
 _ESTABLISHED_MS = 300_000.0
@@ -243,11 +241,11 @@ class Partition:
         first = self.unacknowledged[0]
         if batch.sequence is not NO_SEQUENCE:
             return first is batch
-        if now_ms >= self.established_until_ms or len(self.unacknowledged) >= MAX_IN_FLIGHT:
+        if now_ms >= self.established_until_ms or len(self.unacknowledged) >= IDEMPOTENT_IN_FLIGHT:
             return False
         # The number of batches that were given a sequence after the first unacknowledged batch, including
         # batches that were acknowledged since.
-        return self._assigned - self._assigned_as[first] < MAX_IN_FLIGHT - 1
+        return self._assigned - self._assigned_as[first] < IDEMPOTENT_IN_FLIGHT - 1
 
     def assign(self, batch: ProducerBatch, producer: tuple[int, int]) -> None:
         """Give a batch its sequence under this producer id and epoch."""

@@ -10,12 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from kafka_sink.errors import ConfigurationError
+from kafka_sink.model import IDEMPOTENT_IN_FLIGHT
 from kafka_sink.options.table import BY_NAME, FORMATS, SECURITY, SPECS
 from kafka_sink.options.values import INT_MAX
 
-# A broker remembers the last five batches of a producer and partition. With more batches in flight, it could
-# not recognise every duplicate.
-IDEMPOTENT_IN_FLIGHT = 5
 MAX_CHUNK = 16_384
 
 Values = dict[str, Any]
