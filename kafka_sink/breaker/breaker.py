@@ -418,7 +418,7 @@ class Breaker:
         self.task_mutes.on_batches_done(batches, cause)
         if cause is not None and health_of(cause) is Health.UNHEALTHY:
             for batch in batches:
-                batch.home.count_failure(broker.request_sent_ms, now_ms)
+                batch.queue.count_failure(broker.request_sent_ms, now_ms)
             shared = self._shared
             if shared is not None:
                 shared.on_request_failed([batch.partition for batch in batches], cause)

@@ -62,12 +62,12 @@ class SlowStarts:
         topics = self._topics.items()
         left = {topic: 0 if start.pause_ms(now_ms) else start.limit for topic, start in topics}
         for batch in in_flight:
-            if batch.partition.topic in left and not batch.home.has_taken:
+            if batch.partition.topic in left and not batch.queue.has_taken:
                 left[batch.partition.topic] -= 1
 
         def may_send_within_limits(batch: ProducerBatch) -> bool:
             topic = batch.partition.topic
-            if topic not in left or batch.home.has_taken:
+            if topic not in left or batch.queue.has_taken:
                 return may_send(batch)
             if left[topic] <= 0 or not may_send(batch):
                 return False
@@ -93,7 +93,7 @@ class SlowStarts:
 
     def on_refused(self, batch: ProducerBatch, error_code: int, now_ms: float) -> None:
         """Lower the limit if the broker's error for this batch shows that the partition is not ready."""
-        if error_code not in _NOT_READY or batch.home.has_taken:
+        if error_code not in _NOT_READY or batch.queue.has_taken:
             return
         start = self._topics.setdefault(batch.partition.topic, _SlowStart())
         if now_ms >= start.burst_ends_ms:

@@ -255,16 +255,16 @@ class RecordAccumulator:
 
     def _insert_locked(self, batch: ProducerBatch) -> None:
         """Put a batch back in its place."""
-        batch.home.insert(batch)
-        self.waiting[batch.home] = None
+        batch.queue.insert(batch)
+        self.waiting[batch.queue] = None
 
     def _remove_locked(self, batch: ProducerBatch) -> None:
         """Remove a batch from its queue, if it is there."""
-        home = batch.home
-        if batch in home.batches:
-            home.batches.remove(batch)
-            if not home.batches:
-                self.waiting.pop(home, None)
+        queue = batch.queue
+        if batch in queue.batches:
+            queue.batches.remove(batch)
+            if not queue.batches:
+                self.waiting.pop(queue, None)
 
     def _release_locked(self, *batches: ProducerBatch) -> None:
         """Return the memory of batches with a final state, unless a request still refers to it
@@ -328,7 +328,7 @@ class RecordAccumulator:
         """Put back batches that ``drain`` took, and that were sealed but not sent."""
         with self.lock:
             for batch in batches:
-                batch.home.give_back(batch)
+                batch.queue.give_back(batch)
                 self._insert_locked(batch)
 
     def take(self, batch: ProducerBatch) -> bool:
@@ -336,27 +336,27 @@ class RecordAccumulator:
         with self.lock:
             if batch.terminal:
                 return False
-            batch.home.take(batch)
-            if not batch.home.batches:
-                del self.waiting[batch.home]
+            batch.queue.take(batch)
+            if not batch.queue.batches:
+                del self.waiting[batch.queue]
             return True
 
     def reenqueue(self, batch: ProducerBatch, retry_at_ms: float) -> None:
         """Put a batch back for another attempt. It goes in front of all batches that were appended after
         it."""
         with self.lock:
-            batch.home.give_back(batch)
+            batch.queue.give_back(batch)
             if not batch.move_to(BatchState.SEALED):
                 self._release_locked(batch)
                 return
             self._insert_locked(batch)
-            batch.home.retry_at_ms = max(batch.home.retry_at_ms, retry_at_ms)
+            batch.queue.retry_at_ms = max(batch.queue.retry_at_ms, retry_at_ms)
 
     def reenqueue_split(self, parent: ProducerBatch, pieces: Sequence[ProducerBatch]) -> bool:
         """Put the pieces of a batch that was too large in its place. If the batch had failed before, release
         the pieces and return False."""
         with self.lock:
-            parent.home.give_back(parent)
+            parent.queue.give_back(parent)
             first = parent.move_to(BatchState.SPLIT)
             if first:
                 for piece in pieces:
@@ -373,15 +373,15 @@ class RecordAccumulator:
 
     def note_too_large(self, batch: ProducerBatch, *, costs_task: bool = False) -> None:
         """Learn from a batch that was too large for its broker. The batch still has its memory."""
-        batch.home.limits.on_too_large(batch.size, costs_task=costs_task)
+        batch.queue.limits.on_too_large(batch.size, costs_task=costs_task)
         self.any_learnt = True
         with self.lock:
-            self.too_large_batches.append((batch.home.limits, batch.observed_ratio))
+            self.too_large_batches.append((batch.queue.limits, batch.observed_ratio))
 
     def note_taken(self, batches: Iterable[ProducerBatch], now_ms: float) -> None:
         """Let the learnt limits of these batches' topics rise again, because brokers have taken the
         batches."""
-        for limits in {batch.home.limits for batch in batches}:
+        for limits in {batch.queue.limits for batch in batches}:
             if limits.may_rise(now_ms):
                 with self.lock:
                     limits.rise()
@@ -397,7 +397,7 @@ class RecordAccumulator:
             first: list[WrittenBatch] = []
             for ended in written:
                 batch = ended[0]
-                batch.home.give_back(batch)
+                batch.queue.give_back(batch)
                 if batch.move_to(BatchState.SUCCEEDED):
                     first.append(ended)
             # The deliveries come first: a task that finds all its batches complete must find every row
@@ -416,7 +416,7 @@ class RecordAccumulator:
         """
         with self.lock:
             if taken:
-                batch.home.give_back(batch)
+                batch.queue.give_back(batch)
             first = not (batch.terminal or batch.held)
             if first:
                 self._fail_locked(batch, cause)
@@ -434,7 +434,7 @@ class RecordAccumulator:
                     continue
                 batch.held = False
                 if batch.in_request:
-                    batch.home.give_back(batch)
+                    batch.queue.give_back(batch)
                 if not batch.terminal:
                     self._fail_locked(batch, cause)
                 self._release_locked(batch)

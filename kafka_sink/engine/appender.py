@@ -212,7 +212,7 @@ class AppendPass:
             if tail.codec is None:
                 # The rows' exact sizes fit, so the batch stays within the limit even if their upper bound
                 # exceeds it.
-                projected = min(projected, tail.home.limits.write_limit)
+                projected = min(projected, tail.queue.limits.write_limit)
             if self.allocator.pool.overdrawn or not tail.buffer.grow(projected):
                 return False
         elif tail.codec is not None and self.allocator.pool.overdrawn:
@@ -312,7 +312,7 @@ class AppendPass:
         """Put as many rows into an open batch as its limit and memory allow. Return the first row that did
         not fit."""
         ordered = self.ordered
-        end = tail.home.limits.rows_that_fit(ordered, start, stop, tail)
+        end = tail.queue.limits.rows_that_fit(ordered, start, stop, tail)
         if end > start and not self._extend(tail, start, end):
             # Memory is short: take the rows that fit into what the buffer has or can still get.
             surplus = ordered.surplus(end - start, tail.base_timestamp)
@@ -347,7 +347,7 @@ class AppendPass:
             if batch.state is not BatchState.OPEN:
                 # A closed batch stays held until it is sealed.
                 continue
-            limits = batch.home.limits
+            limits = batch.queue.limits
             # If partitions are many, runs are short and most batches are far from full: the first comparison
             # saves the call.
             if batch.buffer.overflowed or (
@@ -475,7 +475,7 @@ class RecordAppender:
         for batch in closed:
             batch.seal()
             if batch.codec is not None:
-                batch.home.limits.observe(batch.observed_ratio)
+                batch.queue.limits.observe(batch.observed_ratio)
             group.append(batch)
             raw_bytes += batch.raw_bytes
             if raw_bytes >= _GROUP_BYTES or batch is closed[-1]:

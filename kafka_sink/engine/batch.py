@@ -79,7 +79,7 @@ class ProducerBatch:
     """
 
     # The partition in whose queue it waits, and to which it goes back after a failed attempt.
-    home: Partition
+    queue: Partition
     buffer: Memory
     codec: BlockCodec | WholeCodec | None
     compression: CompressionType
@@ -97,7 +97,7 @@ class ProducerBatch:
     # lock. Without it the sender could send the batch while rows are written into it.
     held: bool = False
     state: BatchState = field(init=False, default=BatchState.OPEN)
-    # The topic and partition number of ``home``.
+    # The topic and partition number of ``queue``.
     partition: TopicPartition = field(init=False)
     # The append order within the partition, which retries keep. A piece's ordinal extends its parent's.
     ordinal: tuple[int, ...] = field(init=False)
@@ -127,7 +127,7 @@ class ProducerBatch:
     _tail_at: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.partition = self.home.id
+        self.partition = self.queue.id
         self.ordinal = (next(_ordinals),)
         self.max_timestamp = self.base_timestamp
         self.buffer.write_growing(_NO_HEADER)
@@ -294,7 +294,7 @@ class ProducerBatch:
         request. A batch with a sequence has its place among the other batches of the partition."""
         return self.free and not self.attempts and self.sequence is NO_SEQUENCE
 
-    def move_to_partition(self, home: Partition) -> None:
+    def move_to_partition(self, queue: Partition) -> None:
         """Append the batch anew to another partition. Its bytes do not contain the partition, so they stay.
 
         Raises IllegalTransitionError if the batch may not move or its task writes into it.
@@ -303,8 +303,8 @@ class ProducerBatch:
             raise IllegalTransitionError(
                 f"a batch of {self.partition} that is {self.state.value} cannot move"
             )
-        self.home = home
-        self.partition = home.id
+        self.queue = queue
+        self.partition = queue.id
         self.ordinal = (next(_ordinals),)
 
     @property

@@ -82,10 +82,10 @@ class TaskDeliveries:
         """Count batches that brokers have; ``confirmed`` unless acks is 0."""
         with self._lock:
             for batch, base_offset, log_append_time_ms in batches:
-                counts = batch.home.counts
+                counts = batch.queue.counts
                 if counts is None:
-                    counts = batch.home.counts = PartitionCounts()
-                    self._counted.append((batch.home, counts))
+                    counts = batch.queue.counts = PartitionCounts()
+                    self._counted.append((batch.queue, counts))
                 records, raw_bytes, sent_bytes = batch.record_count, batch.raw_bytes, batch.buffer.size
                 counts.records += records
                 if batch.dead_letters:

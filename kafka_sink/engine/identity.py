@@ -150,18 +150,18 @@ class ProducerIdentity:
 
     def may_send(self, batch: ProducerBatch, now_ms: float) -> bool:
         """Whether the batch may be sent now without risk to its partition's order."""
-        return batch.home.may_send(batch, now_ms)
+        return batch.queue.may_send(batch, now_ms)
 
     def assign(self, batch: ProducerBatch) -> None:
         """Give a batch its id, epoch and sequence, unless it has them from an earlier attempt."""
         if batch.sequence is NO_SEQUENCE:
-            self._written.add(batch.home)
-            batch.home.assign(batch, (self.producer_id, self.producer_epoch))
+            self._written.add(batch.queue)
+            batch.queue.assign(batch, (self.producer_id, self.producer_epoch))
 
     def shrunk(self, batch: ProducerBatch, pieces: list[ProducerBatch]) -> None:
         """Record the shrink in the partition, and mark it: its sequences now have a gap to close."""
-        batch.home.on_shrunk(batch, pieces)
-        self.unsettled.add(batch.home)
+        batch.queue.on_shrunk(batch, pieces)
+        self.unsettled.add(batch.queue)
 
     def request_restart(self, partition: Partition) -> None:
         """Mark a partition whose leader expects another sequence than this producer sends."""
@@ -241,8 +241,8 @@ class TransactionalIdentity(ProducerIdentity):
     def may_send(self, batch: ProducerBatch, now_ms: float) -> bool:
         """Whether the batch may be sent now: its order permits it and, under protocol 1, its partition
         belongs to the transaction."""
-        if self.adds_partitions and batch.home.transaction != self._number:
-            self.partitions_to_add[batch.home] = None
+        if self.adds_partitions and batch.queue.transaction != self._number:
+            self.partitions_to_add[batch.queue] = None
             return False
         return super().may_send(batch, now_ms)
 

@@ -160,7 +160,7 @@ class ResponseHandler:
             newer = self._cluster.on_leader_hint(
                 batch.partition, *response.current_leader, nodes, response.topic_id
             )
-        identity, home = self._identity, batch.home
+        identity, queue = self._identity, batch.queue
         attempt = AttemptFacts(
             partition=batch.partition,
             error_code=response.error_code,
@@ -170,13 +170,13 @@ class ResponseHandler:
             size=batch.size,
             possibly_written=batch.possibly_written,
             idempotent=identity is not None,
-            is_next_expected=home.is_next(batch),
+            is_next_expected=queue.is_next(batch),
             transactional=identity is not None and identity.transactional_id is not None,
             leader_hint_newer=newer and batch.attempts <= _MAX_ATTEMPTS_AT_ONCE,
             base_offset=response.base_offset,
             log_start_offset=response.log_start_offset,
-            last_acknowledged_offset=home.last_offset,
-            restarted=home.restarted,
+            last_acknowledged_offset=queue.last_offset,
+            restarted=queue.restarted,
         )
         self._apply(batch, broker, response_classifier.classify_response(attempt), now_ms)
 
@@ -197,7 +197,7 @@ class ResponseHandler:
         self._breaker.on_complete(broker, taken, None, now_ms)
         for batch, base_offset, _ in batches:
             last_offset = base_offset + batch.record_count - 1 if base_offset >= 0 else -1
-            batch.home.on_acknowledged(batch, last_offset, broker.request_sent_ms, now_ms)
+            batch.queue.on_acknowledged(batch, last_offset, broker.request_sent_ms, now_ms)
         if broker.slow_starts:
             broker.slow_starts.on_taken(taken)
         if self._accumulator.any_learnt:
@@ -237,7 +237,7 @@ class ResponseHandler:
                 _log.debug(
                     "%s: sequences restart once nothing is in flight: %s", batch.partition, _error_name(cause)
                 )
-                self._identity.request_restart(batch.home)
+                self._identity.request_restart(batch.queue)
             self._retry(batch, cause, verdict, now_ms)
 
     def _note_failed_attempt(
@@ -254,7 +254,7 @@ class ResponseHandler:
         if verdict.too_large:
             self._accumulator.note_too_large(batch, costs_task=verdict.action is Action.FAIL)
         if self._identity is not None:
-            batch.home.on_attempt_failed()
+            batch.queue.on_attempt_failed()
 
     def _retry(self, batch: ProducerBatch, cause: Exception, verdict: Verdict, now_ms: float) -> None:
         failures = batch.retries_spent if verdict.spends_retry else batch.attempts
@@ -436,7 +436,7 @@ class ResponseHandler:
         """
         unfinished = self._accumulator.unfinished() if topics else []
         queued = [one for one in unfinished if one.partition.topic in topics and not one.in_request]
-        partitions = {batch.home for batch in queued}
+        partitions = {batch.queue for batch in queued}
         missing = {one for one in partitions if self._partitions_without(one.id) is not None}
         for partition in self.missing - missing:
             partition.missing_since_ms = None
@@ -446,7 +446,7 @@ class ResponseHandler:
         self.missing = missing
         max_block_ms = self._options.max_block_ms
         for batch in queued:
-            since_ms = batch.home.missing_since_ms
+            since_ms = batch.queue.missing_since_ms
             if since_ms is not None and now_ms - since_ms >= max_block_ms:
                 reason = f"{self._obstacle(batch.partition)}, for kafka.max.block.ms = {max_block_ms:.0f} ms"
                 self._accumulator.fail(batch, DeliveryError(f"{batch.partition}: {reason}"))

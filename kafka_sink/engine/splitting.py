@@ -62,7 +62,7 @@ def split(accumulator: RecordAccumulator, batch: ProducerBatch) -> None:
     """Replace a batch by smaller ones with consecutive sequences, none larger than the topic's brokers are
     known to take. The sender has taken the batch, and it was surely not written."""
     size, count, may_move = batch.size, batch.record_count, batch.may_move
-    pieces = split_batch(batch, batch.home.limits.largest_batch)
+    pieces = split_batch(batch, batch.queue.limits.largest_batch)
     if _log.isEnabledFor(logging.DEBUG):
         _log.debug(
             "%s: split a batch of %d bytes and %d records into %d of %s bytes",
@@ -75,14 +75,14 @@ def split(accumulator: RecordAccumulator, batch: ProducerBatch) -> None:
     for piece in pieces:
         piece.free = may_move
     if batch.sequence is not NO_SEQUENCE:
-        batch.home.on_split(batch, pieces)
+        batch.queue.on_split(batch, pieces)
     accumulator.deliveries.count(splits=1)
     accumulator.reenqueue_split(batch, pieces)
 
 
 def is_too_large(batch: ProducerBatch) -> bool:
     """Whether to split a batch before it is sent, because it is larger than its brokers are known to take."""
-    limit = batch.home.limits.learnt
+    limit = batch.queue.limits.learnt
     if limit is None or batch.size <= limit:
         return False
     return batch.record_count > 1 and not batch.possibly_written
@@ -228,7 +228,7 @@ class _Piece:
         self._parent_base = parent.base_timestamp
         self.scratch = ScratchBuffer()
         self.batch = ProducerBatch(
-            parent.home,
+            parent.queue,
             self.scratch,
             parent.codec,
             parent.compression,

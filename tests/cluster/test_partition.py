@@ -63,10 +63,10 @@ def test_after_an_error_batches_go_one_by_one_and_old_ones_in_order() -> None:
     assert not of.may_send(batch(), 0)
     fail(one)
     assert of.may_send(one, 0)
-    assert (one.home.is_next(one), two.home.is_next(two)) == (True, False)
+    assert (one.queue.is_next(one), two.queue.is_next(two)) == (True, False)
     one.in_request = True
     acknowledge(one)
-    assert (of.may_send(two, 0), two.home.is_next(two)) == (True, True)
+    assert (of.may_send(two, 0), two.queue.is_next(two)) == (True, True)
 
 
 def test_no_more_than_four_batches_pass_one_of_unknown_outcome() -> None:
@@ -93,10 +93,10 @@ def test_pieces_are_passed_by_no_more_than_their_parent() -> None:
     acknowledge(sent(of, batch()))
     parent, *others = [sent(of, batch(2)) for _ in range(4)]
     pieces = [batch(), batch()]
-    parent.home.on_split(parent, pieces)
+    parent.queue.on_split(parent, pieces)
     for one in others:
         one.in_request = False
-        one.home.on_acknowledged(one, -1, 0, 0)
+        one.queue.on_acknowledged(one, -1, 0, 0)
     for piece, full in zip(pieces, (False, True), strict=True):
         assert of.may_send(piece, 0)
         piece.in_request = True
@@ -112,7 +112,7 @@ def test_an_acknowledgement_means_that_earlier_batches_are_written_too() -> None
     one, two, three = (sent(of, batch()) for _ in range(3))
     acknowledge(two)
     assert (one.possibly_written, three.possibly_written) == (True, False)
-    assert one.home.is_next(one)
+    assert one.queue.is_next(one)
 
 
 def test_pieces_share_their_parents_sequences_in_its_place() -> None:
@@ -120,7 +120,7 @@ def test_pieces_share_their_parents_sequences_in_its_place() -> None:
     acknowledge(sent(of, batch()))
     parent, behind = sent(of, batch(10)), sent(of, batch(1))
     pieces = [batch(4), batch(6)]
-    parent.home.on_split(parent, pieces)
+    parent.queue.on_split(parent, pieces)
     assert [marks(piece) for piece in pieces] == [(7, 0, 1), (7, 0, 5)]
     assert (of.may_send(pieces[0], 0), of.may_send(pieces[1], 0), of.may_send(behind, 0)) == (
         True,
@@ -141,10 +141,10 @@ def test_batches_behind_dropped_records_take_over_their_sequences() -> None:
     of.shrunk(dropped, [left])
     assert left.sequence.base_sequence == start + 2
     assert not of.may_send(left, 0)
-    assert not behind.home.is_next(behind), "its refusal is no reason to restart"
+    assert not behind.queue.is_next(behind), "its refusal is no reason to restart"
     assert of.mendable() == [], "two batches are in flight"
     first.in_request = False
-    first.home.on_acknowledged(first, 1, 0, 0)
+    first.queue.on_acknowledged(first, 1, 0, 0)
     fail(behind)
     assert of.mendable() == [P0]
     of.close_gap(P0)

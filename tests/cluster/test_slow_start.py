@@ -29,7 +29,7 @@ class Limits:
 
     def taken(self, one: ProducerBatch) -> None:
         self._end(one)
-        one.home.has_taken = True
+        one.queue.has_taken = True
         self.broker.slow_starts.on_taken([one])
 
     def failed(self, one: ProducerBatch, code: int, now_ms: float) -> None:

@@ -36,8 +36,8 @@ def test_sequences_wrap(broker: LocalBroker, monkeypatch: pytest.MonkeyPatch) ->
 
     def near_the_end(self, batch):  # type: ignore[no-untyped-def]
         if not seen:
-            batch.home.producer = (self.producer_id, self.producer_epoch)
-            batch.home.next_sequence = 2**31 - 7
+            batch.queue.producer = (self.producer_id, self.producer_epoch)
+            batch.queue.next_sequence = 2**31 - 7
         assign(self, batch)
         seen.append(batch.sequence.base_sequence)
 

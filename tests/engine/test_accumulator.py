@@ -44,11 +44,11 @@ class Bench:
     def batch(self, partition: TopicPartition, created: float = 0, size: int = 100) -> ProducerBatch:
         buffer = self.accumulator.allocator.open(size, 0)
         with self.accumulator.lock:
-            home = self.accumulator.partition(partition)
-            batch = ProducerBatch(home, buffer, None, CompressionType.NONE, 1.0, 0, created, held=True)
+            queue = self.accumulator.partition(partition)
+            batch = ProducerBatch(queue, buffer, None, CompressionType.NONE, 1.0, 0, created, held=True)
             batch.append(memoryview(b"x" * (size - 61)), 2, 0)
             batch.held = False
-            self.accumulator.enqueue(home, batch)
+            self.accumulator.enqueue(queue, batch)
         return batch
 
     def closed(self, partition: TopicPartition, created: float = 0, size: int = 100) -> ProducerBatch:
@@ -247,8 +247,8 @@ def test_a_late_response_changes_nothing_but_frees_the_memory(late: str) -> None
     elif late == "retry":
         bench.accumulator.reenqueue(taken, 0)
     else:
-        home, buffer = taken.home, bench.accumulator.allocator.open(100, 0)
-        piece = ProducerBatch(home, buffer, None, CompressionType.NONE, 1.0, 0, 0)
+        queue, buffer = taken.queue, bench.accumulator.allocator.open(100, 0)
+        piece = ProducerBatch(queue, buffer, None, CompressionType.NONE, 1.0, 0, 0)
         assert not bench.accumulator.reenqueue_split(taken, [piece])
         assert bench.ready(10_000)[0] == {}
     assert (bench.counts().records, bench.used(), bench.accumulator.incomplete) == (0, 0, 0)

@@ -234,7 +234,7 @@ def _each_attempt_gets_a_new_sequence(patch: pytest.MonkeyPatch) -> None:
 
     def anew(self: ProducerIdentity, batch: ProducerBatch) -> None:
         if batch.attempts:
-            batch.home.unacknowledged.remove(batch)
+            batch.queue.unacknowledged.remove(batch)
             batch.sequence = batch_header.NO_SEQUENCE
         assign(self, batch)
 

@@ -90,7 +90,7 @@ class Cluster:
             gate.on_response(broker, broker.on_response(now_ms), now_ms)
         gate.on_complete(broker, [batch], cause, now_ms)
         if cause is None:
-            batch.home.on_acknowledged(batch, -1, broker.request_sent_ms, now_ms)
+            batch.queue.on_acknowledged(batch, -1, broker.request_sent_ms, now_ms)
 
     def move(self, partition: TopicPartition, node: int) -> None:
         self.leaders[partition.topic][partition.partition] = node

@@ -47,16 +47,16 @@ class Network:
 
 
 class _Batch:
-    def __init__(self, home: Partition, rows: int) -> None:
-        self.partition = home.id
-        self.home = home
+    def __init__(self, queue: Partition, rows: int) -> None:
+        self.partition = queue.id
+        self.queue = queue
         self.record_count = rows
         self.buffer = SimpleNamespace(size=100)
 
 
-def batch_of(home: Partition, rows: int) -> ProducerBatch:
+def batch_of(queue: Partition, rows: int) -> ProducerBatch:
     """Of a hundred bytes."""
-    return cast(ProducerBatch, _Batch(home, rows))
+    return cast(ProducerBatch, _Batch(queue, rows))
 
 
 def batch(partition: TopicPartition) -> ProducerBatch:

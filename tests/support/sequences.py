@@ -44,17 +44,17 @@ def sent(of: ProducerIdentity, one: ProducerBatch) -> ProducerBatch:
 
 def fail(one: ProducerBatch) -> None:
     one.in_request = False
-    one.home.on_attempt_failed()
+    one.queue.on_attempt_failed()
 
 
 def acknowledge(one: ProducerBatch, now_ms: float = 0) -> None:
     one.in_request = False
-    one.home.on_acknowledged(one, -1, now_ms, now_ms)
+    one.queue.on_acknowledged(one, -1, now_ms, now_ms)
 
 
 def ended(one: ProducerBatch, last_offset: int = 0) -> None:
     """Acknowledged, while its request still refers to it."""
-    one.home.on_acknowledged(one, last_offset, 0, 0)
+    one.queue.on_acknowledged(one, last_offset, 0, 0)
 
 
 def marks(one: ProducerBatch) -> ProducerSequence:
