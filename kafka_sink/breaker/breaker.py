@@ -421,12 +421,15 @@ class Breaker:
                 batch.queue.count_failure(broker.request_sent_ms, now_ms)
             shared = self._shared
             if shared is not None:
-                shared.on_request_failed([batch.partition for batch in batches], cause)
+                shared.on_request_failed([batch.topic_partition for batch in batches], cause)
         breaker, context = self._breaker, self._context
         if breaker is not None:
             context.node_id, context.request_sent_ms = broker.id, broker.request_sent_ms
             self._call(
-                _tell, context, batches, lambda batch: breaker.on_complete(context, batch.partition, cause)
+                _tell,
+                context,
+                batches,
+                lambda batch: breaker.on_complete(context, batch.topic_partition, cause),
             )
 
     def on_connected(self, broker: Broker, now_ms: float) -> None:
@@ -567,5 +570,5 @@ def _tell(
 ) -> None:
     """Call ``tell`` for each batch of a request. ``Breaker._call`` guards all these calls together."""
     for batch in batches:
-        context.topic_partition, context.record_count = batch.partition, batch.record_count
+        context.topic_partition, context.record_count = batch.topic_partition, batch.record_count
         tell(batch)

@@ -61,7 +61,7 @@ class ProducerStatusContext:
     @cached_property
     def in_flight_batches(self) -> Mapping[TopicPartition, int]:
         return Counter(
-            batch.partition for broker in self.brokers.values() for batch in broker.batches_in_flight()
+            batch.topic_partition for broker in self.brokers.values() for batch in broker.batches_in_flight()
         )
 
 

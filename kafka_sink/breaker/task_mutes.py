@@ -291,20 +291,20 @@ class TaskMutes:
     def on_batches_sent(self, batches: Iterable[ProducerBatch]) -> None:
         """Record that batches are sent. If a batch's partition is muted, the batch is the probe."""
         for batch in batches if self.mutes else ():
-            for mute in self.covering(batch.partition):
+            for mute in self.covering(batch.topic_partition):
                 # If everything is muted, mutes are ignored and batches are sent. Such a batch is also the
                 # probe of its broker.
                 if self._begin_if_due(mute):
-                    mute.probe = batch.partition
+                    mute.probe = batch.topic_partition
 
     def on_batches_done(self, batches: Iterable[ProducerBatch], exception: Exception | None) -> None:
         """Record that attempts of batches have ended. If one of them was a probe, its outcome counts."""
         for batch in batches if self.mutes else ():
-            for mute in self.covering(batch.partition):
+            for mute in self.covering(batch.topic_partition):
                 if exception is not None:
                     mute.last_error = str(exception)
-                if mute.probe == batch.partition:
-                    self._batch_probe_done(mute, batch.partition, exception)
+                if mute.probe == batch.topic_partition:
+                    self._batch_probe_done(mute, batch.topic_partition, exception)
 
     def _batch_probe_done(self, mute: Mute, partition: TopicPartition, exception: Exception | None) -> None:
         target, health = mute.target, health_of(exception)
@@ -351,7 +351,7 @@ class TaskMutes:
             return targets
         # The response to a batch that is in flight is as good as that of a probe.
         return targets - {
-            batch.partition for broker in self._brokers.values() for batch in broker.batches_in_flight()
+            batch.topic_partition for broker in self._brokers.values() for batch in broker.batches_in_flight()
         }
 
     def _takes_new_rows(self, mute: Mute) -> bool:

@@ -62,11 +62,11 @@ class SlowStarts:
         topics = self._topics.items()
         left = {topic: 0 if start.pause_ms(now_ms) else start.limit for topic, start in topics}
         for batch in in_flight:
-            if batch.partition.topic in left and not batch.queue.has_taken:
-                left[batch.partition.topic] -= 1
+            if batch.topic_partition.topic in left and not batch.queue.has_taken:
+                left[batch.topic_partition.topic] -= 1
 
         def may_send_within_limits(batch: ProducerBatch) -> bool:
-            topic = batch.partition.topic
+            topic = batch.topic_partition.topic
             if topic not in left or batch.queue.has_taken:
                 return may_send(batch)
             if left[topic] <= 0 or not may_send(batch):
@@ -84,7 +84,7 @@ class SlowStarts:
     def on_taken(self, batches: Iterable[ProducerBatch]) -> None:
         """Raise the limits, because the broker has taken these batches."""
         for batch in batches:
-            topic = batch.partition.topic
+            topic = batch.topic_partition.topic
             start = self._topics.get(topic)
             if start is not None:
                 start.limit += 1
@@ -95,7 +95,7 @@ class SlowStarts:
         """Lower the limit if the broker's error for this batch shows that the partition is not ready."""
         if error_code not in _NOT_READY or batch.queue.has_taken:
             return
-        start = self._topics.setdefault(batch.partition.topic, _SlowStart())
+        start = self._topics.setdefault(batch.topic_partition.topic, _SlowStart())
         if now_ms >= start.burst_ends_ms:
             start.limit = max(1, start.limit // 2)
             start.burst_ends_ms = now_ms + _BURST_MS

@@ -443,14 +443,14 @@ class RecordAccumulator:
         batch.move_to(BatchState.FAILED)
         self._remove_locked(batch)
         # The deliveries come first, as in `complete`.
-        self.deliveries.failed(batch.partition, batch.rows, cause)
+        self.deliveries.failed(batch.topic_partition, batch.rows, cause)
         self.incomplete -= 1
         self._completed.notify_all()
 
     def memory_of(self, partitions: Container[TopicPartition]) -> int:
         """The bytes of memory that these partitions' batches have, in any state."""
         with self.lock:
-            return sum(batch.buffer.capacity for batch in self.live if batch.partition in partitions)
+            return sum(batch.buffer.capacity for batch in self.live if batch.topic_partition in partitions)
 
     def unacknowledged_records(self) -> int:
         """The number of rows that were sent, so that brokers may have them, but have no final state."""
@@ -463,8 +463,8 @@ class RecordAccumulator:
         with self.lock:
             for batch in self.live:
                 if not batch.terminal and not batch.dead_letters:
-                    rows, since_ms = found.get(batch.partition, (0, math.inf))
-                    found[batch.partition] = rows + batch.record_count, min(since_ms, batch.created_ms)
+                    rows, since_ms = found.get(batch.topic_partition, (0, math.inf))
+                    found[batch.topic_partition] = rows + batch.record_count, min(since_ms, batch.created_ms)
         return found
 
     def expired(self, now_ms: float) -> tuple[list[ProducerBatch], float]:

@@ -98,7 +98,7 @@ class ProducerBatch:
     held: bool = False
     state: BatchState = field(init=False, default=BatchState.OPEN)
     # The topic and partition number of ``queue``.
-    partition: TopicPartition = field(init=False)
+    topic_partition: TopicPartition = field(init=False)
     # The append order within the partition, which retries keep. A piece's ordinal extends its parent's.
     ordinal: tuple[int, ...] = field(init=False)
     max_timestamp: int = field(init=False)
@@ -127,7 +127,7 @@ class ProducerBatch:
     _tail_at: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.partition = self.queue.id
+        self.topic_partition = self.queue.id
         self.ordinal = (next(_ordinals),)
         self.max_timestamp = self.base_timestamp
         self.buffer.write_growing(_NO_HEADER)
@@ -144,7 +144,9 @@ class ProducerBatch:
         Raises IllegalTransitionError if the batch is not held.
         """
         if not self.held:
-            raise IllegalTransitionError(f"append to a batch of {self.partition} that is {self.state.value}")
+            raise IllegalTransitionError(
+                f"append to a batch of {self.topic_partition} that is {self.state.value}"
+            )
         blocks = self._blocks
         if blocks is None:
             self.buffer.write_growing(records[:])
@@ -176,7 +178,7 @@ class ProducerBatch:
     def seal(self) -> None:
         """Compress the raw tail and return unused memory. The thread that closed the batch calls it."""
         if self.state is not BatchState.CLOSED:
-            raise IllegalTransitionError(f"seal a batch of {self.partition} that is {self.state.value}")
+            raise IllegalTransitionError(f"seal a batch of {self.topic_partition} that is {self.state.value}")
         if self.codec is not None:
             tail = b"".join(self.buffer.views(self._tail_at))
             self.buffer.truncate(self._tail_at)
@@ -193,13 +195,15 @@ class ProducerBatch:
     def assign_sequence(self, sequence: ProducerSequence) -> None:
         """Give the batch its sequence. Raises IllegalTransitionError if it has one."""
         if self.sequence is not NO_SEQUENCE:
-            raise IllegalTransitionError(f"a batch of {self.partition} has the sequence {self.sequence}")
+            raise IllegalTransitionError(
+                f"a batch of {self.topic_partition} has the sequence {self.sequence}"
+            )
         self.sequence = sequence
 
     def withdraw_sequence(self) -> None:
         """Take the sequence back, for a restart. Raises IllegalTransitionError if it is fixed."""
         if self.possibly_written or self.in_request:
-            raise IllegalTransitionError(f"the sequence {self.sequence} of {self.partition} is in use")
+            raise IllegalTransitionError(f"the sequence {self.sequence} of {self.topic_partition} is in use")
         self.sequence = NO_SEQUENCE
 
     def write_header(self, *, transactional: bool = False) -> list[memoryview]:
@@ -281,7 +285,7 @@ class ProducerBatch:
         """
         if state not in TRANSITIONS[self.state]:
             raise IllegalTransitionError(
-                f"a batch of {self.partition} cannot go from {self.state.value} to {state.value}"
+                f"a batch of {self.topic_partition} cannot go from {self.state.value} to {state.value}"
             )
         if self.state is BatchState.FAILED:
             return False
@@ -301,10 +305,10 @@ class ProducerBatch:
         """
         if not self.may_move or self.held or self.terminal:
             raise IllegalTransitionError(
-                f"a batch of {self.partition} that is {self.state.value} cannot move"
+                f"a batch of {self.topic_partition} that is {self.state.value} cannot move"
             )
         self.queue = queue
-        self.partition = queue.id
+        self.topic_partition = queue.id
         self.ordinal = (next(_ordinals),)
 
     @property

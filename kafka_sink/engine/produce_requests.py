@@ -45,7 +45,7 @@ def fill_request(
     filled = records = 0
 
     def may_go(batch: ProducerBatch) -> bool:
-        return batch.partition not in taken and may_send(batch)
+        return batch.topic_partition not in taken and may_send(batch)
 
     while filled < max_bytes and len(taken) < len(partitions):
         more = accumulator.drain(broker, partitions, max_bytes, may_go if taken else may_send, filled)
@@ -62,7 +62,7 @@ def fill_request(
             if taken and (filled + size > max_bytes or records > MAX_RECORDS_PER_BATCH):
                 accumulator.put_back(whole[at:])
                 return list(taken.values())
-            taken[batch.partition] = batch
+            taken[batch.topic_partition] = batch
             filled += size
         if not (estimated or large):
             break
@@ -94,7 +94,7 @@ def produce_request(
         batch.attempts += 1
         new_rows += 0 if batch.was_sent else batch.record_count
         batch.was_sent = True
-        topic, partition = batch.partition
+        topic, partition = batch.topic_partition
         of_topic = topics.get(topic)
         if of_topic is None:
             metadata = cluster.topic(topic)

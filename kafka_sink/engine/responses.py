@@ -101,7 +101,7 @@ class ResponseHandler:
         sent = broker.on_failure()
         self._breaker.on_failure(sent)
         for batch in sent.batches:
-            self._cluster.mark_stale(batch.partition.topic, now_ms)
+            self._cluster.mark_stale(batch.topic_partition.topic, now_ms)
             verdict = response_classifier.classify_failure(cause, possibly_sent=possibly_sent)
             self._apply(batch, broker, verdict, now_ms)
 
@@ -116,7 +116,9 @@ class ResponseHandler:
             self.acknowledgements += 1
             return
         # Look-ups use plain tuples: they equal a TopicPartition and are made in a tenth of the time.
-        pending: dict[tuple[str, int], ProducerBatch] = {batch.partition: batch for batch in sent.batches}
+        pending: dict[tuple[str, int], ProducerBatch] = {
+            batch.topic_partition: batch for batch in sent.batches
+        }
         succeeded: list[WrittenBatch] = []
         unknown: list[TopicPartition] = []
         for response in answered.partitions:
@@ -140,7 +142,7 @@ class ResponseHandler:
                 printable_list(map(str, unknown)),
             )
         for batch in pending.values():
-            cause = DeliveryError(f"the broker's response does not contain {batch.partition}")
+            cause = DeliveryError(f"the broker's response does not contain {batch.topic_partition}")
             verdict = response_classifier.classify_failure(cause, possibly_sent=True)
             self._apply(batch, broker, verdict, now_ms)
         connection = broker.connection
@@ -158,11 +160,11 @@ class ResponseHandler:
         newer = False
         if response.current_leader is not None:
             newer = self._cluster.on_leader_hint(
-                batch.partition, *response.current_leader, nodes, response.topic_id
+                batch.topic_partition, *response.current_leader, nodes, response.topic_id
             )
         identity, queue = self._identity, batch.queue
         attempt = AttemptFacts(
-            partition=batch.partition,
+            partition=batch.topic_partition,
             error_code=response.error_code,
             error_message=response.error_message,
             record_errors=response.record_errors,
@@ -204,7 +206,7 @@ class ResponseHandler:
             self._accumulator.note_taken(taken, now_ms)
         if self._unauthorized_topics:
             for batch in taken:
-                self._unauthorized_topics.pop(batch.partition.topic, None)
+                self._unauthorized_topics.pop(batch.topic_partition.topic, None)
         self._accumulator.complete(batches, confirmed=confirmed)
 
     def _apply(self, batch: ProducerBatch, broker: Broker, verdict: Verdict, now_ms: float) -> None:
@@ -235,7 +237,9 @@ class ResponseHandler:
         else:
             if verdict.action is Action.RESTART and self._identity is not None:
                 _log.debug(
-                    "%s: sequences restart once nothing is in flight: %s", batch.partition, _error_name(cause)
+                    "%s: sequences restart once nothing is in flight: %s",
+                    batch.topic_partition,
+                    _error_name(cause),
                 )
                 self._identity.request_restart(batch.queue)
             self._retry(batch, cause, verdict, now_ms)
@@ -250,7 +254,7 @@ class ResponseHandler:
         batch.last_error = verdict.cause
         batch.retries_spent += verdict.spends_retry
         if verdict.refresh:
-            self._cluster.mark_stale(batch.partition.topic, now_ms)
+            self._cluster.mark_stale(batch.topic_partition.topic, now_ms)
         if verdict.too_large:
             self._accumulator.note_too_large(batch, costs_task=verdict.action is Action.FAIL)
         if self._identity is not None:
@@ -263,7 +267,7 @@ class ResponseHandler:
         if _log.isEnabledFor(logging.DEBUG):
             _log.debug(
                 "%s: attempt %d failed with %s; retry in %.0f ms, %s",
-                batch.partition,
+                batch.topic_partition,
                 batch.attempts,
                 _error_name(cause),
                 wait_ms,
@@ -281,7 +285,7 @@ class ResponseHandler:
         if self.dead_letters is None or _code_of(cause) != TOPIC_AUTHORIZATION_FAILED:
             return False
         wait_ms = min(clock.UNAUTHORIZED_TOPIC_MS, self._options.delivery_timeout_ms / 2)
-        topic = batch.partition.topic
+        topic = batch.topic_partition.topic
         since_ms, last_ms = self._unauthorized_topics.get(topic, (now_ms, now_ms))
         if now_ms - last_ms > 2 * wait_ms:
             since_ms = now_ms
@@ -311,8 +315,8 @@ class ResponseHandler:
             return cause
         return RecordTooLargeError(
             f"a dead letter of {batch.size} bytes is larger than errors.deadletterqueue.topic.name = "
-            f"{batch.partition.topic!r} accepts. Raise that topic's max.message.bytes to 1048588, Kafka's "
-            f"default: dead letters are cut to {self.dead_letters.max_bytes} bytes"
+            f"{batch.topic_partition.topic!r} accepts. Raise that topic's max.message.bytes to 1048588, "
+            f"Kafka's default: dead letters are cut to {self.dead_letters.max_bytes} bytes"
         )
 
     def _skip_records(self, batch: ProducerBatch, positions: Sequence[int], cause: Exception) -> None:
@@ -334,7 +338,7 @@ class ResponseHandler:
         # A batch of the dead letter topic itself must not wait: the dead letters after it would wait for it.
         # A batch that has already waited does not wait again, even if the task's thread has rejected rows
         # since then and there is no room any more.
-        may_wait = batch.state is BatchState.IN_FLIGHT and batch.partition.topic != dead_letters.topic
+        may_wait = batch.state is BatchState.IN_FLIGHT and batch.topic_partition.topic != dead_letters.topic
         if may_wait and not dead_letters.has_room:
             self._await_dead_letters(batch, positions, cause)
             return
@@ -347,7 +351,7 @@ class ResponseHandler:
         code = _code_of(cause)
         error = error_of(code).name if code else type(cause).__name__
         rejected = rows_of_records(
-            records.bodies, ends, times, batch.partition, str(cause), error, dead_letters.max_bytes
+            records.bodies, ends, times, batch.topic_partition, str(cause), error, dead_letters.max_bytes
         )
         try:
             dead_letters.add(rejected)
@@ -368,7 +372,7 @@ class ResponseHandler:
         assert dead_letters is not None
         _log.debug(
             "%s: the batch waits until the dead letters of other rows are written: %s",
-            batch.partition,
+            batch.topic_partition,
             _error_name(cause),
         )
         batch.last_error = DeliveryError(
@@ -407,21 +411,21 @@ class ResponseHandler:
         """Fail batches older than delivery.timeout.ms, and set ``expires_ms`` anew."""
         expired, delay = self._accumulator.expired(now_ms)
         for batch in expired:
-            last = batch.last_error or self._obstacle(batch.partition)
-            if lookup_error := self._cluster.describe_lookup_error(batch.partition.topic):
+            last = batch.last_error or self._obstacle(batch.topic_partition)
+            if lookup_error := self._cluster.describe_lookup_error(batch.topic_partition.topic):
                 last = f"{last}; the topic's metadata: {lookup_error}"
             if throttled := self._throttling(batch):
                 last = f"{last}; {throttled}" if last else throttled
             _log.debug(
                 "%s: %d record(s) expired %.0f ms after they were appended, after %d attempt(s): %s",
-                batch.partition,
+                batch.topic_partition,
                 batch.record_count,
                 now_ms - batch.created_ms,
                 batch.attempts,
                 last,
             )
-            timeout, muted = self._options.delivery_timeout_ms, self._breaker.explain(batch.partition)
-            cause = response_classifier.expiry(batch.partition, timeout, batch.attempts, last, muted)
+            timeout, muted = self._options.delivery_timeout_ms, self._breaker.explain(batch.topic_partition)
+            cause = response_classifier.expiry(batch.topic_partition, timeout, batch.attempts, last, muted)
             if not self._accumulator.fail(batch, cause):
                 # The task has taken hold of the batch since then.
                 delay = min(delay, HOLD_MS)
@@ -435,7 +439,7 @@ class ResponseHandler:
         partitions that exist.
         """
         unfinished = self._accumulator.unfinished() if topics else []
-        queued = [one for one in unfinished if one.partition.topic in topics and not one.in_request]
+        queued = [one for one in unfinished if one.topic_partition.topic in topics and not one.in_request]
         partitions = {batch.queue for batch in queued}
         missing = {one for one in partitions if self._partitions_without(one.id) is not None}
         for partition in self.missing - missing:
@@ -448,8 +452,10 @@ class ResponseHandler:
         for batch in queued:
             since_ms = batch.queue.missing_since_ms
             if since_ms is not None and now_ms - since_ms >= max_block_ms:
-                reason = f"{self._obstacle(batch.partition)}, for kafka.max.block.ms = {max_block_ms:.0f} ms"
-                self._accumulator.fail(batch, DeliveryError(f"{batch.partition}: {reason}"))
+                reason = (
+                    f"{self._obstacle(batch.topic_partition)}, for kafka.max.block.ms = {max_block_ms:.0f} ms"
+                )
+                self._accumulator.fail(batch, DeliveryError(f"{batch.topic_partition}: {reason}"))
 
     def _partitions_without(self, partition: TopicPartition) -> int | None:
         topic = self._cluster.topic(partition.topic)
@@ -471,7 +477,7 @@ class ResponseHandler:
 
     def _throttling(self, batch: ProducerBatch) -> str | None:
         """A text for the error if the leader has throttled this task during the batch's life."""
-        info = self._cluster.leader(batch.partition)
+        info = self._cluster.leader(batch.topic_partition)
         broker = None if info is None else self._cluster.brokers.get(info.leader)
         # If the broker never throttled, ``throttled_until_ms`` is the time of its last response.
         if broker is None or not broker.counts.throttle_ms:

@@ -66,7 +66,7 @@ def split(accumulator: RecordAccumulator, batch: ProducerBatch) -> None:
     if _log.isEnabledFor(logging.DEBUG):
         _log.debug(
             "%s: split a batch of %d bytes and %d records into %d of %s bytes",
-            batch.partition,
+            batch.topic_partition,
             size,
             count,
             len(pieces),

@@ -184,8 +184,8 @@ def test_a_pass_takes_one_batch_per_partition_of_the_broker_up_to_a_requests_siz
     heads = {partition: bench.closed(partition) for partition in P}
     for partition in P:
         bench.closed(partition)
-    assert {batch.partition: batch for batch in bench.drain(0)} == {p: heads[p] for p in P[::2]}
-    assert {batch.partition for batch in bench.drain(1)} == set(P[1::2])
+    assert {batch.topic_partition: batch for batch in bench.drain(0)} == {p: heads[p] for p in P[::2]}
+    assert {batch.topic_partition for batch in bench.drain(1)} == set(P[1::2])
     # Only a first batch exceeds it.
     bench = Bench()
     bench.closed(P[0], size=500)
@@ -205,7 +205,7 @@ def test_no_partition_starves() -> None:
     for _ in range(4):
         for partition in P[::2]:
             bench.closed(partition, size=300)
-    taken = [batch.partition.partition for _ in range(12) for batch in bench.drain(0, most=300)]
+    taken = [batch.topic_partition.partition for _ in range(12) for batch in bench.drain(0, most=300)]
     assert [sorted(taken[start : start + 3]) for start in range(0, 12, 3)] == [[0, 2, 4]] * 4
 
 
@@ -322,7 +322,7 @@ def test_unacknowledged_rows_are_those_that_were_sent() -> None:
     bench.closed(P[0])
     bench.closed(P[1])
     bench.batch(P[2])
-    (one,) = bench.drain(0, may_send=lambda batch: batch.partition == P[0])
+    (one,) = bench.drain(0, may_send=lambda batch: batch.topic_partition == P[0])
     (other,) = bench.drain(1)
     assert bench.accumulator.unacknowledged_records() == 4
     bench.accumulator.reenqueue(one, 0)
@@ -360,7 +360,7 @@ def test_only_free_batches_that_no_request_had_move_and_they_keep_their_order() 
     assert move(bench, P[0], P[1]) == [one, two]
     assert queued(bench, P[0]) == [tried, keyed, sequenced]
     assert queued(bench, P[1]) == [one, two]
-    assert {batch.partition for batch in (one, two)} == {P[1]}
+    assert {batch.topic_partition for batch in (one, two)} == {P[1]}
     assert one.ordinal < two.ordinal
     assert two.state is BatchState.CLOSED, "no row for its former partition follows"
     assert bench.used() == before

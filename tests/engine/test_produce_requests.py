@@ -61,7 +61,7 @@ class Bench:
 
 
 def assert_each_once(requests: list[list[ProducerBatch]]) -> None:
-    taken = [batch.partition for request in requests for batch in request]
+    taken = [batch.topic_partition for request in requests for batch in request]
     assert sorted(taken) == [TopicPartition("t", partition) for partition in range(PARTITIONS)]
     for request in requests:
         assert sum(batch.size for batch in request) <= MAX_REQUEST_BYTES or len(request) == 1
@@ -98,11 +98,11 @@ def test_what_is_sent_back_keeps_its_place_and_is_no_longer_in_flight() -> None:
     bench.append(noise, [1] * 600)
     bench.append([b"later"], [1])
     first = bench.request()
-    assert [batch.partition.partition for batch in first] == [0]
+    assert [batch.topic_partition.partition for batch in first] == [0]
     queue = bench.accumulator.partition(TopicPartition("t", 1))
     assert (queue.in_flight, queue.batches[0].in_request) == (0, False)
     assert queue.batches[0].state is BatchState.SEALED
-    assert [batch.partition.partition for batch in bench.request()] == [1]
+    assert [batch.topic_partition.partition for batch in bench.request()] == [1]
 
 
 def test_a_request_has_no_more_records_than_brokers_may_refuse_one_by_one() -> None:

@@ -172,7 +172,7 @@ class Task:
         if bad:
             self.take_out(batch, bad)
             return
-        self.written[batch.partition.partition] += values
+        self.written[batch.topic_partition.partition] += values
         self.accumulator.complete([(batch, 0, -1)])
 
     def take_out(self, batch: ProducerBatch, positions: list[int]) -> None:

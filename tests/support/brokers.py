@@ -48,7 +48,7 @@ class Network:
 
 class _Batch:
     def __init__(self, queue: Partition, rows: int) -> None:
-        self.partition = queue.id
+        self.topic_partition = queue.id
         self.queue = queue
         self.record_count = rows
         self.buffer = SimpleNamespace(size=100)

@@ -239,12 +239,12 @@ class Model:
             )
             if not taken:
                 continue
-            assert not {batch.partition for batch in taken} & self.muted
+            assert not {batch.topic_partition for batch in taken} & self.muted
             ignored: Any = None
             metadata: Any = self.metadata
             sent = produce_request(self.options, metadata, 12, self.identity, taken, ignored, ignored)
             broker.send(sent, self.now)
-            views = {batch.partition: batch.buffer.views() for batch in taken}
+            views = {batch.topic_partition: batch.buffer.views() for batch in taken}
             self.pending.append(Pending(node, sent, views))
 
     def move_unsent(self, source: TopicPartition) -> None:
@@ -261,7 +261,7 @@ class Model:
             left = self.appended[source]
             self.appended[source] = [row for row in left if row not in rows]
             # From now on their order is this one.
-            self.appended.setdefault(batch.partition, []).extend(rows)
+            self.appended.setdefault(batch.topic_partition, []).extend(rows)
             self.moved += len(rows)
 
     def expire(self) -> None:
@@ -420,7 +420,7 @@ class Model:
             ordinals = [batch.ordinal for batch in queue.batches]
             assert ordinals == sorted(ordinals), "a retry left its place"
             assert len(set(ordinals)) == len(ordinals)
-            mine = [batch for batch in live if batch.partition == queue.id]
+            mine = [batch for batch in live if batch.topic_partition == queue.id]
             if not self.closed:
                 assert queue.in_flight == sum(batch.in_request for batch in mine)
             waiting = {BatchState.OPEN, BatchState.CLOSED, BatchState.SEALED}
