@@ -66,7 +66,7 @@ class BatchRun:
 class TaskHandover:
     """What planning gives to tasks: the driver epoch that the decision needs, and the last decision.
 
-    ``planned_ms`` is the time of planning, by the driver's clock, before any transaction of the batch began.
+    ``planned_ms`` is the time of planning, by the driver's clock.
     """
 
     driver_epoch: ProducerEpoch
@@ -117,13 +117,17 @@ class TaskHandover:
 
 @dataclass(frozen=True, slots=True)
 class AttemptReport:
-    """What a finished task reports to the commit. ``part`` is None if it began no transaction."""
+    """What a finished task reports to the commit. ``part`` is None if it began no transaction.
+
+    ``began_ms``: before that began, by the task's clock.
+    """
 
     run: BatchRun
     task: int
     role: TaskRole
     digest: RowsDigest
     part: Part | None
+    began_ms: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +213,8 @@ def commit(
         decision = decisions.repaired(run.scope, incomplete, parts)
     else:
         decision = decisions.next_decision(run.scope, run.last, run.batch, len(reports), parts)
-        decision = replace(decision, began_ms=run.planned_ms)
+    began = (report.began_ms for report in reports if report.part is not None)
+    decision = replace(decision, began_ms=min(began, default=run.planned_ms))
     began_ms, aborted = yield from driver.decide(run.scope, run.driver_epoch, decision, parts)
     return BatchOutcome(
         committed=len(parts),

@@ -197,8 +197,8 @@ class Decision:
     Scope's of the run that decided.
     ``target``, as in Scope, is where its rows went.
     ``before`` is what the batch's writer had written without this batch, which can still be lost.
-    ``began_ms``: when the run was planned that wrote the first of ``parts``, by its driver's clock; -1 if
-    that is not known. No progress marker is older.
+    ``began_ms``: before the first transaction of ``parts`` without an outcome began, by its task's clock, or
+    when the run was planned if there are none; -1 if that is not known. No progress marker is older.
     """
 
     number: int

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import pyarrow as pa
 
-from kafka_sink.clock import monotonic_ms
+from kafka_sink.clock import monotonic_ms, wall_ms
 from kafka_sink.errors import IncompleteBatchError, KafkaSinkError, TransactionError
 from kafka_sink.transactions.batch import LONG_OPEN, AttemptReport, TaskHandover, TaskRole
 from kafka_sink.transactions.client import PROTOCOL_1, TransactionClient
@@ -77,6 +77,7 @@ class TaskAttempt:
         self._timeout_ms = timeout_ms
         self._open_time = open_time or OpenTime(math.inf)
         self._producer: ProducerEpoch | None = None
+        self._began_ms = -1
         # Kafka's names; they add to the producer's.
         self.metrics: dict[str, float] = {}
 
@@ -108,6 +109,7 @@ class TaskAttempt:
         with self._lock:
             if self._producer is None:
                 steps = begin_steps(self._scope, self._handover.driver_epoch, self._task, self._slot)
+                self._began_ms = round(wall_ms())
                 began = time.monotonic_ns()
                 self._slot, self._producer = self._client.run(steps, self._timeout_ms)
                 self.metrics[INIT_TIME_METRIC] = time.monotonic_ns() - began
@@ -126,7 +128,7 @@ class TaskAttempt:
             self._client.run(steps, self._timeout_ms)
             self.metrics[SEND_OFFSETS_TIME_METRIC] = time.monotonic_ns() - began
         run = self._handover.run(self._scope, self._batch)
-        return AttemptReport(run, self._task, self.role, digest, part)
+        return AttemptReport(run, self._task, self.role, digest, part, self._began_ms)
 
     def abort(self) -> None:
         """Abort after a failure, so that readers do not wait. Never raises KafkaSinkError."""

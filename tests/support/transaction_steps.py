@@ -93,13 +93,14 @@ class Cluster:
         role = handover.role(batch, index)
         if role is not TaskRole.WRITE:
             return AttemptReport(handover.run(scope, batch), index, role, digest, None)
+        began_ms = self.kafka.now_ms
         slot, producer = self.run(task_attempt.begin_steps(scope, handover.driver_epoch, index, attempt))
         produce = Produce(scope.task_id(index, slot), producer, tuple((number, row) for row in rows))
         if not self.kafka.execute(produce):
             raise TransactionError("fenced")
         part = Part(index, slot, producer, digest)
         self.run(task_attempt.finish_steps(scope, handover.driver_epoch, batch, part))
-        return AttemptReport(handover.run(scope, batch), index, role, digest, part)
+        return AttemptReport(handover.run(scope, batch), index, role, digest, part, began_ms)
 
     def wrote(self, number: int = 0, tasks: int = 2) -> tuple[TaskHandover, list[AttemptReport]]:
         """A batch of a row a task, before its commit."""

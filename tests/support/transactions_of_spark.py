@@ -277,7 +277,7 @@ class World:
         role = handover.role(batch, index)
         digest = RowsDigest(len(rows), len(rows), sum(hash((row,)) & 0xFFFF for row in rows))
         part = None
-        slot = attempt
+        slot, began_ms = attempt, self.kafka.now_ms
         if role is TaskRole.WRITE and rows:
             slot, producer = yield from task_attempt.begin_steps(scope, handover.driver_epoch, index, slot)
             name = scope.task_id(index, slot)
@@ -286,7 +286,7 @@ class World:
                 raise TransactionError("fenced")
             part = Part(index, slot, producer, digest)
             yield from self.settings.finish(scope, handover.driver_epoch, batch, part)
-        return AttemptReport(handover.run(scope, batch), index, role, digest, part)
+        return AttemptReport(handover.run(scope, batch), index, role, digest, part, began_ms)
 
     def _advance(self, actor: Actor, sent: Any) -> None:
         """Runs an actor's code to its next operations; an exception is raised there."""

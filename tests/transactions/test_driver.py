@@ -215,6 +215,19 @@ def test_a_decision_without_parts_is_recorded_anew_like_others() -> None:
     assert cluster.plan().role(batch, 0) is TaskRole.SKIP
 
 
+def test_a_transaction_that_is_lost_long_after_planning_is_lost_and_not_unknown() -> None:
+    """Catches: the age of a job's progress markers counted from its planning, hours before its first row, so
+    that a person had to say whether rows were missing."""
+    cluster = Cluster()
+    run = cluster.plan()
+    cluster.kafka.now_ms = 86_400_000
+    cluster.dies(*(cluster.write(run, 0, task, task) for task in (0, 1)), before=ends_task(1))
+    # A late attempt takes the id over, which says nothing of the transaction any more.
+    cluster.kafka.init(SCOPE.task_id(1, 0))
+    found = cluster.take_over()
+    assert (found.missing, found.unknown) == ({1}, frozenset())
+
+
 def test_a_replaced_driver_ends_nothing_where_a_former_coordinator_takes_it_for_the_owner() -> None:
     """Catches: it aborted what its successor had open, as the id's coordinator was frozen as long as it."""
     cluster = Cluster()
