@@ -22,7 +22,7 @@ from kafka_sink.formats.avro_schema import AvroSchema, AvroType
 from kafka_sink.formats.byte_columns import Piece, Word
 from kafka_sink.formats.columns import Encoder, big_endian, minimal
 from kafka_sink.records import arrays
-from kafka_sink.records.arrays import Bools, Int64s, UInt64s, as_binary, lengths, null_mask
+from kafka_sink.records.arrays import Bools, UInt64s, as_binary, lengths, null_mask
 
 _ZERO = byte_columns.constant(b"\0")
 
@@ -74,10 +74,10 @@ class _AvroCompiler:
         if name == "record" and pa.types.is_struct(plain_kind):
             return self._of_record(schema, plain_kind, path)
         if name == "array" and columns.is_list(plain_kind):
-            return _Array(self.of(schema["items"], plain_kind.value_type, f"{path}[]"))
+            return _Block([self.of(schema["items"], plain_kind.value_type, f"{path}[]")])
         if name == "map" and pa.types.is_map(plain_kind):
             columns.require_text_keys(plain_kind, path, "Avro's maps")
-            return _AvroMap(self.of(schema["values"], plain_kind.item_type, f"{path}{{}}"))
+            return _Block([_TEXT, self.of(schema["values"], plain_kind.item_type, f"{path}{{}}")])
         leaf = _leaf(schema, plain_kind, path)
         if leaf is None:
             raise columns.unsupported_type(path, kind, _shown(schema))
@@ -196,41 +196,28 @@ class _Record:
 
 
 @dataclass(frozen=True, slots=True)
-class _Array:
-    items: Encoder
+class _Block:
+    """An array or a map: the number of entries (left out if there are none), the entries, and a zero.
+
+    ``children`` are the encoders of an array's items, or of a map's keys and values.
+    """
+
+    children: Sequence[Encoder]
 
     def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
-        counts, (items,) = columns.entries(column)
-        encoded = columns.of_rows(
-            counts, lambda: byte_columns.join(self.items.pieces(columns.plain(items), None), len(items))
-        )
-        return _block(counts, encoded, nulls)
-
-
-@dataclass(frozen=True, slots=True)
-class _AvroMap:
-    values: Encoder
-
-    def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
-        counts, (keys, values) = columns.entries(column)
-        keys = columns.plain(keys)
+        counts, entries = columns.entries(column)
 
         def encode() -> pa.Array:
-            pieces = [*_TEXT.pieces(keys, None), *self.values.pieces(columns.plain(values), None)]
-            return byte_columns.join(pieces, len(keys))
+            pieces = [
+                piece
+                for encoder, child in zip(self.children, entries, strict=True)
+                for piece in encoder.pieces(columns.plain(child), None)
+            ]
+            return byte_columns.join(pieces, len(entries[0]))
 
-        return _block(counts, columns.of_rows(counts, encode), nulls)
-
-
-def _block(counts: Int64s, encoded: pa.Array, nulls: Bools | None) -> list[Piece]:
-    """Entries as one block: their number (left out if there are none), the entries, and a zero."""
-    empty = counts == 0
-    end: list[Word] = _ZERO if nulls is None else byte_columns.nothing_where(nulls, _ZERO)
-    return [
-        *byte_columns.varint(byte_columns.zigzag(counts), empty),
-        byte_columns.grouped(encoded, counts),
-        *end,
-    ]
+        end: list[Word] = _ZERO if nulls is None else byte_columns.nothing_where(nulls, _ZERO)
+        content = byte_columns.grouped(columns.of_rows(counts, encode), counts)
+        return [*byte_columns.varint(byte_columns.zigzag(counts), counts == 0), content, *end]
 
 
 # -- values ------------------------------------------------------------------------------------------------
@@ -346,7 +333,7 @@ def _leaf(schema: AvroType, kind: pa.DataType, path: str) -> Encoder | None:
     elif (name, kind) in (("string", pa.string()), ("bytes", pa.binary())):
         encoder = _TEXT
     elif name == "enum" and kind == pa.string():
-        encoder = _Enum(_strings(schema["symbols"]), path)
+        encoder = _Enum(arrays.strings_of(schema["symbols"]), path)
     elif name == "fixed" and kind == pa.binary():
         encoder = _FixedBytes(schema["size"], path)
     elif name == "null" and pa.types.is_null(kind):
@@ -394,7 +381,7 @@ def _whole_numbers(name: str, logical: str | None, kind: pa.DataType) -> Callabl
     if pa.types.is_date(kind) and name == "int" and logical == "date":
         return lambda column: arrays.numbers(column.cast(pa.date32()), np.int32)
     if pa.types.is_time(kind) and logical == ("time-millis" if name == "int" else "time-micros"):
-        unit = _UNITS[kind.unit]
+        unit = columns.PER_SECOND[kind.unit]
         wanted = 1000 if name == "int" else 1_000_000
         width = np.int32 if kind.bit_width == 32 else np.int64
         return lambda column: _scaled(arrays.numbers(column, width), unit, wanted)
@@ -403,19 +390,15 @@ def _whole_numbers(name: str, logical: str | None, kind: pa.DataType) -> Callabl
     return None
 
 
-_UNITS = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
-_INSTANTS = {"millis": 1000, "micros": 1_000_000, "nanos": 1_000_000_000}
-
-
 def _instants(logical: str | None, kind: pa.DataType, path: str) -> Encoder | None:
     local = "" if kind.tz else "local-"
-    wanted = next((per_s for unit, per_s in _INSTANTS.items() if logical == f"{local}timestamp-{unit}"), None)
-    if wanted is None:
+    names = {f"{local}timestamp-{name}": unit for unit, name in avro_schema.UNIT_NAMES.items()}
+    if logical not in names:
         return None
-    unit, per_second = _UNITS[kind.unit], wanted
-    if per_second > unit:
-        return _Finer(per_second // unit, path)
-    return _Integer(lambda column: _scaled(arrays.numbers(column, np.int64), unit, per_second))
+    unit, wanted = columns.PER_SECOND[kind.unit], columns.PER_SECOND[names[logical]]
+    if wanted > unit:
+        return _Finer(wanted // unit, path)
+    return _Integer(lambda column: _scaled(arrays.numbers(column, np.int64), unit, wanted))
 
 
 def _scaled(numbers: Any, unit: int, wanted: int) -> Any:
@@ -439,7 +422,3 @@ def _decimal(schema: AvroType, kind: pa.DataType, path: str) -> Encoder | None:
             f"the schema's fixed of {size} bytes at '{path}' is too small for {precision} digits"
         )
     return _Decimal(pa.decimal128(precision, scale), size)
-
-
-def _strings(texts: Sequence[str]) -> pa.Array:
-    return arrays.binary_of([text.encode() for text in texts]).cast(pa.string())

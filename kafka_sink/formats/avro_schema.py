@@ -210,13 +210,14 @@ _LEAVES: Mapping[pa.DataType, Any] = {
     pa.time64("ns"): {"type": "long", "logicalType": "time-micros"},
 }
 _MAX_DIGITS = 38
-_OF_UNIT = {"s": "millis", "ms": "millis", "us": "micros", "ns": "nanos"}
+# Avro's names of Arrow's units of time. Avro has no seconds.
+UNIT_NAMES = {"ms": "millis", "us": "micros", "ns": "nanos"}
 
 
 def _leaf(kind: pa.DataType) -> Any:
     if pa.types.is_timestamp(kind):
         local = "" if kind.tz else "local-"
-        return {"type": "long", "logicalType": f"{local}timestamp-{_OF_UNIT[kind.unit]}"}
+        return {"type": "long", "logicalType": f"{local}timestamp-{UNIT_NAMES.get(kind.unit, 'millis')}"}
     if pa.types.is_duration(kind):
         return "long"
     if is_uuid(kind):

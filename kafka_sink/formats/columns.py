@@ -217,6 +217,8 @@ def bits_of_floats(column: pa.Array, size: int) -> UInt64s:
     return bits
 
 
+# How many of each of Arrow's units of time make a second.
+PER_SECOND = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
 _HEXADECIMAL = np.frombuffer(b"0123456789abcdef", dtype=np.uint8)
 _UUID_BYTES, _UUID_TEXT = 16, 36
 _HYPHENS = (8, 13, 18, 23)

@@ -105,16 +105,7 @@ class _List:
 
     def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
         counts, (items,) = columns.entries(column)
-
-        def encode() -> pa.Array:
-            pieces = self.items.pieces(columns.plain(items), None)
-            return byte_columns.join([*byte_columns.constant(b","), *pieces], len(items))
-
-        return [
-            *byte_columns.constant(b"["),
-            _separated(counts, columns.of_rows(counts, encode)),
-            *byte_columns.constant(b"]"),
-        ]
+        return _listed(counts, lambda: self.items.pieces(columns.plain(items), None), "[]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,16 +116,21 @@ class _JsonMap:
     def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
         counts, (keys, values) = columns.entries(column)
 
-        def encode() -> pa.Array:
-            pieces = [*self.keys.pieces(columns.plain(keys), None), *byte_columns.constant(b":")]
-            pieces += self.values.pieces(columns.plain(values), None)
-            return byte_columns.join([*byte_columns.constant(b","), *pieces], len(keys))
+        def entries() -> list[Piece]:
+            before = [*self.keys.pieces(columns.plain(keys), None), *byte_columns.constant(b":")]
+            return [*before, *self.values.pieces(columns.plain(values), None)]
 
-        return [
-            *byte_columns.constant(b"{"),
-            _separated(counts, columns.of_rows(counts, encode)),
-            *byte_columns.constant(b"}"),
-        ]
+        return _listed(counts, entries, "{}")
+
+
+def _listed(counts: Int64s, entries: Callable[[], list[Piece]], brackets: str) -> list[Piece]:
+    """The pieces of ``counts[i]`` entries for row i, between brackets and with commas between them."""
+
+    def encode() -> pa.Array:
+        return byte_columns.join([*byte_columns.constant(b","), *entries()], int(counts.sum()))
+
+    first, last = (byte_columns.constant(bracket.encode()) for bracket in brackets)
+    return [*first, _separated(counts, columns.of_rows(counts, encode)), *last]
 
 
 def _separated(counts: Int64s, encoded: pa.Array) -> pa.Array:
@@ -219,14 +215,14 @@ class _Printed:
 
 # The first day of year 1 and the last day of year 9999, as days since 1970.
 _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
-_PER_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_000_000}
+_DAY_S = 86_400
 
 
 def _days(column: pa.Array) -> npt.NDArray[np.signedinteger[Any]]:
     if pa.types.is_date32(column.type):
         return numbers(column, np.int32)
     unit = "ms" if pa.types.is_date64(column.type) else column.type.unit
-    return numbers(column, np.int64) // _PER_DAY[unit]
+    return numbers(column, np.int64) // (_DAY_S * columns.PER_SECOND[unit])
 
 
 _PLAIN_TEXTS = (

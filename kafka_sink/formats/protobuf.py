@@ -21,13 +21,12 @@ from kafka_sink.formats.byte_columns import Piece, Word
 from kafka_sink.formats.columns import Encoder
 from kafka_sink.formats.protobuf_schema import KNOWN, Field, MessageType, ProtobufSchema
 from kafka_sink.records import arrays
-from kafka_sink.records.arrays import Bools, Int64s, UInt64s, as_binary, binary_of, lengths, null_mask
+from kafka_sink.records.arrays import Bools, Int64s, UInt64s, as_binary, lengths, null_mask
 from kafka_sink.records.extension_types import shown
 
 # The wire types, which follow the field number in a tag.
 _VARINT, _64_BITS, _BYTES, _32_BITS = 0, 1, 2, 5
 _TIMESTAMP, _DURATION = f"{KNOWN}Timestamp", f"{KNOWN}Duration"
-_PER_SECOND = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
 _ALL = (1 << 64) - 1
 
 
@@ -308,7 +307,7 @@ class _Moment:
 
     def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
         given = arrays.numbers(column, np.int64)
-        per_second = _PER_SECOND[self.unit]
+        per_second = columns.PER_SECOND[self.unit]
         seconds = given // per_second
         if not self.floors:
             seconds = np.where((given < 0) & (given % per_second != 0), seconds + 1, seconds)
@@ -413,7 +412,7 @@ def _enum(symbols: dict[str, int], kind: pa.DataType, path: str) -> _Value | Non
     """How an enum is written. The column contains its names or its numbers."""
     if kind != pa.string():
         return _scalar("int32", kind, path) if pa.types.is_integer(kind) else None
-    names = binary_of([name.encode() for name in symbols]).cast(pa.string())
+    names = arrays.strings_of([*symbols])
     values = np.array([number & _ALL for number in symbols.values()], dtype=np.uint64).view(np.int64)
 
     def numbers(column: pa.Array) -> Int64s:

@@ -7,9 +7,8 @@ those of google/protobuf/descriptor.proto.
 from __future__ import annotations
 
 import base64
-import binascii
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +21,6 @@ SCALARS = (
 )
 # The types by their number in a descriptor, which starts at 1.
 _TYPES = dict(enumerate(SCALARS, 1))
-_NOT_PACKED = ("string", "bytes", "message", "group")
 KNOWN = "google.protobuf."
 _WRAPPED = {
     "DoubleValue": "double",
@@ -51,7 +49,7 @@ class Field:
     type_name: str = ""
     is_repeated: bool = False
     is_required: bool = False
-    is_packed: bool | None = None
+    is_packed: bool = False
     oneof: str = ""
     has_presence: bool = False
 
@@ -109,19 +107,20 @@ def read(text: str, references: Sequence[tuple[str, str]] = ()) -> ProtobufSchem
 
 def _add(schema: ProtobufSchema, text: str) -> None:
     try:
-        data = base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
-        _SchemaText(schema, text).read()
-        return
+        data: bytes | None = base64.b64decode(text, validate=True)
+    except ValueError:
+        data = None
     try:
-        for file in _files(data):
+        for file in [_SchemaText(text).read()] if data is None else _files(data):
             schema.own.clear()
             _Descriptor(schema, file).read()
     except SchemaError:
-        # It is a ValueError, and knows better what is wrong.
+        # It is a ValueError, and its message is more precise.
         raise
     except (LookupError, ValueError):
-        raise SchemaError("the Protobuf schema is neither text nor a descriptor in Base64") from None
+        raise SchemaError(
+            "the Protobuf schema is neither text of a .proto file nor a descriptor in Base64"
+        ) from None
 
 
 def _resolve(schema: ProtobufSchema, message: MessageType, one: Field) -> None:
@@ -148,7 +147,12 @@ def _resolve(schema: ProtobufSchema, message: MessageType, one: Field) -> None:
 # -- descriptors -------------------------------------------------------------------------------------------
 
 
-def _files(data: bytes) -> list[dict[int, list[Any]]]:
+# The values of each field of a descriptor by its number: numbers, texts as bytes or str, and messages, which
+# are bytes or also values by number.
+_Values = dict[int, list[Any]]
+
+
+def _files(data: bytes) -> list[_Values]:
     """The files of a FileDescriptorSet, each after its imports, or the one file of a FileDescriptorProto."""
     found = _grouped(data)
     # A set contains only files, in field 1. Field 1 of a file is its name.
@@ -156,9 +160,11 @@ def _files(data: bytes) -> list[dict[int, list[Any]]]:
     return [_grouped(one) for one in found[1]] if is_set else [found]
 
 
-def _grouped(data: bytes) -> dict[int, list[Any]]:
-    """The values of each field by its number, as numbers or bytes. Raises ValueError and LookupError."""
-    found: dict[int, list[Any]] = {}
+def _grouped(data: bytes | _Values) -> _Values:
+    """The values in a descriptor. Raises ValueError and LookupError."""
+    if isinstance(data, dict):
+        return data
+    found: _Values = {}
     at = 0
     while at < len(data):
         tag, at = read_unsigned(data, at)
@@ -176,12 +182,13 @@ def _grouped(data: bytes) -> dict[int, list[Any]]:
     return found
 
 
-def _string(found: Mapping[int, list[Any]], number: int) -> str:
-    return str(found[number][-1].decode()) if number in found else ""
+def _string(found: _Values, number: int) -> str:
+    value = found[number][-1] if number in found else ""
+    return value if isinstance(value, str) else str(value.decode())
 
 
 class _Descriptor:
-    def __init__(self, schema: ProtobufSchema, file: Mapping[int, list[Any]]) -> None:
+    def __init__(self, schema: ProtobufSchema, file: _Values) -> None:
         self._schema = schema
         self._file = file
         self._is_proto3 = _string(file, 12) == "proto3"
@@ -218,7 +225,7 @@ class _Descriptor:
         for number, nested in enumerate(found.get(3, ())):
             self._message(nested, full_name, (*place, number))
 
-    def _field(self, found: Mapping[int, list[Any]], oneofs: Sequence[str]) -> Field:
+    def _field(self, found: _Values, oneofs: Sequence[str]) -> Field:
         label, kind = found.get(4, [1])[-1], _TYPES[found[5][-1]]
         options = _grouped(found[8][-1]) if 8 in found else {}
         oneof = oneofs[found[9][-1]] if 9 in found else ""
@@ -229,20 +236,15 @@ class _Descriptor:
             _string(found, 6),
             is_repeated=label == 3,
             is_required=label == 2,
-            is_packed=_packed(
-                kind, bool(options[2][-1]) if 2 in options else None, is_proto3=self._is_proto3
-            ),
+            is_packed=bool(options[2][-1]) if 2 in options else self._is_proto3,
             oneof=oneof,
-            has_presence=bool(oneof) or (label != 3 and (not self._is_proto3 or kind == "message")),
+            # ``_resolve`` adds the presence of messages.
+            has_presence=bool(oneof) or (label != 3 and not self._is_proto3),
         )
 
 
 def _inside(scope: str, name: str) -> str:
     return f"{scope}.{name}" if scope else name
-
-
-def _packed(kind: str, said: bool | None, *, is_proto3: bool) -> bool:
-    return False if kind in _NOT_PACKED else is_proto3 if said is None else said
 
 
 # -- text --------------------------------------------------------------------------------------------------
@@ -258,36 +260,31 @@ _TOKEN = re.compile(
 class _SchemaText:
     """Reads messages, enums, maps and oneofs of a .proto file. Skips services, options and extensions."""
 
-    def __init__(self, schema: ProtobufSchema, text: str) -> None:
-        self._schema = schema
+    def __init__(self, text: str) -> None:
         self._tokens = [found[0] for found in _TOKEN.finditer(text) if found.lastgroup]
         self._at = 0
         self._is_proto3 = False
 
-    def read(self) -> None:
-        package, count = "", 0
-        try:
-            while self._at < len(self._tokens):
-                word = self._next()
-                if word == "syntax":
-                    self._is_proto3 = any("proto3" in token for token in self._skip())
-                elif word == "package":
-                    package = self._next()
-                elif word == "edition":
-                    raise SchemaError("Protobuf editions are not supported: use proto3 or proto2")
-                elif word == "message":
-                    self._message(package, (count,))
-                    count += 1
-                elif word == "enum":
-                    self._enum(package)
-                elif word != ";":
-                    self._skip()
-        except SchemaError:
-            raise
-        except (IndexError, ValueError):
-            raise SchemaError(
-                "the Protobuf schema is neither text of a .proto file nor a descriptor"
-            ) from None
+    def read(self) -> _Values:
+        """The values of a FileDescriptorProto. Raises IndexError and ValueError."""
+        file: _Values = {4: [], 5: []}
+        while self._at < len(self._tokens):
+            word = self._next()
+            if word == "syntax":
+                self._is_proto3 = any("proto3" in token for token in self._skip())
+                file[12] = ["proto3" if self._is_proto3 else "proto2"]
+            elif word == "edition":
+                file[12] = ["editions"]
+                self._skip()
+            elif word == "package":
+                file[2] = [self._next()]
+            elif word == "message":
+                file[4].append(self._message(1))
+            elif word == "enum":
+                file[5].append(self._enum())
+            elif word != ";":
+                self._skip()
+        return file
 
     def _next(self) -> str:
         self._at += 1
@@ -302,87 +299,84 @@ class _SchemaText:
             if depth == 0 and sign in (";", "}"):
                 return self._tokens[begin : self._at]
 
-    def _enum(self, scope: str) -> None:
-        values: dict[str, int] = {}
-        full_name = _inside(scope, self._next())
-        self._expect("{")
-        while (name := self._next()) != "}":
-            if name in ("option", "reserved"):
-                self._skip()
-            elif name != ";":
-                self._expect("=")
-                values[name] = int(self._next(), 0)
-                self._skip()
-        self._schema.enums[full_name] = values
-
     def _expect(self, sign: str) -> None:
         if self._next() != sign:
             raise ValueError(f"no {sign}")
 
-    def _message(self, scope: str, place: tuple[int, ...]) -> None:
-        if len(place) > _MAX_DEPTH:
-            raise SchemaError(f"the Protobuf schema is nested more than {_MAX_DEPTH} deep")
-        message = MessageType(_inside(scope, self._next()), place=place)
-        self._schema.messages[message.full_name] = message
-        self._schema.own.append(message.full_name)
-        self._expect("{")
-        self._body(message, "", [0])
-        message.fields.sort(key=lambda one: one.number)
+    def _name_and_number(self) -> tuple[str, int]:
+        name = self._next()
+        self._expect("=")
+        return name, int(self._next(), 0)
 
-    def _body(self, message: MessageType, oneof: str, nested: list[int]) -> None:
+    def _enum(self) -> _Values:
+        enum: _Values = {1: [self._next()], 2: []}
+        self._expect("{")
+        while (word := self._next()) != "}":
+            if word in ("option", "reserved"):
+                self._skip()
+            elif word != ";":
+                self._at -= 1
+                name, number = self._name_and_number()
+                enum[2].append({1: [name], 2: [number]})
+                self._skip()
+        return enum
+
+    def _message(self, depth: int) -> _Values:
+        if depth > _MAX_DEPTH:
+            raise SchemaError(f"the Protobuf schema is nested more than {_MAX_DEPTH} deep")
+        message: _Values = {1: [self._next()], 2: [], 3: [], 4: [], 8: []}
+        self._expect("{")
+        self._body(message, depth, in_oneof=False)
+        return message
+
+    def _body(self, message: _Values, depth: int, *, in_oneof: bool) -> None:
         while (word := self._next()) != "}":
             if word == "message":
-                self._message(message.full_name, (*message.place, nested[0]))
-                nested[0] += 1
+                message[3].append(self._message(depth + 1))
             elif word == "enum":
-                self._enum(message.full_name)
+                message[4].append(self._enum())
             elif word == "oneof":
-                name = self._next()
+                message[8].append({1: [self._next()]})
                 self._expect("{")
-                self._body(message, name, nested)
+                self._body(message, depth, in_oneof=True)
             elif word in ("option", "reserved", "extensions", "extend"):
                 self._skip()
             elif word == "map":
-                self._map(message, nested)
+                self._map(message)
             elif word != ";":
-                message.fields.append(self._field(word, oneof))
+                self._field(message, word, in_oneof=in_oneof)
 
-    def _map(self, message: MessageType, nested: list[int]) -> None:
+    def _map(self, message: _Values) -> None:
+        """Add the field and the message of its entries, as protoc does."""
         self._expect("<")
         key = self._next()
         self._expect(",")
         value = self._next()
         self._expect(">")
-        name = self._next()
-        entry = MessageType(f"{message.full_name}.{name}Entry", is_map_entry=True, place=())
-        entry.fields = [self._typed("key", 1, key), self._typed("value", 2, value)]
-        self._schema.messages[entry.full_name] = entry
-        # protoc treats the entry as a nested message, so the indexes of later nested messages increase.
-        nested[0] += 1
-        self._expect("=")
-        number = int(self._next(), 0)
+        name, number = self._name_and_number()
         self._skip()
-        message.fields.append(Field(name, number, "message", f".{entry.full_name}", is_repeated=True))
+        fields = [_typed("key", 1, key), _typed("value", 2, value)]
+        message[3].append({1: [f"{name}Entry"], 2: fields, 7: [{7: [True]}]})
+        message[2].append(_typed(name, number, f"{name}Entry", 3))
 
-    def _typed(self, name: str, number: int, kind: str) -> Field:
-        return Field(name, number, kind) if kind in SCALARS else Field(name, number, "message", kind)
+    def _field(self, message: _Values, word: str, *, in_oneof: bool) -> None:
+        label = {"optional": 1, "required": 2, "repeated": 3}.get(word)
+        kind = word if label is None else self._next()
+        name, number = self._name_and_number()
+        options = self._skip()
+        field = _typed(name, number, kind, label or 1)
+        if "packed" in options:
+            field[8] = [{2: [options[options.index("packed") + 2] == "true"]}]
+        if label == 1 and self._is_proto3:
+            message[8].append({1: [f"_{name}"]})
+            in_oneof = True
+        if in_oneof:
+            field[9] = [len(message[8]) - 1]
+        message[2].append(field)
 
-    def _field(self, word: str, oneof: str) -> Field:
-        label = word if word in ("optional", "repeated", "required") else ""
-        kind = self._next() if label else word
-        name = self._next()
-        self._expect("=")
-        number = int(self._next(), 0)
-        rest = self._skip()
-        found = self._typed(name, number, kind)
-        said = rest[rest.index("packed") + 2] == "true" if "packed" in rest else None
-        found.is_repeated, found.is_required = label == "repeated", label == "required"
-        found.is_packed = (
-            None if said is None and found.type_name else _packed(kind, said, is_proto3=self._is_proto3)
-        )
-        if found.is_packed is None:
-            # An enum is packed and a message is not. Which one it is turns out when the type is resolved.
-            found.is_packed = self._is_proto3
-        found.oneof = oneof or (f"_{name}" if label == "optional" and self._is_proto3 else "")
-        found.has_presence = not found.is_repeated and (bool(found.oneof) or not self._is_proto3)
-        return found
+
+def _typed(name: str, number: int, kind: str, label: int = 1) -> _Values:
+    """The values of a FieldDescriptorProto. ``_resolve`` finds out whether a named type is an enum."""
+    is_scalar = kind in SCALARS
+    type_number = SCALARS.index(kind if is_scalar else "message") + 1
+    return {1: [name], 3: [number], 4: [label], 5: [type_number], 6: ["" if is_scalar else kind]}

@@ -34,6 +34,7 @@ from kafka_sink.records.arrays import (
     lengths,
     null_mask,
     numbers,
+    strings_of,
     with_nulls,
 )
 from kafka_sink.rows.column_plan import ColumnPlan
@@ -187,7 +188,7 @@ class PartEncoder:
             else pa.struct([kinds.field(place).with_name(name) for place, name in part.column])
         )
         registered = [schema for _, schema in part.schemas]
-        self._topics = binary_of([topic.encode() for topic, _ in part.schemas]).cast(pa.string())
+        self._topics = strings_of([topic for topic, _ in part.schemas])
         self._is_by_topic = part.schemas[0][0] != ""
         distinct = list(dict.fromkeys(schema.schema for schema in registered))
         path = "" if isinstance(part.column, tuple) else part.part

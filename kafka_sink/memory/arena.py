@@ -96,7 +96,8 @@ class ChunkArena:
 
     def _carve(self, wanted: int) -> None:
         count = min(_SLAB_CHUNKS, max(1, _SLAB_BYTES // self.size)) if self.kept else wanted
-        slab = _map(self.size * count)
+        # A shared mapping would be shared memory for the kernel, and forked children would share it.
+        slab = mmap.mmap(-1, self.size * count, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         whole = memoryview(slab)
         size = self.size
         carved = [
@@ -205,14 +206,7 @@ class _SharedPages:
                 bare = self._bare[id(chunk.slab), page] = self._bare[id(chunk.slab), page] + part
                 start = page * mmap.PAGESIZE
                 if bare == min(mmap.PAGESIZE, len(chunk.slab) - start):
-                    _forget(chunk.slab, start, bare)
-
-
-def _map(size: int) -> mmap.mmap:
-    # Private, because a shared mapping is shared memory for the kernel and forked children.
-    if hasattr(mmap, "MAP_PRIVATE"):
-        return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    return mmap.mmap(-1, size)
+                    chunk.slab.madvise(mmap.MADV_DONTNEED, start, bare)
 
 
 def _forget_pages(chunks: list[Chunk], size: int) -> None:
@@ -230,9 +224,4 @@ def _forget_pages(chunks: list[Chunk], size: int) -> None:
         first = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE
         last = len(slabs[slab]) if end == len(slabs[slab]) else end // mmap.PAGESIZE * mmap.PAGESIZE
         if first < last:
-            _forget(slabs[slab], first, last - first)
-
-
-def _forget(slab: mmap.mmap, start: int, size: int) -> None:
-    if hasattr(mmap, "MADV_DONTNEED"):
-        slab.madvise(mmap.MADV_DONTNEED, start, size)
+            slabs[slab].madvise(mmap.MADV_DONTNEED, first, last - first)

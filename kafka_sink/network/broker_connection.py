@@ -26,22 +26,18 @@ if TYPE_CHECKING:
 _CANONICAL = "resolve_canonical_bootstrap_servers_only"
 
 
-_MOVES: dict[ConnectionState, frozenset[ConnectionState]] = {
-    ConnectionState.IDLE: frozenset(
-        {ConnectionState.RESOLVING, ConnectionState.PREPARING, ConnectionState.CONNECTING}
-    ),
-    ConnectionState.RESOLVING: frozenset(
-        {ConnectionState.PREPARING, ConnectionState.CONNECTING, ConnectionState.IDLE}
-    ),
-    ConnectionState.PREPARING: frozenset({ConnectionState.CONNECTING, ConnectionState.IDLE}),
-    ConnectionState.CONNECTING: frozenset({ConnectionState.HANDSHAKING, ConnectionState.IDLE}),
-    ConnectionState.HANDSHAKING: frozenset({ConnectionState.NEGOTIATING, ConnectionState.IDLE}),
-    ConnectionState.NEGOTIATING: frozenset(
-        {ConnectionState.AUTHENTICATING, ConnectionState.READY, ConnectionState.IDLE}
-    ),
-    ConnectionState.AUTHENTICATING: frozenset({ConnectionState.READY, ConnectionState.IDLE}),
-    ConnectionState.READY: frozenset({ConnectionState.REAUTHENTICATING, ConnectionState.IDLE}),
-    ConnectionState.REAUTHENTICATING: frozenset({ConnectionState.READY, ConnectionState.IDLE}),
+_S = ConnectionState
+# The states that may follow each state.
+_MOVES = {
+    _S.IDLE: (_S.RESOLVING, _S.PREPARING, _S.CONNECTING),
+    _S.RESOLVING: (_S.PREPARING, _S.CONNECTING, _S.IDLE),
+    _S.PREPARING: (_S.CONNECTING, _S.IDLE),
+    _S.CONNECTING: (_S.HANDSHAKING, _S.IDLE),
+    _S.HANDSHAKING: (_S.NEGOTIATING, _S.IDLE),
+    _S.NEGOTIATING: (_S.AUTHENTICATING, _S.READY, _S.IDLE),
+    _S.AUTHENTICATING: (_S.READY, _S.IDLE),
+    _S.READY: (_S.REAUTHENTICATING, _S.IDLE),
+    _S.REAUTHENTICATING: (_S.READY, _S.IDLE),
 }
 # For messages: the step at which setting up a connection has failed.
 STEPS = {
@@ -53,14 +49,7 @@ STEPS = {
     ConnectionState.AUTHENTICATING: "the SASL login",
 }
 # The states in which ``BrokerProtocol.phase`` decides what comes next.
-_TALKING = frozenset(
-    {
-        ConnectionState.NEGOTIATING,
-        ConnectionState.AUTHENTICATING,
-        ConnectionState.READY,
-        ConnectionState.REAUTHENTICATING,
-    }
-)
+_TALKING = (_S.NEGOTIATING, _S.AUTHENTICATING, _S.READY, _S.REAUTHENTICATING)
 # The part of a session after which to log in again, and a random addition (as in Java, KIP-368).
 _SESSION_SHARE, _SESSION_JITTER = 0.85, 0.10
 _RENEW_AGAIN_MS = 1000.0

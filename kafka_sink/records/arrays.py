@@ -105,6 +105,10 @@ def binary_of(entries: Sequence[bytes | None]) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), len(entries), buffers)
 
 
+def strings_of(texts: Sequence[str]) -> pa.Array:
+    return binary_of([text.encode() for text in texts]).cast(pa.string())
+
+
 def spans(
     data: Bytes,
     starts: npt.NDArray[np.integer],

@@ -457,7 +457,7 @@ def test_no_memory_from_the_system_changes_nothing() -> None:
         lambda: pool.take_heap(ChunkArena(9, kept=False, heap=True), 1, 5),
     ]
     for attempt in attempts:
-        with patch("kafka_sink.memory.arena._map", side_effect=MemoryError), pytest.raises(MemoryError):
+        with patch("mmap.mmap", side_effect=MemoryError), pytest.raises(MemoryError):
             attempt()
         assert_idle(pool)
         assert pool.metrics().allocated_bytes == 0
