@@ -281,20 +281,18 @@ class BreakerChannel(Channel):
 
     def _send_changes(self) -> None:
         changes, self._changes = list(self._changes.values()), {}
-        failed = self._table.take_failures()
-        for start in range(0, max(len(changes), len(failed)), MAX_TARGETS):
-            part = changes[start : start + MAX_TARGETS]
-            muted = [
-                OwnMute(change.target, cut(change.reason), change.evidence.silence_ms)
-                for change in part
-                if change.muted
-            ]
-            unmuted = [change.target for change in part if not change.muted]
-            lost = tuple(failed[start : start + MAX_TARGETS])
-            self._send(MuteChanges(tuple(muted), tuple(unmuted), lost))
-        unused = self._table.return_permits()
-        for start in range(0, len(unused), MAX_TARGETS):
-            self._send(MuteChanges(unused=tuple(unused[start : start + MAX_TARGETS])))
+        failed, unused = self._table.take_failures(), self._table.return_permits()
+        for start in range(0, max(len(changes), len(failed), len(unused)), MAX_TARGETS):
+            part = slice(start, start + MAX_TARGETS)
+            muted = (change for change in changes[part] if change.muted)
+            self._send(
+                MuteChanges(
+                    tuple(OwnMute(mute.target, cut(mute.reason), mute.evidence.silence_ms) for mute in muted),
+                    tuple(change.target for change in changes[part] if not change.muted),
+                    tuple(failed[part]),
+                    tuple(unused[part]),
+                )
+            )
         for target in unused:
             # The partition is reported again once there are rows for it.
             self._offered.pop(target, None)

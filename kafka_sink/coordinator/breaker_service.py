@@ -229,7 +229,7 @@ class BreakerService(Service):
     """Shares mutes between tasks: it decides them, distributes them, and hands out permits for probes.
 
     The life of a mute: ``_mute`` starts it, after a verdict of FailingPartitions, after an unanswered
-    question about a broker, or as soon as a task with a class of its own asks for it. ``_tell`` sends
+    question about a broker, or as soon as a task with a class of its own asks for it. ``_distribute`` sends
     it to all tasks, gathered with other changes. ``_check_some`` permits one task to probe, and another task
     when that probe fails. ``_unmute`` ends the mute when the prober or the origin reports a success.
 
@@ -300,12 +300,13 @@ class BreakerService(Service):
 
     @receives(Waiting)
     def on_waiting(self, peer: int, message: Waiting, now_ms: float) -> None:
-        for target in message.waited_for:
-            if (mute := self.mutes.get(target)) is not None:
-                self._add(peer, mute.waiting)
-        for target in message.acceptable:
-            if (mute := self.mutes.get(target)) is not None:
-                self._add(peer, mute.acceptable)
+        for mute in self._mutes_of(message.waited_for):
+            self._add(peer, mute.waiting)
+        for mute in self._mutes_of(message.acceptable):
+            self._add(peer, mute.acceptable)
+
+    def _mutes_of(self, targets: Iterable[Target]) -> Iterator[_Mute]:
+        return filter(None, map(self.mutes.get, targets))
 
     def _add(self, peer: int, holders: set[int]) -> None:
         if len(holders) >= _MAX_HOLDERS:
@@ -360,8 +361,7 @@ class BreakerService(Service):
                 del self._inquiries[target]
 
     def _probed_by(self, peer: int, targets: Iterable[Target]) -> list[_Mute]:
-        mutes = filter(None, map(self.mutes.get, targets))
-        return [mute for mute in mutes if mute.prober == peer]
+        return [mute for mute in self._mutes_of(targets) if mute.prober == peer]
 
     def _ask(self, peer: int, node: int, reason: str, silence_ms: float, now_ms: float) -> None:
         """Ask other tasks whether a broker that this task wants muted has responded to them."""
@@ -469,14 +469,10 @@ class BreakerService(Service):
         # A probe must not be sent before the mute that it belongs to.
         if mute.prober is not None or now_ms < mute.retry_at_ms or mute.target in self._added:
             return []
-        others, waiting = mute.waiting - {mute.origin}, mute.waiting
-        able: list[tuple[Collection[int], bool]] = [
-            (others, False),
-            (waiting, False),
-            (mute.acceptable, True),
-        ]
-        if isinstance(mute.target, int):
-            able = [(self._tasks, False)]
+        able: list[tuple[Collection[int], bool]] = [(self._tasks, False)]
+        if isinstance(mute.target, TopicPartition):
+            others = mute.waiting - {mute.origin}
+            able = [(others, False), (mute.waiting, False), (mute.acceptable, True)]
         for _ in range(2):
             for peers, is_new in able:
                 there = ((task, is_new) for task in peers if task not in mute.tried and task in self._tasks)
