@@ -112,7 +112,7 @@ def test_failures_are_reported_at_once_and_then_once_an_interval() -> None:
     assert times[1] - times[0] >= 500.0
 
 
-def test_of_thousands_of_tasks_few_report_at_first() -> None:
+def test_few_of_thousands_of_tasks_report_at_first() -> None:
     """Catches: 10,000 tasks that report thousands of partitions within half a second, some seconds of the
     coordinator's work, while they give it up after two."""
     times = []
@@ -177,7 +177,7 @@ def test_thousands_of_failing_partitions_are_reported_in_parts() -> None:
     assert counts(bench.said()) == dict.fromkeys(partitions, (0, 1)), "who watches answers at once"
 
 
-def test_who_watches_answers_also_where_it_has_written_nothing() -> None:
+def test_watchers_answer_even_if_they_have_written_nothing() -> None:
     bench = Bench()
     bench.task.batch(P1)
     bench.task.batch(P1, REPLICAS)
@@ -206,7 +206,7 @@ def test_a_question_is_answered_by_a_late_response_or_by_the_next_one() -> None:
     assert bench.said() == [Answer(1, 0.0)]
 
 
-def test_what_a_task_mutes_and_unmutes_is_said_as_it_is_in_the_end() -> None:
+def test_only_the_last_state_of_a_target_is_sent() -> None:
     bench = Bench()
     bench.task.manager.mute(1, "a")
     bench.task.manager.mute(2, "b")
@@ -253,7 +253,7 @@ def test_muted_partitions_with_rows_are_named_some_of_many_and_again_when_they_c
     assert bench.said(2_000.0) == []
 
 
-def test_what_is_unmuted_one_after_the_other_is_not_said_each_time() -> None:
+def test_waiting_partitions_are_not_sent_after_each_unmute() -> None:
     """Catches: 5,000 partitions that were written again, and each time 1,000 tasks said what they had rows
     for: replies took 9.5 s."""
     bench = Bench(500)
@@ -288,7 +288,7 @@ def test_rows_come_back_in_each_step_from_twice_as_many_tasks() -> None:
         assert sum(delay <= 100.0 * step for delay in delays) == pytest.approx(2**step / 4, abs=1)
 
 
-def test_what_the_coordinator_said_last_counts() -> None:
+def test_the_coordinators_last_message_about_a_target_counts() -> None:
     bench = Bench()
     bench.job.random = Chance(1.0)
     bench.mute(P0, P1)
@@ -338,7 +338,7 @@ def test_a_task_whose_bootstrap_name_moves_leaves_the_mutes_behind() -> None:
     assert bench.said() == []
 
 
-def test_what_was_not_sent_before_a_loss_is_not_sent_after_it() -> None:
+def test_messages_not_sent_before_a_loss_are_not_sent_after_it() -> None:
     bench = Bench()
     bench.task.batch(P0, REPLICAS)
     bench.task.run_pass()

@@ -170,7 +170,7 @@ def test_a_sample_decides_for_all_tasks(failing: int, muted: bool) -> None:
     assert (len(bench.of(Watch)), bench.muted() == {P0}) == (100, muted)
 
 
-def test_one_host_with_a_bad_network_mutes_none_of_thousands_of_partitions() -> None:
+def test_a_host_with_a_bad_network_mutes_none_of_thousands_of_partitions() -> None:
     """Of so many, ten tasks are asked about each. Beside them, few that report by themselves count."""
     bench = Bench(1_000)
     host = range(10)
@@ -419,7 +419,7 @@ def test_only_those_that_know_at_first_hand_end_a_mute() -> None:
     assert bench.pushed[-1][2] == Mutes(False, (), (SICK,), 60), "of so many one after the other sends to it"
 
 
-def test_what_nobody_writes_to_and_brokers_are_forgotten_after_ten_minutes() -> None:
+def test_mutes_of_brokers_and_unused_partitions_end_after_ten_minutes() -> None:
     """Catches: a liar's thousand mutes of brokers that do not exist stayed for ever."""
     bench = Bench(2, **OWN)
     bench.mutes(0, [P0, SICK])
@@ -475,7 +475,7 @@ def test_mutes_take_no_more_bytes_than_a_message_has(topic: str, reason: str) ->
     assert [len(encode(one)) < MAX_MESSAGE_BYTES for one in messages] == [True]
 
 
-def test_what_ended_and_what_is_new_fit_into_one_message() -> None:
+def test_ended_and_new_mutes_fit_into_one_message() -> None:
     """Catches: thousands of mutes with long names that one task replaced by others within a second made a
     message that was larger than 2 MiB."""
     bench = Bench(3_000, **OWN)
@@ -492,7 +492,7 @@ def test_what_ended_and_what_is_new_fit_into_one_message() -> None:
     bench.run(2_500)
 
 
-def test_what_ended_is_no_more_than_one_message_names() -> None:
+def test_ended_mutes_fit_into_one_message() -> None:
     """Catches: a task of a user's class that mutes and unmutes ever others within a second; all tasks refused
     the message about it and lost their connections."""
     bench = Bench(3_500, **OWN)
@@ -508,7 +508,7 @@ def test_what_ended_is_no_more_than_one_message_names() -> None:
 
 
 @pytest.mark.parametrize("own_class", [False, True])
-def test_one_liar_mutes_nothing_for_most_of_the_time(own_class: bool) -> None:
+def test_a_liar_mutes_nothing_for_most_of_the_time(own_class: bool) -> None:
     """Catches: one connection kept all partitions muted for 99 % of the time."""
     bench = Bench(10, **(OWN if own_class else {}))
     liar = 9
@@ -647,7 +647,7 @@ def test_probes_of_thousands_of_mutes_take_bounded_parts_of_the_time() -> None:
     assert bench.service.next_change_ms(bench.now) == float("inf")
 
 
-def test_all_clusters_together_take_bounded_memory() -> None:
+def test_services_of_all_clusters_take_bounded_memory() -> None:
     """Catches: a connection that named another cluster with each Hello took 220 MiB within 12 s; questions
     about brokers that do not exist, without end."""
     budget = MemoryBudget(2 * 2**20)

@@ -259,7 +259,7 @@ def test_a_task_too_many_works_alone_after_one_line(caplog: pytest.LogCaptureFix
     assert not [one for one in caplog.records if one.levelno >= logging.WARNING]
 
 
-def test_what_a_task_reports_at_its_end_is_sent_though_it_ended_before_the_client_connected() -> None:
+def test_last_reports_are_sent_even_if_the_task_ended_before_the_client_connected() -> None:
     with serving() as found, client_of(found.address, starts=False) as (client, channel):
         channel.to_tell.append(Said(1))
         client.pause()

@@ -289,7 +289,7 @@ def test_without_a_driver_or_a_folder_there_is_none(
     assert not application.processes
 
 
-def test_one_that_keeps_ending_is_started_again_later_with_one_warning(
+def test_a_coordinator_that_keeps_ending_is_restarted_later_with_one_warning(
     application: Application, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Catches: every micro-batch starts a process and waits for it."""

@@ -32,7 +32,7 @@ from kafka_sink.model import (
 from tests.support.metadata_tasks import NODES, OPTIONS, UNKNOWN, Task, metadata
 
 
-def test_what_is_asked_goes_at_once_and_use_when_it_is_gathered() -> None:
+def test_requests_are_sent_at_once_and_uses_are_gathered() -> None:
     task = Task()
     assert task.send() is None
     assert task.channel.next_message_delay_ms(0.0) == math.inf, "at rest it sends nothing"
@@ -139,7 +139,7 @@ def test_requests_are_held_as_long_as_metadata_may_come() -> None:
     assert task.cache.held_until_ms == 300, "that is for others"
 
 
-def test_who_has_lost_the_coordinator_asks_nobody_until_it_is_back() -> None:
+def test_a_task_without_its_coordinator_requests_nothing_until_it_is_back() -> None:
     task = Task()
     task.channel.ask(["a"])
     assert task.cache.shared, "refreshing is left to the coordinator"
@@ -183,7 +183,7 @@ def test_a_task_fetches_for_others_and_says_what_brokers_said() -> None:
     assert task.send() == TopicsFetched(8, failed=True)
 
 
-def test_what_slow_brokers_say_answers_the_fetch_that_was_asked_for_meanwhile() -> None:
+def test_late_response_completes_a_later_fetch() -> None:
     """Catches: where brokers took longer than the coordinator waits, each response answered the fetch before,
     so it never learned of the topics and asked again and again."""
     task = Task()
@@ -218,7 +218,7 @@ def test_hints_that_are_awaited_leave_half_of_max_block_for_brokers() -> None:
     assert asked_ms == 200
 
 
-def test_what_is_fetched_for_others_neither_enters_the_topics_in_use_nor_the_size_of_a_request() -> None:
+def test_fetches_for_other_tasks_do_not_count_as_use() -> None:
     cache = ClusterMetadata(replace(OPTIONS, metadata_max_age_ms=10_000), lambda: 0.0, random=lambda: 0.5)
     own = [f"own-{number}" for number in range(25)]
     cache.on_use(own, 0.0)

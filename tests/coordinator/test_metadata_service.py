@@ -149,7 +149,7 @@ def leaders(pushed: Pushed) -> set[tuple[int, int]]:
 # -- the coordinator's side -------------------------------------------------------------------------------
 
 
-def test_one_response_serves_all_waiting_tasks_and_later_ones_at_once() -> None:
+def test_a_response_serves_all_waiting_tasks_and_later_ones_at_once() -> None:
     """A thousand workers begin with the same two thousand topics: what all are told is encoded once."""
     coordinator = Coordinator(tasks=50)
     for peer in range(1, 50):
@@ -190,7 +190,7 @@ def test_a_task_that_uses_more_before_a_change_is_pushed_is_told_of_it_once() ->
     assert coordinator.out.encoded == 2, "this, and the fetch of b; topics that nobody uses so are no message"
 
 
-def test_one_tasks_word_that_a_leader_moved_is_asked_for_and_not_passed_on() -> None:
+def test_a_report_that_a_leader_moved_is_checked_and_not_passed_on() -> None:
     """A broker that lags is asked once more when a task is denied again."""
     coordinator = Coordinator().know(metadata("a", epoch=4), users=(1, 2))
     for leader, epoch in ((1, 4), (2, 5)):
@@ -424,7 +424,7 @@ def test_a_task_of_another_cluster_convinces_nobody_by_one_response() -> None:
     assert coordinator.cache.cluster_id == "c-2"
 
 
-def test_what_nobody_was_asked_for_is_not_taken() -> None:
+def test_unrequested_responses_are_ignored() -> None:
     coordinator = Coordinator()
     coordinator.want(1, "a")
     peer, fetch = coordinator.asked[-1]
@@ -547,7 +547,7 @@ def test_a_topic_for_which_there_is_no_capacity_is_asked_for_by_its_task() -> No
     assert task.cache.held_until_ms == 100, "it asks brokers at once"
 
 
-def test_what_a_message_does_not_hold_is_fetched_next_and_waited_for() -> None:
+def test_topics_beyond_a_message_are_fetched_next_and_waited_for() -> None:
     """Catches: with 2,000 topics of 100 partitions each, all tasks asked brokers for the last of them."""
     coordinator = Coordinator(retry_backoff_ms=100)
     topics = {f"{one:06}": wide(f"{one:06}", 40) for one in range(5_000)}
@@ -566,7 +566,7 @@ def test_what_a_message_does_not_hold_is_fetched_next_and_waited_for() -> None:
     assert len(coordinator.fetching()) == 5_000, "as many as a message holds"
 
 
-def test_what_is_known_is_refreshed_while_there_is_no_capacity_for_more() -> None:
+def test_known_topics_are_refreshed_even_without_capacity_for_more() -> None:
     """Catches: once others had used up the memory, no leader that moved came to the tasks, and each group's
     tasks asked brokers for it again and again."""
     budget = MemoryBudget(limit=50_000)
@@ -609,7 +609,7 @@ def test_tasks_that_wait_for_the_same_topics_share_them_and_an_answer() -> None:
     assert coordinator.out.encoded == 1
 
 
-def test_what_takes_long_is_told_in_parts() -> None:
+def test_long_answers_are_sent_in_parts() -> None:
     """Catches: 2,000 tasks with topics of their own hold the loop for seconds after each response."""
     coordinator = Coordinator(tasks=600)
     for peer in range(1, 601):

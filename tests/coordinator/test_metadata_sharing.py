@@ -81,7 +81,7 @@ def task(options: SinkOptions, address: CoordinatorAddress) -> Iterator[Producer
 
 
 @pytest.mark.usefixtures("patient")
-def test_what_one_task_needs_is_asked_for_once_and_known_to_all_others() -> None:
+def test_a_topic_that_one_task_needs_is_requested_once_and_reaches_all_tasks() -> None:
     topics = {f"t{number}": 1 for number in range(300)}
     with FakeCluster(topics) as cluster, coordinating() as found:
         for linger_ms in range(3):

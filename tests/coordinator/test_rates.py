@@ -273,7 +273,7 @@ def test_a_grant_for_another_job_is_not_taken() -> None:
     assert not channel.is_waiting
 
 
-def test_who_has_lost_the_coordinator_is_told_and_asks_again_once_it_is_back() -> None:
+def test_waiting_tasks_learn_of_a_lost_coordinator_and_ask_again_once_it_is_back() -> None:
     channel = RateChannel()
     channel.ask("a", {"rows": 10}, 5, 50)
     channel.next_message(0.0)

@@ -21,7 +21,7 @@ def place(tmp_path: Path) -> LocationFolder:
     return LocationFolder.make(str(tmp_path))
 
 
-def test_what_is_published_is_found(place: LocationFolder) -> None:
+def test_published_coordinators_are_found(place: LocationFolder) -> None:
     assert place.found() is None
     place.publish(FOUND)
     assert place.found() == FOUND
@@ -29,7 +29,7 @@ def test_what_is_published_is_found(place: LocationFolder) -> None:
     assert "name.invalid" not in repr(FOUND)
 
 
-def test_what_is_no_coordinator_is_none(place: LocationFolder) -> None:
+def test_files_without_a_coordinator_are_ignored(place: LocationFolder) -> None:
     """Catches: a file of another version of the package that ends every write."""
     path = place.folder / "found"
     wrong = b'{"address":{"host":"","port":1,"fingerprint":"","name":"","token":1},"bound_to":""}'
@@ -38,7 +38,7 @@ def test_what_is_no_coordinator_is_none(place: LocationFolder) -> None:
         assert read_found(path) is None
 
 
-def test_who_holds_the_lock_is_alive_until_it_ends(place: LocationFolder) -> None:
+def test_a_coordinator_is_alive_until_its_process_ends(place: LocationFolder) -> None:
     assert not place.is_alive()
     place.publish(FOUND)
     with place.life() as handle:

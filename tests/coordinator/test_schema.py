@@ -120,7 +120,7 @@ def test_fields_with_defaults_may_be_missing() -> None:
         ("number", '"1"', "`int | float`"),
     ],
 )
-def test_what_is_outside_the_bounds_is_refused_by_field(field: str, value: str, says: str) -> None:
+def test_values_outside_their_bounds_are_rejected_by_field(field: str, value: str, says: str) -> None:
     """``says``: "" where it is not JSON, which the whole message is refused for."""
     outer, _, name = field.rpartition(".")
     inner = {"name": '"n"', "ages": "{}"} | ({name: value} if outer else {})
@@ -138,14 +138,14 @@ def _json(fields: dict[str, str]) -> str:
     return "{" + ",".join(f'"{name}":{value}' for name, value in fields.items()) + "}"
 
 
-def test_of_keys_that_come_twice_the_last_one_counts() -> None:
+def test_the_last_of_two_equal_keys_counts() -> None:
     twice = b'_Sample {"count":0,"count":1,"names":[],"inner":{"name":"n","ages":{"1":1,"1":2,"01":3}}}'
     with pytest.raises(ProtocolError):
         decode(twice)
     assert decode(twice.replace(b',"01":3', b"")) == _Sample(1, (), _Inner("n", {1: 2.0}))
 
 
-def test_what_is_no_message_is_refused() -> None:
+def test_invalid_messages_are_rejected() -> None:
     for data in (
         b"", b" ", b"{}", b"[]", b"Nobody {}", b"\xff {}", b"[" * 100_000, b"\0", b"\0abc", b"_Sample",
         b"_Sample ", b"_Sample []", b"_Sample null", b'_Sample {"count":0', b"Alive {}x", b"Alive {} {}",
@@ -162,14 +162,14 @@ def test_a_message_that_unpacks_to_far_more_is_refused() -> None:
     assert memory.peak < 3 * MAX_MESSAGE_BYTES
 
 
-def test_what_is_too_large_or_no_text_is_not_sent() -> None:
+def test_messages_that_are_too_large_or_not_text_are_not_sent() -> None:
     with pytest.raises(ProtocolError, match="and a message may have"):
         encode(_Sample(0, (), _Inner("", {}), text="x" * MAX_MESSAGE_BYTES))
     with pytest.raises(ProtocolError, match="cannot send _Sample"):
         encode(_Sample(0, (), _Inner("\ud800", {})))
 
 
-def test_what_is_no_number_is_refused_where_it_comes_in() -> None:
+def test_invalid_numbers_are_rejected_on_arrival() -> None:
     for number in (math.nan, math.inf):
         with pytest.raises(ProtocolError, match=r"inner\.ages"):
             decode(encode(_Sample(0, (), _Inner("", {1: number}))))

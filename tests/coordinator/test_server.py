@@ -425,7 +425,7 @@ def test_peers_that_wait_for_an_iteration_are_not_all_looked_at_in_each() -> Non
         assert reads < 20 * peers * messages
 
 
-def test_what_went_wrong_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_reasons_for_dropped_connections_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     with serving(SHORT) as found:
         with Raw(found) as peer:
             assert is_closed(peer.shake_hands(framed_bytes(bytes((VERSION,)) + b"x" * 32)))
@@ -507,7 +507,7 @@ def test_the_time_in_which_a_peer_waits_for_its_turn_does_not_count() -> None:
         assert found.connections() == 2
 
 
-def test_who_leaves_while_it_waits_for_its_turn_harms_nobody() -> None:
+def test_peers_that_leave_while_they_wait_for_their_turn_do_no_harm() -> None:
     """Catches: its turn read from the descriptor, which was another connection's by then."""
     with serving(replace(PATIENT, messages_at_once=1)) as found:
         for _ in range(300):
@@ -561,7 +561,7 @@ def test_a_task_that_learns_its_cluster_moves() -> None:
         assert after.gone == []
 
 
-def test_who_says_no_hello_or_other_settings_than_groups_have_is_turned_away() -> None:
+def test_peers_without_hello_or_with_unknown_settings_are_dropped() -> None:
     wrong = {"kafka.sasl.password": "x"}, {"kafka.metadata.max.age.ms": "soon"}, {"topic": "t"}
     with serving() as found:
         for settings in wrong:
@@ -589,7 +589,7 @@ class OfGroup(Echo):
     scope = ServiceScope.GROUP
 
 
-def test_what_is_kept_of_a_cluster_goes_soon_after_its_last_task() -> None:
+def test_services_of_a_cluster_end_soon_after_its_last_task() -> None:
     """Catches: a task that named ever new clusters and left filled the memory for ten minutes."""
     made: dict[type[Echo], Echo] = {}
 
@@ -670,7 +670,7 @@ def test_a_service_gets_its_time_however_many_messages_come() -> None:
         assert made[0].heard_before <= 3
 
 
-def test_what_came_during_a_stall_is_read_before_a_service_decides_without_it() -> None:
+def test_messages_from_a_stall_are_read_before_a_service_decides() -> None:
     """Catches: after a stall the first answer decided for all, and a loop always late never decides."""
     with timed(10) as (found, made, connected):
         connected[0].send(Shout(300))

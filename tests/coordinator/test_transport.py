@@ -126,7 +126,7 @@ def test_only_who_knows_the_name_gets_a_handshake() -> None:
             stranger.tls.do_handshake()
 
 
-def test_who_has_given_up_before_its_turn_costs_no_handshake() -> None:
+def test_peers_that_gave_up_before_their_turn_cost_no_handshake() -> None:
     """Catches: a server that works through thousands who have gone while those who are there give up."""
     with _Client() as gone:
         gone.socket.sendall(gone.hello)
@@ -186,14 +186,14 @@ def test_a_flood_makes_room_for_others_by_its_own(peers: _Peers) -> None:
     assert len(peers.connections.peers) == 3
 
 
-def test_of_an_address_any_one_goes(peers: _Peers) -> None:
+def test_a_random_connection_of_the_address_is_dropped(peers: _Peers) -> None:
     """Catches: the oldest goes, which may be a task that has just connected."""
     for _ in range(23):
         peers.add("same")
     assert peers.removed != sorted(peers.removed)
 
 
-def test_who_has_authenticated_makes_room_for_nobody(peers: _Peers) -> None:
+def test_authenticated_peers_are_never_evicted(peers: _Peers) -> None:
     tasks = [peers.add(authenticated=True) for _ in range(10)]
     for _ in range(10):
         peers.add()
@@ -229,7 +229,7 @@ def test_unfinished_messages_are_bounded_over_all_peers(peers: _Peers) -> None:
     peers.connections.count_unfinished(one, 0.0)
 
 
-def test_what_is_unread_is_bounded_over_all_peers_and_shared_messages_count_once(peers: _Peers) -> None:
+def test_unread_bytes_of_all_peers_are_bounded_and_shared_messages_count_once(peers: _Peers) -> None:
     shared = bytes(10_000)
     tasks = [peers.add(authenticated=True) for _ in range(4)]
     for number, one in enumerate(tasks):

@@ -99,7 +99,7 @@ def test_causes_of_failures_are_kept_within_bounds() -> None:
         decode(encode(AttemptFailed("1", "x" * (MAX_CAUSE + 1))))
 
 
-def test_what_is_over_is_remembered_within_a_bound() -> None:
+def test_finished_writes_are_remembered_within_a_bound() -> None:
     coordinator = Coordinator()
     for number in range(MAX_OVER + 1):
         coordinator.end(str(number))
@@ -125,7 +125,7 @@ def test_the_end_of_a_write_of_thousands_of_tasks_is_encoded_once() -> None:
 
 
 @pytest.mark.parametrize("wrong", [Writing("x" * 201), WriteEnding("x" * 201, False)])
-def test_what_makes_no_sense_is_refused(wrong: Message) -> None:
+def test_inconsistent_reports_are_rejected(wrong: Message) -> None:
     with pytest.raises(ProtocolError):
         decode(encode(wrong))
 

@@ -67,7 +67,7 @@ def test_a_job_that_has_ended_shows_all_its_tasks_as_done() -> None:
     assert board.job()["tasks_done"] == 3
 
 
-def test_of_a_task_that_has_ended_only_its_number_is_kept_and_late_reports_change_nothing() -> None:
+def test_only_the_number_of_an_ended_task_is_kept_and_late_reports_change_nothing() -> None:
     """Catches: a task that reports every 30 s, because 6,000 others of its write are done."""
     board = Board()
     for number in range(6_000):
@@ -309,7 +309,7 @@ def streamed() -> Board:
 
 
 @pytest.mark.parametrize("name", ["c", "0f3c"])
-def test_what_the_driver_waits_for_between_micro_batches_is_a_state_of_the_query(name: str) -> None:
+def test_a_drivers_wait_between_micro_batches_is_a_state_of_the_query(name: str) -> None:
     """Catches: a query "waits for rows" while a frozen broker is to begin its transaction, and no alert where
     it is the first write to its cluster."""
 
@@ -497,7 +497,7 @@ def grown_mib(act: Any) -> float:
         tracemalloc.stop()
 
 
-def test_what_tasks_name_is_bounded_in_all() -> None:
+def test_names_in_the_reports_of_all_tasks_are_bounded() -> None:
     """Catches: 50,000 tasks of 100 topics each, 1 GB in a process without a bound on what they name."""
     board = Board(ApplicationMetrics(max_entries=7_000))
 

@@ -57,7 +57,7 @@ def test_a_state_an_outcome_or_a_step_that_nobody_knows_is_refused(wrong: Messag
         decode(encode(wrong))
 
 
-def test_what_a_job_says_of_itself_is_cut_to_what_a_message_takes() -> None:
+def test_the_description_of_a_job_is_cut_to_the_bounds_of_a_message() -> None:
     """Catches: an application's name of 301 characters, and each report ended the connection."""
     about = about_job("n" * 500, {f"option-{number}": "v" * 500 for number in range(100)})
     task = Task()
@@ -98,7 +98,7 @@ def test_a_task_reports_soon_then_every_second_and_at_its_end() -> None:
     assert [(one.identity.task, one.done) for one in task.send(2_300.0)] == [(8, False)]
 
 
-def test_of_short_tasks_of_a_worker_one_reports_in_an_interval_and_the_driver_has_the_sums() -> None:
+def test_a_short_task_of_a_worker_reports_once_in_an_interval() -> None:
     """Catches: 500 short tasks a second sent 1,000 reports a second."""
     task, board, sent = Task(), Board(), []
     for number in range(100):
