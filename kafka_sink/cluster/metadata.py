@@ -160,8 +160,8 @@ class ClusterMetadata:
         # When the last response arrived.
         self.response_ms = -math.inf
         self._not_before_ms = -math.inf
-        self._deferred_until_ms = -math.inf
-        self._deferred_until_max_ms = math.inf
+        self._paused_until_ms = -math.inf
+        self._paused_until_max_ms = math.inf
 
     # -- what is known ----------------------------------------------------------------------------
 
@@ -311,7 +311,7 @@ class ClusterMetadata:
         # The lock is held, so that the coordinator's response cannot arrive before the pause begins.
         if self.coordinator is not None and self.coordinator.ask(topics):
             # This leaves brokers time to respond if the coordinator does not.
-            self._deferred_until_max_ms = now_ms + timeout_ms / 2
+            self._paused_until_max_ms = now_ms + timeout_ms / 2
             self.pause_requests(now_ms + COORDINATOR_WAIT_MS)
 
     def _report_stale(self, topics: Iterable[str]) -> None:
@@ -454,7 +454,7 @@ class ClusterMetadata:
             other_topic = topic_id is not None and state.metadata.topic_id not in (None, topic_id)
             if other_topic or epoch <= known.leader_epoch:
                 return False
-            self._know_nodes_locked({**self._nodes, **{node.id: node for node in nodes if node.id == leader}})
+            self._set_nodes_locked({**self._nodes, **{node.id: node for node in nodes if node.id == leader}})
             if leader not in self._nodes:
                 return False
             state.name_leader(partition.partition, leader, epoch)
@@ -524,11 +524,11 @@ class ClusterMetadata:
             observed_ms = now_ms - max(snapshot.nodes_age_ms, 0.0)
             if nodes and observed_ms > self._nodes_ms:
                 self._nodes_ms = observed_ms
-                self._know_nodes_locked(nodes)
+                self._set_nodes_locked(nodes)
             else:
                 # Add the snapshot's brokers, so that its leaders can be reached. For brokers that both caches
                 # have, keep this cache's address.
-                self._know_nodes_locked({**nodes, **self._nodes})
+                self._set_nodes_locked({**nodes, **self._nodes})
             self.cluster_id = self.cluster_id or snapshot.cluster_id
             news = sum(self.import_topic(topic.metadata, topic.age_ms, now_ms) for topic in snapshot.topics)
             self.imports += news > 0
@@ -540,7 +540,7 @@ class ClusterMetadata:
     def pause_requests(self, until_ms: float) -> None:
         """Send no request before this time, because a snapshot may arrive first. The pause never exceeds half
         of the task's timeout."""
-        self._deferred_until_ms = min(until_ms, self._deferred_until_max_ms)
+        self._paused_until_ms = min(until_ms, self._paused_until_max_ms)
 
     def resume_requests(self, now_ms: float) -> None:
         """Ask brokers now, because no snapshot will arrive."""
@@ -570,9 +570,9 @@ class ClusterMetadata:
         """Forget the brokers, to bootstrap again. No partition has a leader until the next response."""
         with self._lock:
             self._nodes_ms = -math.inf
-            self._know_nodes_locked({})
+            self._set_nodes_locked({})
 
-    def _know_nodes_locked(self, nodes: dict[int, Node]) -> None:
+    def _set_nodes_locked(self, nodes: dict[int, Node]) -> None:
         # Leader hints and snapshots only add brokers. The next Metadata response removes those that are gone.
         if nodes != self._nodes and len(nodes) <= MAX_BROKERS:
             self._nodes = nodes
@@ -594,7 +594,7 @@ class ClusterMetadata:
             if self._in_flight is not None:
                 return None
             chosen: tuple[str, ...] = ()
-            if now_ms >= max(self._not_before_ms, self._deferred_until_ms):
+            if now_ms >= max(self._not_before_ms, self._paused_until_ms):
                 chosen = self._schedule.choose(self.response_ms, now_ms)
             self._fetching, self._for_others = tuple(self._for_others), {}
             if not chosen and not self._fetching:
@@ -627,7 +627,7 @@ class ClusterMetadata:
                 self._schedule.due_ms(self.response_ms), self._idle.earliest_ms(), self._needed.earliest_ms()
             )
             self.next_due_ms = due
-            return max(0.0, due - now_ms, self._not_before_ms - now_ms, self._deferred_until_ms - now_ms)
+            return max(0.0, due - now_ms, self._not_before_ms - now_ms, self._paused_until_ms - now_ms)
 
     def _forget_idle_locked(self, now_ms: float) -> None:
         for name, _ in self._idle.pop_until(now_ms):
@@ -683,7 +683,7 @@ class ClusterMetadata:
             self.cluster_id = update.cluster_id or self.cluster_id
             if update.nodes:
                 self._nodes_ms = now_ms
-                self._know_nodes_locked({node.id: node for node in update.nodes})
+                self._set_nodes_locked({node.id: node for node in update.nodes})
             self._merge_locked(update, requested, now_ms)
             self._fetching = ()
             self._updated.notify_all()
