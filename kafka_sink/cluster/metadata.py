@@ -20,6 +20,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Protocol
 
@@ -85,6 +86,19 @@ class SharedMetadata(Protocol):
         """Called with the response to a request for topics that other tasks need, or None if it failed."""
 
 
+@dataclass(slots=True)
+class _Request:
+    """A request in flight. ``for_others`` are topics that only other tasks need. ``marked`` are topics that
+    were reported as stale since it was sent."""
+
+    topics: frozenset[str]
+    for_others: tuple[str, ...]
+    marked: set[str] = field(default_factory=set)
+
+
+_NO_REQUEST = _Request(frozenset(), ())
+
+
 class ClusterMetadata:
     """The metadata cache of a task, which the task's sender refreshes, or of the coordinator.
 
@@ -148,13 +162,10 @@ class ClusterMetadata:
         self._idle = DeadlineHeap()
         # When each unsolved topic (``TopicState.is_unsolved``) is no longer needed, in the same way.
         self._needed = DeadlineHeap()
-        # The topics in the current request; None if no request is in flight.
-        self._in_flight: frozenset[str] | None = None
-        # Topics requested on behalf of other tasks: waiting, and in the current request.
+        # The request in flight, if there is one.
+        self._request: _Request | None = None
+        # Topics that other tasks need, for the next request.
         self._for_others: dict[str, None] = {}
-        self._fetching: tuple[str, ...] = ()
-        # Topics that were reported as stale while the current request is in flight.
-        self._marked_in_flight: set[str] = set()
         # Failed requests since the last response.
         self._failures = 0
         # When the last response arrived.
@@ -421,9 +432,10 @@ class ClusterMetadata:
                 state.retry = True
                 self._reschedule_locked(topic, state)
             return
-        in_flight = self._in_flight is not None and topic in self._in_flight
-        if in_flight:
-            self._marked_in_flight.add(topic)
+        request = self._request
+        in_flight = request is not None and topic in request.topics
+        if request is not None and in_flight:
+            request.marked.add(topic)
         if not state.stale:
             if state.not_before_ms + self._backoff_max_ms < now_ms:
                 # Its last response was long ago, so the backoff starts again.
@@ -591,23 +603,23 @@ class ClusterMetadata:
         """
         with self._lock:
             self._forget_idle_locked(now_ms)
-            if self._in_flight is not None:
+            if self._request is not None:
                 return None
             chosen: tuple[str, ...] = ()
             if now_ms >= max(self._not_before_ms, self._paused_until_ms):
                 chosen = self._schedule.choose(self.response_ms, now_ms)
-            self._fetching, self._for_others = tuple(self._for_others), {}
-            if not chosen and not self._fetching:
+            for_others, self._for_others = tuple(self._for_others), {}
+            if not chosen and not for_others:
                 return None
-            self._in_flight, self.next_due_ms = frozenset(chosen), -math.inf
+            self._request, self.next_due_ms = _Request(frozenset(chosen), for_others), -math.inf
             self.requests += bool(chosen)
-            self.fetches += bool(self._fetching)
-            return tuple(dict.fromkeys((*chosen, *self._fetching)))
+            self.fetches += bool(for_others)
+            return tuple(dict.fromkeys((*chosen, *for_others)))
 
     def has_request_due(self, now_ms: float) -> bool:
         """Whether a request is in flight, is due, or would be due if there were no backoff."""
         with self._lock:
-            if self._in_flight is not None or self._for_others:
+            if self._request is not None or self._for_others:
                 return True
             return self._schedule.due_ms(self.response_ms) <= now_ms
 
@@ -619,7 +631,7 @@ class ClusterMetadata:
         """
         with self._lock:
             self._forget_idle_locked(now_ms)
-            if self._in_flight is not None:
+            if self._request is not None:
                 return math.inf
             if self._for_others:
                 return 0.0
@@ -665,7 +677,7 @@ class ClusterMetadata:
         ``pinned``, that raises ClusterChangedError instead, and the response counts as a failure.
         """
         with self._lock:
-            known, fetched = self.cluster_id, self._fetching
+            known = self.cluster_id
             switched = self.is_other_cluster(update.cluster_id)
             if switched:
                 if self.pinned:
@@ -676,7 +688,7 @@ class ClusterMetadata:
                         "again for the new cluster"
                     )
                 self._start_over_locked()
-            self._in_flight = None
+            request, self._request = self._request or _NO_REQUEST, None
             self._failures = 0
             self.response_ms = now_ms
             self._not_before_ms = -math.inf
@@ -684,18 +696,18 @@ class ClusterMetadata:
             if update.nodes:
                 self._nodes_ms = now_ms
                 self._set_nodes_locked({node.id: node for node in update.nodes})
-            self._merge_locked(update, requested, now_ms)
-            self._fetching = ()
+            response = ResponseFacts(now_ms, self._nodes, request.marked, cache(self._backoff.delay_ms))
+            self._merge_locked(update, requested, response)
             self._updated.notify_all()
-        if fetched and self.coordinator is not None:
-            self.coordinator.on_fetched(fetched, update)
+        if request.for_others and self.coordinator is not None:
+            self.coordinator.on_fetched(request.for_others, update)
         if switched:
             _log.warning("kafka.bootstrap.servers now leads to cluster %s (was %s)", update.cluster_id, known)
         return switched
 
-    def _merge_locked(self, update: MetadataUpdate, requested: Collection[str], now_ms: float) -> None:
-        marked, self._marked_in_flight = self._marked_in_flight, set()
-        response = ResponseFacts(now_ms, self._nodes, marked, cache(self._backoff.delay_ms))
+    def _merge_locked(
+        self, update: MetadataUpdate, requested: Collection[str], response: ResponseFacts
+    ) -> None:
         topics = {topic.name: topic for topic in update.topics}
         for name in dict.fromkeys((*topics, *update.errors, *requested)):
             state = self._topics.get(name)
@@ -706,17 +718,15 @@ class ClusterMetadata:
     def on_failure(self, now_ms: float) -> None:
         """Record that the request got no response. Its topics are requested again after the backoff."""
         with self._lock:
-            asked, self._in_flight = self._in_flight or (), None
-            fetched, self._fetching = self._fetching, ()
-            self._marked_in_flight = set()
+            request, self._request = self._request or _NO_REQUEST, None
             self._failures += 1
             self._not_before_ms = now_ms + self._backoff.delay_ms(self._failures)
-            for name in asked:
+            for name in request.topics:
                 state = self._topics.get(name)
                 if state is not None:
                     self._reschedule_locked(name, state)
-        if fetched and self.coordinator is not None:
-            self.coordinator.on_fetched(fetched, None)
+        if request.for_others and self.coordinator is not None:
+            self.coordinator.on_fetched(request.for_others, None)
 
     def broker(self, node_id: int) -> Broker:
         """The ``Broker`` object with this id, created at its first use. Called by the sender's thread."""
