@@ -138,7 +138,7 @@ def test_a_users_class_is_called_per_batch_with_its_rows() -> None:
     assert "I say so" in (bench.gate.explain(P0) or "")
 
 
-def test_what_a_class_reads_of_the_context_is_made_once_for_all_of_a_requests_batches() -> None:
+def test_context_mappings_are_computed_once_for_all_batches_of_a_request() -> None:
     """Catches: it was counted anew for each of 2,000 batches, over all in flight: 3.5 s for one response."""
 
     read: list[Mapping[TopicPartition, int]] = []
@@ -342,7 +342,7 @@ def test_mutes_hold_before_any_metadata_is_known() -> None:
     assert A1 not in mutes
 
 
-def test_who_leads_something_is_looked_up_once_for_a_state_of_cluster_and_mutes() -> None:
+def test_available_nodes_are_computed_once_for_each_state_of_cluster_and_mutes() -> None:
     """Catches: while a broker is slow, all partitions in each pass of the sender."""
     cluster = Cluster(t=[1 + number % 3 for number in range(10_000)])
     manager = cluster.manager()

@@ -60,7 +60,7 @@ def test_batches_are_counted_whatever_their_rows() -> None:
 
 
 @pytest.mark.parametrize(("rows", "batches"), [("1000", 10), ("1", 3)])
-def test_nothing_is_judged_before_so_many_rows_were_sent_and_three_batches_failed(
+def test_no_partition_is_judged_before_enough_rows_were_sent_and_three_batches_failed(
     rows: str, batches: int
 ) -> None:
     bench = Bench(trigger_message_count=rows)
@@ -370,7 +370,7 @@ def test_requests_that_a_quota_holds_back_are_no_silence() -> None:
     assert 500 < bench.until_muted(1, 5_000) < 700
 
 
-def test_others_are_watched_while_one_is_throttled() -> None:
+def test_other_brokers_are_still_rated_while_one_throttles() -> None:
     bench = Bench()
     for partition in (P0, P1, P2, P1):
         bench.batch(partition)
@@ -441,7 +441,7 @@ def test_each_request_counts_from_its_own_time() -> None:
     assert not bench.task_mutes.own_trips
 
 
-def test_what_failed_in_a_silence_mutes_nothing_that_is_back() -> None:
+def test_failures_during_a_silence_do_not_mute_partitions_that_are_back() -> None:
     bench = Bench()
     bench.batch(P0)
     for _ in range(2):

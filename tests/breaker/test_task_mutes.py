@@ -77,7 +77,7 @@ def test_any_response_unmutes_a_broker(manager: CircuitBreakManager) -> None:
     assert manager.task_mutes.may_probe(A0)
 
 
-def test_where_no_batch_waits_new_rows_are_a_partitions_probe(manager: CircuitBreakManager) -> None:
+def test_new_rows_probe_a_partition_that_no_batch_waits_for(manager: CircuitBreakManager) -> None:
     """Catches: a partition that stays muted for ever, as keyless rows avoid it and none else go there. And
     one that got its probe only after two intervals."""
     manager.mute(A0)
@@ -147,7 +147,7 @@ def test_a_task_wants_the_partitions_that_its_free_rows_avoid(manager: CircuitBr
     assert manager.task_mutes.acceptable() == [], "that was long ago"
 
 
-def test_what_failed_before_a_mute_ended_says_nothing_more(
+def test_failures_before_the_end_of_a_mute_do_not_count(
     manager: CircuitBreakManager, cluster: Cluster
 ) -> None:
     for target in (A0, 1):

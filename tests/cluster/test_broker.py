@@ -6,13 +6,11 @@ import math
 
 import pytest
 
-from kafka_sink import kafka_errors
 from kafka_sink.cluster.broker import BrokerCounts, unavailable
 from kafka_sink.model import TopicPartition
 from tests.support.brokers import Brokers
 
 P0 = TopicPartition("t", 0)
-REFUSAL = kafka_errors.NOT_LEADER_OR_FOLLOWER
 
 
 def test_requests_end_in_the_order_in_which_they_were_sent() -> None:

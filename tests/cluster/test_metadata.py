@@ -93,7 +93,7 @@ def test_a_leader_hint_counts_only_when_newer_known_and_of_this_topic() -> None:
 
 @pytest.mark.parametrize("is_snapshot", [False, True])
 @pytest.mark.parametrize("is_known_here", [True, False])
-def test_what_brokers_here_have_said_outlives_a_lagging_one(is_snapshot: bool, is_known_here: bool) -> None:
+def test_confirmed_metadata_survives_a_lagging_broker(is_snapshot: bool, is_known_here: bool) -> None:
     """Catches: while the metadata was another cache's, as at each task's start, a lagging broker's took the
     place of all of it, of a leader that a Produce response had named, too."""
     made, lagging = metadata(), topic("t00", 1, 4)
@@ -249,7 +249,7 @@ def test_a_request_is_due_while_it_is_in_flight_or_backs_off() -> None:
 
 
 @pytest.mark.parametrize("code", [17, 29])
-def test_one_refusal_in_a_refresh_leaves_what_is_known(code: int) -> None:
+def test_a_refusal_in_a_refresh_keeps_the_metadata(code: int) -> None:
     """A broker that has not loaded its authorizer's rules refuses what it allows a second later."""
     made = filled("t00")
     made.mark_stale("t00", 1000)
@@ -347,7 +347,7 @@ def test_a_snapshot_makes_the_same_schedule(age: float, later: float, shift: flo
         assert set(again or ()) == set(asked or ())
 
 
-def test_what_nobody_uses_is_never_asked_for_and_goes() -> None:
+def test_unused_topics_are_never_requested_and_expire() -> None:
     made = metadata()
     made.import_snapshot(filled(*SOME_NAMES).snapshot(0.0), 0.0)
     made.on_use(["t03"], 1000.0)
@@ -483,7 +483,7 @@ LIES = [
 
 
 @pytest.mark.parametrize("lie", LIES, ids=["epoch", "id", "partitions"])
-def test_what_brokers_say_replaces_what_others_said(lie: TopicMetadata) -> None:
+def test_a_response_replaces_what_other_tasks_reported(lie: TopicMetadata) -> None:
     """Catches: by its epoch or id, what one task invented would outlive all that brokers say."""
     made = filled("t00")
     assert made.import_topic(lie, 0.0, 1_000.0)
@@ -498,7 +498,7 @@ def test_what_brokers_say_replaces_what_others_said(lie: TopicMetadata) -> None:
 
 
 @pytest.mark.parametrize("lie", LIES, ids=["epoch", "id", "partitions"])
-def test_what_others_say_later_replaces_what_others_said(lie: TopicMetadata) -> None:
+def test_a_later_snapshot_replaces_an_earlier_one(lie: TopicMetadata) -> None:
     """Catches: an invented number of partitions stayed until the task asked brokers itself."""
     made = filled("t00")
     assert made.import_topic(lie, 0.0, 1_000.0)
@@ -551,7 +551,7 @@ def test_elsewhere_certificates_or_nothing_tell_brokers_apart() -> None:
     assert address(view) == "evil.example"
 
 
-def test_it_goes_by_the_options() -> None:
+def test_only_public_certificate_authorities_require_confirmed_nodes() -> None:
     tls = {"kafka.security.protocol": "SSL"}
     for raw, strict in [({}, False), (tls, True), ({**tls, "kafka.ssl.ca.location": "/nowhere"}, False)]:
         producer = Producer(parse({"kafka.bootstrap.servers": "127.0.0.1:1", **raw}).options)

@@ -185,7 +185,7 @@ def test_two_gaps_close_at_once() -> None:
     assert three.sequence == one.sequence
 
 
-def test_what_comes_back_takes_its_place_among_what_was_appended() -> None:
+def test_batches_come_back_in_append_order() -> None:
     partition = partition_of(TopicPartition("t", 0))
     batches = [batch(1, partition) for _ in range(4)]
     partition.batches.extend((batches[1], batches[3]))

@@ -71,7 +71,7 @@ class _Requests:
         self._requests.refresh(now_ms)
 
 
-def test_it_triggers_after_the_time_without_a_response_and_again_after_another() -> None:
+def test_a_rebootstrap_follows_each_trigger_time_without_a_response() -> None:
     recovery = _Requests("rebootstrap", 1000)
     triggered = [now for now in range(0, 3500, 100) if recovery.wanted(now)]
     assert triggered == [1000, 2000, 3000]
@@ -113,7 +113,7 @@ def test_a_new_start_is_given_time_however_short_the_trigger() -> None:
     assert recovery.wanted(3000)
 
 
-def test_it_never_triggers_without_rebootstrap() -> None:
+def test_recovery_strategy_none_never_bootstraps_again() -> None:
     recovery = _Requests("none", 0)
     assert not any(recovery.wanted(now) for now in range(0, 100_000, 1000))
 
@@ -131,7 +131,7 @@ STEPS = st.lists(
 
 @settings(deadline=None)
 @given(STEPS)
-def test_it_gives_what_sorting_would(steps: list[tuple[str, str, int]]) -> None:
+def test_deadline_heap_returns_names_in_sorted_order(steps: list[tuple[str, str, int]]) -> None:
     table, model = DeadlineHeap(), dict[str, float]()
     for kind, name, number in steps:
         if kind == "put":
@@ -155,7 +155,7 @@ def test_it_gives_what_sorting_would(steps: list[tuple[str, str, int]]) -> None:
         assert len(table) == len(model)
 
 
-def test_what_is_moved_often_does_not_pile_up() -> None:
+def test_deadline_heap_does_not_grow_when_a_name_is_moved_often() -> None:
     table = DeadlineHeap()
     for at in range(100_000):
         table.put("a", float(at))

@@ -81,7 +81,7 @@ def test_the_next_producer_begins_with_what_was_learnt_of_its_cluster() -> None:
     assert learnt(1_000).largest_batch == 1_000
 
 
-def test_what_two_workers_learn_is_kept_together() -> None:
+def test_limits_that_two_workers_learn_are_kept_together() -> None:
     a = Store()
     one, two = learnt(1_000, a), learnt(1_000, a)
     other = learnt(1_000, a, "u")

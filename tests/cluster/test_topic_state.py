@@ -96,7 +96,7 @@ def test_a_broker_that_lags_convinces_nobody(topic_id: bytes | None) -> None:
         assert state.metadata == known
 
 
-def test_what_a_broker_that_lags_knows_more_of_is_taken() -> None:
+def test_newer_epochs_of_a_lagging_broker_are_taken() -> None:
     state = TopicState(0.0)
     state.merge_response(topic((1, 9), (2, 3), (1, 1)), 1.0)
     state.merge_response(topic((2, 8), (1, 4)), 2.0)

@@ -82,7 +82,7 @@ NO_PARTITIONS = (("t", -1), ("t" * 250, 0), ("\ud800", 0), ("t", 1 << 31))
 
 
 @pytest.mark.parametrize("target", [*NO_TARGETS, *(TopicPartition(*one) for one in NO_PARTITIONS)])
-def test_what_is_no_target_is_refused_and_reaches_neither_log_nor_coordinator(
+def test_custom_breaker_with_an_invalid_target_is_ignored(
     target: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Catches: a sender that dies of a target it cannot encode, a coordinator that hangs up for it."""
