@@ -1,4 +1,4 @@
-"""``kafka-chunked-doctor``: looks for what would make a job fail, and says why and what to do."""
+"""``kafka-chunked-doctor``: checks whether a job could fail, and reports the reasons and remedies."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ it the job's options:
 It writes nothing to Kafka, and creates no topic. It ends with 1 if it has found a problem, otherwise with 0.
 """
 _JAVA = 17
-# Spark 3.5 runs on older ones.
+# Spark 3.5 also runs on older versions of Java.
 _JAVA_OF_3 = 8
 _PYSPARK = (3, 5)
 _WITH_DATA_SOURCES = (4, 0)
 _THROUGH_MAP_IN_ARROW = "kafka_sink.write and kafka_sink.foreach_batch"
 _TIMEOUT_S = 60
-# Runs in the workers' Python. Prints what the driver compares.
+# This runs in the workers' Python and prints what the driver compares.
 _PROBE = """
 import importlib.util, json, sys
 def version(name):
@@ -59,12 +59,12 @@ missing = [name for name in {modules!r} if importlib.util.find_spec(name) is Non
 print(json.dumps([sys.version_info[:2], version("pyspark"), missing]))
 """
 _OWN_MODULES = ("kafka_sink", "pyspark_kafka_chunked")
-# For each address and each broker, where others respond.
+# The bound for each address and each broker after one has responded.
 _ONE_BROKER_MS = 3000.0
 
 
 def version_of(distribution: str) -> str | None:
-    """The installed version."""
+    """Return the installed version, or None."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
@@ -79,8 +79,11 @@ def examine(
     installed: Callable[[str], str | None] = version_of,
     path: Sequence[str] = sys.path,
 ) -> Iterator[Finding]:
-    """All findings, in the order of a job's start. Without ``options``, no broker is asked. ``spark``: a
-    SparkSession whose settings are looked at, too. ``installed`` and ``path``: this Python's libraries."""
+    """Return all findings, in the order of a job's start. No broker is asked if ``options`` is empty.
+
+    ``spark``: a SparkSession whose settings are also checked. ``installed`` and ``path``: this Python's
+    libraries.
+    """
     yield ok(f"kafka-chunked {__version__}, Python {_dotted(sys.version_info[:2])} ({sys.executable})")
     yield from _libraries(installed)
     version = spark_version(environ, installed, path)
@@ -111,7 +114,7 @@ def spark_version(
     installed: Callable[[str], str | None] = version_of,
     path: Sequence[str] = sys.path,
 ) -> str | None:
-    """Of the PySpark that this Python imports, or else of the Spark in SPARK_HOME."""
+    """Return the version of the PySpark that this Python imports, or else of the Spark in SPARK_HOME."""
     own = installed("pyspark")
     if own is not None:
         return own
@@ -132,7 +135,7 @@ def spark_version(
 def _spark(
     version: str | None, environ: Mapping[str, str], installed: Callable[[str], str | None]
 ) -> Iterator[Finding]:
-    """Which Spark was found, and what works there."""
+    """Report which Spark was found and which features work there."""
     if version is None:
         yield note(
             "no PySpark was found. On a cluster run the doctor with the Python of its drivers, and with "
@@ -183,7 +186,7 @@ def _java(environ: Mapping[str, str], oldest: int) -> Finding:
 
 
 def _workers(environ: Mapping[str, str], spark: str) -> Iterator[Finding]:
-    """The Python that Spark starts for tasks and for planning."""
+    """Check the Python that Spark starts for tasks and for planning."""
     named = environ.get("PYSPARK_PYTHON")
     python = shutil.which(named or "python3", path=environ.get("PATH"))
     if named is None and python is not None:
@@ -205,9 +208,12 @@ def _workers(environ: Mapping[str, str], spark: str) -> Iterator[Finding]:
 
 
 def _driver_python(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Spark looks for installed data sources with PYSPARK_DRIVER_PYTHON, where that is set, and then starts
-    the workers of such a data source with it, on executors, too (seen on PySpark 4.3.0). It takes
-    PYSPARK_PYTHON for one that the driver registers."""
+    """Check PYSPARK_DRIVER_PYTHON.
+
+    If it is set, Spark looks for installed data sources with it, and then also runs such a data source's
+    workers with it, even on executors (seen on PySpark 4.3.0). For a data source that the driver registers,
+    Spark uses PYSPARK_PYTHON.
+    """
     named = environ.get("PYSPARK_DRIVER_PYTHON")
     if named is None or named == environ.get("PYSPARK_PYTHON"):
         return
@@ -229,7 +235,7 @@ def _driver_python(environ: Mapping[str, str]) -> Iterator[Finding]:
 
 
 class _Answer(NamedTuple):
-    """What a Python says about itself; ``missing`` are names of modules."""
+    """What a Python reports about itself. ``missing`` contains names of modules."""
 
     version: Sequence[int]
     pyspark: str | None
@@ -237,7 +243,7 @@ class _Answer(NamedTuple):
 
 
 def _ask(python: str, environ: Mapping[str, str]) -> _Answer | str:
-    """Run the Python. A text says why there is no answer."""
+    """Run the Python and return its answer, or a text with the reason why there is none."""
     try:
         done = subprocess.run(
             [os.path.abspath(python), "-c", _PROBE.format(modules=[*_OWN_MODULES, *OF_TASKS])],
@@ -245,7 +251,7 @@ def _ask(python: str, environ: Mapping[str, str]) -> _Answer | str:
             text=True,
             timeout=_TIMEOUT_S,
             check=False,
-            # `-c` puts the current folder first on sys.path. Only root can write to this one.
+            # `-c` puts the current folder first on sys.path. Only root can write to this folder.
             cwd="/",
             env={**environ, "PYTHONSAFEPATH": "1"},
         )
@@ -276,7 +282,7 @@ def _of_workers(python: str, answer: _Answer, spark: str) -> Finding:
             text += f". It lacks libraries, too, which --py-files does not bring: {_pip(python, libraries)}"
     elif libraries:
         text = f"lacks libraries: {_pip(python, libraries)}"
-    # None: Spark puts its own PySpark on the path of its workers.
+    # It is None if Spark puts its own PySpark on the path of its workers.
     elif answer.pyspark is not None and answer.pyspark != spark:
         text = f"has PySpark {answer.pyspark}, and the driver {spark}: install the same version"
     else:
@@ -299,7 +305,8 @@ def _folders(environ: Mapping[str, str]) -> Finding:
 
 
 def _shared_import_folders() -> Iterator[Finding]:
-    """Spark's workers are started by ``-m``, so they import from the folder of the driver's start."""
+    """Check the import folders. Spark starts workers with ``-m``, so they import from the folder where the
+    driver started."""
     for folder in dict.fromkeys([os.getcwd(), *map(os.path.abspath, sys.path)]):
         if others_may_write(folder):
             yield note(
@@ -328,7 +335,7 @@ def _job(options: Mapping[str, str], environ: Mapping[str, str], spark: Any) -> 
 
 
 def _mistakes(options: Mapping[str, str]) -> Iterator[KafkaSinkError]:
-    """All that is wrong with the options: each look leaves out what those before have named."""
+    """Return all errors of the options. Each attempt leaves out the options in the errors before it."""
     from kafka_sink.options import parse
 
     left = set(options)
@@ -339,7 +346,7 @@ def _mistakes(options: Mapping[str, str]) -> Iterator[KafkaSinkError]:
         except KafkaSinkError as error:
             named = {name for name in options if f"'{name.lower()}'" in str(error).lower()}
             if not named <= left:
-                # It misses what was left out.
+                # An option that was left out is missing: this error is a consequence.
                 return
             yield error
             if not named:
@@ -348,7 +355,7 @@ def _mistakes(options: Mapping[str, str]) -> Iterator[KafkaSinkError]:
 
 
 def of_cluster(options: SinkOptions) -> Iterator[Finding]:
-    """Connect as planning does, but create nothing. Raises KafkaSinkError where no broker can be used."""
+    """Connect as planning does, but create nothing. Raises KafkaSinkError if no broker can be used."""
     from kafka_sink.clock import CONNECT_BOUND_MS
     from kafka_sink.driver.planning_client import PlanningClient
     from kafka_sink.driver.topic_preparation import TopicPreparation, named_topics
@@ -357,7 +364,7 @@ def of_cluster(options: SinkOptions) -> Iterator[Finding]:
     asked = replace(options, topic_create=False, allow_auto_create_topics=False)
     usable, topics = "brokers, login and topic", list[str]()
     with closing(PlanningClient(asked, min(CONNECT_BOUND_MS, asked.max_block_ms))) as client:
-        # Without a topic, the brokers and the login alone.
+        # Without a topic, only the brokers and the login are checked.
         for topic, option in named_topics(asked).items() or (("", ""),):
             preparation = TopicPreparation(asked, client, {topic: option} if topic else {})
             try:
@@ -374,7 +381,7 @@ def of_cluster(options: SinkOptions) -> Iterator[Finding]:
             len(topics),
         )
     for address in options.bootstrap_servers if len(options.bootstrap_servers) > 1 else ():
-        # Others hide it: a job starts while one of them responds.
+        # A job does not notice a dead address, because it starts if one address responds.
         if why := _unreachable(options, address):
             yield note(f"an address of kafka.bootstrap.servers is dead: {why}")
     if found is not None:
@@ -400,7 +407,7 @@ def _of_brokers(options: SinkOptions, found: MetadataResponse) -> Iterator[Findi
 
 
 def _unreachable(options: SinkOptions, address: tuple[str, int]) -> KafkaSinkError | None:
-    """Why a connection to this address alone cannot be made."""
+    """Return the error of a connection to this address alone, or None if it works."""
     from kafka_sink.driver.planning_client import PlanningClient
 
     alone = replace(options, bootstrap_servers=(address,))
@@ -438,10 +445,12 @@ def _of_missing(
 def of_session(
     spark: Any, given: Mapping[str, str], options: SinkOptions, environ: Mapping[str, str]
 ) -> Iterator[Finding]:
-    """A session's settings as they are now. Planning sees only those with which the driver was started.
+    """Check a session's settings as they are now. Planning sees only the settings with which the driver
+    started.
 
-    ``spark``: a SparkSession, also of Spark Connect. ``given``: the job's options, of which ``options``
-    were made."""
+    ``spark``: a SparkSession, which may be one of Spark Connect. ``given``: the job's options, from which
+    ``options`` were parsed.
+    """
     from kafka_sink import spark_application
     from kafka_sink.coordinator.placement import ADMINISTERED
     from kafka_sink.driver import driver_conf
@@ -472,12 +481,12 @@ def of_session(
             if value and spec.name in ADMINISTERED:
                 yield note(f"{name}={value} overrides the option '{spec.name}'")
             elif value:
-                # It may be a password.
+                # Do not show the value: it may be a password.
                 yield problem(f"{name} has no effect: give the option '{spec.name}' to the job")
 
 
 def registry_findings(options: SinkOptions) -> Iterator[Finding]:
-    """Ask the schema registry as planning does, but register nothing."""
+    """Check schemas with the registry as planning does, but register nothing."""
     if (options.value_format, options.key_format) == ("bytes", "bytes"):
         return
     from kafka_sink.formats import planning
@@ -494,8 +503,8 @@ def registry_findings(options: SinkOptions) -> Iterator[Finding]:
 def check(
     options: Mapping[str, str], environ: Mapping[str, str] = os.environ, spark: Any = None
 ) -> list[Finding]:
-    """All findings for a job with these options, for notebooks: ``print(*check(options, spark=spark),
-    sep="\\n")``. With the SparkSession it looks at the session's settings, too."""
+    """Return all findings for a job with these options. In a notebook: ``print(*check(options, spark=spark),
+    sep="\\n")``. The settings of a SparkSession are also checked."""
     return list(examine(environ, options, spark))
 
 
@@ -513,7 +522,7 @@ def _dotted(version: Sequence[int]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None, out: TextIO = sys.stdout) -> int:
-    """Return 0 if no job would fail on what was looked at, otherwise 1."""
+    """Return 0 if no problem was found that would fail a job, otherwise 1."""
     parser = parser_of("kafka-chunked-doctor", _DESCRIPTION)
     parser.add_argument("--json", action="store_true", help="print one JSON object for each finding")
     args = parser.parse_args(arguments)

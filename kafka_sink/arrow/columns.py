@@ -1,7 +1,7 @@
-"""Which column of Arrow data becomes which part of a Kafka record, and its conversion where it needs one.
+"""Maps columns of Arrow data to the parts of Kafka records, and converts them if necessary.
 
-The columns and their rules are those of the Spark sink. The types are wider: libraries have views where
-Spark has strings, 64-bit integers, dictionaries, maps, and timestamps in other units.
+The columns and their rules are those of the Spark sink. More types are accepted: for Spark's strings,
+libraries have views or dictionaries, and they also have 64-bit integers, maps, and timestamps in other units.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 Convert = Callable[[pa.Array], pa.Array]
 
-# In the order of a converted batch.
+# The order of the columns in a converted batch.
 _PARTS = ("topic", "key", "value", "headers", "partition", "timestamp")
 _RENAME = "rename it to '{new}'"
 _TEXT = "text or binary"
@@ -53,18 +53,19 @@ _REMEDIES = {
 }
 _OF_OBJECTS = "Cast the Python objects in it, as with map_elements(str, return_dtype=pl.String) for text"
 _FACTORS_TO_MICROS = {"s": 1_000_000, "ms": 1000}
-# Far beyond what Kafka's milliseconds hold as dates, and within what the products above hold.
+# Far beyond any date that makes sense. No product with the factors above overflows 64 bits.
 _LAST_MICROS = 1 << 62
 _MAX_INT32 = np.iinfo(np.int32).max
 _MIN_INT32 = np.iinfo(np.int32).min
 _HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
-# What columns of nulls become; others stay.
+# The types that columns of nulls are cast to. Columns of other parts stay as they are.
 _OF_NULLS = {"headers": _HEADERS, "partition": pa.int32(), "timestamp": pa.timestamp("us")}
 
 
 @dataclass(frozen=True)
 class ArrowColumns:
-    """The columns of one schema. ``plan`` describes the converted batches, which hold what it uses only."""
+    """The columns of one schema. ``plan`` describes the converted batches, which contain only the columns it
+    uses."""
 
     plan: ColumnPlan
     schema: pa.Schema
@@ -72,14 +73,15 @@ class ArrowColumns:
     _names: tuple[str, ...]
     _indices: tuple[int, ...]
     _converts: tuple[Convert | None, ...]
-    # The places of the columns that are converted.
+    # The positions of the columns that are converted.
     _converted: tuple[int, ...]
-    # Those that are views.
+    # The positions of the columns of views.
     _views: tuple[int, ...]
 
     @classmethod
     def of(cls, schema: pa.Schema, topic: str | None = None) -> ArrowColumns:
-        """``topic`` is the option's; with it, a column of topics is ignored. Raises SchemaError."""
+        """Make the columns of a schema. ``topic`` is the value of the option; if it is set, a topic column is
+        ignored. Raises SchemaError."""
         found = _positions(schema, topic)
         names = tuple(name for name in _PARTS if name in found)
         place = {name: number for number, name in enumerate(names)}
@@ -103,8 +105,8 @@ class ArrowColumns:
         return cls(plan, schema, warnings, names, places, converts, converted, views)
 
     def converted(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """The batch's rows in order, in the types that ``plan`` needs; several batches where columns must be
-        converted. Nothing else is copied."""
+        """Return the batch's rows in order, with the types that ``plan`` needs. Only columns of other types
+        are copied; then the rows come in several batches."""
         for name, place in zip(self._names, self._indices, strict=True):
             if place not in self._views:
                 require_sound(batch.column(place), name)
@@ -121,7 +123,8 @@ class ArrowColumns:
         for name, place, convert in zip(self._names, self._indices, self._converts, strict=True):
             column = batch.column(place)
             if place in self._views:
-                # Not before: a piece stays in the processor's caches from here to its conversion.
+                # Views are checked here so that a piece stays in the processor's caches until it is
+                # converted.
                 require_sound(column, name, first_row)
             try:
                 converted.append(column if convert is None else convert(column))
@@ -131,7 +134,8 @@ class ArrowColumns:
 
 
 def _positions(schema: pa.Schema, topic: str | None) -> dict[str, int]:
-    """Names are case-sensitive, and other columns are ignored, as in Spark's sink."""
+    """Return the position of each part's column. As in Spark's sink, names are case-sensitive and other
+    columns are ignored."""
     wanted = [name for name in _PARTS if name != "topic" or topic is None]
     found = {name: schema.get_all_field_indices(name) for name in wanted}
     for name, indices in found.items():
@@ -152,7 +156,8 @@ def _positions(schema: pa.Schema, topic: str | None) -> dict[str, int]:
 
 
 def converter(name: str, kind: pa.DataType) -> Convert | None:
-    """None where the column can be used as it is. Raises SchemaError for a type that cannot be used."""
+    """Return the conversion of a column, or None if it can be used as it is. Raises SchemaError for a type
+    that cannot be used."""
     if kind == pa.null() and name in _OF_NULLS:
         return partial(pa.Array.cast, target_type=_OF_NULLS[name])
     of_part = {"headers": _headers, "partition": _partition, "timestamp": _timestamp}.get(name, _bytes)
@@ -167,7 +172,7 @@ def converter(name: str, kind: pa.DataType) -> Convert | None:
 
 
 class _UnfitError(Exception):
-    """The type is not one that the part can have."""
+    """A column's type cannot be used for its part of the record."""
 
 
 def _shown(kind: pa.DataType) -> str:
@@ -205,7 +210,8 @@ def _partition(kind: pa.DataType) -> Convert | None:
 
 
 def _as_int32(column: pa.Array) -> pa.Array:
-    """Larger numbers become the largest, of which no topic has a partition: rows with them are rejected."""
+    """Cast to 32 bits. Larger numbers become the largest one, a partition that no topic has, so their rows
+    are rejected."""
     sign = "i" if pa.types.is_signed_integer(column.type) else "u"
     given = numbers(column, f"{sign}{column.type.bit_width // 8}")
     low = _MIN_INT32 if given.dtype.kind == "i" else 0
@@ -221,7 +227,7 @@ def _timestamp(kind: pa.DataType) -> Convert | None:
 def _as_micros(column: pa.Array) -> pa.Array:
     ticks, unit = numbers(column, np.int64), column.type.unit
     if unit == "ns":
-        # Floor, as between microseconds and Kafka's milliseconds.
+        # Round down, as when microseconds become Kafka's milliseconds.
         micros = ticks // 1000
     else:
         factor = _FACTORS_TO_MICROS[unit]
@@ -230,7 +236,7 @@ def _as_micros(column: pa.Array) -> pa.Array:
 
 
 def _fixed(kind: pa.DataType, values: npt.NDArray[np.signedinteger[Any]], column: pa.Array) -> pa.Array:
-    """``values`` as an array with the nulls of ``column``."""
+    """Return ``values`` as an array with the nulls of ``column``."""
     return pa.array(values, mask=null_mask(column)).view(kind)
 
 
@@ -255,7 +261,7 @@ def _headers(kind: pa.DataType) -> Convert | None:
 def _as_headers(
     column: pa.Array, places: tuple[int, int], converts: Sequence[Convert | None]
 ) -> pa.ListArray:
-    """Lists of (key, value) structs, whatever the column's entries are called and in which order."""
+    """Return lists of (key, value) structs. The column's entries may have any names and order."""
     counts = lengths(column)
     entries = column.flatten()
     parts = entries.flatten()
@@ -272,21 +278,22 @@ Reject = Callable[["RejectedRows", "ColumnPlan"], None]
 
 
 def columns_of(schema: pa.Schema, options: SinkOptions, reject: Reject) -> ArrowColumns | EncodedColumns:
-    """The columns of a schema. With a format, the registry is asked. Raises RegistryError, SchemaError."""
+    """Return the columns of a schema, after asking the registry if there is a format. Raises RegistryError or
+    SchemaError."""
     return check_early(schema, options) or EncodedColumns(
         schema, options, reject if options.errors_tolerance == "all" else None
     )
 
 
 def check_early(schema: pa.Schema, options: SinkOptions) -> ArrowColumns | None:
-    """The columns, as far as they need no registry: None with a format. Raises SchemaError."""
+    """Return the columns if they need no registry; None with a format. Raises SchemaError."""
     if (options.value_format, options.key_format) == ("bytes", "bytes"):
         return ArrowColumns.of(schema, options.topic)
     return None
 
 
 class EncodedColumns:
-    """As ArrowColumns, for batches of which key or value are encoded."""
+    """The counterpart of ArrowColumns for batches whose key or value is encoded."""
 
     def __init__(self, schema: pa.Schema, options: SinkOptions, reject: Reject | None) -> None:
         from kafka_sink.formats import planning
@@ -297,7 +304,7 @@ class EncodedColumns:
         if len({name for name, _ in named}) < len(named):
             raise SchemaError("there are two columns of the same name: rename or drop one.")
         kinds = with_unknown_types(schema)
-        # The places of the columns whose rows may share bytes.
+        # The positions of the columns whose rows may share bytes.
         self._shared = tuple(place for place, field in enumerate(schema) if may_share(field.type))
         self._converts = tuple(_converts(kinds))
         for place, convert in self._converts:
@@ -313,14 +320,14 @@ class EncodedColumns:
         encoded = pa.schema([kept.get(name) or pa.field(name, added[name]) for name, _ in encoding.columns])
         self._columns = ArrowColumns.of(encoded, options.topic)
         self.plan, self.warnings = self._columns.plan, self._columns.warnings
-        # For the summary.
+        # Descriptions of the schemas, for the summary.
         self.schemas = tuple(map(str, encoding.parts))
 
         of_plan = None if reject is None else lambda rows: reject(rows, self.plan)
         self._encoder = RowEncoder(encoding, kinds, self.plan, of_plan, self._columns.converted)
 
     def converted(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """The batch's rows in order, as ``plan`` describes them. Raises InvalidRowError."""
+        """Return the batch's rows in order, as ``plan`` describes them. Raises InvalidRowError."""
         for place in self._used:
             require_sound(batch.column(place), self.schema.names[place])
         try:
@@ -334,7 +341,8 @@ class EncodedColumns:
 
 
 def _converts(schema: pa.Schema) -> Iterator[tuple[int, Convert]]:
-    """What columns need before they are encoded. Raises SchemaError for headers of another type."""
+    """Return the conversions that columns need before they are encoded. Raises SchemaError for a wrong type
+    of headers."""
     for place, field in enumerate(schema):
         kind, storage = field.type, None
         if pa.types.is_dictionary(kind) and field.name != "headers":
@@ -348,7 +356,7 @@ def _converts(schema: pa.Schema) -> Iterator[tuple[int, Convert]]:
             if (convert := converter("headers", field.type)) is not None:
                 yield place, convert
         elif (cast := _cast_to(wanted, kind)) is not None:
-            # pyarrow's cast of an extension type over views reads memory that is not the column's.
+            # pyarrow's cast of an extension type over views reads beyond the column's memory.
             yield place, cast if storage is None else _then(lambda column: column.storage, cast)
 
 
@@ -360,7 +368,8 @@ _OF_VIEWS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_bin
 
 
 def _without_views(kind: pa.DataType) -> pa.DataType:  # noqa: PLR0911 - one a type
-    """The type with offsets in place of views, of which Arrow takes no entries, at any depth."""
+    """Return the type with offsets instead of views, at any depth, because Arrow cannot take entries of
+    views."""
     if kind in _OF_VIEWS:
         return _OF_VIEWS[kind]
     if pa.types.is_dictionary(kind):

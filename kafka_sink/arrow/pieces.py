@@ -1,7 +1,7 @@
-"""Cuts batches into pieces that stay small when their views and dictionaries become bytes.
+"""Cuts batches into pieces that stay small when their views and dictionaries are converted to bytes.
 
-A view or a dictionary has a value once for any number of rows: 16,000 rows that share a value of 60 kB take
-1 GB as bytes. The bytes of each row are known from the buffers, so batches are cut before they are converted.
+Any number of rows can share one value of a view or dictionary: 16,000 rows that share a value of 60 kB become
+1 GB of bytes. The buffers show the bytes of each row, so batches are cut before they are converted.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from kafka_sink.records.arrays import (
     with_nulls,
 )
 
-# Rows that are converted at once. Measured with 110-byte strings of Polars: 15 ns a row, and 58 for 65,536,
-# which fall out of the processor's caches.
+# This many rows are converted at once. With 110-byte strings of Polars this took 15 ns per row. It took 58 ns
+# with 65,536 rows, which do not fit in the processor's caches.
 CONVERTED_ROWS = 16_384
-# Bytes that are converted at once: as large as the largest tables of rows/rebatching.py.
+# At most this many bytes are converted at once, as many as in the largest tables of rows/rebatching.py.
 _CONVERTED_BYTES = 8 << 20
-# By id: to compare a type, Arrow prints it first.
+# Types are compared by id, because Arrow compares types by their text.
 _VIEWS = (pa.string_view().id, pa.binary_view().id)
 _VIEW = np.dtype(("<i4", 4))
-# Bytes of a view that lie in itself. A longer one points to a buffer.
+# A view of at most this many bytes contains them itself. A longer one points to a buffer.
 MAX_INLINE = 12
-# Of a column whose entries lie in any order, these few show it.
+# This many entries are enough to notice that a column's entries lie in any order.
 _PROBED = 8
 _MAX_INT32 = np.iinfo(np.int32).max
 
 
 def is_view(kind: pa.DataType) -> bool:
-    """Whether entries lie anywhere in the column's buffers, and may share their bytes."""
+    """Whether entries lie anywhere in the column's buffers and may share their bytes."""
     return kind.id in _VIEWS
 
 
@@ -59,11 +59,11 @@ def may_share(kind: pa.DataType) -> bool:
 
 
 def pieces(batch: pa.RecordBatch, places: Sequence[int]) -> Iterator[pa.RecordBatch]:
-    """The batch in slices of CONVERTED_ROWS rows, or fewer if the columns at these places are large."""
+    """Return slices of CONVERTED_ROWS rows, or of fewer rows if the columns at these positions are large."""
     for start in range(0, max(1, batch.num_rows), CONVERTED_ROWS):
         piece = batch.slice(start, CONVERTED_ROWS)
         columns = [piece.column(place) for place in places]
-        # Nearly always enough, and cheaper than the bytes of each row.
+        # This estimate is nearly always enough, and cheaper than the bytes of each row.
         if sum(map(_longest, columns)) * piece.num_rows <= _CONVERTED_BYTES:
             yield piece
         else:
@@ -71,7 +71,7 @@ def pieces(batch: pa.RecordBatch, places: Sequence[int]) -> Iterator[pa.RecordBa
 
 
 def _longest(column: pa.Array) -> float:
-    """At least the bytes of the longest entry; infinite where it would cost too much to know."""
+    """Return an upper bound of an entry's bytes, or infinity if it would cost too much to compute."""
     kind = column.type
     if is_view(kind):
         return int(view_parts(column)[:, 0].max(initial=0))
@@ -85,7 +85,7 @@ def _longest(column: pa.Array) -> float:
 
 
 def _cut(piece: pa.RecordBatch, columns: Sequence[pa.Array]) -> Iterator[pa.RecordBatch]:
-    """Slices of nearly equal size. A row that is too large for a slice is one of its own."""
+    """Return slices of nearly equal size. A row that is too large for a slice has one of its own."""
     sizes: Int64s = np.zeros(piece.num_rows, dtype=np.int64)
     for column in columns:
         sizes += entry_bytes(column)
@@ -105,9 +105,10 @@ def _cut(piece: pa.RecordBatch, columns: Sequence[pa.Array]) -> Iterator[pa.Reco
 
 
 def entry_bytes(column: pa.Array, picked: Int64s | None = None) -> Int64s:
-    """The bytes of texts and binaries in each entry, at any depth; 0 for a null and for other types.
+    """Return the bytes of texts and binaries in each entry, at any depth. They are 0 for nulls and other
+    types.
 
-    ``picked``: the places of the entries. Only these cost time, unless they are lists.
+    ``picked``: the positions of entries. Other entries cost no time, unless the column has lists or structs.
     """
     kind = column.type
     if isinstance(kind, pa.BaseExtensionType):
@@ -133,16 +134,16 @@ def entry_bytes(column: pa.Array, picked: Int64s | None = None) -> Int64s:
 
 
 def view_parts(column: pa.Array) -> Int32s:
-    """Four numbers of each entry, any numbers for a null: first its length in bytes; for one of more than 12
-    bytes also, as the third and the fourth, its buffer and its place in that."""
+    """Return four numbers for each entry: its length in bytes, and for one of more than 12 bytes, as the
+    third and fourth, its buffer and its position in that. The numbers of a null are arbitrary."""
     return numbers(column, _VIEW)
 
 
 def views_as_binary(column: pa.Array) -> pa.Array:
-    """The views of a sound piece as a binary array.
+    """Return the views of a sound piece as a binary array.
 
     Most libraries write the entries of a new column one after the other. Views of such entries need no copy:
-    with 110 bytes each this takes 3 ns a row, and a copy 13.
+    with 110 bytes each this takes 3 ns per row, and a copy takes 13 ns.
     """
     views = view_parts(column)
     if len(views) and not column.null_count and _are_neighbours(views[:_PROBED]) and _are_neighbours(views):
@@ -155,28 +156,29 @@ def views_as_binary(column: pa.Array) -> pa.Array:
 
 
 def _are_neighbours(views: Int32s) -> bool:
-    """Whether the entries lie one after the other in the same buffer."""
+    """Whether the entries lie one after the other in one buffer."""
     sizes, buffers, starts = views[:, 0], views[:, 2], views[:, 3]
     if int(sizes.min()) <= MAX_INLINE or int(buffers.min()) != int(buffers.max()):
         return False
-    # A sum that wraps is below 0, which no place is.
+    # A sum that overflows is negative, so it differs from every position.
     return bool(np.array_equal(starts[:-1] + sizes[:-1], starts[1:]))
 
 
 def dictionary_index(column: pa.DictionaryArray) -> npt.NDArray[np.integer]:
-    """The index of each entry, which is any number for a null."""
+    """Return the index of each entry. The index of a null is arbitrary."""
     kind = column.type.index_type
     sign = "i" if pa.types.is_signed_integer(kind) else "u"
     return numbers(column.indices, f"{sign}{kind.bit_width // 8}")
 
 
 def decoded(column: pa.DictionaryArray, convert: Callable[[pa.Array], pa.Array] | None = None) -> pa.Array:
-    """The entries of a piece without their dictionary. ``convert``: of views, of which Arrow takes none."""
+    """Return the entries of a piece without their dictionary. ``convert`` is needed for views, because Arrow
+    cannot take entries of views."""
     dictionary, places = column.dictionary, column.indices
     if convert is None:
         return dictionary.take(places)
     if int(entry_bytes(dictionary).sum()) > _CONVERTED_BYTES:
-        # Only the entries that the piece uses, in runs of neighbours.
+        # Convert only the entries that the piece uses, in runs of neighbours.
         index, nulls = dictionary_index(column).astype(np.int64), null_mask(column.indices)
         used = np.unique(np.where(nulls, 0, index))
         runs = np.split(used, np.flatnonzero(np.diff(used) > 1) + 1)

@@ -1,10 +1,10 @@
-"""Writes Arrow batches as they come, from any thread: one write, from the block's begin to its end.
+"""Writes Arrow batches as they arrive, from any thread. A ``with`` block is one write.
 
-A block is what a job is in Spark: it ends when every row is acknowledged, and with exactly-once it is one
-transaction. Its rows go the way of a task's (``task/producer.py``), without Spark and without a coordinator.
+A block corresponds to a Spark job: it ends when every row is acknowledged, and with exactly-once it is one
+transaction. Its rows go through ``task/producer.py`` like a task's, without Spark and without a coordinator.
 
-Users hand over anything with Arrow's PyCapsule interface (``__arrow_c_stream__`` of tables, frames and
-readers, ``__arrow_c_array__`` of single batches), or an iterable of such things.
+Data is anything with Arrow's PyCapsule interface (``__arrow_c_stream__`` of tables, frames and readers,
+``__arrow_c_array__`` of single batches), or an iterable of such objects.
 """
 
 from __future__ import annotations
@@ -47,9 +47,11 @@ Batches = Generator[pa.RecordBatch, None, None]
 
 
 def record_batches(data: Any) -> tuple[pa.Schema | None, Batches]:
-    """The schema, if it is known before the first batch is read, and the batches, which are to be closed.
+    """Return the schema, if it is known before the first batch is read, and the batches, which must be
+    closed.
 
-    Raises SchemaError for something else; the iterator raises it for an item, and what ``data`` raises.
+    Raises SchemaError if ``data`` is not Arrow data. The iterator raises it for an item, and the errors of
+    ``data``.
     """
     if isinstance(data, pa.RecordBatch):
         return data.schema, (batch for batch in (data,))
@@ -64,16 +66,16 @@ def record_batches(data: Any) -> tuple[pa.Schema | None, Batches]:
             return record_batches(pa.record_batch(data))
         except pa.ArrowException as error:
             raise _unreadable(data, error) from None
-    # Of a frame of another kind, iteration would give columns or rows.
+    # Iterating over a frame without Arrow's interface would return columns or rows.
     if isinstance(data, Iterable) and not isinstance(data, str | bytes | dict) and not _is_frame(data):
         return None, _batches_of_each(data)
     raise _unfit(data)
 
 
 def _with_objects(data: Any, reader: pa.RecordBatchReader) -> tuple[pa.Schema, Batches]:
-    """What the reader has, in which columns of Python objects get the type POLARS_OBJECT.
+    """Return the reader's batches, in which columns of Python objects have the type POLARS_OBJECT.
 
-    Polars hands over the objects' addresses, which Arrow's schema does not distinguish from other bytes.
+    Polars exports the objects' addresses. Arrow's schema does not distinguish them from other bytes.
     """
     schema: pa.Schema = reader.schema
     places = [
@@ -87,7 +89,7 @@ def _with_objects(data: Any, reader: pa.RecordBatchReader) -> tuple[pa.Schema, B
 
 
 def _read(reader: pa.RecordBatchReader, schema: pa.Schema, objects: Sequence[int]) -> Batches:
-    """``objects``: the places of the columns that get the type POLARS_OBJECT."""
+    """Read the batches. ``objects`` contains the positions of the columns that get the type POLARS_OBJECT."""
     try:
         for batch in reader:
             if objects:
@@ -97,7 +99,7 @@ def _read(reader: pa.RecordBatchReader, schema: pa.Schema, objects: Sequence[int
                 batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
             yield batch
     finally:
-        # Until then, a DuckDB connection takes no other query.
+        # A DuckDB connection accepts no other query before this.
         reader.close()
 
 
@@ -105,7 +107,7 @@ def _has_objects(data: Any, name: str) -> bool:
     schema = getattr(data, "schema", None)
     if isinstance(schema, Mapping):
         return str(schema.get(name)) == "Object"
-    # Polars has no other bytes of a fixed size. The batches of a LazyFrame have no schema.
+    # Polars has no other type of fixed-size bytes. The batches of a LazyFrame have no schema.
     return type(data).__module__.partition(".")[0] == "polars"
 
 
@@ -121,7 +123,8 @@ def _is_frame(data: Any) -> bool:
 
 
 def _unreadable(data: Any, error: pa.ArrowException) -> SchemaError:
-    """What Arrow cannot read. Of a frame, the columns whose types it does not have, as Polars' Int128."""
+    """The error for data that Arrow cannot read. For a frame it lists the columns whose types Arrow lacks,
+    such as Polars' Int128."""
     problem = "; ".join(map(str, error.args))
     if not hasattr(data, "columns"):
         return _unfit(data, f": {problem}")
@@ -150,11 +153,12 @@ def _unfit(data: Any, why: str = "") -> SchemaError:
     )
 
 
-# How often the producer checks for rejected rows while nothing is sent, so that none expires meanwhile.
+# While nothing is sent, the producer checks for rejected rows this often, so that none of them expires.
 _DEAD_LETTERS_MS = 100.0
-# How many schemas may alternate, as where each topic has its own, before the registry is asked again.
+# The columns of this many schemas are kept. Schemas may alternate, for example by topic, and computing their
+# columns again would ask the registry each time.
 _SCHEMAS = 16
-# Connections of idle producers are closed before the interpreter ends their threads.
+# Close the connections of idle producers before the interpreter ends their threads.
 atexit.register(PRODUCERS.close)
 
 
@@ -181,21 +185,23 @@ class ArrowProducer:
         self.options, self._texts = checked(options)
         self._process = os.getpid()
         self.result: WriteResult | None = None
-        # Guards everything below; a turn of one thread lasts for one batch.
+        # Guards everything below, which the user's threads and the attendant change. It is held for one
+        # batch at a time. Without it, a batch could be sent in the middle of another thread's batch or after
+        # the block.
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        # The write's name in reports, once it has begun.
+        # The write's name in reports; "" until it has begun.
         self._name = ""
         self._producer: Producer | None = None
         self._transaction: WriteTransaction | None = None
         self._failure: BaseException | None = None
-        # Whether the thread's present ``send`` has taken rows.
+        # Its attribute `took_rows`: whether this thread's present `send` has taken rows.
         self._sending = threading.local()
-        # Those of the schemas that were used last, the last one first.
+        # The columns of recently used schemas, the most recent first.
         self._columns: tuple[ArrowColumns | EncodedColumns, ...] = ()
         self._schemas: dict[str, None] = {}
         self._warned: set[str] = set()
-        # Rows wait for others here, for kafka.linger.ms at most, with the plan of their columns.
+        # Rows wait here for more rows, for at most kafka.linger.ms. `_plan` describes their columns.
         self._rebatcher = Rebatcher((), linger_ms=0)
         self._held_schema: pa.Schema | None = None
         self._plan: ColumnPlan | None = None
@@ -222,7 +228,7 @@ class ArrowProducer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if os.getpid() != self._process:
-            # The write is that of the process that was forked: it goes on there.
+            # The write belongs to the parent process, where it continues.
             return
         try:
             if error is None:
@@ -261,11 +267,12 @@ class ArrowProducer:
                         self._take(columns.plan, converted)
         except BaseException as failure:
             if self._sending.took_rows:
-                # A repeated call would write these rows twice. Failures of the producer are there before.
+                # A repeated call would write these rows twice. A failure of the producer itself was recorded
+                # before.
                 self._failure = self._failure or failure
             raise
         finally:
-            # A generator may call ``send`` while another call reads it.
+            # While one `send` reads a generator, the generator may call `send` itself.
             self._sending.took_rows |= outer
 
     def flush(self) -> None:
@@ -283,7 +290,7 @@ class ArrowProducer:
 
     @property
     def acknowledged(self) -> int:
-        """The number of rows that brokers have acknowledged so far; with kafka.acks=0 the rows that were
+        """The number of rows that brokers have acknowledged so far, or with kafka.acks=0 the number of rows
         sent."""
         producer, result = self._producer, self.result
         if result is not None:
@@ -293,15 +300,17 @@ class ArrowProducer:
     # -- rows ---------------------------------------------------------------------------------------
 
     def _own_lock(self) -> threading.Lock:
-        """Taken by ``with`` itself: in a context manager Ctrl-C may come between the lock and the block."""
+        """Return the lock for a ``with`` statement. If a context manager acquired it, Ctrl-C could come
+        between acquiring it and the block."""
         if os.getpid() != self._process:
-            # A fork copies no threads, and may copy a lock that is held.
+            # A fork does not copy threads, but it may copy a lock that one of them holds.
             raise ProducerClosedError("the producer belongs to the process before the fork: make one in each")
         return self._lock
 
     @contextmanager
     def _turn(self) -> Iterator[Producer]:
-        """One thread's use of the producer. What it raises fails the write: part of a batch may be taken."""
+        """Return the producer to one thread. An error inside fails the write, because part of a batch may be
+        taken."""
         if self._failure is not None:
             raise self._failure_again()
         if self._producer is None:
@@ -331,12 +340,13 @@ class ArrowProducer:
                     self._warned.add(warning)
                     driver_log.warn(f"kafka-chunked: {warning}")
         if not known or found is not known[0]:
-            # Another thread may do the same: at worst one of the two is asked for again.
+            # Another thread may do this at the same time. At worst, the registry is asked again for one
+            # schema.
             self._columns = (found, *(one for one in known if one is not found))[:_SCHEMAS]
         return found
 
     def _reject(self, rows: RejectedRows, plan: ColumnPlan) -> None:
-        """Rows that do not fit their schema."""
+        """Hand rows that do not fit their schema to the producer."""
         with self._own_lock(), self._turn() as producer:
             self._sending.took_rows = True
             if self._transaction is None or self._transaction.begin(plan.parts, producer.begin_transaction):
@@ -363,7 +373,7 @@ class ArrowProducer:
             self._attend()
 
     def _send_held(self, producer: Producer) -> None:
-        """The rows that wait for others."""
+        """Send the rows that wait for more rows."""
         for table in self._rebatcher.finish():
             self._send(producer, table)
 
@@ -374,7 +384,7 @@ class ArrowProducer:
     # -- between calls ------------------------------------------------------------------------------
 
     def _attend(self) -> None:
-        """Let the attendant see to rows that wait: they go on also if nothing is sent any more."""
+        """Let the attendant send rows that wait, even if the user sends nothing more."""
         if self._rebatcher.is_empty and self.options.errors_deadletterqueue_topic_name is None:
             return
         if self._attendant is None:
@@ -386,19 +396,19 @@ class ArrowProducer:
             self._changed.notify()
 
     def _see_to_rows(self) -> None:
-        """The attendant's body. A failure is raised by the user's next call."""
+        """Run the attendant. The user's next call raises its failure."""
         with self._lock:
             while self._producer is not None and self._failure is None:
                 try:
                     wait_ms = self._see_to_rows_once(self._producer)
-                except BaseException as failure:  # noqa: BLE001 - raised again on the user's thread
+                except BaseException as failure:  # noqa: BLE001 - raised again in the user's thread
                     self._failure = failure
                     return
                 self._attendant_sleeps = wait_ms == math.inf
                 self._changed.wait(None if self._attendant_sleeps else wait_ms / 1000)
 
     def _see_to_rows_once(self, producer: Producer) -> float:
-        """Return how long nothing is to be done."""
+        """Send the rows that are due. Return the time in milliseconds until this is needed again."""
         for table in self._rebatcher.take(monotonic_ms()):
             self._send(producer, table)
         dead_letters_ms = _DEAD_LETTERS_MS if producer.write_dead_letters() else math.inf
@@ -422,19 +432,19 @@ class ArrowProducer:
         self._report(outcome, [result], in_transactions, note)
 
     def _abort(self, error: BaseException) -> None:
-        """Stop sending at once, end the transaction, and say what became of the rows."""
+        """Stop sending at once, end the transaction and report what happened to the rows."""
         producer = self._producer
         if producer is None:
             return
-        # Without the lock: another thread may hold it while it waits for brokers.
+        # This must not wait for the lock: another thread may hold it while it waits for brokers.
         _stop(producer, error, self._rebatcher.gathered_rows)
         with self._lock:
-            # Not the error itself: its traceback refers to this producer, and such a circle would keep the
-            # user's data until the garbage collector runs.
+            # Do not keep the error itself. Its traceback refers to this producer, and this cycle would keep
+            # the user's data alive until the garbage collector runs.
             self._failure = ProducerClosedError(f"the block has ended, with {type(error).__name__}")
             self._producer = None
             self._changed.notify()
-        # Before its transaction ends: nothing may be written behind that.
+        # This must come before the transaction ends: nothing may be written after its end.
         producer.close(abort=True)
         ended = {} if self._transaction is None else self._transaction.abort(error)
         self._report("aborted", [], ended)
@@ -452,7 +462,7 @@ class ArrowProducer:
 
 
 def _stop(producer: Producer, error: BaseException, unsent: int) -> None:
-    """End the waits of all threads. It logs what became of the rows, unless the error says so."""
+    """End the waits of all threads. Log what happened to the rows, unless the error says it."""
     if not producer.rows + unsent:
         return
     try:
@@ -468,7 +478,7 @@ def write_arrow(data: Any, options: Mapping[str, Any]) -> WriteResult:
     schema, batches = record_batches(data)
     with closing(batches):
         if schema is not None:
-            # Before any broker is asked. With a format, the registry is asked when the rows come.
+            # Check this before any broker is asked. With a format, the registry is asked when rows arrive.
             check_early(schema, producer.options)
         with producer:
             producer.send(batches)

@@ -1,8 +1,8 @@
-"""Checks that a column's buffers hold together, before anything reads memory through its offsets.
+"""Checks that a column's buffers are consistent before anything reads memory through its offsets.
 
-Arrow data may come from any program. Arrow checks none of it on the way, and an offset beyond its buffer ends
-the process. Texts that are not valid UTF-8 are no danger here, and checking them would cost 9 ns a row; these
-checks cost 0.5 ns for texts and bytes of 110 bytes, and 3 ns for views.
+Any program may produce Arrow data, and Arrow does not check it when it is handed over. An offset beyond its
+buffer would crash the process. Invalid UTF-8 does no harm here, and checking it would cost 9 ns per row.
+These checks cost 0.5 ns per row for texts and bytes of 110 bytes, and 3 ns for views.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _MAX_INT32 = np.iinfo(np.int32).max
 
 
 def require_sound(column: pa.Array, name: str, first_row: int = 0) -> None:
-    """Raise InvalidRowError for a column of which an offset, a length or an index is wrong.
+    """Raise InvalidRowError if an offset, a length or an index of the column is wrong.
 
-    ``first_row`` is the place of its first row in the batch.
+    ``first_row`` is the position of the column's first row in its batch.
     """
     try:
         _check(column)
@@ -36,7 +36,8 @@ def require_sound(column: pa.Array, name: str, first_row: int = 0) -> None:
 
 
 def _first_damaged(column: pa.Array) -> int | None:
-    """None if it is not a row, as when the dictionary is damaged."""
+    """Return the position of the first damaged row, or None if no row is damaged but, for example, the
+    dictionary."""
     sound, damaged = -1, len(column)
     while damaged - sound > 1:
         middle = (sound + damaged) // 2
@@ -50,10 +51,10 @@ def _first_damaged(column: pa.Array) -> int | None:
 
 
 def _check(column: pa.Array) -> None:
-    """Raise ArrowInvalid."""
+    """Raise ArrowInvalid if the column is damaged."""
     kind = column.type
     if has_byte_offsets(kind):
-        # Binary, as Arrow would check the UTF-8 of strings.
+        # The column is checked as binary, because Arrow would check the UTF-8 of strings.
         column.view(_LARGE_BINARY if kind.id in _LARGE else _BINARY).validate(full=True)
         return
     column.validate()
@@ -61,12 +62,12 @@ def _check(column: pa.Array) -> None:
         _check(column.storage)
     elif is_view(kind):
         if not _views_are_sound(column):
-            # Nulls may have any bytes, and this check of Arrow's knows them.
+            # The view of a null may contain anything. Arrow's own check ignores nulls.
             column.view(pa.binary_view()).validate(full=True)
     elif pa.types.is_dictionary(kind):
         index, count = dictionary_index(column), len(column.dictionary)
         if len(index) and (index.min() < 0 or index.max() >= count):
-            # A null may have any index.
+            # The index of a null may be any number.
             wrong = ((index < 0) | (index >= count)) & ~null_mask(column.indices)
             if wrong.any():
                 raise pa.ArrowInvalid(f"index {index[wrong][0]} in a dictionary of {count:,}")
@@ -76,14 +77,14 @@ def _check(column: pa.Array) -> None:
 
 
 def _views_are_sound(column: pa.Array) -> bool:
-    """Whether all views point into their buffers. Arrow's own check also reads what they point to, which
-    costs 7 ns a row."""
+    """Whether all views point into their buffers. Arrow's own check also reads the bytes there, which costs 7
+    ns per row."""
     views = view_parts(column).view("<u4")
     held = np.array([buffer.size for buffer in column.buffers()[2:]], dtype=np.uint64)
-    # Numbers below 0 are beyond 2 GiB here.
+    # Negative numbers appear as 2 GiB and more here.
     if held.max(initial=0) > _MAX_INT32:
         return False
-    # In parts that the processor's caches hold: 1.5 ns a row less than all at once.
+    # Check parts that fit in the processor's caches, which saves 1.5 ns per row.
     parts = (views[start : start + CONVERTED_ROWS] for start in range(0, len(views), CONVERTED_ROWS))
     return all(_are_within(part, held) for part in parts)
 

@@ -1,6 +1,6 @@
-"""One write of Arrow data: its planning, which checks options, brokers and the topic, and its transaction.
+"""Plans a write of Arrow data (options, brokers and topic are checked) and runs its transaction.
 
-There is no coordinator: what it does for Spark's tasks, one process does without it.
+There is no coordinator: one process does what the coordinator does for Spark's tasks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from kafka_sink.transactions.planning import Clients, PlannedTransactions
     from kafka_sink.transactions.task_attempt import BeginTransaction, TaskAttempt
 
-# In Spark they come with every query. Here they can only be meant for something that is missing.
+# Spark adds these to every query, so `_about_spark` warns only here. Users who set them expect an effect.
 _OF_SPARK = ("checkpointlocation", "queryname")
 _OF_LIVE_VIEW = ("ui_port", "ui_bind_address")
 
@@ -35,7 +35,7 @@ _TASK = _FIRST_ATTEMPT = 0
 
 
 def checked(given: Mapping[str, Any]) -> tuple[SinkOptions, dict[str, str]]:
-    """The options, and the same as texts. Logs their warnings. Raises ConfigurationError."""
+    """Return the options, parsed and as texts. Logs their warnings. Raises ConfigurationError."""
     written = texts(given)
     parsed = parse(written)
     options = parsed.options
@@ -50,15 +50,15 @@ def checked(given: Mapping[str, Any]) -> tuple[SinkOptions, dict[str, str]]:
 
 
 def plan(options: SinkOptions, given: Mapping[str, str]) -> WriteTransaction | None:
-    """Prepare a write; return its transaction, if it is to be one.
+    """Prepare a write. Return its transaction, or None without one.
 
-    Raises what ``prepare_topic`` and ``transactions.planning.plan`` raise.
+    Raises the errors of ``prepare_topic`` and ``transactions.planning.plan``.
     """
     with DriverWaiting(options, "", STARTING, "a write"):
         _prepare_topics(options)
         if not options.exactly_once:
             return None
-        # Imported here because most writes have no transactions.
+        # Most writes have no transactions and need not import this.
         from kafka_sink.transactions import planning as transactions
 
         planned = transactions.plan(options, given, is_streaming=False, for_tasks=True)
@@ -66,12 +66,12 @@ def plan(options: SinkOptions, given: Mapping[str, str]) -> WriteTransaction | N
 
 
 def _about_spark(options: SinkOptions, given: Mapping[str, str]) -> list[str]:
-    """Options that only Spark's writes have a use for. They change nothing of what is sent."""
+    """Warn of options that are only used in Spark's writes. They do not change what is sent."""
     unused = [
         spec.name
         for spec in SPECS
         if (spec.group == COORDINATOR or spec.attribute in _OF_LIVE_VIEW)
-        # Without a coordinator is how it works here.
+        # A write without Spark never has a coordinator.
         and spec.attribute != "coordinator_enabled"
         and getattr(options, spec.attribute) != spec.default
     ]
@@ -86,14 +86,16 @@ def _about_spark(options: SinkOptions, given: Mapping[str, str]) -> list[str]:
     return warnings
 
 
-_lock = threading.Lock()  # guards the one below
+# Guards the dictionary: without it, one thread could change it while another one iterates over it.
+_lock = threading.Lock()
 _prepared_until_ms: dict[str, float] = {}
 
 
 def _prepare_topics(options: SinkOptions) -> None:
-    """As ``prepare_topic``, but not before each write of a service that writes often: as in a stream, brokers
-    are asked again after a minute."""
-    # Redacted, secrets are equal: other ones are checked when a connection logs in.
+    """Call ``prepare_topic``, but at most once a minute for the same options, because a service may write
+    often."""
+    # `repr` hides secrets, so options that differ only in them share an entry. Connections check their own
+    # login.
     key = repr(options)
     now_ms = monotonic_ms()
     with _lock:
@@ -107,10 +109,10 @@ def _prepare_topics(options: SinkOptions) -> None:
 
 
 class WriteTransaction:
-    """The transaction of a write: what planning, a task and the driver do in Spark, in one place.
+    """The transaction of a write. It does what planning, a task and the driver do in Spark.
 
-    The write is a batch of one task. All decisions are those of ``transactions/``. Used by one thread at a
-    time; ``planned`` is fresh from planning.
+    The write is a batch of one task, and ``transactions/`` makes all decisions. Not thread-safe. ``planned``
+    must come from planning unused.
     """
 
     def __init__(
@@ -126,7 +128,7 @@ class WriteTransaction:
         self._columns: Sequence[int | None] = ()
 
     def take(self, batch: pa.RecordBatch, columns: Sequence[int | None], begin: BeginTransaction) -> bool:
-        """Whether the rows are to be written; not so where their version was written before.
+        """Return whether the rows must be written. They must not if their version was written before.
 
         The transaction begins before the first row. ``columns``: the batch's columns by part of a record.
         """
@@ -139,14 +141,15 @@ class WriteTransaction:
         return True
 
     def require(self, columns: Sequence[int | None]) -> None:
-        """Raise DeliveryError for other columns than before, as the rows could not be compared."""
+        """Raise DeliveryError if the columns differ from the earlier ones, because rows could not be
+        compared."""
         if self._attempt is not None and columns != self._columns:
             raise DeliveryError(
                 "the batches of one write with delivery.guarantee=exactly-once must have the same columns"
             )
 
     def begin(self, columns: Sequence[int | None], begin: BeginTransaction) -> bool:
-        """Begin the transaction, unless it has begun. Return whether rows are to be written."""
+        """Begin the transaction, unless it has begun. Return whether rows must be written."""
         attempt = self._begun(columns)
         if not attempt.writes:
             return False
@@ -175,8 +178,8 @@ class WriteTransaction:
         return self._attempt
 
     def commit(self) -> tuple[BatchOutcome, Mapping[str, float]]:
-        """Once all rows are acknowledged; returns the task's metrics, too. Raises TransactionError,
-        ChangedBatchError, DeliveryError."""
+        """Commit after all rows are acknowledged, and also return the task's metrics. Raises
+        TransactionError, ChangedBatchError or DeliveryError."""
         from kafka_sink.transactions import planning
 
         attempt = self._begun(())
@@ -186,9 +189,9 @@ class WriteTransaction:
             return planning.commit(self._options, self._planned, [report], self._clients), attempt.metrics
 
     def abort(self, error: BaseException) -> Mapping[str, int]:
-        """After a failure, also one of ``commit``. Returns what became of the transactions.
+        """End the transaction after a failure, including a failure of ``commit``. Return what happened to it.
 
-        It logs that, and raises no KafkaSinkError: that must not replace the one that the user gets.
+        The outcome is logged. No KafkaSinkError is raised, because it would replace the user's error.
         """
         self._resources.__exit__(type(error), error, None)
         if self._attempt is None:
@@ -197,7 +200,7 @@ class WriteTransaction:
 
         with DriverWaiting(self._options, "", ABORTING, "a write"):
             ended, note = planning.abort_or_explain(self._options, self._planned, self._clients)
-        # None were open where none had begun.
+        # If no transaction had begun, none was open.
         if not ended or any(ended.values()):
             driver_log.warn(f"kafka-chunked: the write failed; {note}")
         return ended

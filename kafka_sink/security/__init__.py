@@ -1,2 +1,2 @@
-"""From security options to a TLS context and a SASL exchange: the one place for executors, coordinator and
-planning alike. Nothing here touches a broker's socket."""
+"""Turns security options into TLS contexts and SASL exchanges, for executors, coordinator and planning.
+Nothing here touches a broker's socket."""

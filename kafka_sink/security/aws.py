@@ -1,4 +1,4 @@
-"""Amazon MSK's IAM login: credentials and signature by botocore."""
+"""Amazon MSK's IAM login. botocore finds the credentials and makes the signature."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from kafka_sink.security.sasl import Steps
 from kafka_sink.security.settings import IamSettings
 from kafka_sink.security.token import TokenUnavailableError
 
-# b-1.name.abc123.c2.kafka.eu-west-1.amazonaws.com, boot-x.c1.kafka-serverless.eu-west-1.amazonaws.com
+# Examples: b-1.name.abc123.c2.kafka.eu-west-1.amazonaws.com,
+# boot-x.c1.kafka-serverless.eu-west-1.amazonaws.com
 _REGION = re.compile(r"\.kafka(?:-serverless)?\.(?P<region>[a-z0-9-]+)\.amazonaws\.com(?:\.cn)?$")
 _SESSION_NAME = "kafka-chunked"
 _SERVICE, _ACTION = "kafka-cluster", "kafka-cluster:Connect"
-# How long a signature is valid, as in AWS's own logins.
+# A signature is valid for this long, as in AWS's own login modules.
 _EXPIRES_S = 900
-# Each request to AWS; botocore's defaults are 60 s, five times.
+# The bounds of one request to AWS. botocore would wait for 60 s and try five times.
 _CONNECT_S, _READ_S, _ATTEMPTS = 5, 10, 2
 
 
@@ -36,11 +37,11 @@ def _new_session(profile: str | None) -> Any:
 
 
 class IamLogin:
-    """One set of options. botocore renews credentials by itself, and may go to the network for them.
+    """The IAM login of one set of options. botocore renews the credentials, which may take requests to AWS.
 
-    ``new_session`` makes botocore's session of a profile. ``wait_s`` is for the whole search for credentials:
-    botocore tries one place after the other, and among them is a program of the user's (credential_process),
-    which has no bound.
+    ``new_session`` makes botocore's session for a profile. ``wait_s`` limits the whole search for
+    credentials. botocore tries several sources in turn, and one of them is a program of the user's
+    (credential_process), which may run forever.
     """
 
     def __init__(
@@ -52,17 +53,21 @@ class IamLogin:
         self._settings = settings
         self._new_session = new_session
         self._wait_s = wait_s
-        self._lock = threading.Lock()  # guards the next one
+        # Guards `_lookup`: without it, two logins could start two lookups, whose threads would share
+        # botocore's objects.
+        self._lock = threading.Lock()
         self._lookup: Future[Any] | None = None
-        # Of the thread that looks them up: there is one at most, as botocore's are not for threads.
+        # Only the thread of the present lookup uses these two, because botocore's credentials are not
+        # thread-safe.
         self._credentials: Any = None
         self._default_region = ""
 
     def steps(self, host: str) -> Steps:
-        """A login's for one broker; blocks while credentials are fetched, for ``wait_s`` at most.
+        """Return a login's exchange with one broker. Blocks while credentials are fetched, for at most
+        ``wait_s``.
 
-        Raises AuthenticationError where there are none or no region is known, TokenUnavailableError where
-        AWS cannot be reached, or the time is over.
+        Raises AuthenticationError if there are no credentials or the region is unknown, and
+        TokenUnavailableError if AWS cannot be reached or ``wait_s`` has passed.
         """
         if importlib.util.find_spec("botocore") is None:
             raise AuthenticationError(
@@ -77,7 +82,7 @@ class IamLogin:
         return _iam(signed(host, region, frozen))
 
     def _looked_up(self) -> Any:
-        """Credentials of one moment. Logins that wait at the same time share a look for them."""
+        """Look up the credentials. Logins that wait at the same time share one lookup."""
         with self._lock:
             lookup = self._lookup
             if lookup is None or lookup.done():
@@ -94,7 +99,7 @@ class IamLogin:
     def _run(self, lookup: Future[Any]) -> None:
         try:
             lookup.set_result(self._frozen())
-        except BaseException as error:  # noqa: BLE001 - raised again by those that wait
+        except BaseException as error:  # noqa: BLE001 - raised again by the logins that wait
             lookup.set_exception(error)
 
     def _frozen(self) -> Any:
@@ -114,7 +119,7 @@ class IamLogin:
     def _find(self) -> Any:
         from botocore.config import Config
 
-        # Below this it logs AWS's responses, with the credentials of a role, and signatures.
+        # At DEBUG, botocore logs signatures, and AWS's responses with the credentials of a role.
         logger = logging.getLogger("botocore")
         logger.setLevel(max(logger.level, logging.INFO))
         session = self._new_session(self._settings.profile or None)
@@ -152,7 +157,7 @@ class IamLogin:
 
 
 def signed(host: str, region: str, credentials: Any) -> bytes:
-    """The message of the login: a request that is signed and never sent, as JSON."""
+    """The client's message as JSON. It contains a signed HTTP request, which is never sent as one."""
     from botocore.auth import SigV4QueryAuth
     from botocore.awsrequest import AWSRequest
 
@@ -165,12 +170,12 @@ def signed(host: str, region: str, credentials: Any) -> bytes:
 
 def _iam(message: bytes) -> Steps:
     challenge = yield message
-    # The broker names the session.
+    # The broker accepts the login with the name of the session.
     if not challenge:
         raise ValueError
 
 
 def region_of(host: str) -> str:
-    """The region in an MSK broker's name; empty where it is a name of another kind."""
+    """The region in an MSK broker's host name, or "" for other host names."""
     match = _REGION.search(host.lower())
     return match["region"] if match else ""

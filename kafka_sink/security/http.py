@@ -1,7 +1,8 @@
-"""HTTP requests that carry a login: to token endpoints, and to a schema registry.
+"""HTTP requests that carry credentials: to token endpoints and to a schema registry.
 
-They are bounded in time and size. Redirections are not followed and proxies of the environment are not used,
-as the login would go along. Nothing is asked for compressed, so what is read is as long as what was sent.
+Requests are bounded in time and size. Redirections are not followed and the environment's proxies are not
+used, because the credentials would go along. Compressed responses are not requested, so a response is as long
+as what the server sent.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class HttpClient:
-    """One connection, kept between requests until ``close``. Not thread-safe.
+    """One connection, which stays open between requests until ``close``. Not thread-safe.
 
-    ``url``: http:// or https:// with a path to which those of requests are added. ``bound``: the option that
-    sets ``timeout_s`` of requests, for messages.
+    ``url`` is an http:// or https:// URL. The path of a request is appended to its path. ``bound`` is the
+    option that sets the requests' ``timeout_s``, for error messages.
     """
 
     def __init__(
@@ -33,7 +34,7 @@ class HttpClient:
         self.host = parts.hostname or ""
         self._port = parts.port or (443 if self._secure else 80)
         self._path = parts.path + (f"?{parts.query}" if parts.query else "")
-        # Without the query, which may hold what is not for logs.
+        # Logs contain the URL without its query, which may hold secrets.
         self.shown = f"{self.host}:{self._port}{parts.path}"
         self._context = context
         self._connect_timeout_s = connect_timeout_s
@@ -50,11 +51,11 @@ class HttpClient:
         timeout_s: float,
         max_bytes: int,
     ) -> tuple[int, bytes]:
-        """Status and body. Raises OSError (TLS and time-outs, too), HTTPException and ValueError, whose texts
-        may repeat headers: show them by ``printable`` only."""
+        """Return the status and the body. Raises OSError (also for TLS and timeouts), HTTPException and
+        ValueError. Their texts may repeat headers, so show them through ``printable`` only."""
         try:
             connection = self._connection or self._connected(timeout_s)
-            # The deadline alone ends an exchange, as only its error names the option.
+            # Only `_deadline` ends an exchange, because its error contains the option that sets the bound.
             connection.sock.settimeout(None)
             with _deadline(connection.sock, timeout_s, self._bound):
                 connection.request(method, self._path + path or "/", body, dict(headers))
@@ -89,13 +90,14 @@ class HttpClient:
 
 @contextmanager
 def _deadline(sock: socket.socket, seconds: float, bound: str) -> Iterator[None]:
-    """Ends an exchange on a socket. The socket's own timeout starts again with each byte, and http.client
-    reads any number of '100 Continue'. Raises TimeoutError at its end where it was exceeded."""
+    """End the exchange on a socket after this many seconds, and raise TimeoutError if that was necessary. The
+    socket's own timeout starts again with each byte, and http.client reads any number of '100 Continue'."""
     exceeded = threading.Event()
 
     def cut() -> None:
         exceeded.set()
-        # Not SSLSocket's, which takes the TLS state away from the thread that reads. It may be closed by now.
+        # SSLSocket.shutdown would drop the TLS state while the other thread reads from it. The socket may
+        # already be closed.
         with suppress(OSError):
             socket.socket.shutdown(sock, socket.SHUT_RDWR)
 

@@ -1,8 +1,8 @@
-"""Login modules out of ``sasl.jaas.config``, read as Kafka's Java client reads them.
+"""Parses the login module in ``sasl.jaas.config`` as Kafka's Java client does.
 
-Java takes the text apart with a StreamTokenizer: a word starts with a letter (or ``_``, ``$``) and goes
-on with letters, digits, ``.`` and ``-``; a value with anything else in it is quoted with ``"`` or ``'``;
-backslash escapes in quotes are those of Java's string literals; a slash outside of quotes begins a comment.
+Java splits the text with a StreamTokenizer. A word starts with a letter, ``_`` or ``$`` and continues with
+letters, digits, ``.`` and ``-``. A value with any other character is quoted with ``"`` or ``'``. Backslash
+escapes within quotes are those of Java's string literals. A slash outside of quotes begins a comment.
 Source: ``org.apache.kafka.common.security.JaasConfig`` of kafka-clients 4.3, ``StreamTokenizer`` of Java.
 """
 
@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.secret import Secret
 
-# Databricks ships Kafka's classes under this name, and its users write it into their options.
+# Databricks ships Kafka's classes under this prefix, so its users write it in their options.
 _SHADED = "kafkashaded."
 _FLAGS = ("required", "requisite", "sufficient", "optional")
 _ESCAPES = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
 _ESCAPE = re.compile(r"\\([0-3][0-7]{0,2}|[4-7][0-7]?|[\s\S])")
-# A line's end closes a quoted text as well. A comment that does not end goes to the end of the text.
+# The end of a line also closes a quoted text. A comment without an end reaches to the end of the text.
 _TOKEN = re.compile(
     r"""[\x00-\x20]+ | /\*.*?(?:\*/|\Z) | /[^\n\r]*
     | (?P<quote>["']) (?P<quoted>(?: \\. | \\\Z | (?!(?P=quote))[^\\\n\r] )*) (?P=quote)?
@@ -29,7 +29,7 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _OPTION = "Option 'kafka.sasl.jaas.config'"
-# Names that messages may show; any other text in a name's place may be part of a password.
+# Messages may show these names. Any other text in the place of a name may be part of a password.
 _KNOWN_OPTIONS = (
     *("username", "password", "tokenauth", "clientId", "clientSecret", "scope", "serviceName"),
     *("principal", "keyTab", "useKeyTab", "awsProfileName", "awsRoleArn"),
@@ -41,26 +41,26 @@ _EXAMPLE = (
 
 @dataclass(frozen=True)
 class LoginModule:
-    """One entry: the class without Databricks' prefix, and its options, whose values may be secret."""
+    """A login module: its class without Databricks' prefix, and its options, whose values may be secret."""
 
     name: str
     options: dict[str, Secret]
 
     def get(self, name: str) -> str:
-        """An option's text, empty where it is not given."""
+        """Return an option's value, or "" if it is not set."""
         return self.options[name].reveal() if name in self.options else ""
 
 
 @dataclass(frozen=True, slots=True)
 class _Token:
-    """A word or quoted text where ``text`` is not None, else the one character ``symbol``."""
+    """A word or quoted text if ``text`` is not None, otherwise the single character ``symbol``."""
 
     text: str | None = field(repr=False)
     symbol: str = field(repr=False)
 
 
 def parse_jaas(config: Secret) -> LoginModule:
-    """The one login module. Raises ConfigurationError, which shows none of the values."""
+    """Return the only login module. Raises ConfigurationError, whose text contains no option's value."""
     tokens = _tokens(config.reveal())
     modules = []
     at = 0
@@ -87,8 +87,8 @@ def _entry(tokens: list[_Token], at: int) -> tuple[LoginModule, int]:
     while at < len(tokens) and tokens[at].symbol != ";":
         found = _option(tokens[at : at + 3])
         if found is None:
-            # Not the text itself: it may be the end of a password with a quote in it, as may be the name
-            # of the option before.
+            # Do not show the text itself. It may be the end of a password that contains a quote, and the name
+            # of the option before it may be another part of that password.
             last = next(reversed(options), "")
             known = f"after {last}" if last in _KNOWN_OPTIONS else f"number {len(options) + 1}"
             after = known if options else "the first one"
@@ -108,7 +108,8 @@ def _entry(tokens: list[_Token], at: int) -> tuple[LoginModule, int]:
 
 
 def _option(tokens: list[_Token]) -> tuple[str, Secret] | None:
-    """``name = value`` of three tokens; here, so that no frame of an error's traceback holds a value."""
+    """Parse ``name = value`` from three tokens. This is a function of its own so that no frame of an error's
+    traceback holds a value."""
     if len(tokens) < 3 or tokens[0].text is None or tokens[1].symbol != "=" or tokens[2].text is None:
         return None
     return tokens[0].text, Secret(tokens[2].text)
@@ -122,7 +123,7 @@ def _tokens(text: str) -> list[_Token]:
         elif found["word"]:
             tokens.append(_Token(found["word"], ""))
         elif found["number"]:
-            # Java makes a number of it, which has no text.
+            # Java parses it as a number, which has no text.
             tokens.append(_Token(None, "0"))
         elif found["symbol"]:
             tokens.append(_Token(None, found["symbol"]))

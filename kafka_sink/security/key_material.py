@@ -1,4 +1,4 @@
-"""Certificates and private keys out of PEM texts and PKCS12 stores."""
+"""Reads certificates and private keys from PEM texts and PKCS12 stores."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 _JKS_MAGIC = (b"\xfe\xed\xfe\xed", b"\xce\xce\xce\xce")
-# DER: a sequence with a length of several bytes, or of unknown length.
+# A PKCS12 store is a DER sequence, whose length takes several bytes or is indefinite.
 _PKCS12_MAGIC = (b"\x30\x82", b"\x30\x83", b"\x30\x80", b"\x30\x81")
 _ENCRYPTED_PROBLEM = "or encrypted in a way that is not supported (openssl pkcs8 -topk8 converts it)"
 _KEY_LABELS = (
@@ -31,14 +31,16 @@ _KEY_LABELS = (
 
 @dataclass(frozen=True)
 class ClientKey:
-    """A private key as PKCS#8 PEM without a password, and its chain as PEM, its own certificate first."""
+    """A private key as unencrypted PKCS#8 PEM, and its certificate chain as PEM, with its own certificate
+    first."""
 
     key: Secret
     chain: bytes
 
 
 def read_trust(store: Store) -> list[bytes]:
-    """Trusted certificates in DER. Raises ConfigurationError where the store holds none or cannot be read."""
+    """Return the trusted certificates in DER. Raises ConfigurationError if the store cannot be read or
+    contains no certificate."""
     from cryptography.hazmat.primitives.serialization import Encoding
 
     data = content_of(store)
@@ -52,7 +54,8 @@ def read_trust(store: Store) -> list[bytes]:
 
 
 def read_key(store: Store) -> ClientKey:
-    """A key with its chain. Raises ConfigurationError, also where the two do not belong together."""
+    """Return a private key with its chain. Raises ConfigurationError, also if the two do not belong
+    together."""
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
     data = content_of(store)
@@ -79,7 +82,7 @@ def read_key(store: Store) -> ClientKey:
 
 
 def read_private_key(store: Store) -> PrivateKeyTypes:
-    """A PEM key that stands alone. Raises ConfigurationError."""
+    """Return a PEM key that has no certificate next to it. Raises ConfigurationError."""
     key = _pem_key(store, content_of(store))
     if key is None:
         raise ConfigurationError(f"{named(store)} holds no private key in PEM")
@@ -87,20 +90,20 @@ def read_private_key(store: Store) -> PrivateKeyTypes:
 
 
 def named(store: Store) -> str:
-    """The store's option and file, for messages."""
+    """The store's option and its file, for messages."""
     where = f" = {one_line(store.location)}" if store.location else ""
     return f"Option '{store.option}'{where}"
 
 
 def content_of(store: Store) -> HiddenBytes:
-    """Raise ConfigurationError for a file that cannot be read."""
+    """Return the content of a store. Raises ConfigurationError if the file cannot be read."""
     if store.text:
         return HiddenBytes(store.text.reveal().encode())
     path = Path(store.location)
     try:
         if not (path.is_fifo() or path.is_char_device()):
             return HiddenBytes(path.read_bytes())
-        # Reading one may never end.
+        # Reading from a pipe or a device may never end.
         reason = "it is a pipe or a device, not a file"
     except OSError as error:
         reason = error.strerror or type(error).__name__
@@ -110,7 +113,8 @@ def content_of(store: Store) -> HiddenBytes:
 
 
 def _is_pem(store: Store, data: bytes) -> bool:
-    """Raise ConfigurationError where the bytes are not of the kind that the option says."""
+    """Whether the content is PEM. Raises ConfigurationError if it is not of the type that the option
+    specifies."""
     if data.startswith(_JKS_MAGIC):
         what = store.option.split(".")[2] if store.option.count(".") > 2 else "store"
         raise ConfigurationError(
@@ -158,7 +162,7 @@ def _pem_key(store: Store, data: bytes) -> PrivateKeyTypes | None:
             f"{named(store)}: the private key is encrypted; set {store.key_password_option}"
         )
     try:
-        # A password for a key without one does no harm.
+        # Users may set a password although the key has none. The library would refuse that.
         password = given.reveal().encode() if is_encrypted and given is not None else None
         return load_pem_private_key(block.pem, password)
     except UnsupportedAlgorithm as error:
@@ -208,7 +212,8 @@ _PEM_HEADERS = re.compile(rb"^\s*(?:[A-Za-z-]+:[^\n]*\r?\n)+\s*\n")
 
 
 class PemBlock(NamedTuple):
-    """``label`` as CERTIFICATE; ``pem`` in the form that every reader takes."""
+    """A block of a PEM text. ``label`` is its type, such as CERTIFICATE; ``pem`` is its text, normalised so
+    that every reader accepts it."""
 
     label: str
     pem: bytes
@@ -218,7 +223,8 @@ class PemBlock(NamedTuple):
 
 
 def _blocks(store: Store, data: bytes) -> list[PemBlock]:
-    """Raise ConfigurationError, here, so that no frame of its traceback holds a key."""
+    """Return the blocks of a PEM text. Raises ConfigurationError here, so that no frame of its traceback
+    holds a key."""
     found = [_pem_block(match) for match in _PEM_BLOCK.finditer(data)]
     for one in found:
         if not one.pem:
@@ -227,10 +233,10 @@ def _blocks(store: Store, data: bytes) -> list[PemBlock]:
 
 
 def _pem_block(match: re.Match[bytes]) -> PemBlock:
-    """Without its ``pem`` where the body is no base64."""
+    """Return the block of a match. Its ``pem`` is empty if its body is not base64."""
     label, body = match["label"].strip(), match["body"]
     if headers := _PEM_HEADERS.match(body):
-        # The older form of encrypted keys: Proc-Type and DEK-Info need their lines.
+        # The older form of encrypted keys has the headers Proc-Type and DEK-Info, whose lines must stay.
         head, body = headers.group().strip() + b"\n\n", body[headers.end() :]
     else:
         head = b""

@@ -1,6 +1,6 @@
-"""What a connection needs before it is made, found off the sender's thread: TLS context and SASL exchange.
+"""Prepares connections off the sender thread: their TLS context and their SASL exchange.
 
-Exchanges are bytes in, bytes out: a mechanism is made with all it needs; from then on nothing in it blocks.
+An exchange takes and returns bytes. It gets everything that it needs when it is made, and never blocks later.
 """
 
 from __future__ import annotations
@@ -25,37 +25,37 @@ from kafka_sink.printable import printable
 from kafka_sink.secret import Secret
 from kafka_sink.security.settings import KerberosSettings, SaslSettings, SecuritySettings
 
-# What a protocol or a mechanism needs is imported when it is used: most clusters need little of it.
+# The modules of a protocol or mechanism are imported when they are used: most clusters need few of them.
 if TYPE_CHECKING:
     import ssl
 
     from kafka_sink.security.aws import IamLogin
     from kafka_sink.security.tls_context import TlsContexts
 
-# RFC 5802; Java accepts no fewer, either: a forged broker would get a proof from which passwords are soon
-# guessed.
+# The minimum of RFC 5802, which Java's client also enforces. With fewer iterations, passwords could soon be
+# guessed from the proof that a forged broker would receive.
 _MIN_ITERATIONS = 4096
-# They are computed on the sender's thread, which takes some 60 ms. Kafka lets nobody set more than 16,384
-# (KIP-554).
+# The sender thread computes the iterations; this many take some 60 ms. Kafka allows at most 16,384 (KIP-554).
 _MAX_ITERATIONS = 131_072
-# The server's first message, as strict as Java's: Python takes numbers such as " 1" and "1_0".
+# The server's first message. The pattern is as strict as Java's, because Python's int() accepts " 1" and
+# "1_0".
 _SERVER_FIRST = re.compile(
     rb"r=(?P<nonce>[\x21-\x2b\x2d-\x7e]+),s=(?P<salt>[A-Za-z0-9+/]+={0,2}),i=(?P<iterations>[0-9]{1,9})"
     rb"(?:,[a-hj-ln-qt-zA-Z]=[\x21-\x2b\x2d-\x7e]+)*"
 )
-# GSSAPI without a layer for integrity or confidentiality.
+# The GSSAPI layer without integrity or confidentiality.
 _NO_LAYER = 1
 
 
-# Yields what the client sends, gets what the broker responds, and ends once the login is through.
+# Yields the client's messages, receives the broker's, and returns when the login has succeeded.
 Steps = Generator[bytes, bytes, None]
 
 
 class SaslExchange:
-    """One login on one connection, by the steps of a mechanism. They may raise anything for a message that is
-    not one of it; what is raised here is AuthenticationError.
+    """One login on one connection, made of the steps of a mechanism.
 
-    ``remedy``: what to check when a broker refuses the login.
+    The steps may raise any error for an invalid message; the methods turn it into an AuthenticationError.
+    ``remedy`` says what to check if a broker refuses the login.
     """
 
     def __init__(
@@ -70,17 +70,18 @@ class SaslExchange:
         return f"SaslExchange({self.mechanism})"
 
     def first(self) -> bytes:
-        """What the client begins with."""
+        """Return the client's first message."""
         try:
             return next(self._steps)
-        except Exception as error:  # noqa: BLE001 - a UnicodeEncodeError holds the password that it is about
+        except Exception as error:  # noqa: BLE001 - a UnicodeEncodeError contains the password that it is about
             problem = type(error).__name__
         raise AuthenticationError(f"SASL {self.mechanism}: the login cannot be encoded ({problem})")
 
     def respond(self, challenge: bytes) -> bytes | None:
-        """The response to a broker's challenge; None where the exchange is over."""
+        """Return the response to a broker's challenge, or None if the exchange has ended."""
         problem = "the login is over"
-        # Steps that have failed end at once when they are asked again, as those do that are through.
+        # A generator that has failed or returned raises StopIteration at its next use, as if the login had
+        # succeeded.
         if not self._is_over:
             self._is_over = True
             try:
@@ -94,7 +95,7 @@ class SaslExchange:
             else:
                 self._is_over = False
                 return following
-        # Raised outside of the handler: the cause's frames hold passwords.
+        # This is raised outside of the handler, because the cause's frames hold passwords.
         raise AuthenticationError(
             f"SASL {self.mechanism}: the broker's message is not one of this mechanism ({problem}); it does "
             "not know the password, or is no Kafka broker"
@@ -102,13 +103,13 @@ class SaslExchange:
 
 
 def plain(username: str, password: Secret) -> Steps:
-    """RFC 4616."""
+    """The steps of PLAIN (RFC 4616)."""
     challenge = yield f"{username}\0{username}\0{password.reveal()}".encode()
     _require_silence(challenge)
 
 
 def _require_silence(challenge: bytes) -> None:
-    """A broker has nothing to say at the end of most mechanisms. Raises ValueError."""
+    """Raise ValueError for a message at the end of a mechanism whose brokers end with an empty one."""
     if challenge:
         raise ValueError
 
@@ -116,7 +117,7 @@ def _require_silence(challenge: bytes) -> None:
 def scram(
     mechanism: str, username: str, password: Secret, new_nonce: Callable[[], str] = secrets.token_hex
 ) -> Steps:
-    """RFC 5802, without its preparation of strings, as in Java's client."""
+    """The steps of SCRAM (RFC 5802). Strings are not prepared (SASLprep), as in Java's client."""
     nonce = new_nonce().encode()
     algorithm = mechanism.removeprefix("SCRAM-").replace("-", "").lower()
 
@@ -134,14 +135,14 @@ def scram(
     key = mac(salted, b"Client Key")
     proof = map(operator.xor, key, mac(hashlib.new(algorithm, key).digest(), signed))
     challenge = yield final + b",p=" + base64.b64encode(bytes(proof))
-    # Only who knows the password, or what brokers store of it, can make this.
+    # Only a peer that knows the password or its stored key can compute this.
     expected = b"v=" + base64.b64encode(mac(mac(salted, b"Server Key"), signed))
     if not hmac.compare_digest(challenge.partition(b",")[0], expected):
         raise ValueError
 
 
 def _server_first(mechanism: str, challenge: bytes) -> tuple[bytes, bytes, int]:
-    """Nonce, salt and number of iterations. Raises AuthenticationError."""
+    """Return the nonce, the salt and the number of iterations. Raises AuthenticationError."""
     match = _SERVER_FIRST.fullmatch(challenge)
     if match is None:
         raise AuthenticationError(
@@ -162,16 +163,18 @@ def _server_first(mechanism: str, challenge: bytes) -> tuple[bytes, bytes, int]:
 
 
 def oauthbearer(token: Secret, extensions: Iterable[tuple[str, str]]) -> Steps:
-    """RFC 7628 with a token that was fetched before, and SASL extensions as names and values."""
+    """The steps of OAUTHBEARER (RFC 7628) with a token that has been fetched, and SASL extensions as names
+    and values."""
     named = "".join(f"\1{name}={value}" for name, value in extensions)
     challenge = yield f"n,,\1auth=Bearer {token.reveal()}{named}\1\1".encode()
     while challenge:
-        # The broker has refused the token, and says so once it has this.
+        # The broker has refused the token. It sends its final error after this message.
         challenge = yield b"\1"
 
 
 def kerberos(settings: KerberosSettings, host: str) -> Steps:
-    """The steps at one broker; blocks while a ticket is fetched. Raises AuthenticationError."""
+    """Return the steps of GSSAPI with one broker. Blocks while a ticket is fetched. Raises
+    AuthenticationError."""
     try:
         import gssapi
     except (ImportError, OSError):
@@ -197,12 +200,13 @@ def kerberos(settings: KerberosSettings, host: str) -> Steps:
 
 
 def _gssapi(context: Any, token: bytes | None, target: str) -> Steps:
-    """RFC 4752. ``token``: the first of the context's."""
+    """The steps of GSSAPI (RFC 4752). ``token`` is the context's first message."""
     while not context.complete:
         challenge = yield token or b""
         token = context.step(challenge)
     challenge = yield token or b""
-    # The layers that the broker offers, of which Kafka has none, and the largest message, which is repeated.
+    # The broker sends the layers that it offers, and the largest message, which is repeated. Kafka has no
+    # layers.
     offered = context.unwrap(challenge).message
     chosen = bytes([offered[0] & _NO_LAYER]) + offered[1:] + target.encode()
     challenge = yield context.wrap(chosen, False).message
@@ -210,7 +214,7 @@ def _gssapi(context: Any, token: bytes | None, target: str) -> Steps:
 
 
 def kerberos_credentials(gssapi: Any, settings: KerberosSettings) -> Any:
-    """The credentials of the keytab or principal that the settings name; None for the user's default."""
+    """Return the credentials of the configured keytab or principal, or None for the user's default."""
     if not settings.keytab and not settings.principal:
         return None
     name = gssapi.Name(settings.principal, gssapi.NameType.kerberos_principal) if settings.principal else None
@@ -221,10 +225,10 @@ def kerberos_credentials(gssapi: Any, settings: KerberosSettings) -> Any:
 
 
 def _ticket_cache(settings: KerberosSettings) -> str:
-    """The cache for the tickets of one keytab and principal. It stays in this process's memory.
+    """The cache for the tickets of one keytab and principal, in this process's memory.
 
-    A worker's process runs tasks of several jobs. In a shared cache the second job would find the first
-    job's ticket and log in as its user. A keytab that another file has replaced is another keytab.
+    A worker runs tasks of several jobs. If they shared a cache, the second job would find the first job's
+    ticket and log in as its user. If the keytab's file is replaced, the new file gets a cache of its own.
     """
     file: tuple[int, ...] = ()
     with contextlib.suppress(OSError):
@@ -234,16 +238,16 @@ def _ticket_cache(settings: KerberosSettings) -> str:
     return f"MEMORY:kafka-chunked-{hashlib.sha256(login.encode(errors='surrogatepass')).hexdigest()}"
 
 
-# The TLS context and the login, each where the settings ask for it.
+# The TLS context and the SASL exchange of a connection; None if the settings need none.
 Prepared: TypeAlias = "tuple[ssl.SSLContext | None, SaslExchange | None]"
 
 
 class Security:
-    """The security of one set of options: made once, asked for each connection.
+    """The security of one set of options. It prepares every connection that uses them.
 
-    Files are read, tokens and tickets fetched: each may take seconds, so this is off the sender's thread. A
-    thread that hangs is a daemon and ends with the process, and its connection asks for no second one
-    meanwhile.
+    Reading files and fetching tokens or tickets may take seconds, so each preparation has a thread of its own
+    instead of the sender thread. Such a thread is a daemon, so it cannot keep the process alive if it hangs.
+    Its connection then starts no second preparation.
     """
 
     def __init__(self, settings: SecuritySettings) -> None:
@@ -260,7 +264,7 @@ class Security:
             self._iam = IamLogin(settings.sasl.iam)
 
     def check(self) -> None:
-        """Read all files once, but for those of tokens. Raises ConfigurationError."""
+        """Read all files once, except those of tokens. Raises ConfigurationError."""
         if self._contexts is not None:
             self._contexts.current()
         tokens = None if self.settings.sasl is None else self.settings.sasl.tokens
@@ -270,8 +274,8 @@ class Security:
             assertion_of(tokens.assertion, time.time())
 
     def begin(self, host: str, notify: Callable[[], None]) -> Future[Prepared]:
-        """Start to prepare a connection to this host; ``notify`` is called, on another thread, when it is
-        done."""
+        """Start to prepare a connection to this host. ``notify`` is called on another thread when the
+        preparation has ended."""
         preparation: Future[Prepared] = Future()
 
         def run() -> None:
@@ -289,11 +293,11 @@ class Security:
         return context, None if self.settings.sasl is None else self._exchange(self.settings.sasl, host)
 
     def _exchange(self, settings: SaslSettings, host: str) -> SaslExchange:
-        """A login at one broker. Blocks while a token, a ticket or AWS credentials are fetched. Raises
-        AuthenticationError where there are none."""
+        """Return a login with one broker. Blocks while a token, a ticket or AWS credentials are fetched, and
+        raises AuthenticationError if there are none."""
         mechanism = settings.mechanism
         if settings.tokens is not None:
-            # It brings Python's HTTP client, which other logins need not load.
+            # This module imports Python's HTTP client, which other mechanisms do not need.
             from kafka_sink.security.token import token_source
 
             steps = oauthbearer(token_source(settings.tokens).get().text, settings.tokens.extensions)
@@ -311,12 +315,12 @@ class Security:
 
 
 def _shown(error: BaseException) -> Exception:
-    """What may be told of an error. Executors have files, packages and roles of their own, which the driver
-    cannot check."""
+    """Return the error without secrets and with the host's name. Executors have their own files, packages and
+    roles, which the driver cannot check."""
     where = f"(on host {socket.gethostname()})"
     if isinstance(error, KafkaSinkError):
         return AuthenticationError(f"{error} {where}")
     if isinstance(error, OSError):
-        # Its frames know what was sent to whom.
+        # The frames of its traceback hold the request with its credentials.
         return error.with_traceback(None)
     return AuthenticationError(f"preparing the login failed with {type(error).__name__} {where}")

@@ -1,4 +1,4 @@
-"""What the security options say together, as values; files are not looked at yet."""
+"""Combines the security options into settings and checks that they agree. It reads no files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from kafka_sink.options import SinkOptions
 
 _KAFKA_MODULES = "org.apache.kafka.common.security"
-# Login module -> the mechanisms that it is for.
+# The mechanisms of each login module.
 _MECHANISMS_OF = {
     f"{_KAFKA_MODULES}.plain.PlainLoginModule": ("PLAIN",),
     f"{_KAFKA_MODULES}.scram.ScramLoginModule": ("SCRAM-SHA-256", "SCRAM-SHA-512"),
@@ -27,7 +27,7 @@ _OAUTH_HANDLERS = (
     f"{_KAFKA_MODULES}.oauthbearer.OAuthBearerLoginCallbackHandler",
     f"{_KAFKA_MODULES}.oauthbearer.secured.OAuthBearerLoginCallbackHandler",
 )
-# Java's classes that fetch tokens -> how the token endpoint's URL may begin.
+# The schemes that the token endpoint's URL may have for each of Java's classes that fetch tokens.
 _RETRIEVERS = {
     "DefaultJwtRetriever": ("", "https", "http", "file"),
     "ClientCredentialsJwtRetriever": ("https", "http"),
@@ -41,14 +41,14 @@ _JAAS = "Option 'kafka.sasl.jaas.config'"
 
 @dataclass(frozen=True)
 class Store:
-    """A file, or PEM text, with certificates or a key. ``option`` names it in messages."""
+    """A file or PEM text with certificates or a key. Messages refer to it by its ``option``."""
 
     option: str
     kind: str
     location: str = ""
     text: Secret | None = None
     password: Secret | None = None
-    # Only for a key whose certificate chain is in another file.
+    # The file or text with the certificate chain, if it is separate from the key.
     chain: Store | None = None
     key_password: Secret | None = None
     key_password_option: str = "kafka.ssl.key.password"  # noqa: S105 - a name
@@ -56,7 +56,8 @@ class Store:
 
 @dataclass(frozen=True)
 class TlsSettings:
-    """``trust`` None: the system's authorities. ``cipher_suites`` empty: OpenSSL's own choice."""
+    """If ``trust`` is None, the system's authorities are trusted. If ``cipher_suites`` is empty, OpenSSL
+    chooses."""
 
     trust: Store | None = None
     key: Store | None = None
@@ -67,9 +68,11 @@ class TlsSettings:
 
 @dataclass(frozen=True)
 class AssertionSettings:
-    """A JWT in place of a secret: in ``file``, or made of ``claims`` and a template and signed with ``key``.
+    """A JWT that is used instead of a secret. It is read from ``file``, or made of ``claims`` and
+    ``template`` and signed with ``key``.
 
-    ``is_grant``: it is the grant itself (jwt-bearer, KIP-1139), not a client's proof of itself (KIP-1258).
+    With ``is_grant`` the JWT is the grant itself (jwt-bearer, KIP-1139). Otherwise it authenticates the
+    client (KIP-1258).
     """
 
     is_grant: bool = False
@@ -85,9 +88,10 @@ class AssertionSettings:
 
 @dataclass(frozen=True)
 class TokenSettings:
-    """Where OAUTHBEARER's tokens come from: ``provider`` (a dotted path) or ``url``. Times in seconds.
+    """The source of OAUTHBEARER's tokens: ``provider``, which is a dotted path, or ``url``. Times are in
+    seconds.
 
-    ``assertion`` takes the place of ``client_secret``.
+    ``assertion`` replaces ``client_secret``.
     """
 
     provider: str = ""
@@ -111,7 +115,7 @@ class TokenSettings:
 
 @dataclass(frozen=True)
 class IamSettings:
-    """Options of Amazon's login module; empty where AWS's usual chain of credentials decides."""
+    """Options of Amazon's login module. If they are empty, AWS's usual chain of credentials decides."""
 
     profile: str = ""
     role_arn: str = ""
@@ -122,7 +126,7 @@ class IamSettings:
 
 @dataclass(frozen=True)
 class KerberosSettings:
-    """``keytab`` empty: the ticket cache of the user that runs the worker."""
+    """If ``keytab`` is empty, the ticket cache of the worker's user is used."""
 
     service_name: str
     principal: str = ""
@@ -141,7 +145,8 @@ class SaslSettings:
 
 @dataclass(frozen=True)
 class SecuritySettings:
-    """``tls`` None: in clear. ``sasl`` None: no login. Hashable; secrets in it hide themselves."""
+    """Connections are not encrypted if ``tls`` is None, and do not log in if ``sasl`` is None. Settings are
+    hashable, and their secrets hide themselves."""
 
     protocol: str = "PLAINTEXT"
     tls: TlsSettings | None = None
@@ -149,15 +154,14 @@ class SecuritySettings:
 
     @property
     def principal(self) -> str:
-        """The name that brokers give to this login, as ACLs have it; "" if brokers derive it from something
-        else than a user name."""
+        """The name of this login in ACLs, or "" if brokers do not derive it from a user name."""
         if self.sasl is not None:
             return f"User:{self.sasl.username}" if self.sasl.username else ""
         return "" if self.tls is not None and self.tls.key is not None else "User:ANONYMOUS"
 
     @classmethod
     def from_options(cls, options: SinkOptions) -> SecuritySettings:
-        """Raise ConfigurationError where options contradict each other or name what cannot be used."""
+        """Raise ConfigurationError if options contradict each other or have values that cannot be used."""
         protocol = options.security_protocol
         return cls(
             protocol,
@@ -193,7 +197,7 @@ def _tls(options: SinkOptions) -> TlsSettings:
 
 
 def _only_one(options: SinkOptions, *attributes: str) -> str | None:
-    """The name of the one that is set. Raises ConfigurationError for more."""
+    """Return the name of the option that is set, or None. Raises ConfigurationError if several are set."""
     names = [f"kafka.{one.replace('_', '.')}" for one in attributes if getattr(options, one)]
     if len(names) > 1:
         raise ConfigurationError(
@@ -259,7 +263,7 @@ def _no_password(password: Secret | None, what: str) -> None:
 
 def _sasl(options: SinkOptions) -> SaslSettings:
     mechanism = options.sasl_mechanism
-    # Without a login module the options alone count.
+    # If there is no login module, only the options count.
     login = LoginModule("", {})
     if options.sasl_jaas_config is not None:
         login = parse_jaas(options.sasl_jaas_config)
@@ -370,7 +374,8 @@ def _tokens(options: SinkOptions, login: LoginModule) -> TokenSettings:
 
 
 def _retriever(options: SinkOptions, scheme: str) -> str:
-    """The flow by the name of Java's class; ``scheme`` is empty for a function of the user's."""
+    """Return Java's name of the flow, or "" if the default class needs none: for a file or a user's function,
+    whose ``scheme`` is ""."""
     name = options.sasl_oauthbearer_jwt_retriever_class.removeprefix("kafkashaded.")
     flow = name.removeprefix(f"{_KAFKA_MODULES}.oauthbearer.")
     schemes = _RETRIEVERS.get(flow)
@@ -391,7 +396,8 @@ def _retriever(options: SinkOptions, scheme: str) -> str:
 
 
 def _assertion(options: SinkOptions, flow: str) -> AssertionSettings | None:
-    """None for a flow without one. With client credentials a file or an issuer asks for it, as in Java."""
+    """Return the settings of the flow's assertion, or None if it has none. With client credentials, a file or
+    an issuer selects the assertion, as in Java."""
     file, key = options.sasl_oauthbearer_assertion_file, options.sasl_oauthbearer_assertion_private_key_file
     template = options.sasl_oauthbearer_assertion_template_file
     issuer = options.sasl_oauthbearer_assertion_claim_iss
@@ -446,7 +452,7 @@ def _secret(login: LoginModule, name: str) -> Secret | None:
 
 
 def _extensions(login: LoginModule) -> tuple[tuple[str, str], ...]:
-    """SASL extensions (KIP-342), such as Confluent Cloud's logicalCluster and identityPoolId."""
+    """Return the SASL extensions (KIP-342), such as Confluent Cloud's logicalCluster and identityPoolId."""
     prefix = "extension_"
     found = []
     for name in login.options:
@@ -460,7 +466,8 @@ def _extensions(login: LoginModule) -> tuple[tuple[str, str], ...]:
 
 
 def _endpoint_tls(login: LoginModule) -> TlsSettings:
-    """Trust for the token endpoint: Java takes it from the login module's options, not from Kafka's."""
+    """Return the trust for the token endpoint. Java takes it from the login module's options instead of
+    Kafka's."""
     location = login.get("ssl.truststore.location")
     certificates = login.options.get("ssl.truststore.certificates")
     if "ssl.truststore.location" not in login.options and certificates is None:

@@ -1,6 +1,6 @@
-"""A TLS context from settings, built again when its files have changed.
+"""Makes a TLS context from settings, and makes it again when its files have changed.
 
-Also what OpenSSL calls things: cipher suites, and errors of handshakes in words that say what to change.
+This module also translates cipher suites to OpenSSL's names, and OpenSSL's errors to texts with a remedy.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from kafka_sink.secret import HiddenBytes
 from kafka_sink.security.key_material import ClientKey, read_key, read_trust
 from kafka_sink.security.settings import Store, TlsSettings
 
-# OpenSSL has IANA's own names for these; the last two are off by default, and Python cannot switch them on.
+# OpenSSL uses IANA's names for these. The two other suites of TLS 1.3 are off by default, and Python cannot
+# enable them.
 TLS13_SUITES = ("TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256")
 _IANA = re.compile(r"TLS_(?P<key>[A-Z_]+?)_WITH_(?P<cipher>[A-Z0-9_]+)")
 
 
 def split_suites(names: Iterable[str]) -> tuple[list[str], list[str]]:
-    """(suites up to TLS 1.2, suites of TLS 1.3) by OpenSSL's names. Raises ConfigurationError for a name that
-    this OpenSSL does not have, or that protects nothing."""
+    """Return the suites up to TLS 1.2 and those of TLS 1.3, by OpenSSL's names. Raises ConfigurationError for
+    a suite that this OpenSSL does not have or that is insecure."""
     known = _known()
     older, newer = [], []
     for name in names:
@@ -43,7 +44,8 @@ def split_suites(names: Iterable[str]) -> tuple[list[str], list[str]]:
 
 
 def openssl_name(name: str) -> str:
-    """``TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384`` is OpenSSL's ``ECDHE-RSA-AES256-GCM-SHA384``."""
+    """OpenSSL's name of a suite: ``ECDHE-RSA-AES256-GCM-SHA384`` for
+    ``TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384``."""
     match = _IANA.fullmatch(name.upper())
     if match is None:
         return name.upper()
@@ -56,12 +58,12 @@ def openssl_name(name: str) -> str:
 
 def _known() -> frozenset[str]:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    # Without authentication or encryption (aNULL, eNULL) and what is broken by now.
+    # Exclude suites without authentication (aNULL) or encryption (eNULL), and suites that have been broken.
     context.set_ciphers("ALL:!aNULL:!eNULL:!EXPORT:!RC4:!DES:!3DES:!MD5:!PSK:!SRP")
     return frozenset(str(suite["name"]) for suite in context.get_ciphers())
 
 
-# OpenSSL's codes of verification (x509_vfy.h).
+# OpenSSL's codes of failed verifications (x509_vfy.h).
 _EXPIRED, _NOT_YET = 10, 9
 _UNKNOWN_AUTHORITY = (2, 18, 19, 20, 21)
 _HOST_MISMATCH, _ADDRESS_MISMATCH = 62, 64
@@ -71,7 +73,7 @@ _REMEDY_TRUST = (
 )
 _REMEDY_KEY = "set kafka.ssl.keystore.location, or .key and .certificate.chain"
 
-# Reasons by OpenSSL's names; alerts are what the broker said.
+# Explanations for OpenSSL's reasons. A reason with ALERT in it is an alert that the broker sent.
 _REASONS = {
     "WRONG_VERSION_NUMBER": "the server at this port does not speak TLS: use a TLS listener's port, or "
     "kafka.security.protocol=PLAINTEXT or SASL_PLAINTEXT",
@@ -96,12 +98,13 @@ _REASONS = {
 
 
 def is_final(error: ssl.SSLError) -> bool:
-    """Whether another try would end the same way; bytes that were damaged on the way would not."""
+    """Whether another attempt would fail in the same way. After bytes were damaged on the way, it would
+    not."""
     return isinstance(error, ssl.SSLCertVerificationError) or (error.reason or "") in _REASONS
 
 
 def explain(error: ssl.SSLError, host: str) -> str:
-    """One clause: what is wrong, and what to change where that is known."""
+    """Return one clause: what is wrong, and what to change if that is known."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return _certificate(error, host)
     reason = error.reason or ""
@@ -136,12 +139,13 @@ _Stamp = tuple[tuple[int, int, int] | None, ...]
 
 
 def make_context(settings: TlsSettings) -> ssl.SSLContext:
-    """Read all files. Raises ConfigurationError, naming option and file, where one is of no use."""
+    """Read all files and make a context. Raises ConfigurationError with the option and the file that cannot
+    be used."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = settings.check_host
     context.minimum_version = _VERSIONS[settings.protocols[0]]
     context.maximum_version = _VERSIONS[settings.protocols[-1]]
-    # A broker has no reason to renegotiate, and compression leaks what is encrypted.
+    # A broker has no reason to renegotiate, and compression can reveal encrypted text.
     context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
     if settings.trust is None:
         context.load_default_certs(ssl.Purpose.SERVER_AUTH)
@@ -151,7 +155,7 @@ def make_context(settings: TlsSettings) -> ssl.SSLContext:
                 "kafka.ssl.truststore.location"
             )
     else:
-        # As in Java whatever is in a truststore is trusted, not self-signed authorities alone.
+        # Every certificate in the truststore is a trust anchor, not only self-signed roots, as in Java.
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         for certificate in read_trust(settings.trust):
             context.load_verify_locations(cadata=certificate)
@@ -177,7 +181,7 @@ def _restrict_suites(context: ssl.SSLContext, settings: TlsSettings) -> None:
 
 
 def load_key(context: ssl.SSLContext, key: ClientKey, option: str) -> None:
-    """Load the key through a pipe: Python takes keys from files only, and a pipe never touches a disk."""
+    """Load the key through a pipe: Python reads keys from files only, and a pipe never touches a disk."""
     with _pipe(key.chain) as chain, _pipe(HiddenBytes(key.key.reveal().encode())) as secret:
         try:
             context.load_cert_chain(chain, secret)
@@ -189,9 +193,9 @@ def load_key(context: ssl.SSLContext, key: ClientKey, option: str) -> None:
 
 @contextmanager
 def _pipe(data: bytes) -> Iterator[str]:
-    """A path from which these bytes can be read once."""
+    """Return a path from which these bytes can be read once."""
     reader, writer = os.pipe()
-    # A pipe holds 64 KiB, or less; a longer chain must be written while it is read.
+    # A pipe holds 64 KiB or less, so a longer chain must be written while it is read.
     thread = threading.Thread(target=_write, args=(writer, data), name="kafka-chunked-key", daemon=True)
     thread.start()
     try:
@@ -206,25 +210,27 @@ def _write(writer: int, data: bytes) -> None:
         with os.fdopen(writer, "wb") as file:
             file.write(data)
     except BrokenPipeError:
-        pass  # OpenSSL had seen enough
+        pass  # OpenSSL stopped before the end
 
 
 class TlsContexts:
-    """The context of one set of options; new connections get one from the files as they are now.
+    """The context for one set of options. New connections get a context of the files as they are now.
 
-    Files that are being replaced may be unreadable for a moment: the previous context is used meanwhile.
-    Any thread.
+    A file that is being replaced may be unreadable for a moment. The previous context is used meanwhile.
+    Thread-safe.
     """
 
     def __init__(self, settings: TlsSettings) -> None:
         self._settings = settings
-        self._lock = threading.Lock()  # guards the two below
+        # Guards `_context` and `_stamp`: without it, two threads could store the context of an older file
+        # with the stamp of a newer one.
+        self._lock = threading.Lock()
         self._context: ssl.SSLContext | None = None
         self._stamp: _Stamp = ()
 
     def current(self) -> ssl.SSLContext:
-        """The context of the files as they are now. Raises ConfigurationError where there never was a usable
-        one."""
+        """Return the context of the files as they are now. Raises ConfigurationError if no usable context has
+        been made before."""
         with self._lock:
             stamp = _stamp_of(self._settings)
             if self._context is not None and stamp == self._stamp:
@@ -250,7 +256,7 @@ def _stamp_of_file(store: Store) -> tuple[int, int, int] | None:
     if not store.location:
         return None
     try:
-        # The target of a symbolic link counts: Kubernetes renews mounted secrets by turning links over.
+        # The target of a symbolic link counts, because Kubernetes renews mounted secrets by changing links.
         status = os.stat(store.location)
     except OSError:
         return None

@@ -1,8 +1,9 @@
-"""OAUTHBEARER's tokens: provided, or fetched once per worker, kept, and renewed before they run out.
+"""OAUTHBEARER's tokens. A worker gets each token once, keeps it, and renews it before it expires.
 
-An endpoint grants them for client credentials (RFC 6749, 4.4; KIP-768), or for an assertion: a JWT by which
-this client proves itself without a secret (RFC 7523). Assertions are made, or read, anew for each token:
-files that were replaced are used from then on.
+A user's function, a file or a token endpoint provides them. The endpoint grants a token for client
+credentials (RFC 6749, 4.4; KIP-768) or for an assertion, which is a JWT that authenticates this client
+without a secret (RFC 7523). Each token gets a new assertion, so replaced files are used from the next token
+on.
 """
 
 from __future__ import annotations
@@ -35,20 +36,20 @@ _MAX_TOKEN_CHARACTERS = 256 * 1024
 
 
 class TokenUnavailableError(OSError):
-    """No token could be had just now; trying again may help."""
+    """No token is available at the moment. Another attempt may succeed."""
 
 
 @dataclass(frozen=True)
 class Token:
-    """``expires_at_s`` in seconds since 1970, or None where the token does not say."""
+    """``expires_at_s`` is in seconds since 1970, or None if the token has no readable expiry."""
 
     text: Secret
     expires_at_s: float | None = None
 
 
 def from_text(text: str, expires_at_s: float | None = None) -> Token:
-    """A token with the end that it names itself, where it is a JWT. Raises AuthenticationError for what no
-    token can be."""
+    """Return the text as a token. Without ``expires_at_s``, a JWT's own expiry counts. Raises
+    AuthenticationError if the text cannot be a token."""
     text = text.rstrip("\r\n")
     if not text or len(text) > _MAX_TOKEN_CHARACTERS or not text.isascii() or not text.isprintable():
         raise AuthenticationError(
@@ -58,7 +59,8 @@ def from_text(text: str, expires_at_s: float | None = None) -> Token:
 
 
 def jwt_expiry(text: str) -> float | None:
-    """The claim ``exp``, not verified: brokers do that. None if the token has no readable one."""
+    """Return the claim ``exp`` without verifying the token, which brokers do, or None if it cannot be
+    read."""
     parts = text.split(".")
     if len(parts) != 3:
         return None
@@ -73,8 +75,11 @@ _OPTION = "Option 'sasl.oauthbearer.token.provider'"
 
 
 def provided_tokens(path: str) -> Callable[[], Token]:
-    """The function behind a dotted path, its result made a Token. Raises AuthenticationError where there is
-    none; what the function raises becomes TokenUnavailableError, by its class alone: texts may be secret."""
+    """Return the function at a dotted path, wrapped so that it returns a Token.
+
+    Raises AuthenticationError if it cannot be imported. The wrapper turns the function's errors into
+    TokenUnavailableError with the class alone, because their texts may contain secrets.
+    """
     module_name, _, name = path.rpartition(".")
     if not module_name or not name:
         raise AuthenticationError(f"{_OPTION} = {path!r} is not module.function")
@@ -113,14 +118,14 @@ def _token(path: str, result: Any) -> Token:
 _MAX_BYTES = 1024 * 1024
 _JWT_BEARER = "urn:ietf:params:oauth:grant-type:jwt-bearer"
 _CLIENT_ASSERTION = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
-# Status codes of RFC 6749 and of proxies after which no retry can help.
+# After these status codes, which RFC 6749 or proxies use, no retry can help.
 _REFUSALS = (400, 401, 403, 404, 405)
-# A hundred years. NaN and infinity are numbers to Python's JSON; NaN is not below anything.
+# A hundred years. Python's JSON accepts NaN and infinity as numbers; this comparison is false for both.
 _MAX_LIFETIME_S = 100 * 365 * 86_400
 
 
 class TokenEndpoint:
-    """Asks with a connection of its own each time: it happens once in a token's life."""
+    """Fetches tokens from an endpoint, each over a new connection: many minutes lie between two tokens."""
 
     def __init__(self, settings: TokenSettings, bound: str = "kafka.sasl.login.read.timeout.ms") -> None:
         self._settings = settings
@@ -130,8 +135,8 @@ class TokenEndpoint:
         self._sent = Secret("")
 
     def fetch(self) -> Token:
-        """Fetch a token. Raises AuthenticationError where the endpoint grants none, ConfigurationError where
-        no assertion can be made, TokenUnavailableError otherwise."""
+        """Fetch a token. Raises AuthenticationError if the endpoint refuses, ConfigurationError if the
+        assertion cannot be made, and TokenUnavailableError for other failures."""
         settings = self._settings
         proof = settings.client_secret or Secret("")
         if settings.assertion is not None:
@@ -162,7 +167,8 @@ class TokenEndpoint:
             }
         )
         if settings.assertion is None:
-            # Kept, because the endpoint's response may repeat it.
+            # Keep the secret, because the endpoint's response may repeat it: `redacted` finds secrets that
+            # are alive.
             self._sent = Secret.known(self._credentials(proof))
             headers["Authorization"] = f"Basic {self._sent.reveal()}"
         body = urlencode(self._form(proof))
@@ -224,7 +230,7 @@ def _json(body: bytes) -> dict[str, Any]:
 
 _UNKNOWN_LIFETIME_S = 300.0
 _TRIES = 3
-# After a renewal that failed, while the token at hand is valid; as Java's login thread.
+# The time until the next attempt after a failed renewal while the present token is valid, as in Java.
 _RENEW_AGAIN_S = 10.0
 Fetch = Callable[[], Token]
 
@@ -236,10 +242,10 @@ class _Kept(NamedTuple):
 
 
 class TokenSource:
-    """The token of one set of options. Any thread; one at a time fetches, and the others use the token at
-    hand, or wait where it has run out.
+    """The token of one set of options. Thread-safe: one thread fetches a token, and other threads use the
+    present one, or wait if it has expired.
 
-    ``wall_clock_s`` is seconds since 1970, as tokens have it; ``wait`` sleeps between tries.
+    ``wall_clock_s`` is in seconds since 1970, as in tokens. ``wait`` sleeps between attempts.
     """
 
     def __init__(
@@ -255,19 +261,21 @@ class TokenSource:
         self._wall_clock_s = wall_clock_s
         self._wait = wait
         self._random = random
-        self._lock = threading.Lock()  # held while a token is fetched, and to set the one below
+        # The thread that fetches a token holds this lock and sets `_kept`. Without it, each connection would
+        # fetch its own token when the present one expires.
+        self._lock = threading.Lock()
         self._kept: _Kept | None = None
 
     def get(self) -> Token:
-        """A token that is valid. Blocks while it is fetched.
+        """Return a valid token. Blocks while it is fetched.
 
-        Raises AuthenticationError where the endpoint grants none, TokenUnavailableError where it cannot be
-        reached and the token at hand, if any, has run out.
+        Raises AuthenticationError if the endpoint refuses, and TokenUnavailableError if it cannot be reached.
+        A token that is still valid is returned instead.
         """
         kept = self._kept
         is_valid = kept is not None and self._wall_clock_s() < kept.expires_at_s
         if not self._lock.acquire(blocking=not is_valid):
-            # An endpoint that hangs must not hold up connections that have what they need.
+            # A hanging endpoint must not hold up connections while the present token is valid.
             assert kept is not None
             return kept.token
         try:
@@ -299,7 +307,8 @@ class TokenSource:
         return self._fetch()
 
     def _keeping(self, token: Token) -> _Kept:
-        """As Java's login thread reckons: a share of the lifetime, a buffer before its end, a least age."""
+        """Compute when to renew the token, as Java's login thread does: at a share of its lifetime, some time
+        before its end, and not before a minimum age."""
         settings, now = self._settings, self._wall_clock_s()
         expires = now + _UNKNOWN_LIFETIME_S if token.expires_at_s is None else token.expires_at_s
         lifetime = expires - now
@@ -312,12 +321,13 @@ class TokenSource:
         return _Kept(token, min(refresh, expires), expires)
 
 
-_lock = threading.Lock()  # guards the next one
+# Guards `_sources`: without it, two threads could make two sources for the same settings, and fetch twice.
+_lock = threading.Lock()
 _sources: dict[TokenSettings, TokenSource] = {}
 
 
 def _after_fork() -> None:
-    """Another thread may have held the lock, or a source's."""
+    """Drop the sources: another thread of the parent may have held this lock or a source's lock."""
     global _lock
     _lock = threading.Lock()
     _sources.clear()
@@ -327,7 +337,8 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def token_source(settings: TokenSettings) -> TokenSource:
-    """The one of this process. Raises AuthenticationError where the provider cannot be imported."""
+    """Return this process's source for the settings. Raises AuthenticationError if the provider cannot be
+    imported."""
     with _lock:
         source = _sources.get(settings)
         if source is None:
@@ -349,7 +360,7 @@ def _read_file(path: str) -> str:
         content = content_of(Store("kafka.sasl.oauthbearer.token.endpoint.url", "JWT", path))
     except ConfigurationError as error:
         raise TokenUnavailableError(f"{error}") from None
-    # What is not ASCII is no token, which is an error.
+    # Bytes that are not ASCII become characters that `from_text` refuses.
     return content.decode("latin-1").strip()
 
 
@@ -357,14 +368,14 @@ def _read_file(path: str) -> str:
 
 
 def assertion_of(settings: AssertionSettings, now_s: float) -> Secret:
-    """A JWT. ``now_s``: seconds since 1970. Raises ConfigurationError, naming option and file, where one is
-    of no use."""
+    """Return an assertion. ``now_s`` is in seconds since 1970. Raises ConfigurationError with the option and
+    the file that cannot be used."""
     if settings.file is not None:
         return _ready_made(settings.file)
     assert settings.key is not None
     template = {} if settings.template is None else _template(settings.template)
     header = template.get("header", {}) | {"alg": settings.algorithm, "typ": "JWT"}
-    # What is computed wins over the template, and that over the options, as in Java.
+    # Computed claims replace claims of the template, and these replace claims of the options, as in Java.
     claims = dict(settings.claims) | template.get("payload", {})
     claims |= {"iat": int(now_s), "exp": int(now_s) + settings.exp_s, "nbf": int(now_s) - settings.nbf_s}
     if settings.jti:
@@ -385,7 +396,7 @@ def _ready_made(store: Store) -> Secret:
 
 def _template(store: Store) -> dict[str, dict[str, Any]]:
     try:
-        # NaN is no JSON, and its endpoint would say no more than that.
+        # NaN is not valid JSON. The endpoint would refuse the assertion without saying why.
         found = json.loads(content_of(store), parse_constant=_no_number)
     except (ValueError, RecursionError):
         found = None
@@ -408,13 +419,13 @@ def _signature(store: Store, algorithm: str, signed: bytes) -> bytes:
     key = read_private_key(store)
     if algorithm == "RS256" and isinstance(key, rsa.RSAPrivateKey):
         return key.sign(signed, padding.PKCS1v15(), SHA256())
-    # Other curves have keys of 256 bits, too.
+    # Keys of other curves may also have 256 bits.
     if (
         algorithm == "ES256"
         and isinstance(key, ec.EllipticCurvePrivateKey)
         and isinstance(key.curve, ec.SECP256R1)
     ):
-        # JWTs have the two numbers as they are, not in DER (RFC 7518, 3.4).
+        # A JWT contains the two numbers of the signature as they are, not in DER (RFC 7518, 3.4).
         pair = utils.decode_dss_signature(key.sign(signed, ec.ECDSA(SHA256())))
         return b"".join(number.to_bytes(32, "big") for number in pair)
     wanted = "an RSA key" if algorithm == "RS256" else "a key of the curve P-256"
