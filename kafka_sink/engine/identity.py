@@ -57,7 +57,7 @@ class ProducerIdentity:
         # The partitions with sequences of this producer, and the partitions whose sequences have to restart
         # or have a gap.
         self._written: set[Partition] = set()
-        self.unsettled: set[Partition] = set()
+        self.needing_repair: set[Partition] = set()
 
     # -- the id -----------------------------------------------------------------------------------
 
@@ -161,22 +161,22 @@ class ProducerIdentity:
     def shrunk(self, batch: ProducerBatch, pieces: list[ProducerBatch]) -> None:
         """Record the shrink in the partition, and mark it: its sequences now have a gap to close."""
         batch.queue.on_shrunk(batch, pieces)
-        self.unsettled.add(batch.queue)
+        self.needing_repair.add(batch.queue)
 
     def request_restart(self, partition: Partition) -> None:
         """Mark a partition whose leader expects another sequence than this producer sends."""
         partition.needs_restart = True
-        self.unsettled.add(partition)
+        self.needing_repair.add(partition)
 
-    def mendable(self) -> list[Partition]:
+    def repairable(self) -> list[Partition]:
         """The partitions whose sequences have to restart or have a gap, and that have nothing in flight."""
-        return [one for one in self.unsettled if not one.is_in_flight]
+        return [partition for partition in self.needing_repair if not partition.is_in_flight]
 
     def close_gap(self, partition: Partition) -> None:
         """Close the partition's gap (``Partition.close_gap``)."""
         partition.close_gap()
         if not partition.needs_restart:
-            self.unsettled.discard(partition)
+            self.needing_repair.discard(partition)
 
     def restart(self, partition: Partition) -> None:
         """Restart a partition's sequences at 0 under the next epoch, or under a new id after the last epoch.
@@ -184,7 +184,7 @@ class ProducerIdentity:
         Raises KafkaSinkError and changes nothing if a batch is in flight or may have been written.
         """
         partition.restart()
-        self.unsettled.discard(partition)
+        self.needing_repair.discard(partition)
         if self.producer_epoch >= _LAST_EPOCH:
             self.producer_id, self.producer_epoch = _NO_ID
         elif self.ready:
@@ -193,7 +193,7 @@ class ProducerIdentity:
     @property
     def settled(self) -> bool:
         """Whether every sequence is acknowledged. Only then may another task use the id."""
-        return not self.unsettled and not any(map(attrgetter("unacknowledged"), self._written))
+        return not self.needing_repair and not any(map(attrgetter("unacknowledged"), self._written))
 
 
 class TransactionalIdentity(ProducerIdentity):
@@ -234,7 +234,7 @@ class TransactionalIdentity(ProducerIdentity):
         for partition in self._written:
             partition.forget_sequences()
         self._written.clear()
-        self.unsettled.clear()
+        self.needing_repair.clear()
         self.partitions_to_add.clear()
         self._number += 1
 

@@ -57,7 +57,7 @@ class ResponseHandler:
     - ``expire`` fails batches that are older than delivery.timeout.ms. If they are in a request, they keep
       their memory until its response, because the socket may still read it.
     - ``expire_missing`` fails batches of partitions that their topic no longer has.
-    - ``mend_sequences`` restarts sequences and closes gaps once nothing of the partition is in flight.
+    - ``repair_sequences`` restarts sequences and closes gaps once nothing of the partition is in flight.
     - ``resume_skipping`` makes dead letters of rejected batches once there is room for them.
 
     ``connection_errors`` returns the reasons why connections failed.
@@ -489,10 +489,10 @@ class ResponseHandler:
             "because of a quota (producer_byte_rate or request_percentage of the user or of kafka.client.id)"
         )
 
-    def mend_sequences(self, identity: ProducerIdentity) -> None:
+    def repair_sequences(self, identity: ProducerIdentity) -> None:
         """Repair the sequences of every partition that has nothing in flight: restart sequences that leaders
         have rejected, and close gaps that dropped records have left."""
-        for partition in identity.mendable():
+        for partition in identity.repairable():
             if partition.needs_restart:
                 reason = "the leader lost its state of this producer"
                 if not self._fail_unresolved(partition, partition.unresolved, reason):
@@ -501,9 +501,9 @@ class ResponseHandler:
                         "the sequences of %s restart, because its leader rejected them", partition.id
                     )
             if partition.gap is not None:
-                self._mend_gap(identity, partition)
+                self._repair_gap(identity, partition)
 
-    def _mend_gap(self, identity: ProducerIdentity, partition: Partition) -> None:
+    def _repair_gap(self, identity: ProducerIdentity, partition: Partition) -> None:
         after_gap, unresolved = partition.after_gap, partition.unresolved
         in_doubt = [batch for batch in unresolved if batch in after_gap]
         if not in_doubt:

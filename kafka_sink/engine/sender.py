@@ -160,8 +160,8 @@ class Sender(threading.Thread):
         if responses.awaiting_dead_letters:
             responses.resume_skipping()
         identity = self._identity
-        if identity is not None and identity.unsettled:
-            responses.mend_sequences(identity)
+        if identity is not None and identity.needing_repair:
+            responses.repair_sequences(identity)
         if self._cluster.version != self._known_version:
             self._refresh_nodes()
         # The breaker also runs before there is a producer id, because a task's first rows wait until the

@@ -142,17 +142,17 @@ def test_batches_behind_dropped_records_take_over_their_sequences() -> None:
     assert left.sequence.base_sequence == start + 2
     assert not of.may_send(left, 0)
     assert not behind.queue.is_next(behind), "its refusal is no reason to restart"
-    assert of.mendable() == [], "two batches are in flight"
+    assert of.repairable() == [], "two batches are in flight"
     first.in_request = False
     first.queue.on_acknowledged(first, 1, 0, 0)
     fail(behind)
-    assert of.mendable() == [P0]
+    assert of.repairable() == [P0]
     of.close_gap(P0)
     assert behind.sequence.base_sequence == start + 6
     behind.write_header()
     header = b"".join(behind.buffer.views())
     assert int.from_bytes(header[53:57], "big") == start + 6, "the header has the old one"
-    assert of.mendable() == []
+    assert of.repairable() == []
     assert not of.settled
     for one in (left, behind):
         ended(sent(of, one), -1)

@@ -66,13 +66,13 @@ def test_a_restart_waits_for_what_is_in_flight_and_renumbers_the_rest() -> None:
     one, two = sent(of, batch(3)), sent(of, batch(4))
     fail(one)
     of.request_restart(P0)
-    assert of.mendable() == []
+    assert of.repairable() == []
     assert not of.may_send(one, 0)
     assert not of.settled
     fail(two)
-    assert of.mendable() == [P0]
+    assert of.repairable() == [P0]
     of.restart(P0)
-    assert of.mendable() == []
+    assert of.repairable() == []
     assert P0.restarted
     sent(of, one)
     assert marks(one) == (7, 1, 0)

@@ -221,7 +221,7 @@ class Model:
     # -- the sender -----------------------------------------------------------------------------------
 
     def send(self) -> None:
-        self.responses.mend_sequences(self.identity)
+        self.responses.repair_sequences(self.identity)
         if self.deliveries.has_failed:
             return
         ready, _, _ = self.accumulator.ready(self.leader, self.now)
