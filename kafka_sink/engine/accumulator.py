@@ -90,15 +90,15 @@ class RecordAccumulator:
 
     def partition(self, name: TopicPartition) -> Partition:
         """Return the partition, which is made when it is first used. The caller holds the lock."""
-        found = self.partitions.get(name)
-        if found is None:
+        partition = self.partitions.get(name)
+        if partition is None:
             limits = self._limits.get(name.topic)
             if limits is None:
                 size, learnt = self.options.batch_size, self._kept_limits.get(name.topic)
                 limits = TopicLimits(name.topic, size, self.codec, self._limit_store, learnt)
                 self._limits[name.topic] = limits
-            found = self.partitions[name] = Partition(name, limits)
-        return found
+            partition = self.partitions[name] = Partition(name, limits)
+        return partition
 
     def enqueue(self, partition: Partition, batch: ProducerBatch) -> None:
         """Add a new batch to its partition's queue. The caller holds the lock."""
@@ -156,7 +156,7 @@ class RecordAccumulator:
         off long enough, or if the task is flushing or waits for memory. A partition remembers its leader for
         as long as ``metadata_version`` stays the same.
         """
-        found: dict[Broker, list[Partition]] = {}
+        ready: dict[Broker, list[Partition]] = {}
         leaderless: list[Partition] = []
         delay = math.inf
         with self.lock:
@@ -188,10 +188,10 @@ class RecordAccumulator:
                 if partition.leader is None:
                     leaderless.append(partition)
                 else:
-                    found.setdefault(partition.leader, []).append(partition)
+                    ready.setdefault(partition.leader, []).append(partition)
         if oldest < math.inf:
             delay = min(delay, oldest - lingers_since)
-        return found, leaderless, delay
+        return ready, leaderless, delay
 
     def _wait_ms_locked(self, partition: Partition, hurry: bool, now_ms: float) -> float:
         """Milliseconds until the first batch may be sent; infinite if an event has to come first."""
@@ -315,9 +315,9 @@ class RecordAccumulator:
             queued, index = lengths[0]
             heapq.heapreplace(lengths, (queued + 1, index))
             target = targets[index]
-            for one in (batch, open_batch_of(target)):
-                if one is not None and one.state is BatchState.OPEN:
-                    one.move_to(BatchState.CLOSED)
+            for tail in (batch, open_batch_of(target)):
+                if tail is not None and tail.state is BatchState.OPEN:
+                    tail.move_to(BatchState.CLOSED)
             batch.move_to_partition(target)
             target.batches.append(batch)
             self.waiting[target] = None
@@ -459,20 +459,23 @@ class RecordAccumulator:
 
     def waiting_rows(self) -> dict[TopicPartition, tuple[int, float]]:
         """For each partition, the rows without a final state and when the first of them were appended."""
-        found: dict[TopicPartition, tuple[int, float]] = {}
+        waiting: dict[TopicPartition, tuple[int, float]] = {}
         with self.lock:
             for batch in self.live:
                 if not batch.terminal and not batch.dead_letters:
-                    rows, since_ms = found.get(batch.topic_partition, (0, math.inf))
-                    found[batch.topic_partition] = rows + batch.record_count, min(since_ms, batch.created_ms)
-        return found
+                    rows, since_ms = waiting.get(batch.topic_partition, (0, math.inf))
+                    waiting[batch.topic_partition] = (
+                        rows + batch.record_count,
+                        min(since_ms, batch.created_ms),
+                    )
+        return waiting
 
     def expired(self, now_ms: float) -> tuple[list[ProducerBatch], float]:
         """The batches that are older than delivery.timeout.ms, queued or in flight, and the milliseconds
         until another one may be."""
         # Batches that are opened from now on expire even later.
         delay: float = self.options.delivery_timeout_ms
-        found: list[ProducerBatch] = []
+        expired: list[ProducerBatch] = []
         for batch in self.unfinished():
             left = batch.created_ms + self.options.delivery_timeout_ms - now_ms
             if left > 0:
@@ -480,11 +483,11 @@ class RecordAccumulator:
             elif batch.held:
                 delay = min(delay, HOLD_MS)
             else:
-                found.append(batch)
-        return found, delay
+                expired.append(batch)
+        return expired, delay
 
     def unfinished(self) -> list[ProducerBatch]:
         """Every batch without a final state, in append order."""
         with self.lock:
-            found = [batch for batch in self.live if not batch.terminal]
-        return sorted(found, key=attrgetter("ordinal"))
+            unfinished = [batch for batch in self.live if not batch.terminal]
+        return sorted(unfinished, key=attrgetter("ordinal"))

@@ -249,7 +249,7 @@ class AppendPass:
         batch, that may not fit into one batch, or that the pool has no memory for. Return that run."""
         ordered, accumulator = self.ordered, self.accumulator
         starts = ordered.starts
-        found: list[Partition] = []
+        partitions: list[Partition] = []
         sizes: list[int] = []
         for number in range(run, stop_run):
             partition = accumulator.partition(ordered.partitions[number])
@@ -262,11 +262,11 @@ class AppendPass:
             size = limits.new_batch_bytes(ordered, start, stop)
             if self.allocator.full and size > self.accumulator.options.batch_size:
                 break
-            found.append(partition)
+            partitions.append(partition)
             sizes.append(size)
         buffers = self.allocator.try_open_all(sizes)
         self._taken += buffers
-        for partition, buffer in zip(found, buffers, strict=False):
+        for partition, buffer in zip(partitions, buffers, strict=False):
             self._open(buffer, partition, starts[run], starts[run + 1])
             run += 1
         return run
@@ -430,7 +430,7 @@ class RecordAppender:
         granted: ChunkedBuffer | None = None
         granted_stop = 0
         while True:
-            one = AppendPass(
+            append_pass = AppendPass(
                 self._accumulator,
                 self._allocator,
                 ordered,
@@ -441,29 +441,29 @@ class RecordAppender:
             )
             with self._accumulator.lock:
                 try:
-                    one.plan(granted, granted_stop)
+                    append_pass.plan(granted, granted_stop)
                 except BaseException:
-                    one.give_back()
+                    append_pass.give_back()
                     raise
-            self.carry_out(one)
+            self.carry_out(append_pass)
             check()
-            row = one.stop
+            row = append_pass.stop
             if row == ordered.starts[stop_run]:
                 return
             granted = None
-            if one.missing is not None:
-                size, granted_stop, first_record = one.missing
+            if append_pass.missing is not None:
+                size, granted_stop, first_record = append_pass.missing
                 granted = self._wait_for_memory(size, first_record, check)
                 if granted.capacity < size:
                     granted_stop = ordered.rows_within(row, granted_stop, granted.capacity - _FRAME_BYTES)
 
-    def carry_out(self, one: AppendPass) -> None:
+    def carry_out(self, append_pass: AppendPass) -> None:
         """Encode, end and seal what a pass has planned. The lock is taken only to let batches go."""
         started = self._clock_ms()
-        one.encode()
+        append_pass.encode()
         with self._accumulator.lock:
-            wake = one.end()
-        self._seal(one.closed)
+            wake = append_pass.end()
+        self._seal(append_pass.closed)
         self.encode_ms += self._clock_ms() - started
         if wake:
             self._wake_sender()
@@ -480,8 +480,8 @@ class RecordAppender:
             raw_bytes += batch.raw_bytes
             if raw_bytes >= _GROUP_BYTES or batch is closed[-1]:
                 with self._accumulator.lock:
-                    for one in group:
-                        one.held = False
+                    for sealed in group:
+                        sealed.held = False
                 self._wake_sender()
                 group, raw_bytes = [], 0
 
@@ -519,10 +519,10 @@ class RecordAppender:
         """The bytes of rows of about ``row_bytes`` each that the partition's open batch still takes, and that
         a new batch takes, before they are full."""
         with self._accumulator.lock:
-            found = self._accumulator.partition(partition)
-            tail = open_batch_of(found)
-            left = None if tail is None else found.limits.remaining(row_bytes, tail)
-            return BatchCapacity(left, found.limits.remaining(row_bytes))
+            queue = self._accumulator.partition(partition)
+            tail = open_batch_of(queue)
+            left = None if tail is None else queue.limits.remaining(row_bytes, tail)
+            return BatchCapacity(left, queue.limits.remaining(row_bytes))
 
     def flush(self, partitions: Set[TopicPartition] | None = None) -> None:
         """Close and seal every open batch, while the sender already sends the first ones.

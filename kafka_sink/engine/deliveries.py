@@ -132,13 +132,13 @@ class TaskDeliveries:
     def counts(self) -> Deliveries:
         """Return all counts as of one moment."""
         with self._lock:
-            counts = [one for _, one in self._counted]
+            counts = [counted for _, counted in self._counted]
             sums = {name: sum(map(attrgetter(name), counts)) for name in _SUMMED}
             # The records of a partition include dead letters and the ones that were sent with acks=0.
             sums["records"] -= sums["dead_letters"] + sums["unconfirmed"]
             return Deliveries(
                 **sums,
-                max_batch_bytes=max((one.max_batch_bytes for one in counts), default=0),
+                max_batch_bytes=max((partition.max_batch_bytes for partition in counts), default=0),
                 failed=self._failed,
                 requests=self._requests,
                 retries=self._retries,
@@ -151,12 +151,12 @@ class TaskDeliveries:
 
     def topics(self) -> dict[str, TopicMetrics]:
         """The counts of each topic, in the order of their first acknowledged batches."""
-        found: dict[str, TopicMetrics] = {}
+        topics: dict[str, TopicMetrics] = {}
         with self._lock:
-            for partition, one in self._counted:
-                counts = TopicMetrics(one.records, one.sent_bytes, one.raw_bytes, one.batches)
-                found[partition.id.topic] = found.get(partition.id.topic, TopicMetrics()).plus(counts)
-        return found
+            for partition, counted in self._counted:
+                counts = TopicMetrics(counted.records, counted.sent_bytes, counted.raw_bytes, counted.batches)
+                topics[partition.id.topic] = topics.get(partition.id.topic, TopicMetrics()).plus(counts)
+        return topics
 
     def raise_failure(self, rows: int, unacknowledged: int, skipped: int = 0) -> None:
         """Raise DeliveryError with the first cause if a batch or the producer failed.
@@ -195,7 +195,7 @@ class TaskDeliveries:
                     offset_ranges=tuple(counts.ranges),
                     log_append_time_ms=counts.log_append_time_ms,
                 )
-                for partition, counts in sorted(self._counted, key=lambda one: one[0].id)
+                for partition, counts in sorted(self._counted, key=lambda pair: pair[0].id)
             )
 
 

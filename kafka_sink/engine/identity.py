@@ -248,9 +248,9 @@ class TransactionalIdentity(ProducerIdentity):
 
     def added(self, partitions: Iterable[Partition]) -> None:
         """Record that these partitions belong to the transaction now."""
-        for one in partitions:
-            self.partitions_to_add.pop(one, None)
-            one.transaction = self._number
+        for partition in partitions:
+            self.partitions_to_add.pop(partition, None)
+            partition.transaction = self._number
 
     def refresh(self, *_: object) -> float:
         """Do nothing: the task's transaction client requests the id."""

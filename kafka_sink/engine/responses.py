@@ -346,7 +346,7 @@ class ResponseHandler:
         from kafka_sink.dead_letters.row_rejection import rows_of_records
 
         pieces, records = take_out(batch, positions or (0,), MAX_WAITING_BYTES)
-        ends, times = (np.array(one, dtype=np.int64) for one in (records.ends, records.timestamps_ms))
+        ends, times = (np.array(numbers, dtype=np.int64) for numbers in (records.ends, records.timestamps_ms))
         # The error's name in Kafka, or the class of the exception.
         code = _code_of(cause)
         error = error_of(code).name if code else type(cause).__name__
@@ -439,9 +439,13 @@ class ResponseHandler:
         partitions that exist.
         """
         unfinished = self._accumulator.unfinished() if topics else []
-        queued = [one for one in unfinished if one.topic_partition.topic in topics and not one.in_request]
+        queued = [
+            batch for batch in unfinished if batch.topic_partition.topic in topics and not batch.in_request
+        ]
         partitions = {batch.queue for batch in queued}
-        missing = {one for one in partitions if self._partitions_without(one.id) is not None}
+        missing = {
+            partition for partition in partitions if self._partitions_without(partition.id) is not None
+        }
         for partition in self.missing - missing:
             partition.missing_since_ms = None
         for partition in missing:

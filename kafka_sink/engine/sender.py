@@ -17,7 +17,6 @@ import math
 import threading
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence, Set
 from functools import partial
-from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from kafka_sink.breaker.breaker import Breaker
@@ -46,7 +45,6 @@ if TYPE_CHECKING:
     from kafka_sink.engine.transaction_partitions import TransactionPartitions
 
 _log = logging.getLogger(__name__)
-_batches_of = attrgetter("batches")
 
 
 class Sender(threading.Thread):
@@ -102,21 +100,18 @@ class Sender(threading.Thread):
         self._aborting = False
         self._task_ended = False
         self._known_version = -1
-        # Whether batches waited for a broker or a leader in the last pass. The next pass then has to record
-        # that the wait is over.
-        self._waited = False
-        # True if no response alone can make more batches sendable. `_poll` then keeps waiting after an
-        # acknowledgement instead of starting a new pass.
-        self._sent_all = False
-        # The error that ends the thread, which may happen before the first task begins. `_end_with` writes it
-        # before it fails the current task, and `begin` reads it after it has reset the counts. In the other
-        # order a task that begins at that moment would miss the error and wait for ever.
+        # Whether brokers have a wait recorded (`_record_waits`), whose end has to be recorded as well.
+        self._has_waits = False
+        # The error that ends the thread, which may happen before the first task begins. `_record_end_cause`
+        # writes it before it fails the current task, and `begin` reads it after it has reset the counts. In
+        # the other order a task that begins at that moment would miss the error and wait for ever.
         self._end_cause: Exception | None = None
 
     def broker_metrics(self, now_ms: float) -> dict[int, BrokerMetrics]:
         """The metrics of each broker this task has sent to, by broker id."""
-        found = ((broker.id, broker.metrics(now_ms)) for broker in list(self._cluster.brokers.values()))
-        return {node_id: metrics for node_id, metrics in found if metrics.requests}
+        brokers = list(self._cluster.brokers.values())
+        metrics = {broker.id: broker.metrics(now_ms) for broker in brokers}
+        return {node_id: counts for node_id, counts in metrics.items() if counts.requests}
 
     def begin(self, dead_letters: DeadLetters | None = None) -> None:
         """Begin a new task: its counts start at zero. It has failed already if the thread has."""
@@ -140,10 +135,10 @@ class Sender(threading.Thread):
                 self._telemetry.terminate(self._clock_ms())
         except Exception as error:  # noqa: BLE001 - the task that waits must fail with any of them
             if isinstance(error, KafkaSinkError):
-                self._end_with(error)
+                self._record_end_cause(error)
             else:
                 _log.exception("the sender stopped on an unexpected error")
-                self._end_with(KafkaSinkError(f"the sender stopped: {error!r}"))
+                self._record_end_cause(KafkaSinkError(f"the sender stopped: {error!r}"))
         finally:
             self._network.close(abort=self._aborting)
             # If the task has not ended, it may still write into the batches that it holds.
@@ -152,11 +147,11 @@ class Sender(threading.Thread):
 
     def run_once(self, now_ms: float) -> None:
         """Run one pass. It blocks in the network poll until the next pass may have something to do."""
-        self._sent_all = False
         responses = self._responses
         if now_ms >= responses.expires_ms:
             responses.expire(now_ms)
-        delay = min(self.max_poll_ms, responses.expires_ms - now_ms)
+        # The times after which another pass may have something to do.
+        delays = [self.max_poll_ms, responses.expires_ms - now_ms]
         if responses.awaiting_dead_letters:
             responses.resume_skipping()
         identity = self._identity
@@ -168,55 +163,56 @@ class Sender(threading.Thread):
         # coordinator's mutes are known.
         breaker = self._breaker
         if breaker.is_due(now_ms):
-            delay = min(delay, self._run_breaker(now_ms))
+            delays.append(self._run_breaker(now_ms))
         due_ms = self._cluster.next_due_ms
-        delay = min(delay, due_ms - now_ms if now_ms < due_ms else self._metadata.refresh(now_ms))
+        delays.append(due_ms - now_ms if now_ms < due_ms else self._metadata.refresh(now_ms))
+        waits_out_acknowledgements = False
         if identity is not None and not identity.ready:
-            timeout_ms, fail = self._options.request_timeout_ms, self._responses.fail_all
-            delay = min(delay, identity.refresh(self._network, timeout_ms, fail, now_ms))
-            delay = min(delay, self._find_brokers(now_ms))
+            timeout_ms = self._options.request_timeout_ms
+            delays.append(identity.refresh(self._network, timeout_ms, responses.fail_all, now_ms))
+            delays.append(self._find_brokers(now_ms))
         elif not self._deliveries.has_failed:
             # A failed task sends nothing more: Spark runs it again, so every row sent now would be a
             # duplicate.
-            delay = min(delay, self._send_ready(now_ms, breaker.view))
+            delay, waits_out_acknowledgements = self._send_ready(now_ms, breaker.view)
+            delays.append(delay)
             if self._transaction_partitions is not None:
-                delay = min(delay, self._transaction_partitions.refresh(now_ms))
+                delays.append(self._transaction_partitions.refresh(now_ms))
         # This must come after sending: a sent request or an unreachable broker may move the breaker's
         # deadline forward.
-        delay = min(delay, breaker.delay_ms(now_ms))
+        delays.append(breaker.delay_ms(now_ms))
         if self._telemetry is not None and self._telemetry.is_offered:
-            delay = min(delay, self._telemetry.refresh(now_ms))
-        self._poll(now_ms + max(delay, 0.0), now_ms)
+            delays.append(self._telemetry.refresh(now_ms))
+        self._poll(now_ms + max(min(delays), 0.0), now_ms, waits_out_acknowledgements)
 
-    def _poll(self, until_ms: float, now_ms: float) -> None:
+    def _poll(self, until_ms: float, now_ms: float, waits_out_acknowledgements: bool) -> None:
         """Wait for the network's events until ``until_ms`` at most.
 
-        An acknowledgement after which nothing more can be sent does not end the wait: a pass that finds
-        nothing to do costs nearly as much as a request.
+        With ``waits_out_acknowledgements`` an acknowledgement does not end the wait, because no batch became
+        sendable: a pass that finds nothing to do costs nearly as much as a request.
         """
-        only_acknowledged = True
-        while only_acknowledged and now_ms <= until_ms:
-            self._responses.acknowledgements = 0
-            happened = self._network.poll(until_ms - now_ms, now_ms)
-            only_acknowledged = self._sent_all and 0 < happened == self._responses.acknowledgements
-            only_acknowledged = only_acknowledged and not self._network.woken
+        responses = self._responses
+        while now_ms <= until_ms:
+            responses.acknowledgements = 0
+            events = self._network.poll(until_ms - now_ms, now_ms)
+            only_acknowledged = 0 < events == responses.acknowledgements and not self._network.woken
+            if not (waits_out_acknowledgements and only_acknowledged) or self._breaker.has_probe_due():
+                return
+            # The response may have brought the breaker's deadline forward.
             now_ms = self._clock_ms()
-            if only_acknowledged:
-                # The breaker may have decided to probe a broker, or the response may have changed its delay.
-                only_acknowledged = not self._breaker.has_probe_due()
-                until_ms = min(until_ms, now_ms + self._breaker.delay_ms(now_ms))
+            until_ms = min(until_ms, now_ms + self._breaker.delay_ms(now_ms))
 
     def abort(self, cause: Exception) -> None:
         """Stop sending at once. Any thread may call it. The task fails with this cause or an earlier one.
 
         Rows that have not reached a broker are dropped, including bytes in the kernel's socket buffers.
         """
-        self._end_with(cause)
+        self._record_end_cause(cause)
         self._aborting = True
         self._closing = True
         self._network.wakeup()
 
-    def _end_with(self, cause: Exception) -> None:
+    def _record_end_cause(self, cause: Exception) -> None:
         self._end_cause = self._end_cause or cause
         self._deliveries.failed(None, 0, cause)
 
@@ -266,50 +262,50 @@ class Sender(threading.Thread):
 
     # -- produce ----------------------------------------------------------------------------------
 
-    def _send_ready(self, now_ms: float, muted: Container[TopicPartition]) -> float:
+    def _send_ready(self, now_ms: float, muted: Container[TopicPartition]) -> tuple[float, bool]:
+        """Send one request to each broker that has ready batches and accepts one.
+
+        Returns the delay until more batches may be sendable, and True if no response alone can make more of
+        them sendable.
+        """
         # The version is read first: if another thread changes the metadata meanwhile, the version differs in
         # the next pass.
         version = self._cluster.version
         ready, leaderless, delay = self._accumulator.ready(self._leader, now_ms, version)
-        of_muted = take_muted(ready, muted) if muted else {}
+        muted_partitions = split_off_muted(ready, muted) if muted else {}
         # With one request in flight at a time, a response can free the next batch although none is ready now.
         # And while partitions are muted, each response may end a mute.
-        self._sent_all = self._options.max_in_flight_requests_per_connection > 1 and not muted
-        if not (ready or of_muted or leaderless or self._waited):
-            return delay
+        only_time_helps = self._options.max_in_flight_requests_per_connection > 1 and not muted
+        if not (ready or muted_partitions or leaderless or self._has_waits or self._responses.missing):
+            return delay, only_time_helps
+        delays = [delay]
         blocked = []
         for broker, partitions in ready.items():
             if not broker.accepts(now_ms):
                 blocked.append(broker)
-                delay = min(delay, broker.delay_ms(now_ms))
+                delays.append(broker.delay_ms(now_ms))
             elif not self._produce(broker, partitions, now_ms):
-                self._sent_all = False
-                delay = min(delay, broker.slow_starts.pause_ms(now_ms))
-            elif any(map(_batches_of, partitions)):
+                only_time_helps = False
+                delays.append(broker.slow_starts.pause_ms(now_ms))
+            elif any(partition.batches for partition in partitions):
                 # More batches may be ready. Without any, another pass would cost nearly as much as the
                 # request.
-                delay = 0.0
-        if blocked or self._waited:
-            self._note_waits(ready, blocked, now_ms)
-        if blocked or leaderless or of_muted or self._responses.missing:
-            stuck = [*of_muted.items(), *((broker, ready[broker]) for broker in blocked)]
-            delay = min(delay, self._refresh_stale(leaderless, stuck, now_ms))
-        self._waited |= bool(leaderless)
-        self._sent_all &= not self._waited
-        for broker, partitions in of_muted.items():
-            delay = min(delay, self._probe(broker, partitions, now_ms))
-        if not muted:
-            return delay
-        # A batch that may be sent as a probe stays, even while there is no connection to its broker yet.
-        may_probe = self._breaker.task_mutes.may_probe
-        unsent = [one for partitions in of_muted.values() for one in partitions if not may_probe(one.id)]
-        unsent += [one for one in leaderless if one.id in muted]
-        return 0.0 if unsent and self._move_unsent(unsent, muted, now_ms) else delay
+                delays.append(0.0)
+        if blocked or self._has_waits:
+            self._record_waits(ready, blocked, now_ms)
+        if blocked or leaderless or muted_partitions or self._responses.missing:
+            waiting = [*muted_partitions.items(), *((broker, ready[broker]) for broker in blocked)]
+            delays.append(self._refresh_stale(leaderless, waiting, now_ms))
+        for broker, partitions in muted_partitions.items():
+            delays.append(self._probe(broker, partitions, now_ms))
+        if muted and self._move_unsent(muted_partitions, leaderless, muted, now_ms):
+            delays.append(0.0)
+        return min(delays), only_time_helps and not (blocked or leaderless or self._has_waits)
 
     def _refresh_stale(
         self,
         leaderless: Sequence[Partition],
-        stuck: Iterable[tuple[Broker, Sequence[Partition]]],
+        waiting: Iterable[tuple[Broker, Sequence[Partition]]],
         now_ms: float,
     ) -> float:
         """Request metadata for partitions without a reachable leader. Return the delay until the next request
@@ -318,29 +314,39 @@ class Sender(threading.Thread):
         Other brokers will lead the partitions of an unreachable broker once the cluster has noticed, and only
         metadata shows that. The metadata's backoff limits how often it is requested.
         """
-        unknown = {one.id.topic for one in leaderless}
+        unknown = {partition.id.topic for partition in leaderless}
         if unknown or self._responses.missing:
             self._responses.expire_missing(unknown, now_ms)
-        gone = (partitions for broker, partitions in stuck if broker.is_gone)
+        gone = (partitions for broker, partitions in waiting if broker.is_gone)
         stale = unknown.union(partition.id.topic for partitions in gone for partition in partitions)
         for topic in stale:
             self._cluster.mark_stale(topic, now_ms)
         return self._metadata.refresh(now_ms) if stale else math.inf
 
     def _move_unsent(
-        self, sources: Sequence[Partition], muted: Container[TopicPartition], now_ms: float
+        self,
+        muted_partitions: Mapping[Broker, Sequence[Partition]],
+        leaderless: Sequence[Partition],
+        muted: Container[TopicPartition],
+        now_ms: float,
     ) -> bool:
         """Move keyless rows that were never sent from muted partitions to other ones. Return whether there
         were any.
 
         A task ends once all of its rows are acknowledged. Rows that were appended to a partition before its
         broker was found to be frozen would wait for that broker, although any other partition will do. The
-        rows lose their place in the order, so they stay if the other partitions fail as well.
+        rows lose their place in the order, so they stay if the other partitions fail as well. A batch that
+        may be sent as a probe also stays, even while there is no connection to its broker yet.
         """
-        targets = {topic: self._targets(topic, muted, now_ms) for topic in {one.id.topic for one in sources}}
+        may_probe = self._breaker.task_mutes.may_probe
+        sources = [partition for partition in leaderless if partition.id in muted]
+        for partitions in muted_partitions.values():
+            sources += [partition for partition in partitions if not may_probe(partition.id)]
+        topics = {partition.id.topic for partition in sources}
+        targets = {topic: self._targets(topic, muted, now_ms) for topic in topics}
         moved = self._accumulator.move_unsent(sources, targets)
         if moved:
-            self._deliveries.count(moved=tell_of_moves(moved, self._breaker))
+            self._deliveries.count(moved=log_moves(moved, self._breaker))
         return bool(moved)
 
     def _targets(self, topic: str, muted: Container[TopicPartition], now_ms: float) -> list[TopicPartition]:
@@ -349,14 +355,14 @@ class Sender(threading.Thread):
         known = self._cluster.topic(topic)
         connected = {broker.id for broker in self._cluster.brokers.values() if broker.is_connected}
         choices = Choices(()) if known is None else choices_of(known, (), muted, connected)
-        found = [TopicPartition(topic, number) for number in choices.available]
+        available = [TopicPartition(topic, number) for number in choices.available]
         # `choices_of` returns every partition if all of them are muted.
-        targets = [name for name in found if name not in muted]
+        targets = [name for name in available if name not in muted]
         written = self._accumulator.partitions
         failing = {name for name in targets if name in written and written[name].is_failing(now_ms)}
         return [name for name in targets if name not in failing]
 
-    def _note_waits(
+    def _record_waits(
         self, ready: Mapping[Broker, Sequence[Partition]], blocked: Collection[Broker], now_ms: float
     ) -> None:
         """Record which brokers batches wait for."""
@@ -372,7 +378,7 @@ class Sender(threading.Thread):
         if timeout_ms > 0:
             accepting = [broker for broker in ready if broker not in blocked]
             self.unavailable = unavailable(brokers, blocked, accepting, timeout_ms, now_ms)
-        self._waited = bool(blocked) or any(broker.waits_since_ms is not None for broker in brokers)
+        self._has_waits = bool(unreachable) or any(broker.waits_since_ms is not None for broker in brokers)
 
     def _run_breaker(self, now_ms: float) -> float:
         """Run the breaker and probe the brokers it asks for. Return the milliseconds until another broker can
@@ -477,12 +483,12 @@ class Sender(threading.Thread):
         if not is_final(cause):
             return
         bootstrap = [connection.last_error for connection in self._network.bootstrap]
-        others_left = any(error is None or not is_final(error) for error in bootstrap)
-        if node_id >= 0 or was_used or not others_left:
+        can_still_connect = any(error is None or not is_final(error) for error in bootstrap)
+        if node_id >= 0 or was_used or not can_still_connect:
             self._responses.fail_all(cause)
 
 
-def tell_of_moves(moved: Mapping[TopicPartition, Sequence[ProducerBatch]], breaker: Breaker) -> int:
+def log_moves(moved: Mapping[TopicPartition, Sequence[ProducerBatch]], breaker: Breaker) -> int:
     """Log the batches that moved to other partitions. Return their number of rows."""
     batches = [batch for of_partition in moved.values() for batch in of_partition]
     rows = sum(batch.rows for batch in batches)
@@ -498,15 +504,15 @@ def tell_of_moves(moved: Mapping[TopicPartition, Sequence[ProducerBatch]], break
     return rows
 
 
-def take_muted(
+def split_off_muted(
     ready: dict[Broker, list[Partition]], muted: Container[TopicPartition]
 ) -> dict[Broker, list[Partition]]:
     """Remove the muted partitions from ``ready``, and return them by broker."""
-    found: dict[Broker, list[Partition]] = {}
+    muted_partitions: dict[Broker, list[Partition]] = {}
     for broker, partitions in list(ready.items()):
-        if of_muted := [one for one in partitions if one.id in muted]:
-            found[broker] = of_muted
-            ready[broker] = [one for one in partitions if one.id not in muted]
+        if queues := [partition for partition in partitions if partition.id in muted]:
+            muted_partitions[broker] = queues
+            ready[broker] = [partition for partition in partitions if partition.id not in muted]
             if not ready[broker]:
                 del ready[broker]
-    return found
+    return muted_partitions

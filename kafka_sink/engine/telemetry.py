@@ -258,11 +258,11 @@ class ClientTelemetry:
         """The codec's id, and the subscribed metrics since the last push."""
         now_ms = self._wall_clock_ms()
         prefixes = ("",) if wanted.requested == ("*",) else wanted.requested
-        metrics = [one for one in self._metrics(wanted, now_ms) if one.name.startswith(prefixes)]
+        metrics = [metric for metric in self._metrics(wanted, now_ms) if metric.name.startswith(prefixes)]
         start_ms = self._since_ms if wanted.delta else self._created_ms
         data = metrics_data(metrics, self._resource(), start_ms, now_ms, delta=wanted.delta)
         self._begin_window(now_ms)
-        known = next((one for one in wanted.compression_types if one in _CODECS), 0)
+        known = next((codec for codec in wanted.compression_types if codec in _CODECS), 0)
         codec = CompressionType(0 if self._compresses_wrongly else known)
         return codec, _compressed(data, codec)
 
@@ -306,7 +306,7 @@ def metrics_data(
 ) -> bytes:
     """Encode the metrics. Sums count from ``start_ms`` on. Both times are milliseconds since 1970."""
     times = _nanoseconds(2, start_ms), _nanoseconds(3, now_ms)
-    made = b"".join(_message(2, _metric(one, times, delta)) for one in metrics)
+    made = b"".join(_message(2, _metric(metric, times, delta)) for metric in metrics)
     of_resource = _message(1, _labels(1, resource)) + _message(2, made)
     return _message(1, of_resource)
 

@@ -88,7 +88,7 @@ class TransactionPartitions:
 
     def _add(self, connection: BrokerConnection, now_ms: float) -> None:
         wanted = tuple(self._identity.partitions_to_add)
-        names = tuple(one.id for one in wanted)
+        names = tuple(partition.id for partition in wanted)
         version = connection.api_version(apis.ADD_PARTITIONS_TO_TXN)
         name, producer_id, epoch = self._identity.transaction
         body = transaction_requests.encode_add_partitions(version, name or "", producer_id, epoch, names)
@@ -140,14 +140,14 @@ class TransactionPartitions:
             self._retry(now_ms)
 
     def _on_coordinator(self, response: transaction_requests.CoordinatorsResponse, now_ms: float) -> None:
-        found = response.found.get(self._identity.transactional_id or "")
-        if found is None:
+        coordinator = response.found.get(self._identity.transactional_id or "")
+        if coordinator is None:
             self._judge(_NOT_ATTEMPTED, "FindCoordinator", now_ms)
-        elif found.node is not None:
-            self._coordinator = found.node.id
+        elif coordinator.node is not None:
+            self._coordinator = coordinator.node.id
             self._failures = 0
         else:
-            self._judge(found.error_code, "FindCoordinator", now_ms)
+            self._judge(coordinator.error_code, "FindCoordinator", now_ms)
 
     def _on_added(
         self,
@@ -156,13 +156,13 @@ class TransactionPartitions:
         now_ms: float,
     ) -> None:
         # A partition that is not in the response was not added.
-        errors = {one.id: response.errors.get(one.id, _NOT_ATTEMPTED) for one in partitions}
-        failed = [one for one, code in errors.items() if code]
-        self._identity.added(one for one in partitions if one.id not in failed)
+        errors = {partition.id: response.errors.get(partition.id, _NOT_ATTEMPTED) for partition in partitions}
+        failed = [name for name, code in errors.items() if code]
+        self._identity.added(partition for partition in partitions if partition.id not in failed)
         if not failed:
             self._failures = 0
             return
-        answered = [one for one in failed if errors[one] != _NOT_ATTEMPTED] or failed
+        answered = [name for name in failed if errors[name] != _NOT_ATTEMPTED] or failed
         what = f"AddPartitionsToTxn of {answered[0]}"
         self._judge(errors[answered[0]], what, now_ms, ADVICE_IN_TRANSACTIONS)
 

@@ -18,7 +18,7 @@ from kafka_sink.clock import monotonic_ms
 from kafka_sink.cluster.broker import Broker
 from kafka_sink.engine.batch import ProducerBatch
 from kafka_sink.engine.responses import ResponseHandler
-from kafka_sink.engine.sender import Sender, take_muted, tell_of_moves
+from kafka_sink.engine.sender import Sender, log_moves, split_off_muted
 from kafka_sink.errors import BufferExhaustedError
 from kafka_sink.model import MetadataUpdate, Node, TopicPartition
 from kafka_sink.network.apis import PRODUCE
@@ -240,7 +240,7 @@ def test_muted_partitions_are_taken_out_of_what_is_ready() -> None:
     free, held, alone = map(partition_of, names)
     one, two = Brokers(1, 2).values()
     ready = {one: [free, held], two: [alone]}
-    assert take_muted(ready, names[1:]) == {one: [held], two: [alone]}
+    assert split_off_muted(ready, names[1:]) == {one: [held], two: [alone]}
     assert ready == {one: [free]}
 
 
@@ -357,6 +357,6 @@ def test_dead_letters_that_move_are_no_rows(
         moved[-1].dead_letters = dead_letters
     breaker: Any = SimpleNamespace(explain=lambda _: "muted")
     with caplog.at_level(logging.WARNING):
-        assert tell_of_moves({TopicPartition("t", 0): moved}, breaker) == rows
+        assert log_moves({TopicPartition("t", 0): moved}, breaker) == rows
     assert text in caplog.text
     assert caplog.text.count("dead letters") == text.count("dead letters")

@@ -265,7 +265,7 @@ def _split_parents_keep_their_memory(patch: pytest.MonkeyPatch) -> None:
 
 
 def _muted_partitions_are_sent(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(lifecycle_model, "take_muted", lambda *arguments: {})
+    patch.setattr(lifecycle_model, "split_off_muted", lambda *arguments: {})
 
 
 def _a_close_forgets_what_is_in_flight(patch: pytest.MonkeyPatch) -> None:

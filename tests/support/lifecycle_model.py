@@ -24,7 +24,7 @@ from kafka_sink.engine.deliveries import TaskDeliveries, WrittenBatch
 from kafka_sink.engine.identity import ProducerIdentity
 from kafka_sink.engine.produce_requests import fill_request, produce_request
 from kafka_sink.engine.responses import ResponseHandler
-from kafka_sink.engine.sender import take_muted
+from kafka_sink.engine.sender import split_off_muted
 from kafka_sink.errors import BufferExhaustedError, DeliveryError
 from kafka_sink.memory.buffer import SharedBufferPart
 from kafka_sink.memory.pool import BufferPool
@@ -225,7 +225,7 @@ class Model:
         if self.deliveries.has_failed:
             return
         ready, _, _ = self.accumulator.ready(self.leader, self.now)
-        take_muted(ready, self.muted)
+        split_off_muted(ready, self.muted)
         for broker, queues in ready.items():
             node = broker.id
             if sum(request.node == node for request in self.pending) >= 5:
