@@ -26,7 +26,6 @@ from kafka_sink.coordinator.schema import (
     Message,
     Ms,
     Name,
-    NodeId,
     ServiceScope,
     Structure,
     Text,
@@ -53,7 +52,7 @@ _Int32s = Annotated[bytes, Meta(max_length=600_000)]
 class NodeHint(NamedTuple):
     """A broker's address."""
 
-    id: NodeId
+    id: Annotated[int, Meta(ge=0, le=2**31 - 1)]
     host: Text
     port: Annotated[int, Meta(ge=0, le=65_535)]
     rack: Text | None
@@ -126,9 +125,7 @@ class Topics(Message, frozen=True):
 def parts_of(snapshot: MetadataSnapshot) -> Iterator[SnapshotPart]:
     """One or more parts, each of which fits into a message."""
     nodes: tuple[NodeHint, ...] = tuple(
-        NodeHint(node.id, node.host, node.port, node.rack and cut(node.rack))
-        for node in snapshot.nodes
-        if is_host(node.host) and 0 <= node.port < 1 << 16
+        NodeHint(node.id, node.host, node.port, node.rack and cut(node.rack)) for node in snapshot.nodes
     )
     # A character takes up to six bytes. No real cluster has this many brokers; if one does, tasks ask it
     # directly.
@@ -150,8 +147,8 @@ def parts_of(snapshot: MetadataSnapshot) -> Iterator[SnapshotPart]:
 
 def snapshot_of(part: SnapshotPart) -> MetadataSnapshot:
     """The snapshot in a message. Raises ProtocolError."""
-    if not all(is_host(node.host) and node.id >= 0 for node in part.nodes):
-        raise ProtocolError("invalid broker address or id")
+    if not all(is_host(node.host) for node in part.nodes):
+        raise ProtocolError("invalid broker address")
     topics = []
     for name, age_ms, topic_id, leaders, epochs in part.topics:
         if len(leaders) != len(epochs) or len(leaders) % 4:

@@ -125,7 +125,7 @@ def test_the_end_of_a_write_of_thousands_of_tasks_is_encoded_once() -> None:
 
 
 @pytest.mark.parametrize("wrong", [Writing("x" * 201), WriteEnding("x" * 201, False)])
-def test_inconsistent_reports_are_rejected(wrong: Message) -> None:
+def test_names_that_are_too_long_are_rejected(wrong: Message) -> None:
     with pytest.raises(ProtocolError):
         decode(encode(wrong))
 
