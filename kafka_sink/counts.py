@@ -22,13 +22,12 @@ class CountSpec:
     """How a count is presented.
 
     ``metric`` is its name in /metrics without the prefix, which includes the unit; "" if it is not a metric.
-    ``scale`` converts the count to that unit. ``doc`` describes the metric. ``json`` is its key in the
-    summary as JSON. ``nouns`` are singular and plural for the summary as text, which omits a count of 0.
+    ``scale`` converts the count to that unit. ``doc`` describes the metric. ``nouns`` are singular and plural
+    for the summary, which omits a count of 0.
     """
 
     metric: str = ""
     doc: str = ""
-    json: str = ""
     nouns: tuple[str, str] | None = None
     scale: float = 1.0
 
@@ -52,41 +51,30 @@ class TaskCounts:
     ``raw_bytes`` their uncompressed size.
     """
 
-    records: int = _count(json="rows")
-    unconfirmed: int = _count("record_unconfirmed", "Rows sent with acks=0", json="unconfirmedRows")
-    skipped: int = _count(
-        "dead_letter", "Rows that went to the dead letter topic or were dropped", json="skippedRows"
-    )
+    records: int = _count()
+    unconfirmed: int = _count("record_unconfirmed", "Rows sent with acks=0")
+    skipped: int = _count("dead_letter", "Rows that went to the dead letter topic or were dropped")
     failed: int = _count("record_error", "Rows whose delivery failed; each fails its task")
-    batches: int = _count(json="batches")
-    raw_bytes: int = _count(json="rawBytes")
-    sent_bytes: int = _count(json="sentBytes")
+    batches: int = _count()
+    raw_bytes: int = _count()
+    sent_bytes: int = _count()
     other_rack_bytes: int = _count(
-        "other_rack_bytes",
-        "Bytes of record batches sent to brokers outside kafka.client.rack",
-        json="otherRackBytes",
+        "other_rack_bytes", "Bytes of record batches sent to brokers outside kafka.client.rack"
     )
-    requests: int = _count("request", "Produce requests", json="requests")
-    retries: int = _count(
-        "batch_retry", "Record batches that were sent again", json="retries", nouns=("retry", "retries")
-    )
+    requests: int = _count("request", "Produce requests")
+    retries: int = _count("batch_retry", "Record batches that were sent again", nouns=("retry", "retries"))
     splits: int = _count(
         "batch_split",
         "Record batches that were too large for a broker and were split",
-        json="splits",
         nouns=("split", "splits"),
     )
     breaker_trips: int = _count(
         "breaker_trips",
         "Brokers and partitions that tasks muted",
-        json="breakerTrips",
         nouns=("circuit breaker trip", "circuit breaker trips"),
     )
     breaker_probes: int = _count(
-        "breaker_probes",
-        "Probes of muted brokers and partitions",
-        json="breakerProbes",
-        nouns=("probe", "probes"),
+        "breaker_probes", "Probes of muted brokers and partitions", nouns=("probe", "probes")
     )
     encode_ms: float = _time("encode_time_seconds", "Time that tasks spent encoding rows")
     pool_wait_ms: float = _time("bufferpool_wait_time_seconds", "Time that tasks waited for memory")

@@ -170,7 +170,9 @@ def _others() -> Iterator[str]:
     yield from _section(
         "Kafka options that are not supported",
         _reasons(unsupported.NOT_SUPPORTED),
-        "Any value other than Kafka's default is an error: the job would lack what the option asks for.",
+        "Any value other than Kafka's default is an error: the job would lack what the option asks for. The "
+        "callback handlers of Amazon MSK's IAM login and of OAUTHBEARER are accepted, because the sink does "
+        "their work itself.",
     )
     yield "## Unknown options\n"
     yield (

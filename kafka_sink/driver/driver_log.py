@@ -29,12 +29,6 @@ def report(line: str) -> None:
         LOGGER.info("%s", one_line(line, _LONGEST))
 
 
-def report_json(line: str) -> None:
-    """Log a line of JSON. Nothing precedes it, unless the user's own handlers add something."""
-    with _visible("%(message)s"):
-        LOGGER.info("%s", line)
-
-
 def debug(line: str) -> None:
     """Log a line for those who set the level of the logger ``kafka_sink`` to DEBUG."""
     LOGGER.debug("%s", one_line(line, _LONGEST))

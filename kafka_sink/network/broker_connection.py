@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from kafka_sink.options import SinkOptions
     from kafka_sink.security.sasl import Prepared, SaslExchange, Security
 
-_CANONICAL = "resolve_canonical_bootstrap_servers_only"
-
 
 _S = ConnectionState
 # The states that may follow each state.
@@ -76,8 +74,8 @@ class BrokerConnection:
         random: Callable[[], float],
         notify: Callable[[], None],
         security: Security | None = None,
-        lookup: Callable[[str, int, bool, Callable[[], None]], Future[list[SocketAddress]]] = start_lookup,
-        plaintext: Callable[[SocketAddress, SinkOptions], PlaintextTransport] = PlaintextTransport,
+        lookup: Callable[[str, int, Callable[[], None]], Future[list[SocketAddress]]] = start_lookup,
+        plaintext: Callable[[SocketAddress], PlaintextTransport] = PlaintextTransport,
     ) -> None:
         self.node = node
         self.state = ConnectionState.IDLE
@@ -151,9 +149,7 @@ class BrokerConnection:
             return
         self.move_to(ConnectionState.RESOLVING)
         if self._lookup is None:
-            is_bootstrap = self.node.id < 0
-            canonical = is_bootstrap and self._options.client_dns_lookup == _CANONICAL
-            self._lookup = self._start_lookup(self.node.host, self.node.port, canonical, self._notify)
+            self._lookup = self._start_lookup(self.node.host, self.node.port, self._notify)
         self.resolved(now_ms)
 
     def resolved(self, now_ms: float) -> None:
@@ -204,12 +200,11 @@ class BrokerConnection:
 
     def _new_transport(self, address: SocketAddress) -> PlaintextTransport:
         if self._context is None:
-            return self._plaintext(address, self._options)
+            return self._plaintext(address)
         from kafka_sink.network.tls_transport import TlsTransport
 
         suites = self._options.ssl_cipher_suites
-        host, name = self.node.host, str(self.node)
-        return TlsTransport(address, self._options, self._context, host, name, suites)
+        return TlsTransport(address, self._context, self.node.host, str(self.node), suites)
 
     def connected(self, attempt: PlaintextTransport, now_ms: float) -> list[PlaintextTransport]:
         """Called when the socket of an address is writable: use it, or others if connecting has failed.

@@ -12,7 +12,7 @@ from kafka_sink.network.wire import Buffer
 from kafka_sink.security.tls_context import TLS13_SUITES, explain, is_final, split_suites
 
 if TYPE_CHECKING:
-    from kafka_sink.options import SinkOptions
+    pass
 
 # A TLS record contains up to 16 KiB. Smaller buffers are joined, as each record has a cost.
 _RECORD_BYTES = 16 * 1024
@@ -125,14 +125,13 @@ class TlsTransport(PlaintextTransport):
     def __init__(
         self,
         address: SocketAddress,
-        options: SinkOptions,
         context: ssl.SSLContext,
         host: str,
         name: str,
         suites: Sequence[str] = (),
     ) -> None:
         self._stream = TlsStream(context, host, name, _to_check(suites) if suites else ())
-        super().__init__(address, options)
+        super().__init__(address)
         self._held = memoryview(b"")
         self._scratch = memoryview(bytearray(_READ_BYTES))
         self.buffered = False

@@ -15,12 +15,8 @@ import struct
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
 
 from kafka_sink.network.wire import Buffer
-
-if TYPE_CHECKING:
-    from kafka_sink.options import SinkOptions
 
 # l_onoff and l_linger: closing the socket resets the connection.
 _NO_LINGER = struct.pack("ii", 1, 0)
@@ -44,20 +40,13 @@ class PlaintextTransport:
     held_bytes = 0
     buffered = False
 
-    def __init__(self, address: SocketAddress, options: SinkOptions) -> None:
+    def __init__(self, address: SocketAddress) -> None:
         family, place = address
         self._socket = socket.socket(family, socket.SOCK_STREAM)
         try:
             self._socket.setblocking(False)
             # With Nagle's algorithm, a request's end would wait for the previous acknowledgement.
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            # Set these before connecting, because the TCP handshake fixes the window scale.
-            for option, size in (
-                (socket.SO_SNDBUF, options.send_buffer_bytes),
-                (socket.SO_RCVBUF, options.receive_buffer_bytes),
-            ):
-                if size >= 0:
-                    self._socket.setsockopt(socket.SOL_SOCKET, option, size)
             code = self._socket.connect_ex(place)
             if code not in _UNDER_WAY:
                 raise OSError(code, os.strerror(code))
@@ -124,12 +113,11 @@ def resolve_host(host: str, port: int, flags: int) -> list[SocketAddress]:
 
 
 def start_lookup(
-    host: str, port: int, canonical: bool, notify: Callable[[], None], resolve: Resolver = resolve_host
+    host: str, port: int, notify: Callable[[], None], resolve: Resolver = resolve_host
 ) -> Future[list[SocketAddress]]:
     """Start to resolve a name. ``notify`` is called on another thread at the end.
 
-    The lookup of a numeric address is complete on return. ``canonical`` resolves the host's canonical name
-    instead (client.dns.lookup=resolve_canonical_bootstrap_servers_only).
+    The lookup of a numeric address is complete on return.
     """
     lookup: Future[list[SocketAddress]] = Future()
     try:
@@ -140,7 +128,7 @@ def start_lookup(
 
     def run() -> None:
         try:
-            found = resolve(_canonical_name(host, port) if canonical else host, port, 0)
+            found = resolve(host, port, 0)
             problem = "" if found else f"{host} has no address"
         except UnicodeError as error:  # a label that is empty or longer than 63 characters
             problem = f"{host!r} is not a host name: {error}"
@@ -154,8 +142,3 @@ def start_lookup(
 
     threading.Thread(target=run, name=f"kafka-chunked-dns-{host}", daemon=True).start()
     return lookup
-
-
-def _canonical_name(host: str, port: int) -> str:
-    addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_CANONNAME)
-    return next((name for _, _, _, name, _ in addresses if name), host)

@@ -191,11 +191,6 @@ def _unused_security(values: Values, given: Mapping[str, Any]) -> None:
 
 
 def _verification(values: Values, _: Mapping[str, Any]) -> Iterator[str]:
-    if not values["enable_ssl_certificate_verification"]:
-        raise ConfigurationError(
-            "Option 'kafka.enable.ssl.certificate.verification' cannot be false: set "
-            "kafka.ssl.truststore.location to a file with the certificate of the brokers or their authority"
-        )
     if values["ssl_endpoint_identification_algorithm"] in ("", "none"):
         yield (
             "kafka.ssl.endpoint.identification.algorithm is switched off: any host with a certificate of a "

@@ -158,9 +158,9 @@ class _Given:
             self.breaker[kafka_name.removeprefix(BREAKER_PREFIX)] = text
         elif kafka_name not in KAFKA_NAMES and not kafka_name.startswith(unsupported.PREFIXES):
             self._unknown.append(name)
-        elif problem := _not_supported(kafka_name, text):
-            self._problems.append(problem)
-        elif _asks_for_something(kafka_name, text):
+        elif reason := unsupported.refusal(kafka_name, text.reveal()):
+            self._problems.append(f"Kafka option '{kafka_name}' {reason}")
+        elif unsupported.is_ineffective(kafka_name, text.reveal()):
             self.ineffective.append(name)
 
     def require_known(self) -> None:
@@ -207,27 +207,6 @@ def _convert(spec: OptionSpec, name: str, text: Secret) -> Any:
     # block, because a traceback that includes the cause would show the value.
     shown = HIDDEN if spec.secret or "@" in text.reveal() else f"'{printable(text.reveal())}'"
     raise ConfigurationError(f"Option '{name}' {problem}, got {shown}")
-
-
-def _not_supported(kafka_name: str, text: Secret) -> str | None:
-    """The problem with an option of Kafka that is set to something that this sink does not support."""
-    found = unsupported.not_supported(kafka_name)
-    if found is None:
-        return None
-    default, reason = found
-    # Spark's sink refuses these two options themselves, not a value of them.
-    is_serializer = kafka_name in ("key.serializer", "value.serializer")
-    if is_serializer or not unsupported.same_setting(text.reveal(), default):
-        return f"Kafka option '{kafka_name}' {reason}"
-    return None
-
-
-def _asks_for_something(kafka_name: str, text: Secret) -> bool:
-    """Whether an option of Kafka that has no effect here differs from Kafka's default."""
-    if unsupported.not_supported(kafka_name):
-        return False
-    default = unsupported.WITHOUT_EFFECT.get(kafka_name)
-    return default is None or not unsupported.same_setting(text.reveal(), default[0])
 
 
 def _lacks_prefix(name: str) -> bool:

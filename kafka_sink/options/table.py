@@ -251,12 +251,6 @@ class SinkOptions:
         mutes, aborted transactions), and one line per minute that sums up the other micro-batches.""",
         planning_only=True,
     )
-    log_summary_format: str = _option(
-        "log.summary.format", values.words("text", "json"), "text", TARGET,
-        """Format of this line. `json`: for each job and micro-batch one JSON object with `queryId` and
-        `batchId`, so that you can join it with the progress that a StreamingQueryListener receives.""",
-        planning_only=True,
-    )
     client_id: str = _option(
         "kafka.client.id", values.string(), "", TARGET,
         """Client name. Brokers log it and apply quotas to it, and some take the client's zone from it.
@@ -509,23 +503,9 @@ class SinkOptions:
         in the option `topic`, which also creates it, and fails if it is still missing after 5 s.""",
     )
 
-    client_dns_lookup: str = _option(
-        "kafka.client.dns.lookup", values.words("use_all_dns_ips",
-        "resolve_canonical_bootstrap_servers_only"), "use_all_dns_ips", NETWORK,
-        """Try every address of a host name in turn, or first resolve bootstrap names to their canonical
-        names.""",
-    )
     connections_max_idle_ms: int = _option(
         "kafka.connections.max.idle.ms", values.integer(-1, LONG_MAX), 540_000, NETWORK,
         """Close connections that were idle for this long; `-1` disables this.""",
-    )
-    send_buffer_bytes: int = _option(
-        "kafka.send.buffer.bytes", values.integer(-1), 131_072, NETWORK,
-        """TCP send buffer (SO_SNDBUF); `-1` leaves it to the system.""",
-    )
-    receive_buffer_bytes: int = _option(
-        "kafka.receive.buffer.bytes", values.integer(-1), 32_768, NETWORK,
-        """TCP receive buffer (SO_RCVBUF); `-1` leaves it to the system.""",
     )
     reconnect_backoff_ms: int = _option(
         "kafka.reconnect.backoff.ms", values.integer(0, LONG_MAX), 50, NETWORK,
@@ -626,20 +606,11 @@ class SinkOptions:
         "kafka.ssl.enabled.protocols", values.names(), ("TLSv1.2", "TLSv1.3"), SECURITY,
         """Enabled versions of TLS: `TLSv1.2`, `TLSv1.3`.""",
     )
-    ssl_protocol: str = _option(
-        "kafka.ssl.protocol", values.words("TLSv1.3", "TLSv1.2", "TLS", any_case=True), "TLSv1.3", SECURITY,
-        """Newest enabled version of TLS.""",
-    )
     ssl_cipher_suites: tuple[str, ...] = _option(
         "kafka.ssl.cipher.suites", values.names(), (), SECURITY,
         """Enabled cipher suites, with Java's or OpenSSL's names. If empty, the suites that OpenSSL considers
         secure are enabled. Python always offers all suites of TLS 1.3; if a broker chooses one that is not
         enabled, the connection fails after the handshake.""",
-    )
-    enable_ssl_certificate_verification: bool = _option(
-        "kafka.enable.ssl.certificate.verification", values.boolean(), True, SECURITY,
-        """librdkafka's option. `false` is an error, because TLS without verification protects against
-        nobody.""",
     )
     sasl_mechanism: str = _option(
         "kafka.sasl.mechanism", values.words("GSSAPI", "PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512",
@@ -660,15 +631,6 @@ class SinkOptions:
     sasl_password: Secret | None = _option(
         "kafka.sasl.password", values.secret(), None, SECURITY,
         """Password for PLAIN and SCRAM, instead of `kafka.sasl.jaas.config`.""",
-    )
-    sasl_client_callback_handler_class: str = _option(
-        "kafka.sasl.client.callback.handler.class", values.text(), "", SECURITY,
-        """`software.amazon.msk.auth.iam.IAMClientCallbackHandler` is accepted; AWS_MSK_IAM works the same
-        without it. Other Java classes are errors.""",
-    )
-    sasl_login_callback_handler_class: str = _option(
-        "kafka.sasl.login.callback.handler.class", values.text(), "", SECURITY,
-        """Kafka's `OAuthBearerLoginCallbackHandler` is accepted. Other Java classes are errors.""",
     )
     sasl_login_connect_timeout_ms: int = _option(
         "kafka.sasl.login.connect.timeout.ms", values.integer(1), 10_000, SECURITY,
@@ -1125,7 +1087,7 @@ GROUP_OPTIONS = (
 
 # Options that only set the client's name or its timeouts: those of the first write apply to all writes.
 _NAMES_OR_TIMES = re.compile(
-    r"kafka\.(client\.id|request\.|retry\.|reconnect\.|connections\.|socket\.|send\.|receive\."
+    r"kafka\.(client\.id|request\.|retry\.|reconnect\.|connections\.|socket\."
     r"|sasl\.login\.(refresh|retry|connect|read)\.)"
 )
 

@@ -15,6 +15,9 @@ _OPENSSL = "it selects a Java implementation; this sink uses OpenSSL"
 _BROKER_SIDE = "it configures how brokers validate tokens"
 _RESOLVED = "this sink resolves the names again at each attempt to connect"
 _COMPARED = "this sink compares the cluster ids that brokers send"
+_TRIES_ALL = "this sink tries all addresses of a name"
+_SIZED_BY_SYSTEM = "the operating system sizes the buffers of connections"
+_ENABLED_VERSIONS = "`kafka.ssl.enabled.protocols` selects the versions of TLS"
 
 # (Kafka's default, why the option has no effect). These options change neither what is sent nor where. One
 # warning lists the options that are set to another value.
@@ -27,7 +30,10 @@ WITHOUT_EFFECT: Mapping[str, tuple[str, str]] = {
     # Kafka 4.0 removed this option, but older jobs still set it.
     "auto.include.jmx.reporter": ("true", _JVM),
     "bootstrap.resolve.timeout.ms": ("0", _RESOLVED),
+    "client.dns.lookup": ("use_all_dns_ips", _TRIES_ALL),
     "metadata.cluster.check.enable": ("true", _COMPARED),
+    "receive.buffer.bytes": ("32768", _SIZED_BY_SYSTEM),
+    "send.buffer.bytes": ("131072", _SIZED_BY_SYSTEM),
     "sasl.kerberos.kinit.cmd": ("/usr/bin/kinit", _TICKETS),
     "sasl.kerberos.min.time.before.relogin": ("60000", _TICKETS),
     "sasl.kerberos.ticket.renew.jitter": ("0.05", _TICKETS),
@@ -44,6 +50,7 @@ WITHOUT_EFFECT: Mapping[str, tuple[str, str]] = {
     "sasl.oauthbearer.scope.claim.name": ("scope", _BROKER_SIDE),
     "sasl.oauthbearer.sub.claim.name": ("sub", _BROKER_SIDE),
     "ssl.keymanager.algorithm": ("SunX509", _OPENSSL),
+    "ssl.protocol": ("TLSv1.3", _ENABLED_VERSIONS),
     "ssl.secure.random.implementation": ("", _OPENSSL),
     "ssl.trustmanager.algorithm": ("PKIX", _OPENSSL),
 }
@@ -63,7 +70,7 @@ OF_OTHER_CLIENTS = frozenset(
 )
 
 _JVM_CLASS = "selects a Java class, which this sink cannot run"
-
+_TOKEN_FUNCTION = f"{_JVM_CLASS}: for OAUTHBEARER, sasl.oauthbearer.token.provider takes a Python function"
 
 # Setting these options to another value is an error: ignoring them would change where rows go, who can read
 # them in transit, or what is guaranteed.
@@ -76,6 +83,12 @@ NOT_SUPPORTED: Mapping[str, tuple[str, str]] = {
     ),
     "config.providers": ("", "is not supported: set the values themselves"),
     "security.providers": ("", _JVM_CLASS),
+    "enable.ssl.certificate.verification": (
+        "true",
+        "cannot be false: set kafka.ssl.truststore.location to a file with the brokers' certificates",
+    ),
+    "sasl.client.callback.handler.class": ("", _TOKEN_FUNCTION),
+    "sasl.login.callback.handler.class": ("", _TOKEN_FUNCTION),
     "sasl.login.class": ("", _JVM_CLASS),
     "sasl.oauthbearer.jwt.validator.class": (
         "org.apache.kafka.common.security.oauthbearer.DefaultJwtValidator",
@@ -93,6 +106,15 @@ NOT_SUPPORTED: Mapping[str, tuple[str, str]] = {
     ),
 }
 
+# Classes whose work this sink does itself, so that the options above may name them.
+_OWN_CLASSES = frozenset(
+    {
+        "software.amazon.msk.auth.iam.IAMClientCallbackHandler",
+        "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginCallbackHandler",
+        "org.apache.kafka.common.security.oauthbearer.secured.OAuthBearerLoginCallbackHandler",
+    }
+)
+
 # The prefixes of options whose names a user completes.
 PREFIXES = ("config.providers.", "metrics.context.")
 
@@ -100,11 +122,27 @@ PREFIXES = ("config.providers.", "metrics.context.")
 SPARK_OWN = frozenset({"path", "paths", "checkpointlocation", "queryname", "includeheaders"})
 
 
-def not_supported(name: str) -> tuple[str, str] | None:
-    """(Kafka's default, reason) if this sink does not support the option, or None."""
-    if name.startswith("config.providers."):
-        return NOT_SUPPORTED["config.providers"]
-    return NOT_SUPPORTED.get(name)
+def refusal(name: str, text: str) -> str | None:
+    """Why this sink refuses Kafka's option with this value; None if it accepts or ignores it."""
+    default, reason = NOT_SUPPORTED.get(_in_table(name), (text, ""))
+    # Spark's sink refuses the serializers themselves, not a value of them.
+    if name in ("key.serializer", "value.serializer"):
+        return reason
+    is_accepted = same_setting(text, default) or text.removeprefix("kafkashaded.") in _OWN_CLASSES
+    return None if is_accepted else reason
+
+
+def is_ineffective(name: str, text: str) -> bool:
+    """Whether Kafka's option has no effect here although the job sets it to another value than the
+    default."""
+    if _in_table(name) in NOT_SUPPORTED:
+        return False
+    return name not in WITHOUT_EFFECT or not same_setting(text, WITHOUT_EFFECT[name][0])
+
+
+def _in_table(name: str) -> str:
+    """The name with which the table lists the option."""
+    return "config.providers" if name.startswith("config.providers.") else name
 
 
 def same_setting(text: str, default: str) -> bool:

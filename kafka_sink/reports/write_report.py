@@ -11,11 +11,10 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from operator import attrgetter
-from typing import Any
 
 from kafka_sink import spark_application
 from kafka_sink.coordinator.address import PlannedCoordinator
@@ -51,17 +50,8 @@ def report(options: SinkOptions, coordinator: PlannedCoordinator, ended: EndedWr
     _to_live_view(options, coordinator, ended)
     if options.delivery_report_path:
         _to_delivery_report(options.delivery_report_path, ended)
-    is_skipped = ended.outcome == "skipped"
-    if is_skipped:
+    if ended.outcome == "skipped":
         driver_log.warn(ended.label + ended.note)
-    if options.log_summary_format == "json":
-        if options.log_summary or is_skipped:
-            fields = {**ended.identity, **_summary_fields(ended.results), "tasks": ended.tasks}
-            if ended.schemas:
-                fields["schemas"] = ended.schemas
-            driver_log.report_json(
-                json.dumps({**fields, **_transaction_fields(ended)}, separators=(",", ":"))
-            )
     elif ended.outcome == "committed" and options.log_summary:
         is_due, digest = _is_due(ended, time.time())
         if digest:
@@ -83,10 +73,6 @@ def aborted(ended: EndedWrite) -> str:
     if ended.results:
         line += f"; Kafka keeps what the other tasks wrote: {summarise(ended.results)}"
     return line
-
-
-def _transaction_fields(ended: EndedWrite) -> dict[str, Any]:
-    return {"transactions": dict(ended.transactions)} if ended.transactions else {}
 
 
 def _advise(ended: EndedWrite) -> None:
@@ -210,20 +196,6 @@ def about_large_arrow_batches(results: Sequence[TaskResult]) -> str | None:
     )
 
 
-def _summary_fields(results: Sequence[TaskResult]) -> dict[str, Any]:
-    """The summary as values for JSON. Sizes are in bytes, times in milliseconds, and maxima are those of one
-    task."""
-    counts, topics = total(results), _topics_of(results)
-    return {
-        **{spec.json: getattr(counts, name) for name, spec in SPECS.items() if spec.json},
-        "rowsByTopic": {topic: topics[topic].records for topic in sorted(topics)},
-        "partitions": len(
-            {(written.topic, written.partition) for result in results for written in result.partitions}
-        ),
-        **{name: round(_most(results, of)) for name, of in _MAXIMA.items()},
-    }
-
-
 def _most(results: Iterable[TaskResult], of: Callable[[TaskResult], float]) -> float:
     return max(map(of, results), default=0)
 
@@ -239,14 +211,6 @@ def _held_by_full(result: TaskResult) -> float:
 
 
 _ARROW_BATCH_BYTES, _ELAPSED_MS = attrgetter("arrow_batch_bytes_max"), attrgetter("elapsed_ms")
-_MAXIMA: Mapping[str, Callable[[TaskResult], float]] = {
-    "arrowBatchBytesMax": _ARROW_BATCH_BYTES,
-    "elapsedMs": _ELAPSED_MS,
-    "poolWaitMs": attrgetter("pool_wait_ms"),
-    "flushMs": attrgetter("flush_ms"),
-    "bufferBytesMax": _held,
-    "bufferBytesMaxOfFull": _held_by_full,
-}
 
 
 def _skipped(results: Sequence[TaskResult]) -> str:

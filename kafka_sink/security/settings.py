@@ -22,11 +22,6 @@ _MECHANISMS_OF = {
     "software.amazon.msk.auth.iam.IAMLoginModule": ("AWS_MSK_IAM",),
     "com.sun.security.auth.module.Krb5LoginModule": ("GSSAPI",),
 }
-_IAM_HANDLER = "software.amazon.msk.auth.iam.IAMClientCallbackHandler"
-_OAUTH_HANDLERS = (
-    f"{_KAFKA_MODULES}.oauthbearer.OAuthBearerLoginCallbackHandler",
-    f"{_KAFKA_MODULES}.oauthbearer.secured.OAuthBearerLoginCallbackHandler",
-)
 # The schemes that the token endpoint's URL may have for each of Java's classes that fetch tokens.
 _RETRIEVERS = {
     "DefaultJwtRetriever": ("", "https", "http", "file"),
@@ -180,13 +175,7 @@ def _tls(options: SinkOptions) -> TlsSettings:
             raise ConfigurationError(
                 f"Option 'kafka.ssl.enabled.protocols' names {version!r}; TLSv1.2 and TLSv1.3 are allowed"
             )
-    newest = _PROTOCOLS[:1] if options.ssl_protocol == "TLSv1.2" else _PROTOCOLS
-    chosen = tuple(v for v in newest if v.lower() in (one.lower() for one in enabled))
-    if not chosen:
-        raise ConfigurationError(
-            f"kafka.ssl.protocol={options.ssl_protocol} leaves none of kafka.ssl.enabled.protocols="
-            f"{','.join(enabled)}"
-        )
+    chosen = tuple(v for v in _PROTOCOLS if v.lower() in (one.lower() for one in enabled))
     return TlsSettings(
         _trust(options),
         _key(options),
@@ -268,7 +257,6 @@ def _sasl(options: SinkOptions) -> SaslSettings:
     if options.sasl_jaas_config is not None:
         login = parse_jaas(options.sasl_jaas_config)
         _check_module(login, mechanism)
-    _check_handlers(options, mechanism)
     if mechanism == "OAUTHBEARER":
         return SaslSettings(mechanism, tokens=_tokens(options, login))
     if mechanism == "AWS_MSK_IAM":
@@ -291,18 +279,6 @@ def _check_module(module: LoginModule, mechanism: str) -> None:
             f"{' by default' if mechanism == 'GSSAPI' else ''}: set kafka.sasl.mechanism="
             + " or ".join(mechanisms)
         )
-
-
-def _check_handlers(options: SinkOptions, mechanism: str) -> None:
-    client, login = options.sasl_client_callback_handler_class, options.sasl_login_callback_handler_class
-    allowed_client = (_IAM_HANDLER,) if mechanism == "AWS_MSK_IAM" else ()
-    allowed_login = _OAUTH_HANDLERS if mechanism == "OAUTHBEARER" else ()
-    for side, given, allowed in (("client", client, allowed_client), ("login", login, allowed_login)):
-        if given and given.removeprefix("kafkashaded.") not in allowed:
-            raise ConfigurationError(
-                f"Option 'kafka.sasl.{side}.callback.handler.class' names a Java class, which cannot run "
-                "in this sink: remove it; for OAUTHBEARER sasl.oauthbearer.token.provider takes a function"
-            )
 
 
 def _password_login(options: SinkOptions, login: LoginModule) -> SaslSettings:

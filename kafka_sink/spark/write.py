@@ -357,7 +357,7 @@ class PlannedWrite:
         write_report.report(self.options, self.coordinator, ended)
         if cause:
             log_failure(f"{write_report.aborted(ended)}: {cause}")
-        elif note or self.options.log_summary_format != "json":
+        else:
             driver_log.warn(f"{write_report.aborted(ended)}. {_NO_CAUSE}")
 
     def _end_attempts(self, batch_id: int | None) -> str:

@@ -17,7 +17,7 @@ from kafka_sink.errors import AuthenticationError
 from kafka_sink.model import Node
 from kafka_sink.network.broker_connection import BrokerConnection, RequestTimeoutError
 from kafka_sink.network.broker_protocol import ConnectionState
-from kafka_sink.network.transport import SocketAddress, start_lookup
+from kafka_sink.network.transport import start_lookup
 from kafka_sink.network.wire import Buffer
 from kafka_sink.secret import Secret
 from kafka_sink.security.sasl import Prepared, Security
@@ -44,7 +44,7 @@ class Silent:
 
     held_bytes, buffered = 0, False
 
-    def __init__(self, address: Any, settings: Any) -> None:
+    def __init__(self, address: Any) -> None:
         self.address = address
         self.sent = b""
 
@@ -163,9 +163,9 @@ def test_a_hosts_further_addresses_are_tried_at_once() -> None:
     places = [(socket.AF_INET, ("10.0.0.1", 1)), (socket.AF_INET, ("10.0.0.2", 1))]
     tried: list[Any] = []
 
-    def connect(address: Any, settings: Any) -> Silent:
+    def connect(address: Any) -> Silent:
         tried.append(address)
-        return Silent(address, settings)
+        return Silent(address)
 
     lookup = partial(start_lookup, resolve=lambda host, port, flags: list(places))
     one = link(lookup=lookup, plaintext=connect)
@@ -201,7 +201,7 @@ def test_a_silent_address_costs_a_quarter_of_a_second_while_others_are_left() ->
     places = [(socket.AF_INET, (f"10.0.0.{number}", 1)) for number in range(4)]
     kinds = iter([Silent, Failing, Silent, Silent, Silent])
     lookup = partial(start_lookup, resolve=lambda host, port, flags: list(places))
-    one = link(lookup=lookup, plaintext=lambda address, _: next(kinds)(address, None))
+    one = link(lookup=lookup, plaintext=lambda address: next(kinds)(address))
     one.open(0.0)
     assert one.next_deadline_ms() == 250.0
     assert not one.next_address_is_due(249.0)
@@ -307,21 +307,6 @@ def test_idleness_counts_from_the_last_use_and_not_while_a_request_waits() -> No
     assert one.idle_too_long(1_900.0)
 
 
-def test_only_bootstrap_addresses_are_looked_up_by_their_canonical_name() -> None:
-    asked: list[bool] = []
-
-    def start(*arguments: Any) -> Future[list[SocketAddress]]:
-        asked.append(arguments[2])
-        return Future()
-
-    canonical = "resolve_canonical_bootstrap_servers_only"
-    for node, lookup in ((-1, canonical), (-1, "use_all_dns_ips"), (3, canonical)):
-        options = dataclasses.replace(OPTIONS, client_dns_lookup=lookup)
-        at = Node(node, "a.example", 9092)
-        BrokerConnection(at, options, lambda: 0.5, lambda: None, lookup=start).open(0.0)
-    assert asked == [True, False, False]
-
-
 def test_requests_name_the_client() -> None:
     for given, named in (("", b"kafka-chunked"), ("me", b"me")):
         one = connected(client_id=given)
@@ -340,8 +325,8 @@ SESSION_MS = 60_000
 class Talking(Silent):
     """A stream to a Broker: what is sent is answered at once."""
 
-    def __init__(self, broker: Broker, address: Any, settings: Any) -> None:
-        super().__init__(address, settings)
+    def __init__(self, broker: Broker, address: Any) -> None:
+        super().__init__(address)
         self.broker = broker
         self.reply = b""
 

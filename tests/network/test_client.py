@@ -446,10 +446,10 @@ def test_wakeups_from_many_threads_are_never_lost(driver: Driver) -> None:
 
 
 def test_close_ends_quickly_whatever_is_under_way(cluster: FakeCluster) -> None:
-    driver = Driver(cluster.bootstrap_servers, send_buffer_bytes=8192)
+    driver = Driver(cluster.bootstrap_servers)
     driver.connect()
     cluster.freeze(0)
-    driver.send(produce_request(bytes(10_000_000)))
+    driver.send(produce_request(bytes(50_000_000)))
     started = time.monotonic()
     driver.client.close()
     driver.client.close()

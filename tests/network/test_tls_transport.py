@@ -23,7 +23,6 @@ from kafka_sink.security.key_material import ClientKey
 from kafka_sink.security.settings import Store, TlsSettings
 from kafka_sink.security.tls_context import load_key, make_context
 from tests.support.effort import tries
-from tests.support.network_harness import OPTIONS
 from tests.support.security.certificates import Authority
 
 HOST = "broker.test"
@@ -329,7 +328,7 @@ def test_a_flood_of_tls_messages_without_data_ends_the_connection() -> None:
     given = settings()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = (socket.AF_INET, listener.getsockname())
-        transport = Flooded(address, OPTIONS, make_context(given), HOST, "broker.test:9093 (id 1)")
+        transport = Flooded(address, make_context(given), HOST, "broker.test:9093 (id 1)")
         with pytest.raises(ConnectionError, match=r"broker.test:9093.*without any data"):
             transport.receive_into(memoryview(bytearray(100)))
         transport.abort()
@@ -337,9 +336,7 @@ def test_a_flood_of_tls_messages_without_data_ends_the_connection() -> None:
 
 def _transport(listener: socket.socket, given: TlsSettings) -> TlsTransport:
     address = (socket.AF_INET, listener.getsockname())
-    transport = TlsTransport(
-        address, OPTIONS, make_context(given), "127.0.0.1", "127.0.0.1", given.cipher_suites
-    )
+    transport = TlsTransport(address, make_context(given), "127.0.0.1", "127.0.0.1", given.cipher_suites)
     select.select([], [transport], [], 10)
     transport.connected()
     while not transport.handshake():

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import select
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from typing import Any
 
 import pytest
 
 from kafka_sink.network.transport import PlaintextTransport, SocketAddress, resolve_host, start_lookup
-from tests.support.network_harness import OPTIONS
 
 
 @pytest.fixture
@@ -32,7 +29,7 @@ def place(server: socket.socket) -> SocketAddress:
 @pytest.fixture
 def pair(listener: socket.socket) -> Iterator[tuple[PlaintextTransport, socket.socket]]:
     """A connected transport and the other end."""
-    transport = PlaintextTransport(place(listener), OPTIONS)
+    transport = PlaintextTransport(place(listener))
     peer, _ = listener.accept()
     assert select.select([], [transport], [], 10)[1]
     transport.connected()
@@ -42,25 +39,17 @@ def pair(listener: socket.socket) -> Iterator[tuple[PlaintextTransport, socket.s
 
 
 def test_options_of_the_socket(listener: socket.socket) -> None:
-    with socket.socket() as untouched:
-        system = untouched.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
-    # Linux doubles what it is asked for; connecting on loopback may raise what it tunes by itself.
-    for wanted, allowed in ((30_000, range(30_000, 60_001)), (-1, range(system, 1 << 40))):
-        settings = dataclasses.replace(OPTIONS, receive_buffer_bytes=wanted, send_buffer_bytes=wanted)
-        transport = PlaintextTransport(place(listener), settings)
-        assert not os.get_blocking(transport.fileno())
-        with socket.socket(fileno=os.dup(transport.fileno())) as same:
-            assert same.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-            assert same.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) in allowed
-            if wanted > 0:
-                assert same.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) in allowed
-        transport.close()
+    transport = PlaintextTransport(place(listener))
+    assert not os.get_blocking(transport.fileno())
+    with socket.socket(fileno=os.dup(transport.fileno())) as same:
+        assert same.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    transport.close()
 
 
 def test_a_refused_connect_raises(listener: socket.socket) -> None:
     address = place(listener)
     listener.close()
-    transport = PlaintextTransport(address, OPTIONS)
+    transport = PlaintextTransport(address)
     assert select.select([], [transport], [], 10)[1]
     with pytest.raises(ConnectionRefusedError):
         transport.connected()
@@ -101,7 +90,7 @@ def test_reading(pair: tuple[PlaintextTransport, socket.socket]) -> None:
 
 def test_an_address_of_no_family_leaves_no_socket_behind() -> None:
     with pytest.raises(socket.gaierror):
-        PlaintextTransport((socket.AF_INET, ("256.256.256.256", 1)), OPTIONS)
+        PlaintextTransport((socket.AF_INET, ("256.256.256.256", 1)))
 
 
 # -- names ---------------------------------------------------------------------------------------------
@@ -110,12 +99,10 @@ def test_an_address_of_no_family_leaves_no_socket_behind() -> None:
 Resolver = Callable[[str, int, int], list[SocketAddress]]
 
 
-def finished(
-    host: str, canonical: bool = False, resolve: Resolver = resolve_host
-) -> Future[list[SocketAddress]]:
+def finished(host: str, resolve: Resolver = resolve_host) -> Future[list[SocketAddress]]:
     """Waits for it, and for the call."""
     done = threading.Event()
-    lookup = start_lookup(host, 9092, canonical, done.set, resolve)
+    lookup = start_lookup(host, 9092, done.set, resolve)
     assert done.wait(20)
     assert lookup.done()
     return lookup
@@ -124,7 +111,7 @@ def finished(
 def test_a_numeric_address_is_done_at_once_without_a_thread() -> None:
     for host, family in (("127.0.0.1", socket.AF_INET), ("::1", socket.AF_INET6)):
         before = set(threading.enumerate())
-        lookup = start_lookup(host, 9092, False, lambda: None)
+        lookup = start_lookup(host, 9092, lambda: None)
         assert lookup.done()
         assert [(f, address[:2]) for f, address in lookup.result()] == [(family, (host, 9092))]
         assert set(threading.enumerate()) <= before
@@ -159,19 +146,3 @@ def test_failures_become_errors(problem: Exception | None, text: str) -> None:
 
     with pytest.raises(OSError, match=text):
         finished("nowhere", resolve=resolve).result()
-
-
-def test_the_canonical_name_is_what_is_connected_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With all its addresses in their order."""
-    asked: list[tuple[str, int]] = []
-    places = [(f"10.0.0.{i}", 9092) for i in range(3)]
-
-    def getaddrinfo(host: str, _port: int, *, flags: int = 0, **_: Any) -> Any:
-        if flags & socket.AI_NUMERICHOST:
-            raise socket.gaierror("not numeric")
-        asked.append((host, flags))
-        return [(socket.AF_INET, 1, 6, "real.example", one) for one in places]
-
-    monkeypatch.setattr("kafka_sink.network.transport.socket.getaddrinfo", getaddrinfo)
-    assert [address for _, address in finished("alias", canonical=True).result()] == places
-    assert asked == [("alias", socket.AI_CANONNAME), ("real.example", 0)]

@@ -137,15 +137,12 @@ def test_options_that_only_name_or_time_a_client_share_a_cluster() -> None:
         ("kafka.reconnect.backoff.max.ms", "5"),
         ("kafka.connections.max.idle.ms", "5"),
         ("kafka.socket.connection.setup.timeout.ms", "5"),
-        ("kafka.send.buffer.bytes", "5"),
-        ("kafka.receive.buffer.bytes", "5"),
         ("kafka.bootstrap.servers", "i:2,h:1,i:2"),
     ):
         assert identity(**{name: value}) == identity(), name
     for name, value in (
         ("kafka.bootstrap.servers", "h:1"),
         ("kafka.security.protocol", "SSL"),
-        ("kafka.client.dns.lookup", "resolve_canonical_bootstrap_servers_only"),
         ("kafka.allow.auto.create.topics", "false"),
         ("kafka.metadata.max.age.ms", "5"),
         ("kafka.producer.circuit.breaker.mute.retry.interval", "9000"),

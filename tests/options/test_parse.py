@@ -67,7 +67,7 @@ WRONG = [
     ("acks", "2", "not one of all, -1, 1, 0"),
     ("acks", "ALL", "not one of"),
     ("compression.type", "LZ4", "not one of none, gzip, snappy, lz4, zstd"),
-    ("client.dns.lookup", "default", "not one of"),
+    ("metadata.recovery.strategy", "default", "not one of"),
     ("enable.idempotence", "yes", "must be true or false"),
     ("buffer.memory.allocation.strategy", "half", "not one of incremental, full"),
 ]

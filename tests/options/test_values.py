@@ -82,7 +82,7 @@ def test_values_may_have_units_where_the_name_says_of_what() -> None:
         ("kafka.max.block.ms", "30 s", 30_000),
         ("kafka.batch.size", "1MiB", 1 << 20),
         ("kafka.buffer.memory", "64mib", 64 << 20),
-        ("kafka.send.buffer.bytes", "128KiB", 128 << 10),
+        ("max.bytes.per.second", "128KiB", 128 << 10),
         ("max.bytes.per.second", "2MiB", 2 << 20),
     ):
         assert getattr(parse({**SERVERS, name: text}).options, BY_NAME[name].attribute) == value

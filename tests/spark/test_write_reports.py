@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,19 +28,6 @@ from tests.support.planned_writes import Context, committed, lines, planned
 
 pytestmark = pytest.mark.usefixtures("bare_logging")
 ADDRESS = CoordinatorAddress("127.0.0.1", 1, b"fingerprint", "name", b"token")
-
-
-def test_the_json_summary_is_one_object_that_joins_with_a_querys_progress(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    write = planned(log_summary_format="json")
-    write.commit([committed((0, 9), query="q-1"), committed((10, 14), query="q-1")], 7)
-    write.abort([committed((0, 9)), None])
-    found, aborted = map(json.loads, capfd.readouterr().err.splitlines())
-    assert (found["queryId"], found["batchId"], found["outcome"]) == ("q-1", 7, "committed")
-    assert (found["rows"], found["rowsByTopic"], found["tasks"]) == (15, {"t": 15}, 2)
-    assert (found["sentBytes"], found["rawBytes"], found["partitions"]) == (150, 300, 1)
-    assert [aborted[name] for name in ("outcome", "rows", "tasks", "queryId")] == ["aborted", 10, 2, None]
 
 
 @pytest.mark.usefixtures("application")
@@ -79,12 +65,9 @@ def test_the_first_micro_batch_with_rows_has_a_line(capfd: pytest.CaptureFixture
     assert "micro-batch 1: 10 rows acknowledged in t (1 partition)" in line
 
 
-def test_the_json_summary_has_the_numbers_of_transactions(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_end_of_a_write_has_the_numbers_of_transactions() -> None:
     ended = {"committed": 2, "aborted": 1}
     write = EndedWrite("w", "committed", "q-1", 7, 2, [], ended)
-    write_report.report(planned(log_summary_format="json").options, PlannedCoordinator(), write)
-    (line,) = capfd.readouterr().err.splitlines()
-    assert json.loads(line)["transactions"] == ended
     assert write_ended(planned().options, write).transactions == ended
 
 
@@ -105,16 +88,14 @@ def test_a_micro_batch_has_one_name_in_all_its_reports(
     assert [line["queryId"] for line in lines(path)] == [None, "q-1", "q-1"]
 
 
-@pytest.mark.parametrize("form", ["text", "json"])
-def test_a_skip_is_told_whatever_the_log_is_like(form: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_skip_is_logged_even_with_log_summary_false(capfd: pytest.CaptureFixture[str]) -> None:
     """Catches: rows that were skipped, and one line at INFO about it, or none with log.summary=false."""
     note = str(BatchOutcome(skipped=1234, compared=True))
     ended = EndedWrite("w", "skipped", "q", 7, 2, [TaskResult()], note=note)
-    options = planned(log_summary="false", log_summary_format=form).options
+    options = planned(log_summary="false").options
     write_report.report(options, PlannedCoordinator(), ended)
-    warning, *more = capfd.readouterr().err.splitlines()
+    (warning,) = capfd.readouterr().err.splitlines()
     assert "WARNING kafka-chunked, micro-batch 7: its 1,234 rows are skipped" in warning
-    assert [json.loads(line)["outcome"] for line in more] == ["skipped"] * (form == "json")
 
 
 @contextmanager

@@ -26,8 +26,6 @@ OPTIONS = SinkOptions(
     bootstrap_servers=(("127.0.0.1", 1),),
     client_id="test",
     connections_max_idle_ms=540_000,
-    send_buffer_bytes=-1,
-    receive_buffer_bytes=-1,
 )
 PATIENCE_S = 60.0
 
