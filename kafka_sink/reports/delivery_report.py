@@ -219,7 +219,3 @@ class WriteResult:
             )
             for entry in self.partitions
         }
-
-
-# The former name of WriteResult, kept for one release.
-Written = WriteResult
