@@ -11,20 +11,14 @@ from weakref import WeakValueDictionary
 
 import pyarrow as pa
 
-from kafka_sink.breaker.breaker import Breaker, CircuitBreakManager
-from kafka_sink.breaker.interface import load_breaker
 from kafka_sink.clock import (
     BROKER,
     COORDINATOR_WAIT_MS,
     METADATA,
     RANDOM,
-    ExponentialBackoff,
-    TaskActivity,
     monotonic_ms,
     wall_ms,
 )
-from kafka_sink.cluster.client_rack import ClientRack
-from kafka_sink.cluster.metadata import ClusterMetadata
 from kafka_sink.cluster.topic_state import MetadataSnapshot
 from kafka_sink.coordinator.address import CoordinatorAddress
 from kafka_sink.coordinator.breaker import BreakerChannel
@@ -37,31 +31,23 @@ from kafka_sink.coordinator.writes import WriteChannel
 from kafka_sink.dead_letters.dead_letter_writer import DeadLetterWriter
 from kafka_sink.dead_letters.rejected_rows import DeadLetters, RejectedRows
 from kafka_sink.dead_letters.row_rejection import RowRejection
-from kafka_sink.engine.accumulator import RecordAccumulator
-from kafka_sink.engine.appender import MutedMemoryLimit, RecordAppender
 from kafka_sink.engine.deliveries import Metrics, task_metrics
-from kafka_sink.engine.identity import ProducerIdentity, TransactionalIdentity
-from kafka_sink.engine.sender import Sender
-from kafka_sink.engine.telemetry import ClientTelemetry
+from kafka_sink.engine.identity import TransactionalIdentity
 from kafka_sink.errors import DeliveryError
-from kafka_sink.memory.allocator import BufferAllocator, WorkerPools, chunk_size
-from kafka_sink.memory.pool import BufferPool
 from kafka_sink.model import TaskResult
-from kafka_sink.network.client import NetworkClient
 from kafka_sink.options import SinkOptions
-from kafka_sink.options.environment import expanded, has_variables
+from kafka_sink.options.environment import has_variables
 from kafka_sink.records import batch_header
 from kafka_sink.records.ordered_rows import OrderedRows
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import RowBatch, extract
 from kafka_sink.rows.ordering import partitions_needed, record_too_large
 from kafka_sink.rows.partitioner import Partitioner
-from kafka_sink.task.kept_limits import KeptLimits
 from kafka_sink.task.rate_limit import RateLimit, limits_of
 from kafka_sink.task.report import ProducerTask
+from kafka_sink.task.worker_parts import WorkerParts
 
 _log = logging.getLogger(__name__)
-_CLOSE_TIMEOUT_MS = 5000.0
 # How long a failed task waits until it has sent its last messages to the coordinator.
 _LAST_WORDS_S = 2.0
 # How often a task that waits for responses checks that its sender thread is alive.
@@ -70,14 +56,8 @@ _WATCH_MS = 1000.0
 
 # The limit for one dead letter. It is below 1,048,588, the default max.message.bytes of topics.
 _MAX_DEAD_LETTER_BYTES = 1_000_000
-_DEAD_LETTER_MEMORY_BYTES = 8 << 20
-# The least memory of a batch in the pool. Its Python objects take 1.1 kB beside the pool: if batch.size is a
-# few bytes, they would take many times the memory of the pool.
-_LEAST_BATCH_BYTES = 1024
-
 # The identity of work that is not a Spark task.
 NO_TASK = TaskIdentity("", 0, -1)
-POOLS = WorkerPools(monotonic_ms)
 # The producers of this process that are not closed, by their id().
 LIVE_PRODUCERS: WeakValueDictionary[int, Producer] = WeakValueDictionary()
 # Cleared in a forked child, where the producers' threads do not exist.
@@ -89,69 +69,6 @@ def live_metrics() -> list[Metrics]:
     # Copy the references in one step, because other threads may add and remove producers at the same time.
     living = [reference() for reference in LIVE_PRODUCERS.valuerefs()]
     return [producer.metrics() for producer in living if producer is not None]
-
-
-class WorkerParts:
-    """The parts of a producer that outlive a task: connections, metadata, memory and the sender."""
-
-    def __init__(self, options: SinkOptions) -> None:
-        activity = self.activity = TaskActivity(monotonic_ms)
-        network = self.network = NetworkClient(options, monotonic_ms)
-        cluster = self.cluster = ClusterMetadata(options, monotonic_ms, network)
-        self.rack = ClientRack(expanded("kafka.client.rack", options.client_rack), cluster.nodes)
-        memory = options.buffer_memory
-        size = max(options.batch_size, min(_LEAST_BATCH_BYTES, memory))
-        self.allocator = POOLS.allocator(options.buffer_memory_allocation_strategy, memory, size)
-        accumulator = self.accumulator = RecordAccumulator(
-            options, self.allocator, KeptLimits(options.bootstrap_servers)
-        )
-        # This lookup takes no lock: a partition is never removed, so a reader sees either no partition or the
-        # final one.
-        find = accumulator.partitions.get
-        manager = CircuitBreakManager(cluster, options.breaker.mute_retry_interval_ms, find)
-        breaker = self.breaker = Breaker(load_breaker(options), manager)
-        backoff = ExponentialBackoff(options.retry_backoff_ms, options.retry_backoff_max_ms, RANDOM.random)
-        identity: ProducerIdentity | None = None
-        if options.exactly_once:
-            identity = TransactionalIdentity(backoff)
-        elif options.enable_idempotence:
-            identity = ProducerIdentity(backoff)
-        self.identity = identity
-        telemetry: ClientTelemetry | None = None
-        if options.enable_metrics_push:
-            telemetry = ClientTelemetry(network, cluster, options.request_timeout_ms, self._resource)
-        self.telemetry = telemetry
-        self.sender = Sender(accumulator, cluster, network, identity, breaker, monotonic_ms, telemetry)
-        limit: MutedMemoryLimit | None = None
-        if not breaker.is_off:
-            muted_bytes = memory * options.breaker.muted_buffer_perc // 100
-            limit = MutedMemoryLimit(accumulator, muted_bytes, breaker, monotonic_ms)
-        self.appender = RecordAppender(accumulator, monotonic_ms, network.wakeup, limit, activity)
-        # Dead letters need their own memory: rejected rows may hold all of buffer.memory until their dead
-        # letters are written.
-        pool = BufferPool(_DEAD_LETTER_MEMORY_BYTES, chunk_size(size), clock_ms=monotonic_ms)
-        self.dead_letter_memory = BufferAllocator(pool, min(size, _DEAD_LETTER_MEMORY_BYTES // 4))
-        self.dead_letter_appender = RecordAppender(
-            accumulator, monotonic_ms, network.wakeup, None, activity, self.dead_letter_memory
-        )
-
-    def _resource(self) -> dict[str, str]:
-        transactional_id = None if self.identity is None else self.identity.transactional_id
-        labels = {"client_rack": self.rack.name, "transactional_id": transactional_id}
-        return {name: value for name, value in labels.items() if value}
-
-    def close(self, *, abort: bool) -> None:
-        """End the sender and return all memory."""
-        self.allocator.close()
-        self.dead_letter_memory.close()
-        self.sender.close(_CLOSE_TIMEOUT_MS, abort=abort)
-        # The sender has returned its memory to the pool, which other producers share.
-        self.rest()
-
-    def rest(self) -> None:
-        """Return free memory to the system."""
-        self.allocator.rest()
-        self.dead_letter_memory.rest()
 
 
 class Producer:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import reduce
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from kafka_sink.breaker.breaker import Breaker
+from kafka_sink.breaker.mutes import Target
 from kafka_sink.clock import LIMIT, MEMORY, Clock
 from kafka_sink.coordinator.live.messages import (
     MAX_BROKERS,
@@ -23,16 +25,11 @@ from kafka_sink.coordinator.live.messages import (
 )
 from kafka_sink.coordinator.schema import cut
 from kafka_sink.counts import NAMES, BrokerMetrics, Number, TopicMetrics
+from kafka_sink.dead_letters.rejected_rows import DeadLetters
+from kafka_sink.model import TopicPartition
 from kafka_sink.options.values import TOPIC_MAX_LENGTH
-
-if TYPE_CHECKING:
-    from kafka_sink.breaker.breaker import Breaker
-    from kafka_sink.breaker.mutes import Target
-    from kafka_sink.dead_letters.rejected_rows import DeadLetters
-    from kafka_sink.model import TopicPartition
-    from kafka_sink.task.producer import WorkerParts
-    from kafka_sink.task.rate_limit import RateLimit
-
+from kafka_sink.task.rate_limit import RateLimit
+from kafka_sink.task.worker_parts import WorkerParts
 
 # If a broker has answered within this time, the age of rows that wait for it need not be computed.
 _QUIET_MS = 1000.0

@@ -21,8 +21,9 @@ from kafka_sink.errors import BufferExhaustedError, KafkaSinkError, MetadataTime
 from kafka_sink.memory.pool import BufferPool
 from kafka_sink.model import TaskResult
 from kafka_sink.options import parse
-from kafka_sink.task.producer import LIVE_PRODUCERS, POOLS, Producer
+from kafka_sink.task.producer import LIVE_PRODUCERS, Producer
 from kafka_sink.task.producer_cache import PRODUCERS
+from kafka_sink.task.worker_parts import POOLS
 from local_kafka import LocalBroker
 from tests.support import footprint
 from tests.support.effort import EFFORT, tries
