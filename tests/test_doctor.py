@@ -213,7 +213,7 @@ def test_options_brokers_and_topics_are_tried_and_nothing_is_created(
         cluster.script(CREATE_TOPICS, error(TOPIC_AUTHORIZATION_FAILED))
         denied = problems(here, base | {"topic": "missing", "topic.create": "true"})
         assert "Grant User:ANONYMOUS CREATE on the topic or the cluster" in denied
-    assert "Did you mean" in problems(here, base | {"kafka.acsk": "all"})
+    assert "did you mean" in problems(here, base | {"kafka.acsk": "all"})
     assert "Connection refused" in problems(here, {**base, "kafka.bootstrap.servers": "127.0.0.1:1"})
 
 

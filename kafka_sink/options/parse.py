@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +34,8 @@ from kafka_sink.printable import printable
 from kafka_sink.secret import HIDDEN, Secret
 
 _BREAKER_OFF = "none"
-_SINK_NAMES = [name for name in BY_NAME if not name.startswith(KAFKA_PREFIX)]
+# Half a pair, which no text of Unicode contains.
+_SURROGATE = re.compile("[\ud800-\udfff]")
 KAFKA_NAMES = [
     *(name.removeprefix(KAFKA_PREFIX) for name in BY_NAME if name.startswith(KAFKA_PREFIX)),
     *unsupported.WITHOUT_EFFECT,
@@ -75,16 +77,13 @@ def parse(raw: Mapping[str, str]) -> ParsedOptions:
     contain values of secret, unsupported or unknown options.
     """
     # From here on, Secret hides the values: error trackers collect the local variables of every frame.
-    given, doubled = _lowered(raw)
+    secrets = [(name.strip().lower(), Secret(text.strip())) for name, text in raw.items()]
     del raw
-    if doubled:
-        raise ConfigurationError(f"Option '{doubled}' is given twice with different values")
-    found = _Given()
-    for name, text in given.items():
-        found.add(name, text)
-    found.require_known()
-    settings = found.settings
-    _require(settings, found.stray)
+    given = _Given()
+    for name, text in secrets:
+        given.add(name, text)
+    given.require_known()
+    settings = given.settings
     values = {
         spec.attribute: _convert(spec, *settings[spec.attribute])
         for spec in SPECS
@@ -93,41 +92,13 @@ def parse(raw: Mapping[str, str]) -> ParsedOptions:
     settled, warnings = settle(values)
     options = SinkOptions(
         **settled,
-        breaker=_breaker_settings(found.breaker),
-        topic_config=tuple(sorted(found.topic_config.items())),
+        breaker=_breaker_settings(given.breaker),
+        topic_config=tuple(sorted(given.topic_config.items())),
         given=",".join(settings),
     )
     _check_topic_config(options)
     _check_schemes(settings["bootstrap_servers"][1].reveal(), options)
-    return ParsedOptions(options, (*_about_ignored(found.ineffective, found.stray), *warnings))
-
-
-def _lowered(raw: Mapping[str, str]) -> tuple[dict[str, Secret], str]:
-    """The stripped values by lower-case name, and the name of an option that has two values, or "".
-
-    Raises ConfigurationError for a value that cannot be encoded in UTF-8.
-    """
-    given: dict[str, Secret] = {}
-    doubled = ""
-    for key, text in raw.items():
-        name, value = key.strip().lower(), Secret(text.strip())
-        if not _is_unicode(text):
-            raise ConfigurationError(
-                f"Option '{name}' is not valid Unicode: it contains half a surrogate pair, as a text "
-                "does that was read from bytes that are not UTF-8"
-            )
-        if given.setdefault(name, value) != value:
-            doubled = name
-    return given, doubled
-
-
-def _is_unicode(text: str) -> bool:
-    # The exception has the text in its arguments, so it ends here.
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return ParsedOptions(options, (*given.warnings(), *warnings))
 
 
 class _Given:
@@ -142,11 +113,19 @@ class _Given:
         self.topic_config: dict[str, str] = {}
         self.ineffective: list[str] = []
         self.stray: list[str] = []
+        self._all: dict[str, Secret] = {}
         self._unknown: list[str] = []
         self._problems: list[str] = []
 
     def add(self, name: str, text: Secret) -> None:
-        """Add one option. Raises ConfigurationError if another name of the same option has another value."""
+        """Add one option. Raises ConfigurationError for a second value of it, and for an invalid text."""
+        if _SURROGATE.search(text.reveal()):
+            raise ConfigurationError(
+                f"Option '{name}' is not valid Unicode: it contains half a surrogate pair, as a text "
+                "does that was read from bytes that are not UTF-8"
+            )
+        if self._all.setdefault(name, text) != text:
+            raise ConfigurationError(f"Option '{name}' is given twice with different values")
         kafka_name = name.removeprefix(KAFKA_PREFIX)
         if name in BY_NAME:
             self._add_setting(BY_NAME[name], name, text)
@@ -164,11 +143,25 @@ class _Given:
             self.ineffective.append(name)
 
     def require_known(self) -> None:
-        """Raise ConfigurationError for all options that are unknown or not supported."""
-        problems = [_about_unknown(self._unknown)] if self._unknown else []
-        problems += self._problems
-        if problems:
-            raise ConfigurationError("; ".join(problems))
+        """Raise ConfigurationError for options that are unknown, not supported or missing."""
+        if self._unknown:
+            options = "options" if len(self._unknown) > 1 else "option"
+            names = ", ".join(f"'{name}'{_did_you_mean(name)}" for name in self._unknown)
+            self._problems.insert(0, f"Unknown {options} {names}")
+        if self._problems:
+            raise ConfigurationError("; ".join(self._problems))
+        for spec in SPECS:
+            if spec.required and spec.attribute not in self.settings:
+                near = next((name for name in self.stray if _meant(name) == spec.name), None)
+                hint = f" (found '{near}': the name is '{spec.name}')" if near else ""
+                raise ConfigurationError(f"Option '{spec.name}' must be specified{hint}")
+
+    def warnings(self) -> Iterator[str]:
+        if self.ineffective:
+            yield f"These Kafka options have no effect on this sink: {', '.join(sorted(self.ineffective))}"
+        if self.stray:
+            names = ", ".join(name + _did_you_mean(name) for name in sorted(self.stray))
+            yield f"Unknown options are ignored: {names}"
 
     def _add_setting(self, spec: OptionSpec, name: str, text: Secret) -> None:
         earlier = self.settings.get(spec.attribute)
@@ -181,12 +174,20 @@ class _Given:
     def _add_without_prefix(self, name: str) -> None:
         if name in unsupported.SPARK_OWN:
             return
-        if _lacks_prefix(name):
+        is_of_kafka = name in KAFKA_NAMES
+        # The author would not notice the loss of these options.
+        if KAFKA_PREFIX + name in BY_NAME or (
+            is_of_kafka and name.startswith(("ssl.", "sasl.", "transactional."))
+        ):
             self._problems.append(
                 f"Option '{name}' has no effect without the prefix 'kafka.': write 'kafka.{name}'"
             )
+        # Without an option of this sink that is misspelt, the job would write at least once instead of
+        # exactly once, without a limit, or otherwise than its author thinks.
+        elif not is_of_kafka and nearest(name, BY_NAME):
+            self._unknown.append(name)
         else:
-            (self._unknown if _is_misspelt(name) else self.stray).append(name)
+            self.stray.append(name)
 
 
 def _convert(spec: OptionSpec, name: str, text: Secret) -> Any:
@@ -209,50 +210,23 @@ def _convert(spec: OptionSpec, name: str, text: Secret) -> Any:
     raise ConfigurationError(f"Option '{name}' {problem}, got {shown}")
 
 
-def _lacks_prefix(name: str) -> bool:
-    """Whether the name without ``kafka.`` is that of an option whose loss the author would not notice."""
-    guards = name in KAFKA_NAMES and name.startswith(("ssl.", "sasl.", "transactional."))
-    return guards or KAFKA_PREFIX + name in BY_NAME
-
-
-def _is_misspelt(name: str) -> bool:
-    """Whether a name is nearly an option of this sink. Without the option the job would write at least once
-    instead of exactly once, without a limit, or otherwise than its author thinks."""
-    return name not in KAFKA_NAMES and nearest(name, BY_NAME) is not None
-
-
-def _about_unknown(names: list[str]) -> str:
-    """One sentence with all unknown options, and the options that they are probably meant to be."""
-    meant = {name: _meant(name) for name in names}
-    if len(names) == 1:
-        (name,) = names
-        hint = f". Did you mean {meant[name]}?" if meant[name] else ""
-        removal = "" if name.startswith(KAFKA_PREFIX) else " Remove it if it is not meant for this sink"
-        return f"Unknown option '{name}'{hint}{removal}"
-    listed = (f"'{name}'" + (f" (did you mean {meant[name]}?)" if meant[name] else "") for name in names)
-    return f"Unknown options: {', '.join(listed)}"
+def _did_you_mean(name: str) -> str:
+    meant = _meant(name)
+    return f" (did you mean '{meant}'?)" if meant else ""
 
 
 def _meant(name: str) -> str:
-    """The option that is probably meant, in quotes; "" if there is none. Options of Kafka are suggested for
-    names with the prefix ``kafka.`` alone."""
+    """The option that an unknown name is probably meant to be; "" if there is none."""
     kafka_name = name.removeprefix(KAFKA_PREFIX)
-    if kafka_name == name:
-        option = nearest(name, BY_NAME)
-        return f"'{BY_NAME[option].name}'" if option else ""
-    if kafka_name in _SINK_NAMES:
-        return f"'{kafka_name}', without the prefix 'kafka.'"
-    option = nearest(kafka_name, (one for one in KAFKA_NAMES if KAFKA_PREFIX + one in BY_NAME))
-    return f"'{KAFKA_PREFIX}{option}'" if option else ""
-
-
-def _require(settings: Mapping[str, tuple[str, Secret]], stray: list[str]) -> None:
-    for spec in SPECS:
-        if spec.required and spec.attribute not in settings:
-            wanted = spec.name.removeprefix(KAFKA_PREFIX)
-            near = next((name for name in stray if nearest(name, (wanted,))), None)
-            hint = f" (found '{near}': the name is '{spec.name}')" if near else ""
-            raise ConfigurationError(f"Option '{spec.name}' must be specified{hint}")
+    # The option of Spark's Kafka source.
+    if name == "subscribe":
+        return "topic"
+    if kafka_name in BY_NAME:
+        return kafka_name
+    if option := nearest(name, BY_NAME):
+        return BY_NAME[option].name
+    option = nearest(kafka_name, KAFKA_NAMES)
+    return KAFKA_PREFIX + option if option else ""
 
 
 def _check_topic_config(options: SinkOptions) -> None:
@@ -268,24 +242,6 @@ def _check_schemes(addresses: str, options: SinkOptions) -> None:
             f"Option 'kafka.bootstrap.servers' has the protocol {sorted(others)[0]} in front of an "
             f"address, but kafka.security.protocol is {options.security_protocol}"
         )
-
-
-def _about_ignored(ineffective: list[str], stray: list[str]) -> list[str]:
-    warnings = []
-    if ineffective:
-        names = ", ".join(sorted(ineffective))
-        warnings.append(f"These Kafka options have no effect on this sink: {names}")
-    if stray:
-        names = ", ".join(name + _suggestion(name) for name in sorted(stray))
-        warnings.append(f"Unknown options are ignored: {names}")
-    return warnings
-
-
-def _suggestion(name: str) -> str:
-    if name == "subscribe":
-        return " (did you mean 'topic'?)"
-    meant = nearest(name, KAFKA_NAMES)
-    return f" (did you mean '{KAFKA_PREFIX}{meant}'?)" if meant else ""
 
 
 def _breaker_settings(given: Mapping[str, Secret]) -> BreakerSettings:
@@ -315,7 +271,7 @@ def failure_rate_settings(given: Mapping[str, str]) -> FailureRateSettings:
     for name in given:
         if name not in BREAKER_BY_NAME:
             meant = nearest(name, BREAKER_BY_NAME)
-            hint = f". Did you mean '{breaker_option_name(meant)}'?" if meant else ""
+            hint = f" (did you mean '{breaker_option_name(meant)}'?)" if meant else ""
             raise ConfigurationError(f"Unknown option '{breaker_option_name(name)}'{hint}")
     texts = {name: Secret(text.strip()) for name, text in given.items()}
     return FailureRateSettings(*(breaker_value(option.name, texts) for option in FAILURE_RATE_OPTIONS))

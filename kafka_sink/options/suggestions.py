@@ -17,15 +17,15 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     """
     plain = _plain(name)
     bound = min(_MAX_EDITS, len(plain) // _CHARACTERS_PER_EDIT)
-    found = []
-    for one in known:
-        if one.startswith(f"{name}."):
-            found.append((0, len(one), one))
-        elif abs(len(_plain(one)) - len(plain)) <= bound:
-            edits = _edits(plain, _plain(one))
+    candidates = []
+    for option in known:
+        if option.startswith(f"{name}."):
+            candidates.append((0, len(option), option))
+        elif abs(len(_plain(option)) - len(plain)) <= bound:
+            edits = _edits(plain, _plain(option))
             if edits <= bound:
-                found.append((edits, len(one), one))
-    return min(found)[2] if found else None
+                candidates.append((edits, len(option), option))
+    return min(candidates)[2] if candidates else None
 
 
 def _plain(name: str) -> str:

@@ -119,7 +119,7 @@ def test_a_module_that_cannot_be_imported_says_why(
         ("mute.retry.interval", "0", "out of bounds"),
         ("mute.retry.interval", "5", "a probe needs a round trip, got '5'"),
         ("muted.buffer.memory.perc", "half", "not a whole number"),
-        ("trigger.message.cuont", "1", "Did you mean"),
+        ("trigger.message.cuont", "1", "did you mean"),
     ],
 )
 def test_planning_fails_for_bad_options(option: str, text: str, reason: str) -> None:

@@ -67,13 +67,13 @@ def test_what_is_nearly_an_option_of_this_sink_is_an_error() -> None:
         "kafka_bootstrap_servers": "kafka.bootstrap.servers",
     }.items():
         message = error_of({name: SECRET})
-        assert message.startswith(f"Unknown option '{name.lower()}'. Did you mean '{meant}'")
+        assert message.startswith(f"Unknown option '{name.lower()}' (did you mean '{meant}'?)")
         assert SECRET not in message
     assert error_of({"kafka.zzzzqqq": "1"}) == "Unknown option 'kafka.zzzzqqq'"
 
 
 def test_options_of_a_kafka_source_are_ignored_with_one_warning() -> None:
-    """Catches: "Did you mean 'kafka.transaction.timeout.ms'?" for the session timeout of a consumer."""
+    """Catches: "did you mean 'kafka.transaction.timeout.ms'?" for the session timeout of a consumer."""
     shared = {
         "kafka.session.timeout.ms": "45000",
         "kafka.group.id": SECRET,
@@ -90,7 +90,7 @@ def test_one_error_names_all_options_that_are_unknown_or_not_supported() -> None
     """Catches: a migrated job that failed once for each of its options."""
     raw = {"kafka.linger": "5", "kafka.zzz.yyy": SECRET, "errors.tolerence": "all", "acks": "1"}
     assert error_of({**raw, "kafka.partitioner.class": "a.B"}) == (
-        "Unknown options: 'kafka.linger' (did you mean 'kafka.linger.ms'?), 'kafka.zzz.yyy', "
+        "Unknown options 'kafka.linger' (did you mean 'kafka.linger.ms'?), 'kafka.zzz.yyy', "
         "'errors.tolerence' (did you mean 'errors.tolerance'?); "
         "Option 'acks' has no effect without the prefix 'kafka.': write 'kafka.acks'; "
         "Kafka option 'partitioner.class' selects a Java class, which this sink cannot run: compute the "

@@ -171,7 +171,7 @@ def test_what_cannot_hold_is_refused_with_the_reason(spark: SparkSession, option
         kafka_sink.foreach_batch(options(txnVersion=1))
     with pytest.raises(ConfigurationError, match=r"elsewhere use kafka_sink\.write"):
         kafka_sink.foreach_batch(options())(frame, 1)
-    with pytest.raises(ConfigurationError, match=r"Did you mean 'kafka\.linger\.ms'"):
+    with pytest.raises(ConfigurationError, match=r"did you mean 'kafka\.linger\.ms'"):
         kafka_sink.foreach_batch(options(**{"kafka.lingerms": 1}))
 
 

@@ -53,7 +53,7 @@ def fails(error: Exception, cause: Exception | None = None) -> None:
 @pytest.mark.parametrize(
     ("kind", "option", "last"),
     [
-        ("string", "kafka.acsk", "Did you mean 'kafka.acks'?"),
+        ("string", "kafka.acsk", "did you mean 'kafka.acks'?)"),
         ("long", "kafka.acks", "as in .withColumn('value', col('value').cast('string'))"),
     ],
 )
