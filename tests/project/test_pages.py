@@ -108,3 +108,19 @@ def test_the_page_on_arrow_runs(read: Reader, broker: LocalBroker) -> None:
     assert sum(value.isdigit() for value in values) == 10_000
     assert values.count(b"from pandas") == values.count(b"event 2") == values.count(b"request 9") == 1
     assert "10000 0 True" in printed
+
+
+def test_the_page_on_circuit_breaker_classes_runs(read: Reader, broker: LocalBroker) -> None:
+    topic = f"measured-{uuid.uuid4().hex[:8]}"
+    prefix = '"kafka.producer.circuit.breaker'
+    changes = {
+        '"measured"': f'"{topic}"',
+        # Every attempt is slow, so that the class is seen to mute a partition of the write.
+        f'{prefix}.slow.ms": "200",': f'{prefix}.slow.ms": "-1", {prefix}.slow.count": "1",',
+        "        return True\n": '        print("muting", topic_partition)\n        return True\n',
+    }
+    printed = read("docs/circuit-breaker.md", changes).splitlines()
+    assert printed[:2] == ["muted orders-3: the last of 3 slow attempts took 250 ms", "muting orders-3"]
+    assert any(line.startswith(f"muting {topic}-") for line in printed)
+    assert "1000 rows written" in printed
+    assert len(read_to_end(broker.bootstrap_servers, topic)) == 1_000
