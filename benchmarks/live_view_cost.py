@@ -41,7 +41,7 @@ def busy_producer() -> Producer:
     for number in range(20 * TOPICS):
         topic = f"orders-of-region-{number % TOPICS}"
         place = Partition(TopicPartition(topic, number // TOPICS), TopicLimits(topic, 16_384))
-        producer.accumulator.deliveries.acknowledged([written_batch(place, 1000, 100_000, 30_000, number)])
+        producer.accumulator.deliveries.on_acknowledged([written_batch(place, 1000, 100_000, 30_000, number)])
         counts = producer.cluster.broker(number % BROKERS).counts
         counts.requests += 1
         counts.latency_ms += 12.0

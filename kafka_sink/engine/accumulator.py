@@ -371,14 +371,14 @@ class RecordAccumulator:
             self._release_locked(parent)
             return first
 
-    def note_too_large(self, batch: ProducerBatch, *, costs_task: bool = False) -> None:
+    def on_too_large(self, batch: ProducerBatch, *, costs_task: bool = False) -> None:
         """Learn from a batch that was too large for its broker. The batch still has its memory."""
         batch.queue.limits.on_too_large(batch.size, costs_task=costs_task)
         self.any_learnt = True
         with self.lock:
             self.too_large_batches.append((batch.queue.limits, batch.observed_ratio))
 
-    def note_taken(self, batches: Iterable[ProducerBatch], now_ms: float) -> None:
+    def on_taken(self, batches: Iterable[ProducerBatch], now_ms: float) -> None:
         """Let the learnt limits of these batches' topics rise again, because brokers have taken the
         batches."""
         for limits in {batch.queue.limits for batch in batches}:
@@ -402,7 +402,7 @@ class RecordAccumulator:
                     first.append(ended)
             # The deliveries come first: a task that finds all its batches complete must find every row
             # counted.
-            self.deliveries.acknowledged(first, confirmed=confirmed)
+            self.deliveries.on_acknowledged(first, confirmed=confirmed)
             self.incomplete -= len(first)
             self._completed.notify_all()
             self._release_locked(*[batch for batch, _, _ in written])
@@ -443,7 +443,7 @@ class RecordAccumulator:
         batch.move_to(BatchState.FAILED)
         self._remove_locked(batch)
         # The deliveries come first, as in `complete`.
-        self.deliveries.failed(batch.topic_partition, batch.rows, cause)
+        self.deliveries.on_failed(batch.topic_partition, batch.rows, cause)
         self.incomplete -= 1
         self._completed.notify_all()
 

@@ -78,7 +78,7 @@ class TaskDeliveries:
             self._requests = self._sent_batches = 0
             self._queue_ms = self._max_queue_ms = 0.0
 
-    def acknowledged(self, batches: Iterable[WrittenBatch], *, confirmed: bool = True) -> None:
+    def on_acknowledged(self, batches: Iterable[WrittenBatch], *, confirmed: bool = True) -> None:
         """Count batches that brokers have; ``confirmed`` unless acks is 0."""
         with self._lock:
             for batch, base_offset, log_append_time_ms in batches:
@@ -104,7 +104,7 @@ class TaskDeliveries:
                     may_grow, last = self._ranges < MAX_RANGES, base_offset + records - 1
                     self._ranges += counts.extend(base_offset, last, may_grow=may_grow)
 
-    def failed(self, partition: TopicPartition | None, records: int, cause: Exception) -> None:
+    def on_failed(self, partition: TopicPartition | None, records: int, cause: Exception) -> None:
         """Count a failed batch or, without a partition, record that the producer failed. The first cause is
         kept."""
         with self._lock:
@@ -120,7 +120,7 @@ class TaskDeliveries:
             self._splits += splits
             self._moved += moved
 
-    def sent(self, queue_ms: Sequence[float]) -> None:
+    def on_sent(self, queue_ms: Sequence[float]) -> None:
         """Count a request. ``queue_ms`` are the times that its batches waited for their first request."""
         with self._lock:
             self._requests += 1

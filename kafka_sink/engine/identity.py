@@ -158,7 +158,7 @@ class ProducerIdentity:
             self._written.add(batch.queue)
             batch.queue.assign(batch, (self.producer_id, self.producer_epoch))
 
-    def shrunk(self, batch: ProducerBatch, pieces: list[ProducerBatch]) -> None:
+    def on_shrunk(self, batch: ProducerBatch, pieces: list[ProducerBatch]) -> None:
         """Record the shrink in the partition, and mark it: its sequences now have a gap to close."""
         batch.queue.on_shrunk(batch, pieces)
         self.needing_repair.add(batch.queue)
@@ -246,7 +246,7 @@ class TransactionalIdentity(ProducerIdentity):
             return False
         return super().may_send(batch, now_ms)
 
-    def added(self, partitions: Iterable[Partition]) -> None:
+    def on_added(self, partitions: Iterable[Partition]) -> None:
         """Record that these partitions belong to the transaction now."""
         for partition in partitions:
             self.partitions_to_add.pop(partition, None)

@@ -203,7 +203,7 @@ class ResponseHandler:
         if broker.slow_starts:
             broker.slow_starts.on_taken(taken)
         if self._accumulator.any_learnt:
-            self._accumulator.note_taken(taken, now_ms)
+            self._accumulator.on_taken(taken, now_ms)
         if self._unauthorized_topics:
             for batch in taken:
                 self._unauthorized_topics.pop(batch.topic_partition.topic, None)
@@ -215,7 +215,7 @@ class ResponseHandler:
             self._succeed([(batch, -1, -1)], broker, now_ms)
             return
         cause = verdict.cause or DeliveryError("the broker rejected the batch")
-        self._note_failed_attempt(batch, broker, verdict, cause, now_ms)
+        self._on_failed_attempt(batch, broker, verdict, cause, now_ms)
         if batch.terminal:
             # The response is late: the batch has failed before, and the task knows.
             self._accumulator.fail(batch, cause, taken=True)
@@ -244,7 +244,7 @@ class ResponseHandler:
                 self._identity.request_restart(batch.queue)
             self._retry(batch, cause, verdict, now_ms)
 
-    def _note_failed_attempt(
+    def _on_failed_attempt(
         self, batch: ProducerBatch, broker: Broker, verdict: Verdict, cause: Exception, now_ms: float
     ) -> None:
         self._breaker.on_complete(broker, [batch], cause, now_ms)
@@ -256,7 +256,7 @@ class ResponseHandler:
         if verdict.refresh:
             self._cluster.mark_stale(batch.topic_partition.topic, now_ms)
         if verdict.too_large:
-            self._accumulator.note_too_large(batch, costs_task=verdict.action is Action.FAIL)
+            self._accumulator.on_too_large(batch, costs_task=verdict.action is Action.FAIL)
         if self._identity is not None:
             batch.queue.on_attempt_failed()
 
@@ -362,7 +362,7 @@ class ResponseHandler:
             return
         # The batch has no sequence if a restart took it while the batch waited.
         if self._identity is not None and batch.sequence is not NO_SEQUENCE:
-            self._identity.shrunk(batch, pieces)
+            self._identity.on_shrunk(batch, pieces)
         self._accumulator.reenqueue_split(batch, pieces)
 
     def _await_dead_letters(self, batch: ProducerBatch, positions: Sequence[int], cause: Exception) -> None:
@@ -396,7 +396,7 @@ class ResponseHandler:
 
     def fail_all(self, cause: Exception) -> None:
         """Fail every batch: the producer cannot go on (authentication failed, no producer id)."""
-        self._accumulator.deliveries.failed(None, 0, cause)
+        self._accumulator.deliveries.on_failed(None, 0, cause)
         for batch in self._accumulator.unfinished():
             self._accumulator.fail(batch, cause)
 

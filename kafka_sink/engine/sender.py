@@ -121,7 +121,7 @@ class Sender(threading.Thread):
             broker.counts = BrokerCounts()
         # This must come last: see `_end_cause`.
         if self._end_cause is not None:
-            self._deliveries.failed(None, 0, self._end_cause)
+            self._deliveries.on_failed(None, 0, self._end_cause)
 
     # -- the loop ---------------------------------------------------------------------------------
 
@@ -214,7 +214,7 @@ class Sender(threading.Thread):
 
     def _record_end_cause(self, cause: Exception) -> None:
         self._end_cause = self._end_cause or cause
-        self._deliveries.failed(None, 0, cause)
+        self._deliveries.on_failed(None, 0, cause)
 
     def close(self, timeout_ms: float, *, abort: bool = False) -> None:
         """End the thread. Batches without a response fail. The task must append no more.
@@ -444,7 +444,7 @@ class Sender(threading.Thread):
         )
         broker.send(request, now_ms)
         queue_ms = [now_ms - batch.created_ms for batch in taken if batch.attempts == 1]
-        self._deliveries.sent(queue_ms)
+        self._deliveries.on_sent(queue_ms)
         if self._telemetry is not None and self._telemetry.is_offered:
             self._telemetry.on_sent(queue_ms)
         self._breaker.on_sent(broker, taken, now_ms)

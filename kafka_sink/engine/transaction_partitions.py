@@ -158,7 +158,7 @@ class TransactionPartitions:
         # A partition that is not in the response was not added.
         errors = {partition.id: response.errors.get(partition.id, _NOT_ATTEMPTED) for partition in partitions}
         failed = [name for name, code in errors.items() if code]
-        self._identity.added(partition for partition in partitions if partition.id not in failed)
+        self._identity.on_added(partition for partition in partitions if partition.id not in failed)
         if not failed:
             self._failures = 0
             return

@@ -138,7 +138,7 @@ def test_batches_behind_dropped_records_take_over_their_sequences() -> None:
     start = first.sequence.base_sequence
     fail(dropped)
     left = batch(4)
-    of.shrunk(dropped, [left])
+    of.on_shrunk(dropped, [left])
     assert left.sequence.base_sequence == start + 2
     assert not of.may_send(left, 0)
     assert not behind.queue.is_next(behind), "its refusal is no reason to restart"
@@ -165,7 +165,7 @@ def test_a_gap_keeps_a_batch_that_may_have_been_written() -> None:
     ended(sent(of, batch(1)))
     dropped, behind = sent(of, batch(1)), sent(of, batch(1))
     fail(dropped)
-    of.shrunk(dropped, [])
+    of.on_shrunk(dropped, [])
     fail(behind)
     behind.possibly_written = True
     assert P0.after_gap == [behind]
@@ -179,7 +179,7 @@ def test_two_gaps_close_at_once() -> None:
     one, two, three = (sent(of, batch(1)) for _ in range(3))
     for dropped in (two, one):
         fail(dropped)
-        of.shrunk(dropped, [])
+        of.on_shrunk(dropped, [])
     fail(three)
     of.close_gap(P0)
     assert three.sequence == one.sequence

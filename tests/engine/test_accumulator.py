@@ -226,7 +226,7 @@ def test_rows_are_accounted_for_before_their_batch_counts_as_complete() -> None:
     def noted(*_: object, **__: object) -> None:
         seen.append(bench.accumulator.incomplete)
 
-    for count in ("acknowledged", "failed"):
+    for count in ("on_acknowledged", "on_failed"):
         setattr(bench.accumulator.deliveries, count, noted)
     bench.accumulator.complete([(taken, 0, -1)])
     (taken,) = bench.drain(0)

@@ -359,7 +359,7 @@ def refuse(bench: Bench, partition: int = 0) -> int:
         batch.seal()
     batch.move_to(BatchState.IN_FLIGHT)
     size = batch.size
-    accumulator.note_too_large(batch)
+    accumulator.on_too_large(batch)
     accumulator.reenqueue_split(batch, split_batch(batch, batch.queue.limits.largest_batch))
     return size
 

@@ -19,7 +19,7 @@ def test_neighbouring_batches_take_one_range() -> None:
     for number in range(1000):
         # Another writer has a batch in between, once.
         offset = 10 * number + (7 if number >= 500 else 0)
-        deliveries.acknowledged([written_batch(partition, 10, 100, 128, offset)])
+        deliveries.on_acknowledged([written_batch(partition, 10, 100, 128, offset)])
     assert partition.counts is not None
     assert partition.counts.ranges == [(0, 4_999), (5_007, 10_006)]
     (found,) = deliveries.partitions()
@@ -28,7 +28,7 @@ def test_neighbouring_batches_take_one_range() -> None:
     # In whatever order responses come.
     deliveries, partition = TaskDeliveries(), partition_of(TopicPartition("t", 0))
     for offset in (20, 0, 50, 10, 40, 70):
-        deliveries.acknowledged([written_batch(partition, 10, 100, 128, offset)])
+        deliveries.on_acknowledged([written_batch(partition, 10, 100, 128, offset)])
     (found,) = deliveries.partitions()
     assert found.offset_ranges == ((0, 29), (40, 59), (70, 79))
 
@@ -40,7 +40,7 @@ def test_ranges_are_bounded_where_others_write_to_the_same_partition(monkeypatch
     for name in ("t", "u"):
         partition = partition_of(TopicPartition(name, 0))
         for number in range(1000):
-            deliveries.acknowledged([written_batch(partition, 10, 100, 128, 20 * number)])
+            deliveries.on_acknowledged([written_batch(partition, 10, 100, 128, 20 * number)])
     first, second = deliveries.partitions()
     assert len(first.offset_ranges) == 10
     assert (first.offset_ranges[0], first.offset_ranges[-1]) == ((0, 9), (19_980, 19_989))
@@ -51,14 +51,14 @@ def test_ranges_are_bounded_where_others_write_to_the_same_partition(monkeypatch
 def test_the_next_task_counts_from_zero() -> None:
     partition = partition_of(TopicPartition("t", 0))
     deliveries = TaskDeliveries()
-    deliveries.acknowledged([written_batch(partition, 10, 100, 128, 0)])
-    deliveries.failed(None, 2, KafkaSinkError("x"))
+    deliveries.on_acknowledged([written_batch(partition, 10, 100, 128, 0)])
+    deliveries.on_failed(None, 2, KafkaSinkError("x"))
     deliveries.count(retries=1, splits=1, moved=1)
-    deliveries.sent([5.0])
+    deliveries.on_sent([5.0])
     deliveries.begin()
     assert deliveries.counts() == Deliveries()
     assert not deliveries.has_failed
-    deliveries.acknowledged([written_batch(partition, 3, 100, 128, 10)])
+    deliveries.on_acknowledged([written_batch(partition, 3, 100, 128, 10)])
     (found,) = deliveries.partitions()
     assert (found.records, found.offset_ranges) == (3, ((10, 12),))
     assert {topic: counts.records for topic, counts in deliveries.topics().items()} == {"t": 3}
@@ -83,10 +83,10 @@ def test_totals_and_averages_are_of_one_task() -> None:
     exhaust()
     deliveries = TaskDeliveries()
     for raw, sent in ((1000, 561), (100, 161)):
-        deliveries.acknowledged([written_batch(partition_of(TopicPartition("t", 0)), 1, raw, sent, 0)])
+        deliveries.on_acknowledged([written_batch(partition_of(TopicPartition("t", 0)), 1, raw, sent, 0)])
     deliveries.count(splits=2, moved=5)
-    deliveries.sent([10.0, 40.0])
-    deliveries.sent([])
+    deliveries.on_sent([10.0, 40.0])
+    deliveries.on_sent([])
     found = task_metrics(pool.metrics(), before, deliveries.counts())
     assert found["buffer-exhausted-total"] == 1
     assert found["buffer-used-bytes-max"] == 32_768

@@ -162,7 +162,7 @@ class Task:
         if batch.size > self.shape.max_message_bytes:
             self.too_large += batch.record_count > 1
             if batch.record_count > 1:
-                self.accumulator.note_too_large(batch)
+                self.accumulator.on_too_large(batch)
                 split(self.accumulator, batch)
             else:
                 self.take_out(batch, [0])

@@ -102,11 +102,11 @@ class NotedDeliveries(TaskDeliveries):
         super().__init__()
         self.rows = rows
 
-    def acknowledged(self, batches: Iterable[WrittenBatch], *, confirmed: bool = True) -> None:
+    def on_acknowledged(self, batches: Iterable[WrittenBatch], *, confirmed: bool = True) -> None:
         found = list(batches)
         for batch, *_ in found:
             self.rows += numbers_in(b"".join(batch.buffer.views()))
-        super().acknowledged(found, confirmed=confirmed)
+        super().on_acknowledged(found, confirmed=confirmed)
 
 
 @dataclass
