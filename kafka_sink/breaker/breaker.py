@@ -39,9 +39,9 @@ from kafka_sink.model import NO_LEADER, PartitionMetadata, TopicPartition
 from kafka_sink.printable import first_of, one_line
 
 if TYPE_CHECKING:
+    from kafka_sink.cluster.batch import ProducerBatch
     from kafka_sink.cluster.metadata import ClusterMetadata
     from kafka_sink.cluster.partition import Partition
-    from kafka_sink.engine.batch import ProducerBatch
 
 _log = logging.getLogger(__name__)
 # How often a task that waits for the coordinator's mutes checks whether it has itself been lost.

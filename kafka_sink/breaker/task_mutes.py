@@ -24,9 +24,9 @@ from kafka_sink.cluster.broker import Broker
 from kafka_sink.model import NO_LEADER, PartitionMetadata, TopicPartition
 
 if TYPE_CHECKING:
+    from kafka_sink.cluster.batch import ProducerBatch
     from kafka_sink.cluster.metadata import ClusterMetadata
     from kafka_sink.cluster.partition import Partition
-    from kafka_sink.engine.batch import ProducerBatch
 
 # The loss of the coordinator delays probes at most once in this many retry intervals.
 _DELAYS_APART = 5

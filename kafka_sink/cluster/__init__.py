@@ -1,1 +1,1 @@
-"""What a producer keeps about its cluster: metadata, and an object for each broker and each partition."""
+"""What a producer keeps about its cluster: metadata, and an object for each broker, partition and batch."""

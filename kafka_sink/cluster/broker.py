@@ -19,7 +19,7 @@ from kafka_sink.cluster.slow_start import SlowStarts
 from kafka_sink.counts import LATENCY_BOUNDS_MS, BrokerMetrics, LatencyWindow
 
 if TYPE_CHECKING:
-    from kafka_sink.engine.batch import ProducerBatch
+    from kafka_sink.cluster.batch import ProducerBatch
     from kafka_sink.model import Node
     from kafka_sink.network.broker_connection import BrokerConnection
     from kafka_sink.network.broker_protocol import Request

@@ -22,7 +22,7 @@ from kafka_sink.model import IDEMPOTENT_IN_FLIGHT, NO_TIMESTAMP, TopicPartition
 from kafka_sink.records.batch_header import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE, ProducerSequence
 
 if TYPE_CHECKING:
-    from kafka_sink.engine.batch import ProducerBatch
+    from kafka_sink.cluster.batch import ProducerBatch
 
 
 _SEQUENCE_RANGE = 1 << 31

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from kafka_sink.kafka_errors import NOT_LEADER_OR_FOLLOWER, UNKNOWN_TOPIC_OR_PARTITION
 
 if TYPE_CHECKING:
-    from kafka_sink.engine.batch import ProducerBatch
+    from kafka_sink.cluster.batch import ProducerBatch
 
 _NOT_READY = frozenset({NOT_LEADER_OR_FOLLOWER, UNKNOWN_TOPIC_OR_PARTITION})
 # Errors within this time are one burst, which counts once. While one batch is sent at a time, this is also

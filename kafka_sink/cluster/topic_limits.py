@@ -14,7 +14,7 @@ from kafka_sink.records.compression import BlockCodec, WholeCodec
 from kafka_sink.records.ordered_rows import OrderedRows
 
 if TYPE_CHECKING:
-    from kafka_sink.engine.batch import ProducerBatch
+    from kafka_sink.cluster.batch import ProducerBatch
 
 # The estimated compressed bytes per raw byte before a topic's first batch, and the factor by which an
 # estimate may be too low.

@@ -9,10 +9,10 @@ from collections import deque
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from operator import attrgetter
 
+from kafka_sink.cluster.batch import TERMINAL, BatchState, ProducerBatch, open_batch_of
 from kafka_sink.cluster.broker import Broker
 from kafka_sink.cluster.partition import Partition
 from kafka_sink.cluster.topic_limits import LimitStore, TopicLimits
-from kafka_sink.engine.batch import TERMINAL, BatchState, ProducerBatch, open_batch_of
 from kafka_sink.engine.deliveries import TaskDeliveries, WrittenBatch
 from kafka_sink.memory.allocator import BufferAllocator
 from kafka_sink.memory.pool import BufferPool, LentChunks

@@ -20,9 +20,9 @@ import numpy as np
 
 from kafka_sink.breaker.breaker import Breaker
 from kafka_sink.clock import BROKER, MEMORY, Clock, TaskActivity
+from kafka_sink.cluster.batch import BatchState, ProducerBatch, open_batch_of
 from kafka_sink.cluster.partition import Partition
 from kafka_sink.engine.accumulator import RecordAccumulator
-from kafka_sink.engine.batch import BatchState, ProducerBatch, open_batch_of
 from kafka_sink.errors import BufferExhaustedError, DeliveryError
 from kafka_sink.memory.allocator import BufferAllocator
 from kafka_sink.memory.buffer import ChunkedBuffer

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from kafka_sink.breaker.breaker import Breaker
+from kafka_sink.cluster.batch import BatchState, ProducerBatch
 from kafka_sink.cluster.broker import Broker, SentRequest
 from kafka_sink.cluster.metadata import ClusterMetadata
 from kafka_sink.cluster.partition import Partition
 from kafka_sink.engine.accumulator import RecordAccumulator
-from kafka_sink.engine.batch import BatchState, ProducerBatch
 from kafka_sink.engine.identity import ProducerIdentity
 from kafka_sink.engine.splitting import is_too_large, split
 from kafka_sink.model import TopicPartition

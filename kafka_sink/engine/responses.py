@@ -10,6 +10,7 @@ import numpy as np
 from kafka_sink import clock
 from kafka_sink.breaker.breaker import Breaker
 from kafka_sink.clock import ExponentialBackoff
+from kafka_sink.cluster.batch import BatchState, ProducerBatch
 from kafka_sink.cluster.broker import Broker
 from kafka_sink.cluster.metadata import ClusterMetadata
 from kafka_sink.cluster.partition import Partition
@@ -19,7 +20,6 @@ from kafka_sink.dead_letters.rejected_rows import (
 )
 from kafka_sink.engine import response_classifier
 from kafka_sink.engine.accumulator import HOLD_MS, RecordAccumulator
-from kafka_sink.engine.batch import BatchState, ProducerBatch
 from kafka_sink.engine.deliveries import WrittenBatch
 from kafka_sink.engine.identity import ProducerIdentity
 from kafka_sink.engine.response_classifier import Action, AttemptFacts, Verdict

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from kafka_sink.breaker.breaker import Breaker
 from kafka_sink.clock import MAX_POLL_MS, RANDOM, Clock, ExponentialBackoff
+from kafka_sink.cluster.batch import ProducerBatch
 from kafka_sink.cluster.broker import Broker, BrokerCounts, unavailable, update_unreachable
 from kafka_sink.cluster.metadata import ClusterMetadata
 from kafka_sink.cluster.partition import Partition
@@ -28,7 +29,6 @@ from kafka_sink.cluster.refresh import MetadataRequests
 from kafka_sink.counts import BrokerMetrics
 from kafka_sink.dead_letters.rejected_rows import DeadLetters
 from kafka_sink.engine.accumulator import RecordAccumulator
-from kafka_sink.engine.batch import ProducerBatch
 from kafka_sink.engine.identity import ProducerIdentity, TransactionalIdentity
 from kafka_sink.engine.produce_requests import fill_request, probe_brokers, produce_request
 from kafka_sink.engine.responses import ResponseHandler

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from math import ceil, inf
 
 from kafka_sink import varint
+from kafka_sink.cluster.batch import BatchState, ProducerBatch
 from kafka_sink.cluster.topic_limits import INITIAL_RATIO, SAFETY
 from kafka_sink.engine.accumulator import RecordAccumulator
-from kafka_sink.engine.batch import BatchState, ProducerBatch
 from kafka_sink.memory.buffer import ScratchBuffer, put_pieces, share
 from kafka_sink.model import CompressionType
 from kafka_sink.records import batch_header

@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import pytest
 
+from kafka_sink.cluster.batch import BatchState, ProducerBatch
 from kafka_sink.cluster.broker import Broker
 from kafka_sink.cluster.partition import Partition
 from kafka_sink.engine.accumulator import HOLD_MS, RecordAccumulator
-from kafka_sink.engine.batch import BatchState, ProducerBatch
 from kafka_sink.engine.deliveries import Deliveries
 from kafka_sink.errors import BufferExhaustedError, DeliveryError, IllegalTransitionError
 from kafka_sink.memory.pool import BufferPool

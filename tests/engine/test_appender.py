@@ -11,12 +11,12 @@ from unittest.mock import patch
 import pyarrow as pa
 import pytest
 
+from kafka_sink.cluster.batch import BatchState, ProducerBatch
 from kafka_sink.cluster.broker import Broker
 from kafka_sink.cluster.partition import Partition
 from kafka_sink.engine import appender
 from kafka_sink.engine.accumulator import RecordAccumulator
 from kafka_sink.engine.appender import RecordAppender
-from kafka_sink.engine.batch import BatchState, ProducerBatch
 from kafka_sink.engine.produce_requests import fill_request
 from kafka_sink.engine.splitting import split_batch
 from kafka_sink.errors import BufferExhaustedError, DeliveryError

@@ -6,10 +6,10 @@ import random
 
 import pytest
 
+from kafka_sink.cluster.batch import BatchState, ProducerBatch
 from kafka_sink.cluster.broker import Broker
 from kafka_sink.engine.accumulator import RecordAccumulator
 from kafka_sink.engine.appender import RecordAppender
-from kafka_sink.engine.batch import BatchState, ProducerBatch
 from kafka_sink.engine.produce_requests import fill_request
 from kafka_sink.memory.pool import BufferPool
 from kafka_sink.model import CompressionType, TopicPartition

@@ -10,7 +10,7 @@ import lz4.block
 import pytest
 import zstandard
 
-from kafka_sink.engine.batch import BatchState, ProducerBatch
+from kafka_sink.cluster.batch import BatchState, ProducerBatch
 from kafka_sink.memory.pool import BufferPool
 from kafka_sink.model import CompressionType, TopicPartition
 from kafka_sink.options import parse

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kafka_sink import varint
+from kafka_sink.cluster.batch import ProducerBatch
 from kafka_sink.cluster.topic_limits import TopicLimits
-from kafka_sink.engine.batch import ProducerBatch
 from kafka_sink.memory.buffer import ScratchBuffer
 from kafka_sink.model import CompressionType, TopicPartition
 from kafka_sink.records import batch_header, encoder

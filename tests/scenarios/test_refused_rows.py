@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection
 
 import pytest
 
+from kafka_sink.cluster.batch import ProducerBatch
 from kafka_sink.dead_letters.rejected_rows import DeadLetters
-from kafka_sink.engine.batch import ProducerBatch
 from kafka_sink.errors import DeliveryError
 from kafka_sink.model import TopicPartition
 from tests.support.effort import tries

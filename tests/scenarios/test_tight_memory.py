@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.record.default_records import DefaultRecordBatch
 
+from kafka_sink.cluster.batch import BatchState, ProducerBatch
 from kafka_sink.engine.accumulator import RecordAccumulator
 from kafka_sink.engine.appender import RecordAppender
-from kafka_sink.engine.batch import BatchState, ProducerBatch
 from kafka_sink.engine.produce_requests import fill_request
 from kafka_sink.engine.splitting import split, take_out
 from kafka_sink.memory.allocator import chunk_size

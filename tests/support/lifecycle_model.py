@@ -14,12 +14,12 @@ from typing import Any
 
 from kafka_sink.breaker.breaker import Breaker, CircuitBreakManager
 from kafka_sink.clock import ExponentialBackoff
+from kafka_sink.cluster.batch import BatchState, ProducerBatch
 from kafka_sink.cluster.broker import Broker, SentRequest
 from kafka_sink.cluster.partition import Partition
 from kafka_sink.dead_letters.rejected_rows import DeadLetters
 from kafka_sink.engine.accumulator import RecordAccumulator
 from kafka_sink.engine.appender import RecordAppender
-from kafka_sink.engine.batch import BatchState, ProducerBatch
 from kafka_sink.engine.deliveries import TaskDeliveries, WrittenBatch
 from kafka_sink.engine.identity import ProducerIdentity
 from kafka_sink.engine.produce_requests import fill_request, produce_request

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kafka_sink.clock import ExponentialBackoff
+from kafka_sink.cluster.batch import ProducerBatch
 from kafka_sink.cluster.partition import Partition
-from kafka_sink.engine.batch import ProducerBatch
 from kafka_sink.engine.identity import ProducerIdentity
 from kafka_sink.memory.pool import BufferPool
 from kafka_sink.model import CompressionType, TopicPartition

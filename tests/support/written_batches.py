@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from kafka_sink.cluster.batch import ProducerBatch
 from kafka_sink.cluster.partition import Partition
-from kafka_sink.engine.batch import ProducerBatch
 from kafka_sink.engine.deliveries import WrittenBatch
 from kafka_sink.memory.pool import BufferPool
 from kafka_sink.model import CompressionType

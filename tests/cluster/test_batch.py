@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kafka_sink.engine.batch import TRANSITIONS, BatchState, ProducerBatch
+from kafka_sink.cluster.batch import TRANSITIONS, BatchState, ProducerBatch
 from kafka_sink.errors import IllegalTransitionError
 from kafka_sink.memory.pool import BufferPool
 from kafka_sink.model import CompressionType, TopicPartition
