@@ -223,14 +223,14 @@ def _driver_python(environ: Mapping[str, str]) -> Iterator[Finding]:
     if why:
         yield problem(
             f"PYSPARK_DRIVER_PYTHON is {named}, with which Spark looks for installed data sources, and that "
-            f"fails: {why}. So Spark says DATA_SOURCE_NOT_FOUND. Unset it before the session is made, "
+            f"fails: {why}. Spark then reports DATA_SOURCE_NOT_FOUND. Unset it before the session is made, "
             "as in os.environ.pop('PYSPARK_DRIVER_PYTHON', None), or call kafka_sink.register(spark) before "
             "the first write"
         )
     else:
         yield note(
-            f"PYSPARK_DRIVER_PYTHON is {named}: Spark runs the sink's tasks with it, on executors, too, "
-            "unless kafka_sink.register(spark) was called. Unset it where executors have none at this path"
+            f"PYSPARK_DRIVER_PYTHON is {named}: Spark also runs the sink's tasks on executors with it, "
+            "unless kafka_sink.register(spark) was called. Unset it if executors have no Python at this path"
         )
 
 
@@ -257,7 +257,7 @@ def _ask(python: str, environ: Mapping[str, str]) -> _Answer | str:
         )
         return _Answer(*json.loads(done.stdout.splitlines()[-1]))
     except subprocess.TimeoutExpired:
-        return f"no end within {_TIMEOUT_S} s"
+        return f"it did not end within {_TIMEOUT_S} s"
     except OSError as error:
         return str(error)
     except (ValueError, IndexError, TypeError):
@@ -275,11 +275,12 @@ def _of_workers(python: str, answer: _Answer, spark: str) -> Finding:
         )
     elif own:
         text = (
-            "has no kafka-chunked, so Spark says DATA_SOURCE_NOT_FOUND: install it there, set PYSPARK_PYTHON "
-            f"to {sys.executable}, or ship the wheel by --py-files and call kafka_sink.register(spark)"
+            "has no kafka-chunked, so Spark reports DATA_SOURCE_NOT_FOUND: install it there, set "
+            f"PYSPARK_PYTHON to {sys.executable}, or ship the wheel with --py-files and call "
+            "kafka_sink.register(spark)"
         )
         if libraries:
-            text += f". It lacks libraries, too, which --py-files does not bring: {_pip(python, libraries)}"
+            text += f". It also lacks libraries, which --py-files does not ship: {_pip(python, libraries)}"
     elif libraries:
         text = f"lacks libraries: {_pip(python, libraries)}"
     # It is None if Spark puts its own PySpark on the path of its workers.
@@ -298,8 +299,8 @@ def _folders(environ: Mapping[str, str]) -> Finding:
                 pass
         except OSError as error:
             return problem(
-                f"Spark cannot write to {folder} ({error.strerror}): set SPARK_LOCAL_DIRS to one that it "
-                "may write to"
+                f"Spark cannot write to {folder} ({error.strerror}): set SPARK_LOCAL_DIRS to a folder "
+                "that it can write to"
             )
     return ok(f"Spark's local folders can be written ({named or tempfile.gettempdir()})")
 
@@ -310,8 +311,8 @@ def _shared_import_folders() -> Iterator[Finding]:
     for folder in dict.fromkeys([os.getcwd(), *map(os.path.abspath, sys.path)]):
         if others_may_write(folder):
             yield note(
-                f"Python imports from {folder}, where others on this host can put a module that then runs as "
-                "you: start jobs in a folder of your own, and take shared ones off PYTHONPATH"
+                f"Python imports from {folder}, where other users of this host can put a module that then "
+                "runs as you: start jobs in your own folder, and remove shared folders from PYTHONPATH"
             )
 
 
@@ -383,7 +384,7 @@ def of_cluster(options: SinkOptions) -> Iterator[Finding]:
     for address in options.bootstrap_servers if len(options.bootstrap_servers) > 1 else ():
         # A job does not notice a dead address, because it starts if one address responds.
         if why := _unreachable(options, address):
-            yield note(f"an address of kafka.bootstrap.servers is dead: {why}")
+            yield note(f"an address of kafka.bootstrap.servers cannot be used: {why}")
     if found is not None:
         yield from _of_brokers(options, found)
     yield ok(f"{usable}: usable")
@@ -461,7 +462,7 @@ def of_session(
         value = spark.conf.get(name, None)
         return None if value is None else str(value)
 
-    yield ok(f"the session is of Spark {spark.version}")
+    yield ok(f"the session runs Spark {spark.version}")
     timeout_problem = idle_timeout_problem(conf, options.delivery_timeout_ms)
     if timeout_problem is not None:
         yield problem(timeout_problem)
@@ -473,7 +474,7 @@ def of_session(
     if conf("spark.speculation") == "true" and not options.exactly_once:
         yield note(
             "spark.speculation=true runs copies of slow tasks, and each writes its rows: readers see some "
-            "twice, unless delivery.guarantee=exactly-once"
+            "rows twice, unless delivery.guarantee=exactly-once"
         )
     for spec in SPECS:
         own, variable = OWN_PREFIX + spec.name, "KAFKA_CHUNKED_" + spec.name.upper().replace(".", "_")

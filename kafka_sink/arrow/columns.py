@@ -44,14 +44,14 @@ _ACCEPTED = {
     "timestamp": "a timestamp with a time zone",
 }
 _REMEDIES = {
-    "value": "Make it text or bytes: JSON, for example, as with struct.json_encode() of Polars or to_json() "
-    "of DuckDB",
+    "value": "Convert it to text or bytes, for example to JSON with struct.json_encode() of Polars or "
+    "to_json() of DuckDB",
     "key": "Cast it to text",
     "topic": "Cast it to text",
-    "timestamp": "One without a zone names no instant: give it one, as with dt.replace_time_zone('UTC') of "
+    "timestamp": "Without a zone it is ambiguous: add one, for example with dt.replace_time_zone('UTC') of "
     "Polars or ::TIMESTAMPTZ of DuckDB",
 }
-_OF_OBJECTS = "Cast the Python objects in it, as with map_elements(str, return_dtype=pl.String) for text"
+_OF_OBJECTS = "Convert its Python objects, for example to text with map_elements(str, return_dtype=pl.String)"
 _FACTORS_TO_MICROS = {"s": 1_000_000, "ms": 1000}
 # Far beyond any date that makes sense. No product with the factors above overflows 64 bits.
 _LAST_MICROS = 1 << 62

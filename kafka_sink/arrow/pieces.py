@@ -92,7 +92,7 @@ def _cut(piece: pa.RecordBatch, columns: Sequence[pa.Array]) -> Iterator[pa.Reco
     total = max(1, int(sizes.sum()))
     if int(sizes.max()) > _MAX_INT32:
         raise RecordTooLargeError(
-            f"a row has {int(sizes.max()):,} bytes, which is more than kafka.max.request.size can be set to"
+            f"a row has {int(sizes.max()):,} bytes, more than the largest value of kafka.max.request.size"
         )
     before = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(sizes)))
     even = total // -(-total // _CONVERTED_BYTES) + int(sizes.max())

@@ -148,7 +148,7 @@ def _unfit(data: Any, why: str = "") -> SchemaError:
     elif hasattr(data, "itertuples"):
         remedy = " Use pandas 2.2 or newer, or pyarrow.Table.from_pandas(frame)."
     return SchemaError(
-        f"{kind} is no Arrow data{why}. Give a table, frame or reader with __arrow_c_stream__ (pyarrow, "
+        f"{kind} is not Arrow data{why}. Give a table, frame or reader with __arrow_c_stream__ (pyarrow, "
         f"Polars, DuckDB, pandas 2.2), a record batch, or an iterable of these.{remedy}"
     )
 
@@ -212,7 +212,7 @@ class ArrowProducer:
 
     def __enter__(self) -> ArrowProducer:
         if self._name:
-            raise ProducerClosedError("a producer serves one block: call kafka_sink.producer for another one")
+            raise ProducerClosedError("a producer serves only one block: call kafka_sink.producer again")
         self._transaction = plan(self.options, self._texts)
         self._name = secrets.token_hex(8)
         producer = PRODUCERS.take(self.options.for_tasks())
@@ -304,7 +304,7 @@ class ArrowProducer:
         between acquiring it and the block."""
         if os.getpid() != self._process:
             # A fork does not copy threads, but it may copy a lock that one of them holds.
-            raise ProducerClosedError("the producer belongs to the process before the fork: make one in each")
+            raise ProducerClosedError("the producer belongs to the parent process: make one after the fork")
         return self._lock
 
     @contextmanager
@@ -314,7 +314,7 @@ class ArrowProducer:
         if self._failure is not None:
             raise self._failure_again()
         if self._producer is None:
-            raise ProducerClosedError("the producer is used outside of its block: write 'with'")
+            raise ProducerClosedError("the producer is used outside of its 'with' block")
         try:
             yield self._producer
         except BaseException as failure:

@@ -30,8 +30,8 @@ def require_sound(column: pa.Array, name: str, first_row: int = 0) -> None:
         row = _first_damaged(column)
         place = "" if row is None else f" at row {first_row + row:,} of its batch, counted from 0"
         raise InvalidRowError(
-            f"column '{name}' is damaged{place} ({error}): find out what made it, with "
-            "validate(full=True) of pyarrow"
+            f"column '{name}' is damaged{place} ({error}): find the step that "
+            "damaged it by calling validate(full=True) of pyarrow on its batches"
         ) from None
 
 

@@ -78,11 +78,12 @@ def _about_spark(options: SinkOptions, given: Mapping[str, str]) -> list[str]:
     warnings = []
     if unused:
         warnings.append(
-            f"These options have no effect without Spark, as there is no coordinator: {', '.join(unused)}"
+            "These options have no effect without Spark, because there is no coordinator: "
+            + ", ".join(unused)
         )
     of_spark = sorted(name for name in given if name.strip().lower() in _OF_SPARK)
     if of_spark:
-        warnings.append(f"These options of Spark have no effect without it: {', '.join(of_spark)}")
+        warnings.append(f"These options have an effect with Spark only: {', '.join(of_spark)}")
     return warnings
 
 

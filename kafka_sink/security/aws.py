@@ -91,7 +91,7 @@ class IamLogin:
                 threading.Thread(target=self._run, args=(lookup,), name=name, daemon=True).start()
         if not wait([lookup], self._wait_s).done:
             raise TokenUnavailableError(
-                f"AWS_MSK_IAM: botocore has looked for credentials for {self._wait_s:.0f} s in vain; check "
+                f"AWS_MSK_IAM: botocore found no credentials within {self._wait_s:.0f} s; check "
                 "credential_process of the AWS profile, and whether this host reaches AWS"
             )
         return lookup.result()
@@ -111,7 +111,7 @@ class IamLogin:
             return self._credentials.get_frozen_credentials()
         except ClientError as error:
             code = printable(str(error.response.get("Error", {}).get("Code", "an error")))
-            problem: Exception = AuthenticationError(f"AWS_MSK_IAM: AWS refuses the credentials: {code}")
+            problem: Exception = AuthenticationError(f"AWS_MSK_IAM: AWS refused the credentials: {code}")
         except BotoCoreError as error:
             problem = TokenUnavailableError(f"AWS_MSK_IAM: no credentials: {type(error).__name__}")
         raise problem
@@ -132,9 +132,9 @@ class IamLogin:
         credentials = session.get_credentials()
         if credentials is None:
             raise AuthenticationError(
-                "AWS_MSK_IAM: there are no AWS credentials here: set AWS_ACCESS_KEY_ID and "
-                "AWS_SECRET_ACCESS_KEY for driver and executors, give the hosts a role, or name a "
-                "profile (awsProfileName) in kafka.sasl.jaas.config"
+                "AWS_MSK_IAM: no AWS credentials were found: set AWS_ACCESS_KEY_ID and "
+                "AWS_SECRET_ACCESS_KEY for driver and executors, give the hosts a role, or set "
+                "awsProfileName in kafka.sasl.jaas.config to a profile"
             )
         return self._assumed(session, credentials) if self._settings.role_arn else credentials
 

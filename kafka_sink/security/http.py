@@ -66,7 +66,7 @@ class HttpClient:
             raise
         if len(content) > max_bytes:
             self.close()
-            raise OSError(f"a response of more than {max_bytes} bytes")
+            raise OSError(f"the response has more than {max_bytes} bytes")
         if response.will_close:
             self.close()
         return response.status, content

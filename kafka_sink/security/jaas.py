@@ -69,7 +69,7 @@ def parse_jaas(config: Secret) -> LoginModule:
         modules.append(module)
     if len(modules) != 1:
         found = "no login module" if not modules else f"{len(modules)} login modules"
-        raise ConfigurationError(f"{_OPTION} has {found} where one is wanted, {_EXAMPLE}")
+        raise ConfigurationError(f"{_OPTION} has {found} instead of one, {_EXAMPLE}")
     return modules[0]
 
 
@@ -96,7 +96,7 @@ def _entry(tokens: list[_Token], at: int) -> tuple[LoginModule, int]:
             options.clear()
             raise ConfigurationError(
                 f'{_OPTION}: an option of the login module ({after}) is not name="value". Quote values, and '
-                "write a quote or a backslash inside of them with a backslash before it"
+                "put a backslash before each quote and backslash inside them"
             )
         options[found[0]] = found[1]
         at += 3

@@ -75,7 +75,7 @@ def read_key(store: Store) -> ClientKey:
         )
     if key.public_key() != chain[0].public_key():
         raise ConfigurationError(
-            f"{named(chain_store)}: the first certificate is not that of the private key in {store.option}"
+            f"{named(chain_store)}: the first certificate is not for the private key in {store.option}"
         )
     text = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode("ascii")
     return ClientKey(Secret.known(text), b"".join(one.public_bytes(Encoding.PEM) for one in chain))
@@ -108,7 +108,7 @@ def content_of(store: Store) -> HiddenBytes:
     except OSError as error:
         reason = error.strerror or type(error).__name__
     except ValueError:
-        reason = "its name holds a null character"
+        reason = "its name contains a null character"
     raise ConfigurationError(f"{named(store)} cannot be read: {reason}")
 
 
@@ -120,15 +120,15 @@ def _is_pem(store: Store, data: bytes) -> bool:
         raise ConfigurationError(
             f"{named(store)} is a JKS store, which only Java reads. Convert it once with: keytool "
             f"-importkeystore -srckeystore {store.location} -destkeystore {store.location}.p12 "
-            f"-deststoretype PKCS12; then name that file, and set kafka.ssl.{what}.type=PKCS12"
+            f"-deststoretype PKCS12; then use that file and set kafka.ssl.{what}.type=PKCS12"
         )
     looks_like_pem = b"-----BEGIN " in data
     if store.kind == "PEM":
         if not looks_like_pem:
-            other = "; it looks like PKCS12: set the type to that" if data.startswith(_PKCS12_MAGIC) else ""
+            other = "; it looks like PKCS12: set the type to PKCS12" if data.startswith(_PKCS12_MAGIC) else ""
             if store.text and data.startswith((b"/", b"file:")):
-                other = "; it looks like a path, which belongs in the option whose name ends in .location"
-            raise ConfigurationError(f"{named(store)} is no PEM{other}")
+                other = "; it looks like a path: set it in the option that ends in .location"
+            raise ConfigurationError(f"{named(store)} is not PEM{other}")
         return True
     if looks_like_pem:
         raise ConfigurationError(f"{named(store)} is PEM, but its type is {store.kind}: set the type to PEM")
@@ -169,7 +169,7 @@ def _pem_key(store: Store, data: bytes) -> PrivateKeyTypes | None:
         problem = f"its kind is not supported ({printable(str(error))})"
     except (ValueError, TypeError):
         wrong = f"wrong {store.key_password_option}, {_ENCRYPTED_PROBLEM}"
-        problem = wrong if is_encrypted else "it is no valid key"
+        problem = wrong if is_encrypted else "it is not a valid key"
     finally:
         password = None
     raise ConfigurationError(f"{named(store)}: the private key cannot be read: {problem}")
@@ -228,7 +228,7 @@ def _blocks(store: Store, data: bytes) -> list[PemBlock]:
     found = [_pem_block(match) for match in _PEM_BLOCK.finditer(data)]
     for one in found:
         if not one.pem:
-            raise ConfigurationError(f"{named(store)} is no PEM: its {one.label} block is not base64")
+            raise ConfigurationError(f"{named(store)} is not valid PEM: its {one.label} block is not base64")
     return found
 
 

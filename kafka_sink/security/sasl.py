@@ -79,7 +79,7 @@ class SaslExchange:
 
     def respond(self, challenge: bytes) -> bytes | None:
         """Return the response to a broker's challenge, or None if the exchange has ended."""
-        problem = "the login is over"
+        problem = "the login has ended"
         # A generator that has failed or returned raises StopIteration at its next use, as if the login had
         # succeeded.
         if not self._is_over:
@@ -97,8 +97,8 @@ class SaslExchange:
                 return following
         # This is raised outside of the handler, because the cause's frames hold passwords.
         raise AuthenticationError(
-            f"SASL {self.mechanism}: the broker's message is not one of this mechanism ({problem}); it does "
-            "not know the password, or is no Kafka broker"
+            f"SASL {self.mechanism}: the broker's message is invalid for this mechanism ({problem}): it does "
+            "not know the password, or it is not a Kafka broker"
         )
 
 
@@ -146,7 +146,7 @@ def _server_first(mechanism: str, challenge: bytes) -> tuple[bytes, bytes, int]:
     match = _SERVER_FIRST.fullmatch(challenge)
     if match is None:
         raise AuthenticationError(
-            f"SASL {mechanism}: the broker's message is not one of this mechanism (RFC 5802)"
+            f"SASL {mechanism}: the broker's message is invalid for this mechanism (RFC 5802)"
         )
     iterations = int(match["iterations"])
     if iterations < _MIN_ITERATIONS:
@@ -156,8 +156,8 @@ def _server_first(mechanism: str, challenge: bytes) -> tuple[bytes, bytes, int]:
         )
     if iterations > _MAX_ITERATIONS:
         raise AuthenticationError(
-            f"SASL {mechanism}: the broker asks for {iterations} iterations, and at most {_MAX_ITERATIONS} "
-            "are computed: set this user's password again with fewer (Kafka's maximum is 16384)"
+            f"SASL {mechanism}: the broker asks for {iterations} iterations, more than the maximum of "
+            f"{_MAX_ITERATIONS}: set this user's password again with fewer (Kafka's maximum is 16384)"
         )
     return match["nonce"], base64.b64decode(match["salt"]), iterations
 
@@ -194,8 +194,8 @@ def kerberos(settings: KerberosSettings, host: str) -> Steps:
     except gssapi.exceptions.GSSError as error:
         problem = printable(" ".join(str(error).split()))
     raise AuthenticationError(
-        f"SASL GSSAPI: no ticket for {target}: {problem}; kinit on every host, or "
-        "name a keytab in kafka.sasl.jaas.config (useKeyTab=true keyTab=... principal=...)"
+        f"SASL GSSAPI: no ticket for {target}: {problem}; run kinit on every host, or "
+        "set a keytab in kafka.sasl.jaas.config (useKeyTab=true keyTab=... principal=...)"
     )
 
 

@@ -173,7 +173,7 @@ def _tls(options: SinkOptions) -> TlsSettings:
     for version in enabled:
         if version.lower() not in (known.lower() for known in _PROTOCOLS):
             raise ConfigurationError(
-                f"Option 'kafka.ssl.enabled.protocols' names {version!r}; TLSv1.2 and TLSv1.3 are allowed"
+                f"Option 'kafka.ssl.enabled.protocols' has {version!r}; supported are TLSv1.2 and TLSv1.3"
             )
     chosen = tuple(v for v in _PROTOCOLS if v.lower() in (one.lower() for one in enabled))
     return TlsSettings(
@@ -189,9 +189,7 @@ def _only_one(options: SinkOptions, *attributes: str) -> str | None:
     """Return the name of the option that is set, or None. Raises ConfigurationError if several are set."""
     names = [f"kafka.{one.replace('_', '.')}" for one in attributes if getattr(options, one)]
     if len(names) > 1:
-        raise ConfigurationError(
-            f"Options {' and '.join(names)} say the same in different ways: set only one of them"
-        )
+        raise ConfigurationError(f"Options {' and '.join(names)} exclude each other: set only one of them")
     return names[0] if names else None
 
 
@@ -213,19 +211,19 @@ def _key(options: SinkOptions) -> Store | None:
     name = _only_one(options, "ssl_keystore_location", "ssl_keystore_key", "ssl_key_location")
     chain_name = _only_one(options, "ssl_keystore_certificate_chain", "ssl_certificate_location")
     if name is None:
-        _no_password(options.ssl_keystore_password or options.ssl_key_password, "key or keystore")
+        _no_password(options.ssl_keystore_password, "keystore")
+        _no_password(options.ssl_key_password, "key")
         if chain_name is not None:
             raise ConfigurationError(
-                f"Option '{chain_name}' gives a certificate without its private key: set "
-                "kafka.ssl.keystore.key"
+                f"Option '{chain_name}' has a certificate without its private key: set kafka.ssl.keystore.key"
             )
         return None
     holds_both = bool(options.ssl_keystore_location)
     if holds_both and chain_name is not None:
-        raise ConfigurationError(f"Option '{chain_name}' has no effect beside {name}, which holds both")
+        raise ConfigurationError(f"Option '{chain_name}' has no effect with {name}, which contains both")
     if not holds_both and chain_name is None:
         raise ConfigurationError(
-            f"Option '{name}' gives a private key without its certificate: set "
+            f"Option '{name}' has a private key without its certificate: set "
             "kafka.ssl.keystore.certificate.chain"
         )
     chain_text = options.ssl_keystore_certificate_chain
@@ -244,7 +242,7 @@ def _key(options: SinkOptions) -> Store | None:
 
 def _no_password(password: Secret | None, what: str) -> None:
     if password is not None:
-        raise ConfigurationError(f"a password is given for a {what}, but no {what} that it opens")
+        raise ConfigurationError(f"Option 'kafka.ssl.{what}.password' is set, but no {what} is")
 
 
 # -- SASL -------------------------------------------------------------------------------------------
@@ -272,10 +270,10 @@ def _check_module(module: LoginModule, mechanism: str) -> None:
     mechanisms = _MECHANISMS_OF.get(module.name)
     if mechanisms is None:
         known = ", ".join(name.rpartition(".")[2] for name in _MECHANISMS_OF)
-        raise ConfigurationError(f"{_JAAS} names the login module {module.name}; known are {known}")
+        raise ConfigurationError(f"{_JAAS} has the login module {module.name}; supported are {known}")
     if mechanism not in mechanisms:
         raise ConfigurationError(
-            f"{_JAAS} names {module.name.rpartition('.')[2]}, but kafka.sasl.mechanism is {mechanism}"
+            f"{_JAAS} has {module.name.rpartition('.')[2]}, but kafka.sasl.mechanism is {mechanism}"
             f"{' by default' if mechanism == 'GSSAPI' else ''}: set kafka.sasl.mechanism="
             + " or ".join(mechanisms)
         )
@@ -358,7 +356,7 @@ def _retriever(options: SinkOptions, scheme: str) -> str:
     option = f"Option 'kafka.sasl.oauthbearer.jwt.retriever.class' = {name}"
     if schemes is None:
         raise ConfigurationError(
-            f"{option} names a Java class, which cannot run in this sink; known are "
+            f"{option} is not supported, as Java classes cannot run in this sink; use one of "
             f"{', '.join(_RETRIEVERS)}. sasl.oauthbearer.token.provider takes a Python function"
         )
     if scheme not in schemes:
@@ -390,7 +388,7 @@ def _assertion(options: SinkOptions, flow: str) -> AssertionSettings | None:
         return AssertionSettings(is_grant, Store(f"{_ASSERTION}.file", "JWT", file))
     if not key:
         raise ConfigurationError(
-            f"an assertion needs {_ASSERTION}.private.key.file, with which it is signed, or {_ASSERTION}.file"
+            f"an assertion needs {_ASSERTION}.private.key.file, which signs it, or {_ASSERTION}.file"
         )
     claims = {
         "aud": options.sasl_oauthbearer_assertion_claim_aud,
@@ -436,7 +434,9 @@ def _extensions(login: LoginModule) -> tuple[tuple[str, str], ...]:
             continue
         key, value = name.removeprefix(prefix), login.get(name)
         if not key.isalpha() or not key.isascii() or key == "auth" or not value.isascii() or "\1" in value:
-            raise ConfigurationError(f"{_JAAS}: {name} is no SASL extension (letters only, and not auth)")
+            raise ConfigurationError(
+                f"{_JAAS}: {name} is not a valid SASL extension (letters only, and not auth)"
+            )
         found.append((key, value))
     return tuple(found)
 
@@ -450,7 +450,7 @@ def _endpoint_tls(login: LoginModule) -> TlsSettings:
         return TlsSettings()
     kind = (login.get("ssl.truststore.type") or "JKS").upper()
     if looks_like_key(location):
-        raise ConfigurationError(f"{_JAAS}: ssl.truststore.location holds a certificate, not a path")
+        raise ConfigurationError(f"{_JAAS}: ssl.truststore.location contains a certificate instead of a path")
     option = "kafka.sasl.jaas.config (ssl.truststore.location)"
     password = _secret(login, "ssl.truststore.password")
     return TlsSettings(Store(option, kind, location, certificates, password))
@@ -459,7 +459,7 @@ def _endpoint_tls(login: LoginModule) -> TlsSettings:
 def _iam(login: LoginModule) -> IamSettings:
     for name in ("awsRoleAccessKeyId", "awsRoleSecretAccessKey", "awsRoleSessionToken"):
         if name in login.options:
-            raise ConfigurationError(f"{_JAAS}: {name} is not supported; name a profile in awsProfileName")
+            raise ConfigurationError(f"{_JAAS}: {name} is not supported; set awsProfileName to a profile")
     return IamSettings(
         profile=login.get("awsProfileName"),
         role_arn=login.get("awsRoleArn"),

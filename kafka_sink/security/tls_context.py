@@ -36,7 +36,7 @@ def split_suites(names: Iterable[str]) -> tuple[list[str], list[str]]:
         translated = openssl_name(name)
         if translated not in known:
             raise ConfigurationError(
-                f"Option 'kafka.ssl.cipher.suites' names {name!r}, which this Python's OpenSSL "
+                f"Option 'kafka.ssl.cipher.suites' has {name!r}, which this Python's OpenSSL "
                 f"({ssl.OPENSSL_VERSION}) does not have"
             )
         older.append(translated)
@@ -68,7 +68,7 @@ _EXPIRED, _NOT_YET = 10, 9
 _UNKNOWN_AUTHORITY = (2, 18, 19, 20, 21)
 _HOST_MISMATCH, _ADDRESS_MISMATCH = 62, 64
 _REMEDY_TRUST = (
-    "name the authority that signed it, or the certificate itself, in kafka.ssl.truststore.location or "
+    "add the authority that signed it, or the certificate itself, to kafka.ssl.truststore.location or "
     "kafka.ssl.truststore.certificates"
 )
 _REMEDY_KEY = "set kafka.ssl.keystore.location, or .key and .certificate.chain"
@@ -77,23 +77,23 @@ _REMEDY_KEY = "set kafka.ssl.keystore.location, or .key and .certificate.chain"
 _REASONS = {
     "WRONG_VERSION_NUMBER": "the server at this port does not speak TLS: use a TLS listener's port, or "
     "kafka.security.protocol=PLAINTEXT or SASL_PLAINTEXT",
-    "HTTP_REQUEST": "the server at this port speaks HTTP, and is not a Kafka broker",
-    "UNSUPPORTED_PROTOCOL": "the broker speaks no version of TLS in kafka.ssl.enabled.protocols",
-    "TLSV1_ALERT_PROTOCOL_VERSION": "the broker speaks no version of TLS in kafka.ssl.enabled.protocols",
-    "NO_PROTOCOLS_AVAILABLE": "no version of TLS is left by kafka.ssl.enabled.protocols",
+    "HTTP_REQUEST": "the server at this port speaks HTTP and is not a Kafka broker",
+    "UNSUPPORTED_PROTOCOL": "the broker supports no TLS version in kafka.ssl.enabled.protocols",
+    "TLSV1_ALERT_PROTOCOL_VERSION": "the broker supports no TLS version in kafka.ssl.enabled.protocols",
+    "NO_PROTOCOLS_AVAILABLE": "kafka.ssl.enabled.protocols leaves no TLS version",
     "SSLV3_ALERT_HANDSHAKE_FAILURE": "the broker and this client have no cipher suite in common "
-    f"(kafka.ssl.cipher.suites), or it wants a client certificate: {_REMEDY_KEY}",
-    "TLSV13_ALERT_CERTIFICATE_REQUIRED": f"the broker wants a client certificate: {_REMEDY_KEY}",
-    "SSLV3_ALERT_BAD_CERTIFICATE": "the broker refuses this client's certificate, or wants one: "
+    f"(kafka.ssl.cipher.suites), or it requires a client certificate: {_REMEDY_KEY}",
+    "TLSV13_ALERT_CERTIFICATE_REQUIRED": f"the broker requires a client certificate: {_REMEDY_KEY}",
+    "SSLV3_ALERT_BAD_CERTIFICATE": "the broker refuses this client's certificate, or requires one: "
     + _REMEDY_KEY,
-    "SSLV3_ALERT_CERTIFICATE_UNKNOWN": "the broker refuses this client's certificate: its authority is not "
-    "one that the broker trusts, it has expired, or it is missing: check kafka.ssl.keystore.location",
+    "SSLV3_ALERT_CERTIFICATE_UNKNOWN": "the broker refuses this client's certificate: the broker does not "
+    "trust its authority, it has expired, or it is missing: check kafka.ssl.keystore.location",
     "TLSV1_ALERT_UNKNOWN_CA": "the broker does not trust the authority of this client's certificate in "
     "kafka.ssl.keystore",
     "SSLV3_ALERT_CERTIFICATE_EXPIRED": "this client's certificate in kafka.ssl.keystore has expired",
     "SSLV3_ALERT_CERTIFICATE_REVOKED": "this client's certificate in kafka.ssl.keystore is revoked",
     "TLSV1_ALERT_ACCESS_DENIED": "the broker refuses this client's certificate",
-    "TLSV1_UNRECOGNIZED_NAME": "the broker knows no such host name (SNI)",
+    "TLSV1_UNRECOGNIZED_NAME": "the broker does not recognise the host name (SNI)",
 }
 
 
@@ -110,23 +110,23 @@ def explain(error: ssl.SSLError, host: str) -> str:
     reason = error.reason or ""
     if reason in _REASONS:
         return _REASONS[reason]
-    return f"OpenSSL says {reason or error.args[-1]}"
+    return f"OpenSSL reports {reason or error.args[-1]}"
 
 
 def _certificate(error: ssl.SSLCertVerificationError, host: str) -> str:
     code, message = error.verify_code, error.verify_message
     if code in _UNKNOWN_AUTHORITY:
-        return f"the broker's certificate is not of a trusted authority ({message}): {_REMEDY_TRUST}"
+        return f"the broker's certificate is not signed by a trusted authority ({message}): {_REMEDY_TRUST}"
     if code == _EXPIRED:
         return (
-            f"the broker's certificate, or one of its chain, has expired ({message}): renew it on the broker"
+            f"the broker's certificate, or one in its chain, has expired ({message}): renew it on the broker"
         )
     if code == _NOT_YET:
         return f"the broker's certificate is not yet valid ({message}): check the clocks"
     if code in (_HOST_MISMATCH, _ADDRESS_MISMATCH):
         return (
-            f"the broker's certificate is not for {host} ({message}): connect by a name in the certificate "
-            "(kafka.bootstrap.servers, the brokers' advertised.listeners), or have it issued for this one; "
+            f"the broker's certificate is not for {host} ({message}): connect with a name in the certificate "
+            "(kafka.bootstrap.servers, the brokers' advertised.listeners), or get one issued for this name; "
             "kafka.ssl.endpoint.identification.algorithm switches the check off"
         )
     return f"the broker's certificate is not accepted: {message}"
@@ -151,8 +151,7 @@ def make_context(settings: TlsSettings) -> ssl.SSLContext:
         context.load_default_certs(ssl.Purpose.SERVER_AUTH)
         if not any(context.cert_store_stats().values()) and ssl.get_default_verify_paths().capath is None:
             raise ConfigurationError(
-                "the system has no trusted authorities for this Python: name them in "
-                "kafka.ssl.truststore.location"
+                "the system has no trusted authorities for this Python: set kafka.ssl.truststore.location"
             )
     else:
         # Every certificate in the truststore is a trust anchor, not only self-signed roots, as in Java.
@@ -241,7 +240,7 @@ class TlsContexts:
                 if self._context is None:
                     raise
                 _log.warning(
-                    "the TLS files have changed and cannot be used; going on with the old: %s", error
+                    "the TLS files have changed and cannot be used; the previous ones stay in use: %s", error
                 )
             self._stamp = stamp
             return self._context

@@ -53,7 +53,7 @@ def from_text(text: str, expires_at_s: float | None = None) -> Token:
     text = text.rstrip("\r\n")
     if not text or len(text) > _MAX_TOKEN_CHARACTERS or not text.isascii() or not text.isprintable():
         raise AuthenticationError(
-            "OAUTHBEARER: the response is not a token: empty, too long or not printable"
+            "OAUTHBEARER: the response is not a token: it is empty, too long or not printable ASCII"
         )
     return Token(Secret.known(text), jwt_expiry(text) if expires_at_s is None else expires_at_s)
 
@@ -82,7 +82,7 @@ def provided_tokens(path: str) -> Callable[[], Token]:
     """
     module_name, _, name = path.rpartition(".")
     if not module_name or not name:
-        raise AuthenticationError(f"{_OPTION} = {path!r} is not module.function")
+        raise AuthenticationError(f"{_OPTION} = {path!r} is not of the form module.function")
     try:
         found: Any = getattr(importlib.import_module(module_name), name)
     except (ImportError, AttributeError) as error:
@@ -208,7 +208,9 @@ class TokenEndpoint:
             raise TokenUnavailableError(text)
         token = response.get("access_token", response.get("id_token"))
         if not isinstance(token, str):
-            raise AuthenticationError(f"OAUTHBEARER: the token endpoint {self._shown} gave no access_token")
+            raise AuthenticationError(
+                f"OAUTHBEARER: the token endpoint {self._shown} responded without an access_token"
+            )
         found = from_text(token)
         lifetime = response.get("expires_in")
         if (
@@ -313,7 +315,7 @@ class TokenSource:
         expires = now + _UNKNOWN_LIFETIME_S if token.expires_at_s is None else token.expires_at_s
         lifetime = expires - now
         if lifetime <= 0:
-            raise AuthenticationError("OAUTHBEARER: the token that was fetched has run out already")
+            raise AuthenticationError("OAUTHBEARER: the fetched token has already expired")
         refresh = now + lifetime * (settings.refresh_factor + settings.refresh_jitter * self._random())
         if lifetime > settings.refresh_buffer_s + settings.refresh_min_s:
             refresh = min(refresh, expires - settings.refresh_buffer_s)
@@ -390,7 +392,7 @@ def _ready_made(store: Store) -> Secret:
     is_jwt = text.count(".") == 2 and text.isascii() and text.isprintable()
     text = ""
     if not is_jwt:
-        raise ConfigurationError(f"{named(store)} holds no JWT: three parts with dots between them")
+        raise ConfigurationError(f"{named(store)} contains no JWT, which has three parts separated by dots")
     return found
 
 

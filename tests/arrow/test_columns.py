@@ -292,7 +292,7 @@ def test_what_cannot_be_written_is_refused_with_what_to_do() -> None:
         ([("value", pa.struct([("a", pa.int8())]))], "to_json"),
         (
             [value, ("timestamp", pa.timestamp("us"))],
-            "timestamp must be a timestamp with a time zone. One without a zone names no instant",
+            "timestamp must be a timestamp with a time zone. Without a zone it is ambiguous",
         ),
         ([value, ("timestamp", pa.date32())], "unsupported type date32"),
         ([value, ("partition", pa.float64())], "partition must be an integer"),

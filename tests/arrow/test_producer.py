@@ -352,7 +352,7 @@ def test_a_row_that_is_refused_becomes_a_dead_letter(cluster: FakeCluster) -> No
 def test_a_producer_serves_one_block(cluster: FakeCluster) -> None:
     writing = producer(cluster)
     for _ in range(2):
-        with pytest.raises(ProducerClosedError, match="outside of its block"):
+        with pytest.raises(ProducerClosedError, match="outside of its 'with' block"):
             writing.send(rows(0, 1))
         if writing.result is None:
             with writing:
@@ -397,15 +397,13 @@ def test_options_are_checked_at_once_and_may_be_numbers_and_booleans() -> None:
 
 def test_options_of_spark_are_named_with_the_reason(caplog: pytest.LogCaptureFixture) -> None:
     given = {"kafka.bootstrap.servers": "h:1", "coordinator.enabled": "false"}
-    no_effect = (
-        "These options have no effect without Spark, as there is no coordinator: coordinator.port, ui.port"
-    )
+    no_effect = "no effect without Spark, because there is no coordinator: coordinator.port, ui.port"
     with caplog.at_level(logging.WARNING):
         kafka_sink.producer(given)
         assert caplog.text == ""
         kafka_sink.producer({**given, "ui.port": "0", "coordinator.port": "7", "checkpointLocation": "/c"})
     assert no_effect in caplog.text
-    assert "These options of Spark have no effect without it: checkpointLocation" in caplog.text
+    assert "These options have an effect with Spark only: checkpointLocation" in caplog.text
 
 
 def test_a_fork_leaves_the_write_to_its_process(cluster: FakeCluster) -> None:

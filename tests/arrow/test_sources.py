@@ -65,7 +65,7 @@ def test_what_is_no_arrow_data_is_refused_and_a_lazy_frame_is_to_be_collected() 
     with pytest.raises(SchemaError, match="Collect it first"):
         record_batches(SimpleNamespace(collect=None, collect_schema=None))
     for data in (None, 7, "text", b"bytes", {"value": ["a"]}, [{"value": "a"}], ["a"], TABLE.column(0)):
-        with pytest.raises(SchemaError, match="is no Arrow data"):
+        with pytest.raises(SchemaError, match="is not Arrow data"):
             list(record_batches(data)[1])
 
 

@@ -270,7 +270,7 @@ def test_responses_that_are_none(fake: Server) -> None:
         (b"[]", "not one of a schema registry"),
         (b'{"id": "5", "version": 1}', "contains no id"),
         (gzip.compress(b'{"id": 5}', mtime=0), "not one of a schema registry"),
-        (b'{"id": 5, "x": "' + b"x" * (3 << 20) + b'"}', "a response of more than 2097152 bytes"),
+        (b'{"id": 5, "x": "' + b"x" * (3 << 20) + b'"}', "the response has more than 2097152 bytes"),
     ):
         fake.respond = lambda _, body=body: (200, {}, body)
         with pytest.raises(RegistryError, match=said):

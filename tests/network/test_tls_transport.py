@@ -170,9 +170,15 @@ REFUSALS: list[tuple[tuple[str, ...], dict[str, Any], dict[str, Any], str, str]]
     ((HOST,), {}, {}, "10.0.0.2", r"is not for 10\.0\.0\.2"),
     ((HOST,), {"starts_in_days": -9, "ends_in_days": -1}, {}, HOST, "has expired"),
     ((HOST,), {"starts_in_days": 2}, {}, HOST, "not yet valid"),
-    ((HOST,), {}, {"trust": OTHER_TRUST}, HOST, r"not of a trusted .*kafka\.ssl\.truststore\.location"),
-    ((HOST,), {}, {"trust": OTHER_TRUST, "check_host": False}, HOST, "not of a trusted authority"),
-    ((HOST,), {}, {"trust": None}, HOST, "not of a trusted authority"),
+    (
+        (HOST,),
+        {},
+        {"trust": OTHER_TRUST},
+        HOST,
+        r"not signed by a trusted .*kafka\.ssl\.truststore\.location",
+    ),
+    ((HOST,), {}, {"trust": OTHER_TRUST, "check_host": False}, HOST, "not signed by a trusted authority"),
+    ((HOST,), {}, {"trust": None}, HOST, "not signed by a trusted authority"),
 ]
 
 

@@ -87,7 +87,9 @@ def test_a_search_for_credentials_that_hangs_ends_every_login_and_is_not_begun_a
     session = Hanging()
     login = IamLogin(IamSettings(), lambda _: session, wait_s=0.05)
     for _ in range(3):
-        with pytest.raises(TokenUnavailableError, match=r"in vain; check credential_process"):
+        with pytest.raises(
+            TokenUnavailableError, match=r"found no credentials within \d+ s; check credential_process"
+        ):
             login.steps(HOST)
     assert began == [1]
     # Each request to AWS has a bound, too: botocore's are 60 s, five times.
@@ -105,7 +107,7 @@ def test_a_search_for_credentials_that_hangs_ends_every_login_and_is_not_begun_a
             return str(error)
         return "it found some"
 
-    assert "there are no AWS credentials here" in until(end_of_search)
+    assert "no AWS credentials were found" in until(end_of_search)
 
 
 def test_a_search_that_breaks_off_ends_its_login() -> None:
@@ -142,7 +144,7 @@ def test_what_is_missing_is_told_with_what_to_set_or_install(environ: Environ, m
 
     assert "set AWS_DEFAULT_REGION" in said("localhost")
     environ(AWS_ACCESS_KEY_ID=None, AWS_SECRET_ACCESS_KEY=None)
-    assert "there are no AWS credentials here: set AWS_ACCESS_KEY_ID" in said()
+    assert "no AWS credentials were found: set AWS_ACCESS_KEY_ID" in said()
     modules(botocore=None)
     assert "pip install botocore" in said()
 

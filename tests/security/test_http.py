@@ -48,7 +48,7 @@ def test_a_large_response_is_left_unread_and_nothing_is_decompressed(server: Ser
     server.respond = lambda _: (200, {}, bytes(50 << 20))
     tracemalloc.start()
     try:
-        with pytest.raises(OSError, match=f"a response of more than {LIMIT} bytes"):
+        with pytest.raises(OSError, match=f"the response has more than {LIMIT} bytes"):
             get(server.url)
         # The server's own 50 MiB are in this process.
         assert tracemalloc.get_traced_memory()[1] < 55 << 20

@@ -149,7 +149,9 @@ def test_without_a_ticket_planning_says_what_to_do(
     kerberised: Kerberised, environ: Environ, tmp_path: Path
 ) -> None:
     environ(KRB5CCNAME=f"FILE:{tmp_path}/none")
-    with pytest.raises(AuthenticationError, match=r"no ticket for kafka@127\.0\.0\.1: .*kinit on every host"):
+    with pytest.raises(
+        AuthenticationError, match=r"no ticket for kafka@127\.0\.0\.1: .*run kinit on every host"
+    ):
         write(kerberised.options())
 
 

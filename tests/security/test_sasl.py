@@ -92,7 +92,7 @@ def test_scram(mechanism: str) -> None:
     for problem in ("does not know the password", None):
         with pytest.raises(AuthenticationError, match=problem):
             refused.respond(final)
-    with pytest.raises(AuthenticationError, match="not one of this mechanism"):
+    with pytest.raises(AuthenticationError, match="is invalid for this mechanism"):
         ours(exchange(PASSWORD), challenge.replace(b"f" * 32, b"0" * 40))
 
 

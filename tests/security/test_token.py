@@ -130,7 +130,7 @@ def test_tries_wait_longer_each_time_and_a_refusal_is_final() -> None:
     assert clock.waits == [0.1, 0.2]
     with pytest.raises(AuthenticationError):
         source([AuthenticationError("no"), 60.0], clock).get()
-    with pytest.raises(AuthenticationError, match="run out already"):
+    with pytest.raises(AuthenticationError, match="already expired"):
         source([-1.0], clock).get()
 
 
@@ -195,7 +195,7 @@ def test_functions_of_the_users() -> None:
     assert provided_tokens(f"{PROVIDERS}.fixed")().text == Secret("fixed-token")
     assert provided_tokens(f"{PROVIDERS}.with_end")() == Token(Secret("ending-token"), 2e9)
     for path, problem in {
-        "nowhere": "not module.function",
+        "nowhere": "not of the form module.function",
         "tests.security.nowhere.f": "cannot be imported",
         f"{PROVIDERS}.missing": "cannot be imported",
         f"{PROVIDERS}.NUMBER": "not a function",
@@ -241,7 +241,7 @@ def test_it_is_asked_as_rfc_6749_has_it(endpoint: TokenServer) -> None:
     assert asking(endpoint.url).fetch().text == Secret("it")
 
 
-NO_TOKEN = (AuthenticationError, "no access_token")
+NO_TOKEN = (AuthenticationError, "without an access_token")
 RESPONSES: list[tuple[int, bytes, type[Exception], str]] = [
     (401, b'{"error": "no_client"}', AuthenticationError, "responded 401 .no_client.*client secret"),
     (400, b"<html>", AuthenticationError, "responded 400: check"),
@@ -449,9 +449,9 @@ def test_keys_and_files_of_no_use(tmp_path: Path) -> None:
     assert f"wrong {name}" in refused(**given, private_key_passphrase="other")
     path = tmp_path / "file"
     path.write_text("no.jwt")
-    assert f"assertion.file' = {path} holds no JWT" in refused(file=str(path))
+    assert f"assertion.file' = {path} contains no JWT" in refused(file=str(path))
     assert "cannot be read: No such file" in refused(file=str(tmp_path / "none"))
-    assert "assertion.file' = /a b cannot be read: its name holds a null" in refused(file="/a\0b")
+    assert "assertion.file' = /a b cannot be read: its name contains a null" in refused(file="/a\0b")
     for text in ("", "[]", '{"payload": 1}', '{"head": {}}', '{"payload": {"n": NaN}}', "[" * 100_000):
         path.write_text(text)
         said = refused(claim_iss="me", private_key_file=key_file(tmp_path), template_file=str(path))
@@ -476,7 +476,7 @@ NO_ASSERTION = "has no effect without kafka.sasl.oauthbearer.assertion"
         ("file:///t", "", {"file": "/a"}, "assertion.file' has no effect with these tokens"),
         ("file:///t", "JwtBearerJwtRetriever", {"file": "/a"}, "begins with https:// or http://"),
         ("https://h/", "FileJwtRetriever", {}, "begins with file://"),
-        ("https://h/", "MyRetriever", {}, "names a Java class"),
+        ("https://h/", "MyRetriever", {}, "Java classes cannot run"),
         ("https://h/", "", {"claim_exp_seconds": "86401"}, "claim.exp.seconds' is out of bounds"),
         ("https://h/", "", {"algorithm": "HS256"}, "is not one of RS256, ES256"),
     ],
