@@ -20,7 +20,7 @@ from kafka_sink.errors import SchemaError
 from kafka_sink.formats import avro_schema, byte_columns, columns
 from kafka_sink.formats.avro_schema import AvroSchema, AvroType
 from kafka_sink.formats.byte_columns import Piece, Word
-from kafka_sink.formats.columns import Encoder, big_endian, minimal
+from kafka_sink.formats.columns import Encoder, Leaf, big_endian, minimal
 from kafka_sink.records import arrays
 from kafka_sink.records.arrays import Bools, UInt64s, as_binary, lengths, null_mask
 
@@ -223,101 +223,55 @@ class _Block:
 # -- values ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Integer:
+def _integers(numbers: Callable[[pa.Array], Any]) -> Encoder:
     """int and long. ``numbers`` returns the numbers of a column."""
-
-    numbers: Callable[[pa.Array], Any]
-
-    def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
-        return [*byte_columns.varint(byte_columns.zigzag(self.numbers(column)), nulls)]
+    return columns.varints(lambda column, _: byte_columns.zigzag(numbers(column)))
 
 
-@dataclass(frozen=True, slots=True)
-class _Finer:
+def _finer(factor: int, path: str) -> Encoder:
     """Instants in a finer unit than the column's. ``factor`` finer units make one unit of the column, so the
     latest instants do not fit."""
+    last = np.iinfo(np.int64).max // factor
 
-    factor: int
-    path: str
-
-    def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
+    def numbers(column: pa.Array, nulls: Bools | None) -> UInt64s:
         given = arrays.numbers(column, np.int64)
-        last = np.iinfo(np.int64).max // self.factor
         wrong = (given > last) | (given < -last)
-        columns.reject(wrong, self.path, "is too far from 1970 for the unit in the schema", nulls)
-        return [*byte_columns.varint(byte_columns.zigzag(given * self.factor), nulls)]
+        columns.reject(wrong, path, "is too far from 1970 for the unit in the schema", nulls)
+        return byte_columns.zigzag(given * factor)
+
+    return columns.varints(numbers)
 
 
-@dataclass(frozen=True, slots=True)
-class _AvroFixed:
-    """A few bytes, of which each row has the same number."""
-
-    size: int
-    numbers: Callable[[pa.Array], UInt64s]
-
-    def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
-        return [byte_columns.fixed(self.numbers(column), self.size, nulls)]
-
-
-@dataclass(frozen=True, slots=True)
-class _Nothing:
-    def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
-        return []
-
-
-@dataclass(frozen=True, slots=True)
-class _Bytes:
+def _text(column: pa.Array, nulls: Bools | None) -> list[Piece]:
     """string and bytes: the length, followed by the content."""
-
-    def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
-        sizes = lengths(column).astype(np.int64)
-        return [*byte_columns.varint(byte_columns.zigzag(sizes), nulls), as_binary(column)]
+    sizes = lengths(column).astype(np.int64)
+    return [*byte_columns.varint(byte_columns.zigzag(sizes), nulls), as_binary(column)]
 
 
-@dataclass(frozen=True, slots=True)
-class _FixedBytes:
+_TEXT = Leaf(_text)
+
+
+def _fixed_bytes(size: int, path: str) -> Encoder:
     """fixed: content of exactly ``size`` bytes."""
 
-    size: int
-    path: str
-
-    def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
-        wrong = lengths(column) != self.size
-        columns.reject(wrong, self.path, f"does not have the {self.size} bytes of the schema", nulls)
+    def pieces(column: pa.Array, nulls: Bools | None) -> list[Piece]:
+        columns.reject(lengths(column) != size, path, f"does not have the {size} bytes of the schema", nulls)
         return [as_binary(column)]
 
+    return Leaf(pieces)
 
-@dataclass(frozen=True, slots=True)
-class _Enum:
+
+def _enum(schema: AvroType, path: str) -> Encoder:
     """Symbols of an enum, which are strings in the column."""
+    symbols = arrays.strings_of(schema["symbols"])
 
-    symbols: pa.Array
-    path: str
-
-    def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
-        index = pc.index_in(column, value_set=self.symbols)
+    def numbers(column: pa.Array, nulls: Bools | None) -> UInt64s:
+        index = pc.index_in(column, value_set=symbols)
         if index.null_count:
-            columns.reject(null_mask(index), self.path, "is not a symbol of the schema's enum", nulls)
-        return [*byte_columns.varint(byte_columns.zigzag(arrays.numbers(index, np.int32)), nulls)]
+            columns.reject(null_mask(index), path, "is not a symbol of the schema's enum", nulls)
+        return byte_columns.zigzag(arrays.numbers(index, np.int32))
 
-
-@dataclass(frozen=True, slots=True)
-class _Decimal:
-    """``size`` is the size of Avro's fixed. None: as few bytes as possible, after their count."""
-
-    kind: pa.DataType
-    size: int | None
-
-    def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
-        column = column if column.type == self.kind else column.cast(self.kind)
-        if self.size is None:
-            return minimal(column, nulls, byte_columns.zigzag)
-        pieces = big_endian(column, self.size)
-        return list(pieces if nulls is None else byte_columns.nothing_where(nulls, pieces))
-
-
-_TEXT = _Bytes()
+    return columns.varints(numbers)
 
 
 def _leaf(schema: AvroType, kind: pa.DataType, path: str) -> Encoder | None:
@@ -333,16 +287,16 @@ def _leaf(schema: AvroType, kind: pa.DataType, path: str) -> Encoder | None:
     elif (name, kind) in (("string", pa.string()), ("bytes", pa.binary())):
         encoder = _TEXT
     elif name == "enum" and kind == pa.string():
-        encoder = _Enum(arrays.strings_of(schema["symbols"]), path)
+        encoder = _enum(schema, path)
     elif name == "fixed" and kind == pa.binary():
-        encoder = _FixedBytes(schema["size"], path)
+        encoder = _fixed_bytes(schema["size"], path)
     elif name == "null" and pa.types.is_null(kind):
-        encoder = _Nothing()
+        encoder = Leaf(lambda column, nulls: [])
     elif name == "boolean" and kind == pa.bool_():
-        encoder = _AvroFixed(1, columns.bits_of_bools)
+        encoder = columns.fixed(1, columns.bits_of_bools)
     elif name in _EXACT and _bits(kind) <= _EXACT[name]:
         size = 4 if name == "float" else 8
-        encoder = _AvroFixed(size, lambda column: columns.bits_of_floats(column, size))
+        encoder = columns.fixed(size, lambda column, _: columns.bits_of_floats(column, size))
     return encoder
 
 
@@ -351,7 +305,7 @@ def _uuid(schema: AvroType, path: str) -> Encoder | None:
     is_text = schema["type"] == "string"
     encoder = _leaf(schema, pa.string() if is_text else pa.binary(), path)
     convert = columns.uuid_texts if is_text else columns.uuid_bytes
-    return None if encoder is None else columns.Converted(convert, encoder)
+    return None if encoder is None else columns.converted(convert, encoder)
 
 
 # The number of bits up to which each type represents every whole number exactly.
@@ -370,7 +324,7 @@ def _whole(name: str, logical: str | None, kind: pa.DataType, path: str) -> Enco
     if name == "long" and pa.types.is_timestamp(kind):
         return _instants(logical, kind, path)
     numbers = _whole_numbers(name, logical, kind)
-    return None if numbers is None else _Integer(numbers)
+    return None if numbers is None else _integers(numbers)
 
 
 def _whole_numbers(name: str, logical: str | None, kind: pa.DataType) -> Callable[[pa.Array], Any] | None:
@@ -397,8 +351,8 @@ def _instants(logical: str | None, kind: pa.DataType, path: str) -> Encoder | No
         return None
     unit, wanted = columns.PER_SECOND[kind.unit], columns.PER_SECOND[names[logical]]
     if wanted > unit:
-        return _Finer(wanted // unit, path)
-    return _Integer(lambda column: _scaled(arrays.numbers(column, np.int64), unit, wanted))
+        return _finer(wanted // unit, path)
+    return _integers(lambda column: _scaled(arrays.numbers(column, np.int64), unit, wanted))
 
 
 def _scaled(numbers: Any, unit: int, wanted: int) -> Any:
@@ -412,6 +366,7 @@ def _scaled(numbers: Any, unit: int, wanted: int) -> Any:
 
 
 def _decimal(schema: AvroType, kind: pa.DataType, path: str) -> Encoder | None:
+    """Avro's fixed, or as few bytes as possible after their count."""
     precision, scale = int(schema.get("precision", 0)), int(schema.get("scale", 0))
     fits = scale >= kind.scale and precision - scale >= kind.precision - kind.scale
     if schema["type"] not in ("bytes", "fixed") or not fits or precision > 38 or kind.bit_width > 128:
@@ -421,4 +376,13 @@ def _decimal(schema: AvroType, kind: pa.DataType, path: str) -> Encoder | None:
         raise SchemaError(
             f"the schema's fixed of {size} bytes at '{path}' is too small for {precision} digits"
         )
-    return _Decimal(pa.decimal128(precision, scale), size)
+    wanted = pa.decimal128(precision, scale)
+
+    def pieces(column: pa.Array, nulls: Bools | None) -> list[Piece]:
+        column = column if column.type == wanted else column.cast(wanted)
+        if size is None:
+            return minimal(column, nulls, byte_columns.zigzag)
+        words = big_endian(column, size)
+        return list(words if nulls is None else byte_columns.nothing_where(nulls, words))
+
+    return Leaf(pieces)

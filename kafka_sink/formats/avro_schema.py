@@ -45,14 +45,14 @@ class AvroSchema:
         return name
 
 
-def read(text: str, references: Iterable[str] = ()) -> AvroSchema:
+def read(text: str, references: Iterable[tuple[str, str]] = ()) -> AvroSchema:
     """Read a schema from JSON. Raises SchemaError.
 
     ``references`` define the names that the schema uses. Each comes after the references that it uses itself.
     """
     named: dict[str, AvroType] = {}
     try:
-        for reference in references:
+        for _, reference in references:
             _AvroReader(named).read(_parsed(reference), "", 0)
         return AvroSchema(_AvroReader(named).read(_parsed(text), "", 0), named, StepBudget())
     except SchemaError:

@@ -106,6 +106,23 @@ class Encoder(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """An encoder that consists of one function."""
+
+    pieces: Callable[[pa.Array, Bools | None], list[Piece]]
+
+
+def varints(numbers: Callable[[pa.Array, Bools | None], UInt64s]) -> Encoder:
+    """Numbers as varints. ``numbers`` returns the numbers of a column."""
+    return Leaf(lambda column, nulls: [*byte_columns.varint(numbers(column, nulls), nulls)])
+
+
+def fixed(size: int, numbers: Callable[[pa.Array, Bools | None], UInt64s]) -> Encoder:
+    """Numbers in ``size`` bytes each."""
+    return Leaf(lambda column, nulls: [byte_columns.fixed(numbers(column, nulls), size, nulls)])
+
+
 def plain_type(kind: pa.DataType) -> pa.DataType:
     """The type of a column after ``plain``. The types of its children are unchanged."""
     if pa.types.is_dictionary(kind):
@@ -199,7 +216,7 @@ def of_rows(counts: Int64s, encode: Callable[[], pa.Array]) -> pa.Array:
         raise
 
 
-def bits_of_bools(column: pa.Array) -> UInt64s:
+def bits_of_bools(column: pa.Array, _: Bools | None = None) -> UInt64s:
     return numbers(column.cast(pa.uint8()), np.uint8).astype(np.uint64)
 
 
@@ -240,15 +257,9 @@ def uuid_bytes(column: pa.Array) -> pa.Array:
     return column.storage.cast(pa.binary())
 
 
-@dataclass(frozen=True, slots=True)
-class Converted:
+def converted(convert: Callable[[pa.Array], pa.Array], encoder: Encoder) -> Encoder:
     """Encode columns of another type than the encoder's, once ``convert`` has had them."""
-
-    convert: Callable[[pa.Array], pa.Array]
-    encoder: Encoder
-
-    def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
-        return self.encoder.pieces(self.convert(column), nulls)
+    return Leaf(lambda column, nulls: encoder.pieces(convert(column), nulls))
 
 
 _64 = np.uint64(64)

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from kafka_sink.formats import byte_columns, columns, json_schema
 from kafka_sink.formats.byte_columns import Piece
-from kafka_sink.formats.columns import Encoder
+from kafka_sink.formats.columns import Encoder, Leaf
 from kafka_sink.records.arrays import (
     Bools,
     Int64s,
@@ -60,15 +60,15 @@ def _of_value(kind: pa.DataType, path: str) -> Encoder:
         return _List(of_type(kind.value_type, f"{path}[]"))
     if pa.types.is_map(kind):
         columns.require_text_keys(kind, path, "JSON's objects")
-        return _JsonMap(_JsonText(path), of_type(kind.item_type, f"{path}{{}}"))
+        return _JsonMap(_text(path), of_type(kind.item_type, f"{path}{{}}"))
     if kind == pa.string():
-        return _JsonText(path)
+        return _text(path)
     if kind == pa.binary():
-        return _Base64()
+        return _printed(lambda column: _quoted(base64(column), ""), path)
     texts = _printer(kind)
     if texts is None:
         raise columns.missing_type(path, kind, "JSON")
-    return _Printed(texts, path)
+    return _printed(texts, path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,13 +141,12 @@ def _separated(counts: Int64s, encoded: pa.Array) -> pa.Array:
     return spans(values_buffer(encoded), bounds[:-1] + (counts > 0), bounds[1:])
 
 
-@dataclass(frozen=True, slots=True)
-class _JsonText:
-    path: str
-
-    def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
-        columns.require_utf8(column, self.path, "is not valid UTF-8, which JSON strings require")
+def _text(path: str) -> Encoder:
+    def pieces(column: pa.Array, _: Bools | None) -> list[Piece]:
+        columns.require_utf8(column, path, "is not valid UTF-8, which JSON strings require")
         return [*byte_columns.constant(b'"'), as_binary(escaped(column)), *byte_columns.constant(b'"')]
+
+    return Leaf(pieces)
 
 
 def escaped(column: pa.Array) -> pa.Array:
@@ -162,12 +161,6 @@ def escaped(column: pa.Array) -> pa.Array:
     for byte in sorted(present, key=lambda byte: byte != 0x5C):
         column = pc.replace_substring(column, chr(byte), _SHORT.get(byte, f"\\u{byte:04x}"))
     return column
-
-
-@dataclass(frozen=True, slots=True)
-class _Base64:
-    def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
-        return [*byte_columns.constant(b'"'), base64(column), *byte_columns.constant(b'"')]
 
 
 def base64(column: pa.Array) -> pa.Array:
@@ -195,22 +188,20 @@ def base64(column: pa.Array) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), len(sizes), buffers)
 
 
-@dataclass(frozen=True, slots=True)
-class _Printed:
+def _printed(texts: Callable[[pa.Array], pa.Array], path: str) -> Encoder:
     """Values whose texts need no escaping."""
 
-    texts: Callable[[pa.Array], pa.Array]
-    path: str
-
-    def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
+    def pieces(column: pa.Array, _: Bools | None) -> list[Piece]:
         if pa.types.is_floating(column.type):
             wrong = ~np.isfinite(numbers(column, f"f{column.type.bit_width // 8}"))
-            columns.reject(wrong, self.path, "is NaN or infinite, which JSON cannot represent")
+            columns.reject(wrong, path, "is NaN or infinite, which JSON cannot represent")
         if pa.types.is_date(column.type) or pa.types.is_timestamp(column.type):
             days = _days(column)
             wrong = (days < _FIRST_DAY) | (days > _LAST_DAY)
-            columns.reject(wrong, self.path, "is outside the years 1 to 9999, the range of dates in JSON")
-        return [as_binary(self.texts(column))]
+            columns.reject(wrong, path, "is outside the years 1 to 9999, the range of dates in JSON")
+        return [as_binary(texts(column))]
+
+    return Leaf(pieces)
 
 
 # The first day of year 1 and the last day of year 9999, as days since 1970.

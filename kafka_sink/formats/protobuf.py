@@ -18,7 +18,7 @@ from kafka_sink import varint
 from kafka_sink.errors import SchemaError
 from kafka_sink.formats import byte_columns, columns
 from kafka_sink.formats.byte_columns import Piece, Word
-from kafka_sink.formats.columns import Encoder
+from kafka_sink.formats.columns import Encoder, Leaf
 from kafka_sink.formats.protobuf_schema import KNOWN, Field, MessageType, ProtobufSchema
 from kafka_sink.records import arrays
 from kafka_sink.records.arrays import Bools, Int64s, UInt64s, as_binary, lengths, null_mask
@@ -265,34 +265,15 @@ class _ProtobufMap:
 # -- scalars -----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Varint:
-    numbers: Callable[[pa.Array, Bools | None], UInt64s]
-
-    def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
-        return [*byte_columns.varint(self.numbers(column, nulls), nulls)]
-
-
-@dataclass(frozen=True, slots=True)
-class _ProtobufFixed:
-    size: int
-    numbers: Callable[[pa.Array, Bools | None], UInt64s]
-
-    def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
-        return [byte_columns.fixed(self.numbers(column, nulls), self.size, nulls)]
-
-
-@dataclass(frozen=True, slots=True)
-class _Content:
+def _content(path: str, *, is_text: bool) -> Encoder:
     """string and bytes: the length, followed by the content."""
 
-    path: str
-    is_text: bool
-
-    def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
-        if self.is_text:
-            columns.require_utf8(column, self.path, "is not valid UTF-8, which Protobuf strings require")
+    def pieces(column: pa.Array, nulls: Bools | None) -> list[Piece]:
+        if is_text:
+            columns.require_utf8(column, path, "is not valid UTF-8, which Protobuf strings require")
         return [*byte_columns.varint(lengths(column).astype(np.uint64), nulls), as_binary(column)]
+
+    return Leaf(pieces)
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,12 +309,16 @@ def _scalar(name: str, kind: pa.DataType, path: str) -> _Value | None:
         return _integer(name, kind, path)
     if columns.is_uuid(kind) and name != "bool":
         convert = columns.uuid_texts if name == "string" else columns.uuid_bytes
-        return _Value(_BYTES, columns.Converted(convert, _Content(path, is_text=False)))
+        return _Value(_BYTES, columns.converted(convert, _content(path, is_text=False)))
     if kind != _KINDS[name]:
         return None
     if name == "bool":
-        return _Value(_VARINT, _ProtobufFixed(1, _bits), lambda column: _bits(column, None) == 0)
-    return _Value(_BYTES, _Content(path, is_text=name == "string"), lambda column: lengths(column) == 0)
+        return _Value(
+            _VARINT,
+            columns.fixed(1, columns.bits_of_bools),
+            lambda column: columns.bits_of_bools(column) == 0,
+        )
+    return _Value(_BYTES, _content(path, is_text=name == "string"), lambda column: lengths(column) == 0)
 
 
 _KINDS = {"string": pa.string(), "bytes": pa.binary(), "bool": pa.bool_()}
@@ -352,7 +337,7 @@ def _integer(name: str, kind: pa.DataType, path: str) -> _Value | None:
 
         return _Value(
             _64_BITS if size == 8 else _32_BITS,
-            _ProtobufFixed(size, fixed),
+            columns.fixed(size, fixed),
             lambda column: fixed(column, None) == 0,
         )
 
@@ -361,11 +346,7 @@ def _integer(name: str, kind: pa.DataType, path: str) -> _Value | None:
         # Without zigzag, a negative int32 is written like an int64.
         return byte_columns.zigzag(result) if name.startswith("sint") else result.view(np.uint64)
 
-    return _Value(_VARINT, _Varint(numbers), lambda column: whole(column, None) == 0)
-
-
-def _bits(column: pa.Array, _: Bools | None) -> UInt64s:
-    return columns.bits_of_bools(column)
+    return _Value(_VARINT, columns.varints(numbers), lambda column: whole(column, None) == 0)
 
 
 def _nulls(column: pa.Array, nulls: Bools | None = None) -> Bools | None:
@@ -380,7 +361,7 @@ def _float(size: int, kind: pa.DataType) -> _Value | None:
         return columns.bits_of_floats(column, size)
 
     wire = _64_BITS if size == 8 else _32_BITS
-    return _Value(wire, _ProtobufFixed(size, bits), lambda column: bits(column, None) == 0)
+    return _Value(wire, columns.fixed(size, bits), lambda column: bits(column, None) == 0)
 
 
 def _whole(name: str, kind: pa.DataType, path: str) -> Callable[[pa.Array, Bools | None], Int64s] | None:
@@ -424,6 +405,6 @@ def _enum(symbols: dict[str, int], kind: pa.DataType, path: str) -> _Value | Non
 
     return _Value(
         _VARINT,
-        _Varint(lambda column, _: numbers(column).view(np.uint64)),
+        columns.varints(lambda column, _: numbers(column).view(np.uint64)),
         lambda column: numbers(column) == 0,
     )

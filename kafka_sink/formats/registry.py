@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from kafka_sink.clock import RANDOM, ExponentialBackoff
 from kafka_sink.errors import ConfigurationError, KafkaSinkError, RegistryError, SchemaError
-from kafka_sink.formats import row_encoder
+from kafka_sink.formats import avro_schema, json_schema, protobuf_schema, row_encoder
 from kafka_sink.formats.schemas import KINDS, RegisteredSchema, Schema, message_name
 from kafka_sink.options import SinkOptions
 from kafka_sink.printable import printable
@@ -378,7 +378,7 @@ class SchemaChoice:
             return registry.version(subject, None if self.options.use_latest_version else version)
         if schema is None:
             name = str(self._option("record_name"))
-            schema = row_encoder.derived_schema(self.format_name, self.field, name)
+            schema = derived_schema(self.format_name, self.field, name)
         # Check the columns first, so that no schema is registered that they do not fit.
         row_encoder.encoder_of(self.format_name, schema, self.field.type, self.field.name, self.message)
         if self.options.auto_register_schemas:
@@ -414,10 +414,30 @@ class SchemaChoice:
             return f"{topic}-{self.part}"
         name = str(self._option("record_name"))
         if schema is not None:
-            name = row_encoder.record_name_of(self.format_name, schema, self.message)
+            name = _record_name_of(self.format_name, schema, self.message)
         if not name:
             raise SchemaError(
                 f"{self.part}.subject.name.strategy={self._strategy} needs a schema of a record, which has a "
                 "name"
             )
         return name if self._strategy == "RecordNameStrategy" else f"{topic}-{name}"
+
+
+def derived_schema(format_name: str, field: pa.Field, record_name: str) -> Schema:
+    """Derive a schema from a column's type. Raises SchemaError, which names the column."""
+    if format_name == "protobuf":
+        raise SchemaError(
+            "a Protobuf schema cannot be derived from columns, because its fields need lasting numbers"
+        )
+    derived = avro_schema.derived if format_name == "avro" else json_schema.derived
+    return Schema(KINDS[format_name], derived(field, record_name))
+
+
+def _record_name_of(format_name: str, schema: Schema, message: str) -> str:
+    """The record's name in a schema, as used in subjects; empty if it has none."""
+    if format_name == "avro":
+        return avro_schema.read(schema.text, schema.references).full_name
+    if format_name == "protobuf":
+        return protobuf_schema.read(schema.text, schema.references).message(message).full_name
+    root = json_schema.parsed(schema.text)
+    return str(root.get("title", "")) if isinstance(root, dict) else ""

@@ -290,9 +290,7 @@ def encoder_of(format_name: str, schema: Schema, kind: pa.DataType, path: str, m
     if format_name == "avro":
         from kafka_sink.formats import avro, avro_schema
 
-        return avro.encoder(
-            avro_schema.read(schema.text, [text for _, text in schema.references]), kind, path
-        )
+        return avro.encoder(avro_schema.read(schema.text, schema.references), kind, path)
     if format_name == "json":
         from kafka_sink.formats import json_values
 
@@ -309,34 +307,3 @@ def message_indexes(format_name: str, schema: Schema, message: str) -> bytes:
     from kafka_sink.formats import protobuf, protobuf_schema
 
     return protobuf.indexes(protobuf_schema.read(schema.text, schema.references), message)
-
-
-def derived_schema(format_name: str, field: pa.Field, record_name: str) -> Schema:
-    """Derive a schema from a column's type. Raises SchemaError, which names the column."""
-    if format_name == "avro":
-        from kafka_sink.formats import avro_schema
-
-        return Schema("AVRO", avro_schema.derived(field, record_name))
-    if format_name == "json":
-        from kafka_sink.formats import json_schema
-
-        return Schema("JSON", json_schema.derived(field, record_name))
-    raise SchemaError(
-        "a Protobuf schema cannot be derived from columns, because its fields need lasting numbers"
-    )
-
-
-def record_name_of(format_name: str, schema: Schema, message: str) -> str:
-    """The record's name in a schema, as used in subjects; empty if it has none."""
-    if format_name == "avro":
-        from kafka_sink.formats import avro_schema
-
-        return avro_schema.read(schema.text, [text for _, text in schema.references]).full_name
-    if format_name == "json":
-        from kafka_sink.formats import json_schema
-
-        root = json_schema.parsed(schema.text)
-        return str(root.get("title", "")) if isinstance(root, dict) else ""
-    from kafka_sink.formats import protobuf_schema
-
-    return protobuf_schema.read(schema.text, schema.references).message(message).full_name

@@ -16,7 +16,7 @@ from kafka_sink.kafka_errors import (
     error_of,
 )
 from kafka_sink.network.apis import SASL_AUTHENTICATE, SASL_HANDSHAKE, common_version
-from kafka_sink.network.wire import Buffer, Reader, Writer, decoder, text_of
+from kafka_sink.network.wire import Reader, Writer, decoder, text_of
 from kafka_sink.printable import printable_list
 
 if TYPE_CHECKING:
@@ -47,13 +47,8 @@ class AuthenticateResponse:
         return f"AuthenticateResponse({self.error_code})"
 
 
-@dataclass(frozen=True, slots=True)
-class LoginRequest:
-    """The next request of a login. The body is a memoryview, because its repr does not show the content."""
-
-    api_key: int
-    api_version: int
-    body: Buffer
+# The next request of a login: API key, version and body, whose repr does not show the content.
+LoginRequest = tuple[int, int, memoryview]
 
 
 class Login:
@@ -74,7 +69,7 @@ class Login:
         self._version(SASL_AUTHENTICATE)
         request = Writer(SASL_HANDSHAKE, version)
         request.text(self._exchange.mechanism)
-        return LoginRequest(SASL_HANDSHAKE, version, request.finished())
+        return SASL_HANDSHAKE, version, memoryview(request.finished())
 
     def on_response(self, response: HandshakeResponse | AuthenticateResponse) -> LoginRequest | None:
         """Return the next request, or None when the login is complete."""
@@ -110,7 +105,7 @@ class Login:
         version = self._version(SASL_AUTHENTICATE)
         request = Writer(SASL_AUTHENTICATE, version)
         request.data(data)
-        return LoginRequest(SASL_AUTHENTICATE, version, memoryview(request.finished()))
+        return SASL_AUTHENTICATE, version, memoryview(request.finished())
 
     def _check_handshake(self, response: HandshakeResponse) -> None:
         if response.error_code == 0:

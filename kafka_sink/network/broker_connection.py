@@ -15,12 +15,12 @@ from kafka_sink.model import Node
 from kafka_sink.network.apis import common_version
 from kafka_sink.network.broker_protocol import BrokerProtocol, CompletedRequest, ConnectionState, Request
 from kafka_sink.network.transport import PlaintextTransport, SocketAddress, start_lookup
+from kafka_sink.options import SinkOptions
 from kafka_sink.security.settings import SecuritySettings
 
 if TYPE_CHECKING:
     import ssl
 
-    from kafka_sink.options import SinkOptions
     from kafka_sink.security.sasl import Prepared, SaslExchange, Security
 
 

@@ -293,7 +293,7 @@ class BrokerProtocol:
         self._ask_for_login(self._login.begin(), now_ms)
 
     def _ask_for_login(self, request: LoginRequest, now_ms: float) -> None:
-        self._ask(request.api_key, request.api_version, request.body, self._on_login_response, now_ms)
+        self._ask(*request, self._on_login_response, now_ms)
 
     def _on_login_response(self, response: Any, now_ms: float) -> None:
         assert self._login is not None

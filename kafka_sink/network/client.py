@@ -26,12 +26,12 @@ from kafka_sink.network import requests
 from kafka_sink.network.broker_connection import BrokerConnection
 from kafka_sink.network.broker_protocol import ConnectionState, Request
 from kafka_sink.network.transport import PlaintextTransport, Resolver, resolve_host, start_lookup
+from kafka_sink.options import SinkOptions
 from kafka_sink.options.environment import expanded
 from kafka_sink.printable import first_of
 from kafka_sink.security.settings import SecuritySettings
 
 if TYPE_CHECKING:
-    from kafka_sink.options import SinkOptions
     from kafka_sink.security.sasl import Security
 
 _log = logging.getLogger(__name__)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kafka_sink.errors import AuthenticationError
 from kafka_sink.network.transport import PlaintextTransport, SocketAddress
 from kafka_sink.network.wire import Buffer
 from kafka_sink.security.tls_context import TLS13_SUITES, explain, is_final, split_suites
-
-if TYPE_CHECKING:
-    pass
 
 # A TLS record contains up to 16 KiB. Smaller buffers are joined, as each record has a cost.
 _RECORD_BYTES = 16 * 1024

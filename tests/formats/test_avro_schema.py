@@ -40,7 +40,7 @@ def test_no_schema_costs_more_than_a_second(schema: str, said: str) -> None:
 
 def test_references_define_names() -> None:
     inner = json.dumps({"type": "record", "name": "Inner", "namespace": "o", "fields": [field("y", "int")]})
-    schema = avro_schema.read(record(field("x", "o.Inner")), [inner])
+    schema = avro_schema.read(record(field("x", "o.Inner")), [("inner", inner)])
     column = pa.array([{"x": {"y": 4}}], pa.struct([("x", pa.struct([("y", pa.int32())]))]))
     assert byte_columns.join(avro.encoder(schema, column.type, "").pieces(column, None), 1).to_pylist() == [
         b"\x08"

@@ -17,7 +17,7 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from hypothesis import HealthCheck, given, settings
 
-from kafka_sink.formats import row_encoder
+from kafka_sink.formats.registry import derived_schema
 from kafka_sink.formats.row_encoder import PartEncoder
 from kafka_sink.formats.schemas import PartFormat, RegisteredSchema, Schema
 from tests.support.avro_cases import tables
@@ -52,7 +52,7 @@ def framed(column: pa.StructArray, schema: RegisteredSchema, message: str = "") 
 
 def derived(client: SchemaRegistryClient, column: pa.StructArray, format_name: str) -> RegisteredSchema:
     field = pa.field("value", column.type, nullable=False)
-    return registered(client, row_encoder.derived_schema(format_name, field, "com.example.Row"))
+    return registered(client, derived_schema(format_name, field, "com.example.Row"))
 
 
 @given(tables())
