@@ -57,11 +57,8 @@ class DeadLetterWriter:
         self._is_writing = False
 
     def write(self) -> None:
-        """Append the dead letters of all waiting rows, about 1 MiB at a time.
-
-        Raises DeliveryError if they cannot be written, and BufferExhaustedError if there is no memory for
-        them within max.block.ms.
-        """
+        """Append the dead letters of all waiting rows, about 1 MiB at a time. Raises DeliveryError if they
+        cannot be written, and BufferExhaustedError if there is no memory for them within max.block.ms."""
         dead_letters = self._dead_letters
         if dead_letters.topic is None or self._is_writing or not dead_letters.is_waiting:
             return
@@ -124,11 +121,8 @@ class _Header(NamedTuple):
 
 
 def dead_letter_plan(topic: str) -> ColumnPlan:
-    """The plan for tables that ``dead_letter_table`` makes.
-
-    Dead letters get the current time. The row's own timestamp may be the reason for the rejection, or so old
-    that the dead letter would soon be deleted.
-    """
+    """The plan for tables that ``dead_letter_table`` makes. Dead letters get the current time. The row's own
+    timestamp may be the reason for the rejection, or so old that the dead letter would soon be deleted."""
     return ColumnPlan.of(_COLUMNS, topic)
 
 
@@ -145,9 +139,7 @@ def slices(rows: RejectedRows) -> Iterator[RejectedRows]:
 
 def dead_letter_table(rows: RejectedRows, max_bytes: int, task: str) -> pa.Table:
     """Make one dead letter for each row. A dead letter above ``max_bytes`` is cut, and headers report this.
-
-    ``task`` identifies the Spark task.
-    """
+    ``task`` identifies the Spark task."""
     context = _context(rows, task)
     left = np.full(rows.count, max_bytes - _OVERHEAD, dtype=np.int64)
     for header in context:

@@ -69,10 +69,8 @@ class RowRejection:
     def order(
         self, plan: ColumnPlan, table: pa.RecordBatch | pa.Table, order: Order, dead_letters: DeadLetters
     ) -> OrderedRows | None:
-        """Call ``order`` with the valid rows; None without any. Add invalid rows to ``dead_letters``.
-
-        Raises the errors of ``order`` that are not about rows, and TooManyDeadLettersError.
-        """
+        """Call ``order`` with the valid rows; None without any. Add invalid rows to ``dead_letters``. Raises
+        the errors of ``order`` that are not about rows, and TooManyDeadLettersError."""
         left = table if isinstance(table, pa.Table) else pa.Table.from_batches([table])
         while left.num_rows:
             try:
@@ -118,10 +116,8 @@ class RowRejection:
     def _await_partitions(
         self, needed: dict[str, int], check: Callable[[], None]
     ) -> dict[str, TopicMetadata]:
-        """The metadata of these topics, with all needed partitions, or newer than this call.
-
-        Raises MetadataTimeoutError if there is none after max.block.ms.
-        """
+        """The metadata of these topics, with all needed partitions, or newer than this call. Raises
+        MetadataTimeoutError if there is none after max.block.ms."""
         started_ms = self._clock_ms()
         with suppress(MissingPartitionError):
             # Wait once for the partitions of all topics.
@@ -299,10 +295,8 @@ def _encoded_headers(data: Bytes, at: Int64s, counts: Int64s, limit: int) -> Own
 def headers_with(
     kept: Int64s, keys: pa.Array, values: pa.Array, added: Sequence[tuple[bytes, bytes | pa.Array]]
 ) -> pa.ListArray:
-    """A list column of headers. Row i gets the next ``kept[i]`` keys and values, and then ``added``.
-
-    An added header has one value for all rows, or an array of values, in which null omits it.
-    """
+    """A list column of headers. Row i gets the next ``kept[i]`` keys and values, and then ``added``. An added
+    header has one value for all rows, or an array of values, in which null omits it."""
     count = len(kept)
     present = [
         np.ones(count, dtype=np.bool_) if isinstance(value, bytes) else ~null_mask(value)

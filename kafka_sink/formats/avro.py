@@ -29,9 +29,7 @@ _ZERO = byte_columns.constant(b"\0")
 
 def encoder(schema: AvroSchema, kind: pa.DataType, column: str) -> Encoder:
     """Return an encoder for columns of this type. It reports rows with nulls that the schema does not allow.
-
-    Raises SchemaError, which names the field, if no row of this type fits the schema.
-    """
+    Raises SchemaError, which names the field, if no row of this type fits the schema."""
     return _AvroCompiler(schema).of(schema.root, kind, column)
 
 
@@ -356,10 +354,8 @@ def _instants(logical: str | None, kind: pa.DataType, path: str) -> Encoder | No
 
 
 def _scaled(numbers: Any, unit: int, wanted: int) -> Any:
-    """Convert numbers from ``unit`` to ``wanted``, both given as units per second.
-
-    An instant is rounded down to the coarser unit in which it lies, also before 1970.
-    """
+    """Convert numbers from ``unit`` to ``wanted``, both given as units per second. An instant is rounded down
+    to the coarser unit in which it lies, also before 1970."""
     if unit == wanted:
         return numbers
     return numbers // (unit // wanted) if unit > wanted else numbers.astype(np.int64) * (wanted // unit)

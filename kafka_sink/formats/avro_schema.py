@@ -46,10 +46,8 @@ class AvroSchema:
 
 
 def read(text: str, references: Iterable[tuple[str, str]] = ()) -> AvroSchema:
-    """Read a schema from JSON. Raises SchemaError.
-
-    ``references`` define the names that the schema uses. Each comes after the references that it uses itself.
-    """
+    """Read a schema from JSON. Raises SchemaError. ``references`` define the names that the schema uses. Each
+    comes after the references that it uses itself."""
     named: dict[str, AvroType] = {}
     try:
         for _, reference in references:

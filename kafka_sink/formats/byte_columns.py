@@ -191,10 +191,8 @@ def grouped(array: pa.Array, counts: Int64s) -> pa.Array:
 
 
 def join(pieces: Iterable[Piece], rows: int, nulls: Bools | None = None) -> pa.Array:
-    """Join each row's pieces to one entry of a binary array, which is null where ``nulls`` is true.
-
-    Raises OverflowError if they take 2 GiB or more.
-    """
+    """Join each row's pieces to one entry of a binary array, which is null where ``nulls`` is true. Raises
+    OverflowError if they take 2 GiB or more."""
     if not rows:
         return binary_of(())
     parts: list[list[Word] | pa.Array] = []

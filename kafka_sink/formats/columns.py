@@ -100,9 +100,7 @@ class Encoder(Protocol):
 
     def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
         """The pieces of each row. A row has no bytes where ``nulls`` is true; None if no entry is null.
-
-        Raises UnfitRowsError.
-        """
+        Raises UnfitRowsError."""
         ...
 
 
@@ -190,10 +188,8 @@ def present_only(column: pa.Array, nulls: Bools, encode: Callable[[pa.Array], li
 
 
 def entries(column: pa.Array) -> tuple[Int64s, list[pa.Array]]:
-    """The number of entries of each row of a list or map (0 for null), and the entries of all rows.
-
-    The entries of a list are one array; the keys and values of a map are two.
-    """
+    """The number of entries of each row of a list or map (0 for null), and the entries of all rows. The
+    entries of a list are one array; the keys and values of a map are two."""
     counts = lengths(column).astype(np.int64)
     ends = offsets(column)
     first, last = int(ends[0]), int(ends[-1])

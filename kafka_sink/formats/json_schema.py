@@ -35,10 +35,8 @@ def parsed(text: str) -> JsonSchema:
 
 
 def derived(field: pa.Field, title: str) -> str:
-    """The schema of a column. Raises SchemaError, which names the column.
-
-    Objects do not allow additional properties, so that a new nullable column keeps the schema compatible.
-    """
+    """The schema of a column. Raises SchemaError, which names the column. Objects do not allow additional
+    properties, so that a new nullable column keeps the schema compatible."""
     schema = {"$schema": _DRAFT, "title": title, **_derived(field.type, field.name)}
     return json.dumps(schema, separators=(",", ":"))
 

@@ -39,9 +39,7 @@ def layout(
     columns: Sequence[tuple[str, str]], formats: dict[str, str], topic: str | None
 ) -> tuple[dict[str, int | tuple[tuple[int, str], ...]], tuple[tuple[str, str, int], ...]]:
     """The columns of which each encoded part consists, and the columns that are passed on unchanged.
-
-    ``formats`` are those of value and key, except bytes. A part without a column is left out.
-    """
+    ``formats`` are those of value and key, except bytes. A part without a column is left out."""
     places = {name: index for index, (name, _) in enumerate(columns)}
     parts: dict[str, int | tuple[tuple[int, str], ...]] = {}
     for part in formats:

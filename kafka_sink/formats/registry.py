@@ -159,10 +159,8 @@ class Registry:
     # -- requests -------------------------------------------------------------------------------------
 
     def _ask(self, purpose: str, path: str, schema: Schema | None = None) -> Response:
-        """Return the response to a GET request, or to a POST request with the schema.
-
-        The request runs on a thread of its own, because nothing else limits the time of a name lookup.
-        """
+        """Return the response to a GET request, or to a POST request with the schema. The request runs on a
+        thread of its own, because nothing else limits the time of a name lookup."""
         response: Future[Response] = Future()
 
         def run() -> None:

@@ -41,10 +41,8 @@ from kafka_sink.rows.column_plan import ColumnPlan
 
 
 def with_header(own: pa.Array | None, name: str, contents: pa.Array, encoded: pa.Array) -> pa.Array:
-    """Each row's own headers, plus one more where ``encoded`` is not null: a tombstone has no schema.
-
-    ``own`` is a list of (key, value) structs, or None. ``contents`` are the values of the new header.
-    """
+    """Each row's own headers, plus one more where ``encoded`` is not null: a tombstone has no schema. ``own``
+    is a list of (key, value) structs, or None. ``contents`` are the values of the new header."""
     if encoded.null_count:
         contents = with_nulls(contents, null_mask(encoded))
     held: Int64s = np.zeros(len(contents), dtype=np.int64)
@@ -90,10 +88,8 @@ def encoded(
     plan: ColumnPlan,
     reject: Callable[[RejectedRows], None] | None,
 ) -> Iterator[pa.RecordBatch]:
-    """Encode the batches. ``plan`` is the plan for encoded batches.
-
-    Rows that do not fit their schema are passed to ``reject``. Without it, they raise InvalidRowError.
-    """
+    """Encode the batches. ``plan`` is the plan for encoded batches. Rows that do not fit their schema are
+    passed to ``reject``. Without it, they raise InvalidRowError."""
     encoder: RowEncoder | None = None
     for batch in batches:
         if encoder is None:

@@ -147,9 +147,8 @@ class BufferAllocator:
         return buffer
 
     def begin(self) -> None:
-        """Start a task: let the heap hold what its batches need, and reset the pool's peaks.
-
-        A new allocator is already started."""
+        """Start a task: let the heap hold what its batches need, and reset the pool's peaks. A new allocator
+        is already started."""
         self.pool.admit_heap(self._client, self._heap_bytes)
         self.pool.restart_maxima()
 
@@ -181,10 +180,8 @@ class WorkerPools:
         os.register_at_fork(after_in_child=self._after_fork)
 
     def _after_fork(self) -> None:
-        """Start without pools in a forked child, which only has copies of chunks that its parent uses.
-
-        The lock is also replaced: another thread of the parent may have held it during the fork.
-        """
+        """Start without pools in a forked child, which only has copies of chunks that its parent uses. The
+        lock is also replaced: another thread of the parent may have held it during the fork."""
         self._lock = threading.Lock()
         self._pools = WeakValueDictionary()
 

@@ -164,10 +164,8 @@ class ChunkedBuffer:
         self._limit = stop - shift
 
     def grow(self, projected: int) -> bool:
-        """Make room for ``projected`` bytes in all, with chunks that the pool or the heap has now.
-
-        Returns False, changing nothing, if there is too little memory. Never blocks.
-        """
+        """Make room for ``projected`` bytes in all, with chunks that the pool or the heap has now. Returns
+        False, changing nothing, if there is too little memory. Never blocks."""
         missing = -(-(projected - self.capacity) // self._step)
         if missing <= 0:
             return True
@@ -218,10 +216,8 @@ class ChunkedBuffer:
             self._point_at(size)
 
     def views(self, start: int = 0, end: int | None = None) -> list[memoryview]:
-        """The written bytes from ``start`` to ``end`` (default: all), in order and without a copy.
-
-        No view is empty. The views are for reading, and only valid until the memory is released.
-        """
+        """The written bytes from ``start`` to ``end`` (default: all), in order and without a copy. No view is
+        empty. The views are for reading, and only valid until the memory is released."""
         if end is None:
             end = self.size
         if not 0 <= start <= end <= self.size:

@@ -172,10 +172,8 @@ class BufferPool:
         self._exhausted_rate = WindowedRate()
 
     def admit_heap(self, client: PoolClient, need_bytes: int) -> None:
-        """Raise the heap's limit to what ``client`` may need, but never above ``total_bytes``.
-
-        This lasts until ``withdraw_heap`` or ``close_client``. Does nothing for a closed client.
-        """
+        """Raise the heap's limit to what ``client`` may need, but never above ``total_bytes``. This lasts
+        until ``withdraw_heap`` or ``close_client``. Does nothing for a closed client."""
         with self._lock:
             if not client.closed:
                 self._heap_needs[client] = min(need_bytes, self.total_bytes)
@@ -183,10 +181,8 @@ class BufferPool:
                 self._serve()
 
     def withdraw_heap(self, client: PoolClient) -> None:
-        """Lower the heap's limit to what the other clients need.
-
-        All requests wait while the heap holds more than that.
-        """
+        """Lower the heap's limit to what the other clients need. All requests wait while the heap holds more
+        than that."""
         with self._lock:
             self._withdraw_heap(client)
 
@@ -293,10 +289,8 @@ class BufferPool:
             return self._lend_heap(arena, count, 0)
 
     def take_heap(self, arena: ChunkArena, count: int, full_bytes: int = 0) -> list[Chunk]:
-        """Like ``try_take_heap``, but even beyond the limit, for encoded rows that cannot wait.
-
-        While the limit is exceeded, new requests wait.
-        """
+        """Like ``try_take_heap``, but even beyond the limit, for encoded rows that cannot wait. While the
+        limit is exceeded, new requests wait."""
         with self._lock:
             return self._lend_heap(arena, count, full_bytes)
 
@@ -349,9 +343,7 @@ class BufferPool:
 
     def _serve(self) -> None:
         """Reserve available memory for the oldest request, and once that has all it needs, for the next one.
-
-        Requests that have all they need are granted in turn once the heap is within its limit.
-        """
+        Requests that have all they need are granted in turn once the heap is within its limit."""
         waiters = self._waiters
         for waiter in waiters:
             grant = min(waiter.need - waiter.gathered, self._grantable - self._used)
@@ -450,10 +442,8 @@ class BufferPool:
                 arena.discard_free()
 
     def close_client(self, client: PoolClient) -> None:
-        """End a producer's waits with ProducerClosedError. Their memory goes to other producers.
-
-        The heap's limit is lowered as in ``withdraw_heap``.
-        """
+        """End a producer's waits with ProducerClosedError. Their memory goes to other producers. The heap's
+        limit is lowered as in ``withdraw_heap``."""
         with self._lock:
             client.closed = True
             self._withdraw_heap(client)

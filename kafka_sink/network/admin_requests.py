@@ -60,10 +60,8 @@ def encode_create_topic(
     *,
     validate_only: bool = False,
 ) -> bytes:
-    """Create one topic with these settings. The broker chooses a number that is given as -1.
-
-    With ``validate_only``, the broker only checks whether it would create the topic.
-    """
+    """Create one topic with these settings. The broker chooses a number that is given as -1. With
+    ``validate_only``, the broker only checks whether it would create the topic."""
     request = Writer(CREATE_TOPICS, version)
     request.length((name,))
     request.text(name)

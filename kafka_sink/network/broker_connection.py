@@ -208,9 +208,7 @@ class BrokerConnection:
 
     def connected(self, attempt: PlaintextTransport, now_ms: float) -> list[PlaintextTransport]:
         """Called when the socket of an address is writable: use it, or others if connecting has failed.
-
-        Returns the streams that are no longer needed. Raises OSError if no other address is being tried.
-        """
+        Returns the streams that are no longer needed. Raises OSError if no other address is being tried."""
         try:
             attempt.connected()
         except OSError:

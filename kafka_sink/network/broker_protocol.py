@@ -153,10 +153,8 @@ class BrokerProtocol:
         self.submit(Request(api, version, [body], self._request_timeout_ms, on_response, _unheard), now_ms)
 
     def submit(self, request: Request, now_ms: float) -> None:
-        """Queue a request.
-
-        Raises ValueError, and changes nothing, if the connection is not ready and the request is not its own.
-        """
+        """Queue a request. Raises ValueError, and changes nothing, if the connection is not ready and the
+        request is not its own."""
         if self.phase is not ConnectionState.READY and request.on_failure is not _unheard:
             raise ValueError(f"{self._name} is not ready for requests")
         correlation = self._next_correlation
@@ -276,10 +274,8 @@ class BrokerProtocol:
     # -- the login --------------------------------------------------------------------------------
 
     def log_in_again(self, exchange: SaslExchange, now_ms: float) -> None:
-        """Begin a new login after all requests in flight.
-
-        Raises ValueError, and changes nothing, if the connection is not ready.
-        """
+        """Begin a new login after all requests in flight. Raises ValueError, and changes nothing, if the
+        connection is not ready."""
         if self.phase is not ConnectionState.READY:
             raise ValueError(f"{self._name} is not ready for another login")
         self.phase = ConnectionState.REAUTHENTICATING

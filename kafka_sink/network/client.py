@@ -176,9 +176,7 @@ class NetworkClient:
         self, now_ms: float, *, known_only: bool = False
     ) -> tuple[BrokerConnection | None, float]:
         """A connection that accepts a request now; else None, and the milliseconds until there may be one.
-
-        With ``known_only`` it is a broker of the latest metadata, and never a bootstrap address.
-        """
+        With ``known_only`` it is a broker of the latest metadata, and never a bootstrap address."""
         connection = self.least_loaded(now_ms, known_only=known_only)
         if connection is None:
             return None, self.connect_delay_ms(now_ms, known_only=known_only)
@@ -231,10 +229,8 @@ class NetworkClient:
         }
 
     def describe_brokers(self) -> str:
-        """For messages: the known brokers or else the bootstrap addresses, with their last errors.
-
-        Any thread may call it.
-        """
+        """For messages: the known brokers or else the bootstrap addresses, with their last errors. Any thread
+        may call it."""
         errors = {(at.host, at.port): f" ({error})" for at, error in self.connection_errors().items()}
         nodes = [connection.node for connection in self._known] or [
             Node(-1, *at) for at in self._options.bootstrap_servers
@@ -253,9 +249,7 @@ class NetworkClient:
 
     def poll(self, timeout_ms: float, now_ms: float) -> int:
         """Wait up to ``timeout_ms`` for sockets, deadlines or a wake-up, then call all events' callbacks.
-
-        Returns the number of events.
-        """
+        Returns the number of events."""
         self.woken = False
         deadline, awaits_thread = math.inf, False
         for connection in self.connections.values():
@@ -329,9 +323,7 @@ class NetworkClient:
 
     def _advance(self, connection: BrokerConnection, step: Callable[[], None], now_ms: float) -> None:
         """Do one step of a connection, and write what it has to write. An error ends only this connection.
-
-        The selector's events are updated only if they have changed, because each update is a system call.
-        """
+        The selector's events are updated only if they have changed, because each update is a system call."""
         try:
             step()
             for request in connection.flush(now_ms):
@@ -415,10 +407,8 @@ class NetworkClient:
                 self._selector.unregister(transport)
 
     def close(self, *, abort: bool = False) -> None:
-        """Close every socket at once, without waiting. Requests in flight get no response.
-
-        The system still sends the bytes that it has accepted. ``abort`` drops these as well.
-        """
+        """Close every socket at once, without waiting. Requests in flight get no response. The system still
+        sends the bytes that it has accepted. ``abort`` drops these as well."""
         with self._wake_lock:
             if self._closed:
                 return

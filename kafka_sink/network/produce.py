@@ -129,10 +129,8 @@ DECODERS[PRODUCE] = decode_produce
 
 
 def read_plain(version: int, payload: bytes, most: int) -> ProduceResponse | None:
-    """Read a response without messages, leader hints and tagged fields.
-
-    Returns None for any other response, valid or not, and for a response with more than ``most`` elements.
-    """
+    """Read a response without messages, leader hints and tagged fields. Returns None for any other response,
+    valid or not, and for a response with more than ``most`` elements."""
     try:
         if payload[4]:
             return None

@@ -66,10 +66,8 @@ def encode_api_versions(version: int, software_version: str) -> bytes:
 def decode_api_versions(
     version: int, payload: bytes, asked: int = 0, on_trailing: OnTrailing = refuse
 ) -> ApiVersionsResponse:
-    """Decode ``payload``, which includes its header. After an error, nothing more is read.
-
-    Brokers that do not support the version write the rest in the form of version 0, or in another form.
-    """
+    """Decode ``payload``, which includes its header. After an error, nothing more is read. Brokers that do
+    not support the version write the rest in the form of version 0, or in another form."""
     # The header of this response never has tagged fields, so that clients of any version can read it.
     return read_response(
         API_VERSIONS, version, payload, _api_versions, asked, on_trailing, tagged_header=False
@@ -105,10 +103,8 @@ def _api_versions(reader: Reader) -> ApiVersionsResponse:
 def encode_metadata(
     version: int, topics: tuple[str, ...], allow_auto_create: bool, operations: bool = False
 ) -> bytes:
-    """Request the metadata of these topics only; without topics, of the brokers alone.
-
-    ``operations`` also requests what this client may do with the topics (KIP-430, from version 8 on).
-    """
+    """Request the metadata of these topics only; without topics, of the brokers alone. ``operations`` also
+    requests what this client may do with the topics (KIP-430, from version 8 on)."""
     request = Writer(METADATA, version)
     request.length(topics)
     for name in topics:

@@ -343,10 +343,8 @@ def _count_partitions(reader: Reader) -> int:
 
 
 def encode_list_transactions(version: int, states: Sequence[str], pattern: str) -> bytes:
-    """List transactions in these states whose coordinator is the receiving broker.
-
-    ``pattern`` filters ids; versions before 2 ignore it.
-    """
+    """List transactions in these states whose coordinator is the receiving broker. ``pattern`` filters ids;
+    versions before 2 ignore it."""
     request = Writer(LIST_TRANSACTIONS, version)
     request.texts(states)
     # The filters are empty: the list contains transactions of any producer and of any age.

@@ -64,10 +64,8 @@ class PlaintextTransport:
             raise OSError(code, os.strerror(code))
 
     def handshake(self) -> bool:
-        """Continue the handshake before Kafka's first byte. True when it is complete: here at once.
-
-        TLS raises AuthenticationError if a certificate is rejected.
-        """
+        """Continue the handshake before Kafka's first byte. True when it is complete: here at once. TLS
+        raises AuthenticationError if a certificate is rejected."""
         return True
 
     def flush(self) -> None:

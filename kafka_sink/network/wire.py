@@ -74,9 +74,7 @@ def decoder(
     api_key: int, asked: int = ANY_NUMBER
 ) -> Callable[[Callable[[Reader], Value]], Callable[..., Value]]:
     """Register a function that reads a response between header and tagged fields as an API's decoder.
-
-    ``asked`` applies if the caller passes no number. The decoder has the signature in ``apis.Decoders``.
-    """
+    ``asked`` applies if the caller passes no number. The decoder has the signature in ``apis.Decoders``."""
 
     def made(convert: Callable[[Reader], Value]) -> Callable[..., Value]:
         def read(reader: Reader) -> Value:
@@ -228,10 +226,8 @@ class Reader:
     # -- lists ------------------------------------------------------------------------------------
 
     def elements(self, what: str) -> range:
-        """Read the elements of a list of things that the request has named. Null counts as empty.
-
-        Raises ProtocolError, before an element is read, if lists are longer than the request allows.
-        """
+        """Read the elements of a list of things that the request has named. Null counts as empty. Raises
+        ProtocolError, before an element is read, if lists are longer than the request allows."""
         length = self._list_length()
         if length > self._elements:
             raise self._too_many(length, what, self._elements)
@@ -239,10 +235,8 @@ class Reader:
         return range(length)
 
     def structs(self, what: str, size: int = ANY_NUMBER) -> Iterator[int]:
-        """Read the elements of a list of structs, and skip the tagged fields at the end of each.
-
-        ``size`` is set if the request need not name the elements: see ``elements_of``.
-        """
+        """Read the elements of a list of structs, and skip the tagged fields at the end of each. ``size`` is
+        set if the request need not name the elements: see ``elements_of``."""
         for place in self.elements(what) if size == ANY_NUMBER else self.elements_of(size, what):
             yield place
             self.skip_tags()

@@ -77,9 +77,7 @@ def has_byte_offsets(kind: pa.DataType) -> bool:
 
 def lengths(array: pa.Array) -> LengthArray:
     """The length of each entry of an array with ``offsets``, in bytes or in elements of a list; 0 for null.
-
-    The numbers are as wide as the offsets.
-    """
+    The numbers are as wide as the offsets."""
     ends = offsets(array)
     sizes: LengthArray = np.subtract(ends[1:], ends[:-1])
     if array.null_count:
@@ -150,10 +148,8 @@ def _validity(nulls: Bools) -> pa.Buffer | None:
 
 
 def is_utf8(array: pa.Array) -> bool:
-    """Whether all entries of a string or binary array are valid UTF-8.
-
-    A string array may not be: Spark keeps any bytes when it casts binary to string.
-    """
+    """Whether all entries of a string or binary array are valid UTF-8. A string array may not be: Spark keeps
+    any bytes when it casts binary to string."""
     ends = offsets(array)
     if values_buffer(array)[int(ends[0]) : int(ends[-1])].max(initial=0) < _FIRST_NOT_ASCII:
         # This is nearly always so, and takes a tenth of the time of the check below.
@@ -169,10 +165,8 @@ def is_utf8(array: pa.Array) -> bool:
 
 
 def as_binary(array: pa.Array) -> pa.Array:
-    """A string or binary array as binary with 32-bit offsets, over the same bytes.
-
-    Raises OverflowError if the entries take 2 GiB or more.
-    """
+    """A string or binary array as binary with 32-bit offsets, over the same bytes. Raises OverflowError if
+    the entries take 2 GiB or more."""
     if array.type.id == _BINARY:
         return array
     return narrow(array, pa.binary()) if array.type.id in _LARGE else array.cast(pa.binary())

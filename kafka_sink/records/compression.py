@@ -165,9 +165,7 @@ def decompressed(
     body: Sequence[memoryview], compression: CompressionType, raw_size: int
 ) -> Iterator[bytes | memoryview]:
     """The raw records of a batch that this module compressed, in order, in pieces of about a block.
-
-    ``raw_size`` is the size of all raw records. A piece may end in the middle of a record.
-    """
+    ``raw_size`` is the size of all raw records. A piece may end in the middle of a record."""
     if compression is CompressionType.LZ4:
         return _lz4_blocks(_Reader(body))
     if compression is CompressionType.SNAPPY:

@@ -156,10 +156,8 @@ def _sliced(columns: _Columns) -> ScatteredBytes:
 
 
 def _interleave(rows: RecordColumns, columns: _Columns) -> pa.Buffer:
-    """The bytes of all records, from one ``take`` over an array of all their parts.
-
-    This orders the rows and joins their parts in one pass.
-    """
+    """The bytes of all records, from one ``take`` over an array of all their parts. This orders the rows and
+    joins their parts in one pass."""
     count = rows.payload.count
     index: Int32s = np.empty(count * len(columns) + 1, dtype=np.int32)
     matrix = index[:-1].reshape(count, len(columns))
@@ -224,10 +222,8 @@ class Heads:
 
 
 def _table(width: int, *, continued: bool = False) -> npt.NDArray[np.unsignedinteger[Any]]:
-    """The varints of 0, 1, 2 ... as little-endian numbers. Those that take ``width`` bytes are valid.
-
-    With ``continued``, they are the low two bytes of longer varints.
-    """
+    """The varints of 0, 1, 2 ... as little-endian numbers. Those that take ``width`` bytes are valid. With
+    ``continued``, they are the low two bytes of longer varints."""
     zigzag = np.arange(_TWO_BYTES if width == 1 else _THREE_BYTES) << 1
     if width == 1:
         return zigzag.astype(np.uint8)
@@ -257,10 +253,8 @@ def _layout(fields: Sequence[Field]) -> _Layout:
 
 
 def by_ranges(rows: RecordColumns, timestamp: int, runs: Sequence[RowRange]) -> Heads | None:
-    """The heads of all rows. The runs cover the rows without gaps.
-
-    Returns None if there are too many ranges, or if the width of a number changes within a range.
-    """
+    """The heads of all rows. The runs cover the rows without gaps. Returns None if there are too many ranges,
+    or if the width of a number changes within a range."""
     if len(runs) * _MIN_RANGE_ROWS > rows.payload.count or rows.has_nulls:
         return None
     if max(run.base_offset + run.stop - run.start for run in runs) > _FOUR_BYTES:
@@ -312,10 +306,8 @@ def _ranges(
 
 
 def _offset_ranges(run: RowRange) -> Iterator[tuple[int, int, npt.NDArray[np.unsignedinteger[Any]], bytes]]:
-    """Split a run into ranges whose offset deltas differ only in the low one or two bytes.
-
-    Each range has its first row, the row after its last, each row's low bytes, and the rows' high byte.
-    """
+    """Split a run into ranges whose offset deltas differ only in the low one or two bytes. Each range has its
+    first row, the row after its last, each row's low bytes, and the rows' high byte."""
     at, shift = run.start, run.base_offset - run.start
     while at < run.stop:
         offset = at + shift
@@ -351,10 +343,8 @@ def _inline_key(key: pa.Array, lengths: ColumnLengths, order: Int32s | None) -> 
 
 
 def _filled(ranges: Sequence[tuple[int, int, _Layout]], shared: _Layout) -> pa.Array:
-    """One entry for each row: the fields of its range, followed by those of ``shared``.
-
-    The ranges cover the rows in order. A range's own columns contain only its rows.
-    """
+    """One entry for each row: the fields of its range, followed by those of ``shared``. The ranges cover the
+    rows in order. A range's own columns contain only its rows."""
     count = ranges[-1][1]
     shared_template, shared_columns = shared
     sizes = [(stop - start) * (len(own) + len(shared_template)) for start, stop, (own, _) in ranges]

@@ -211,10 +211,8 @@ class RecordColumns:
         return self.payload.plus(2 if self.headers is None else 1)
 
     def upper_bounds(self, delta_bytes: int) -> ColumnLengths:
-        """An upper bound of the size of each record, in any batch.
-
-        ``delta_bytes`` is the size of the widest timestamp delta that is possible between these rows.
-        """
+        """An upper bound of the size of each record, in any batch. ``delta_bytes`` is the size of the widest
+        timestamp delta that is possible between these rows."""
         fixed = delta_bytes + _FIXED_UPPER_BYTES + (1 if self.headers is None else 0)
         # One number for the length field of all rows, because the bound need not be exact.
         return self.payload.plus(fixed + len(signed(self.payload.largest + fixed)))
@@ -230,10 +228,8 @@ class RecordColumns:
         )
 
     def slice(self, start: int, stop: int) -> RecordColumns:
-        """Rows ``start`` to ``stop`` of the writing order.
-
-        The columns of a small part are copied, so that encoding it does not touch the other rows.
-        """
+        """Rows ``start`` to ``stop`` of the writing order. The columns of a small part are copied, so that
+        encoding it does not touch the other rows."""
         count = stop - start
         if count == self.payload.count:
             return self

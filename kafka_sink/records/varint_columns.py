@@ -65,10 +65,8 @@ def column(values: Signed) -> Column:
 
 
 def widths(values: Signed, low: int | None = None, high: int | None = None) -> Widths:
-    """The size of each number as a zigzag varint; one int if all have the same size.
-
-    No number may be negative. ``low`` and ``high`` are bounds of the numbers, if the caller knows them.
-    """
+    """The size of each number as a zigzag varint; one int if all have the same size. No number may be
+    negative. ``low`` and ``high`` are bounds of the numbers, if the caller knows them."""
     if len(values) == 0:
         return 1
     narrowest = len(signed(int(values.min()) if low is None else low))

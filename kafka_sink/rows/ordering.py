@@ -51,9 +51,7 @@ def by_partition(
 
 def record_too_large(rows: RowBatch, ordered: OrderedRows, limit: int, option: str) -> RecordTooLargeError:
     """The error for rows of which some may exceed ``limit`` bytes as a record in a batch of their own.
-
-    ``option`` is the name of the option that sets the limit.
-    """
+    ``option`` is the name of the option that sets the limit."""
     columns = RecordColumns.of(rows.key, rows.value, rows.headers)
     bounds = columns.upper_bounds(ordered.delta_bytes).numbers()
     largest = int(bounds.argmax())

@@ -44,10 +44,8 @@ def choices_of(
     near: Container[int],
     probes: Container[TopicPartition] = (),
 ) -> Choices:
-    """The available partitions, without those that are muted or led by an unavailable broker.
-
-    If ``near`` brokers lead some of them, only those are returned. If none would be left, mutes are ignored.
-    """
+    """The available partitions, without those that are muted or led by an unavailable broker. If ``near``
+    brokers lead some of them, only those are returned. If none would be left, mutes are ignored."""
     leaders = topic.partitions.leaders
     available = [number for number, leader in enumerate(leaders) if leader >= 0 and leader not in unavailable]
     resting: tuple[int, ...] = ()
@@ -129,10 +127,8 @@ class Partitioner:
         self._probed: dict[TopicPartition, float] = {}
 
     def chooses(self, key: pa.Array | None, explicit: Int32s | None) -> tuple[bool, bool]:
-        """Whether ``assign`` may choose the partitions of some of these rows, and whether of all.
-
-        In the second case nothing else decides where the rows go, so that all may move elsewhere.
-        """
+        """Whether ``assign`` may choose the partitions of some of these rows, and whether of all. In the
+        second case nothing else decides where the rows go, so that all may move elsewhere."""
         fewest = most = True
         if explicit is not None:
             chosen = explicit < 0
@@ -349,10 +345,8 @@ class Partitioner:
 
 
 def _bytes_before_switch(batches_given: float, capacity: BatchCapacity) -> float:
-    """How many more bytes the sticky partition gets before it changes; 0 if it changes now.
-
-    They end where a batch ends: at the end of the open batch or, below ``_MIN_BATCHES``, of the next.
-    """
+    """How many more bytes the sticky partition gets before it changes; 0 if it changes now. They end where a
+    batch ends: at the end of the open batch or, below ``_MIN_BATCHES``, of the next."""
     if capacity.open is None and batches_given >= _MIN_BATCHES:
         return 0.0
     to_end = capacity.new if capacity.open is None else capacity.open
