@@ -30,10 +30,9 @@ def write_arrow(data: Any, options: Mapping[str, Any]) -> WriteResult:
 
     Args:
         data: An object with ``__arrow_c_stream__`` (a table or reader of pyarrow, a frame of Polars or
-        pandas,
-            a relation of DuckDB), a record batch, or an iterable of such objects, which is read while rows
-            are sent. The columns are those of the Spark sink (docs/columns.md): ``value``, and optionally
-            ``key``, ``topic``, ``partition``, ``headers`` and ``timestamp``.
+            pandas, a relation of DuckDB), a record batch, or an iterable of such objects, which is read while
+            rows are sent. The columns are those of the Spark sink (docs/columns.md): ``value``, and
+            optionally ``key``, ``topic``, ``partition``, ``headers`` and ``timestamp``.
         options: The options of docs/options.md, by name.
 
     Returns:
