@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,15 +19,13 @@ import pyarrow as pa
 
 from kafka_sink.arrow.pieces import decoded, is_view, may_share, pieces, views_as_binary
 from kafka_sink.arrow.soundness import require_sound
+from kafka_sink.dead_letters.rejected_rows import RejectedRows
 from kafka_sink.errors import InvalidRowError, SchemaError
 from kafka_sink.options import SinkOptions
 from kafka_sink.printable import first_of
 from kafka_sink.records.arrays import has_byte_offsets, lengths, null_mask, numbers
 from kafka_sink.records.extension_types import POLARS_OBJECT, content_type, shown, with_unknown_types
 from kafka_sink.rows.column_plan import MAX_NAMED, ColumnPlan, found_instead, ignored_columns
-
-if TYPE_CHECKING:
-    from kafka_sink.dead_letters.rejected_rows import RejectedRows
 
 Convert = Callable[[pa.Array], pa.Array]
 
@@ -274,7 +272,7 @@ def _as_headers(
     return pa.LargeListArray.from_arrays(pa.array(ends), structs, mask=pa.array(null_mask(column)))
 
 
-Reject = Callable[["RejectedRows", "ColumnPlan"], None]
+Reject = Callable[[RejectedRows, ColumnPlan], None]
 
 
 def columns_of(schema: pa.Schema, options: SinkOptions, reject: Reject) -> ArrowColumns | EncodedColumns:

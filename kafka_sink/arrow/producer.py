@@ -18,7 +18,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
@@ -27,6 +27,7 @@ from kafka_sink.arrow.write import WriteTransaction, checked, plan
 from kafka_sink.clock import monotonic_ms
 from kafka_sink.coordinator.address import PlannedCoordinator
 from kafka_sink.coordinator.live.messages import TaskIdentity
+from kafka_sink.dead_letters.rejected_rows import RejectedRows
 from kafka_sink.driver import driver_log
 from kafka_sink.errors import DeliveryError, ProducerClosedError, SchemaError
 from kafka_sink.model import TaskResult
@@ -38,10 +39,6 @@ from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.rebatching import Rebatcher
 from kafka_sink.task.producer import Producer
 from kafka_sink.task.producer_cache import PRODUCERS
-
-if TYPE_CHECKING:
-    from kafka_sink.dead_letters.rejected_rows import RejectedRows
-
 
 Batches = Generator[pa.RecordBatch, None, None]
 

@@ -21,7 +21,8 @@ from kafka_sink.security.settings import SecuritySettings
 if TYPE_CHECKING:
     import ssl
 
-    from kafka_sink.security.sasl import Prepared, SaslExchange, Security
+    from kafka_sink.security.preparation import Prepared, Security
+    from kafka_sink.security.sasl import SaslExchange
 
 
 _S = ConnectionState

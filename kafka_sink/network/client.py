@@ -32,7 +32,7 @@ from kafka_sink.printable import first_of
 from kafka_sink.security.settings import SecuritySettings
 
 if TYPE_CHECKING:
-    from kafka_sink.security.sasl import Security
+    from kafka_sink.security.preparation import Security
 
 _log = logging.getLogger(__name__)
 _RECEIVE_BYTES = 128 * 1024
@@ -433,6 +433,6 @@ def _security_of(settings: SecuritySettings) -> Security | None:
     """The security settings. None for plaintext without login, which needs none of these modules."""
     if settings.tls is None and settings.sasl is None:
         return None
-    from kafka_sink.security.sasl import Security
+    from kafka_sink.security.preparation import Security
 
     return Security(settings)

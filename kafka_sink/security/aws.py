@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from kafka_sink.errors import AuthenticationError
 from kafka_sink.printable import printable
-from kafka_sink.security.sasl import Steps
+from kafka_sink.security.sasl import SaslSteps
 from kafka_sink.security.settings import IamSettings
 from kafka_sink.security.token import TokenUnavailableError
 
@@ -62,7 +62,7 @@ class IamLogin:
         self._credentials: Any = None
         self._default_region = ""
 
-    def steps(self, host: str) -> Steps:
+    def steps(self, host: str) -> SaslSteps:
         """Return a login's exchange with one broker. Blocks while credentials are fetched, for at most
         ``wait_s``.
 
@@ -168,7 +168,7 @@ def signed(host: str, region: str, credentials: Any) -> bytes:
     return json.dumps({**head, **signed}, separators=(",", ":")).encode()
 
 
-def _iam(message: bytes) -> Steps:
+def _iam(message: bytes) -> SaslSteps:
     challenge = yield message
     # The broker accepts the login with the name of the session.
     if not challenge:

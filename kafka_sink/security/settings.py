@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from kafka_sink.errors import ConfigurationError
+from kafka_sink.options import SinkOptions
 from kafka_sink.options.values import check_url, looks_like_key
 from kafka_sink.secret import Secret
 from kafka_sink.security.jaas import LoginModule, parse_jaas
-
-if TYPE_CHECKING:
-    from kafka_sink.options import SinkOptions
 
 _KAFKA_MODULES = "org.apache.kafka.common.security"
 # The mechanisms of each login module.

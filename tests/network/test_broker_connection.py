@@ -20,7 +20,7 @@ from kafka_sink.network.broker_protocol import ConnectionState
 from kafka_sink.network.transport import start_lookup
 from kafka_sink.network.wire import Buffer
 from kafka_sink.secret import Secret
-from kafka_sink.security.sasl import Prepared, Security
+from kafka_sink.security.preparation import Prepared, Security
 from kafka_sink.security.settings import SaslSettings, SecuritySettings
 from tests.support.login_broker import SECRET, Broker, plain
 from tests.support.network_harness import OPTIONS, batch, metadata_request, produce_request

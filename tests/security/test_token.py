@@ -29,7 +29,7 @@ from joserfc.jwk import ECKey, RSAKey
 from kafka_sink.errors import AuthenticationError, ConfigurationError
 from kafka_sink.options import parse
 from kafka_sink.secret import Secret
-from kafka_sink.security.sasl import Security
+from kafka_sink.security.preparation import Security
 from kafka_sink.security.settings import AssertionSettings, SaslSettings, SecuritySettings, TokenSettings
 from kafka_sink.security.token import (
     Token,
