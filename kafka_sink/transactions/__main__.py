@@ -1,4 +1,4 @@
-"""``kafka-chunked-transactions``: what each transactional.id.prefix has left, and what ends it."""
+"""``kafka-chunked-transactions``: shows what each transactional.id.prefix has left behind, and ends it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from kafka_sink.transactions.operations import (
     prefix_of,
 )
 
-# No option says so.
+# The time that an action has, and the option that sets it: there is none.
 _TIMEOUT = (60_000.0, "")
 _NEAR = 3
 _LONGEST = 10_000
@@ -52,7 +52,7 @@ def main(
     out: TextIO = sys.stdout,
     connect_bound_ms: float = CONNECT_BOUND_MS,
 ) -> int:
-    """Return 0 where it was done, 1 with the reason on stderr where not, 2 where a batch is incomplete."""
+    """Return 0 if it was done, 1 if not (stderr has the reason), and 2 if a batch stays incomplete."""
     parser = _parser()
     args = parser.parse_args(arguments)
     if args.prefix is None and args.action != "list":
@@ -64,7 +64,7 @@ def main(
             _say(f"warning: {warning}", sys.stderr)
         client = TransactionClient(parsed.options)
         try:
-            # No long wait where no broker can be reached.
+            # This takes only a short time if no broker can be reached.
             known = client.run(_prefixes(), connect_bound_ms, "")
             _warn_of_brokers(client)
             if args.prefix is None:
@@ -79,7 +79,10 @@ def main(
 
 
 def _say(line: str, out: TextIO) -> None:
-    """Brokers name prefixes and transactions of everybody, which may hold anything."""
+    """Print a line.
+
+    Prefixes and ids come from brokers, where anybody may have written them, with any characters.
+    """
     print(one_line(line, _LONGEST), file=out)
 
 
@@ -106,18 +109,21 @@ def _prefixes() -> Steps[frozenset[str]]:
 
 
 def _warn_of_brokers(client: TransactionClient) -> None:
-    """Warn of brokers that a list lacks."""
+    """Warn of brokers whose transactions a list lacks."""
     if client.left_out:
         named = ", ".join(map(str, sorted(client.left_out)))
         _say(f"warning: broker {named} did not respond: what it coordinates is not listed", sys.stderr)
 
 
 def _known_scope(client: TransactionClient, prefix: str, topic: str | None, known: Iterable[str]) -> Scope:
-    """Raise KafkaSinkError for a prefix that nobody has used: to take it over would create its ids."""
+    """Find the prefix.
+
+    Raises KafkaSinkError if nobody has used it, because a take-over would create its ids.
+    """
     # Decisions are found without the topic and its number of partitions.
     decision = client.run(driver.read_decision(Scope(prefix, "", 1)), *_TIMEOUT)
     driver_id = Scope(prefix, "", 1).driver_id
-    # Not by the list, which does not wait for a broker that hangs.
+    # The list cannot show this, because it does not wait for a broker that hangs.
     if decision is None and not client.run(describe(driver_id), *_TIMEOUT):
         raise KafkaSinkError(_unknown(prefix, known))
     named = topic or (decision.topic if decision is not None else None)
@@ -130,7 +136,7 @@ def _known_scope(client: TransactionClient, prefix: str, topic: str | None, know
 
 
 def _unknown(prefix: str, known: Iterable[str]) -> str:
-    # Each writer's prefix begins with the option's value, and has more letters.
+    # The prefix of each writer begins with the option's value and continues with digits.
     similar = sorted(name for name in known if name.startswith(prefix))
     hint = "; similar ones: " + ", ".join(similar[:_NEAR]) if similar else ""
     return (
@@ -146,8 +152,8 @@ def _unknown(prefix: str, known: Iterable[str]) -> str:
 def _list_prefixes(client: TransactionClient, known: Iterable[str], out: TextIO) -> int:
     """Print a line for each prefix.
 
-    Ids of other applications may look alike, and anybody may have committed offsets under the names of its
-    groups: a prefix whose decision cannot be read does not keep the others from being listed.
+    Ids of other applications may look alike, and anybody may have committed offsets under the names of a
+    prefix's groups. So a prefix whose decision cannot be read does not prevent the others from being listed.
     """
     prefixes = sorted(known)
     for prefix in prefixes:
@@ -200,7 +206,7 @@ def _open(scope: Scope) -> Steps[dict[str, Described]]:
     return {name: one for name, one in found.items() if one.state == OPEN}
 
 
-# -- what takes the prefix over -------------------------------------------------------------------
+# -- actions that take the prefix over ------------------------------------------------------------
 
 
 def _complete(client: TransactionClient, scope: Scope, out: TextIO) -> int:
@@ -214,7 +220,7 @@ def _complete(client: TransactionClient, scope: Scope, out: TextIO) -> int:
 
 
 def resolve(client: TransactionClient, scope: Scope, out: TextIO, *, rewrite: bool) -> int:
-    """What ``rewrite``, or else ``abandon``, does."""
+    """The action ``rewrite``, or else ``abandon``."""
     ownership = client.run(driver.take_over(scope, wall_ms), *_TIMEOUT)
     decision, missing = ownership.decision, ownership.missing | ownership.unknown
     if decision is None or not missing:

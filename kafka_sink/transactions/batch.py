@@ -1,4 +1,4 @@
-"""One batch from planning to commit: the data handed to tasks, their reports, and what the commit does."""
+"""One batch from planning to commit: what tasks are given, what they report, and what the commit does."""
 
 from __future__ import annotations
 
@@ -20,13 +20,16 @@ from kafka_sink.transactions.decision import (
 from kafka_sink.transactions.driver import Ownership
 from kafka_sink.transactions.operations import ProducerEpoch, Scope, Steps
 
-# Share of kafka.transaction.timeout.ms from which on it is warned of.
+# The sink warns of a transaction that has been open for more than this share of kafka.transaction.timeout.ms.
 LONG_OPEN = 0.5
 
 
 class TaskRole(Enum):
-    """What a task does with its rows. SKIP: the batch was written before, and its rows show whether it is the
-    same. COMPARE: the same for this task's part of an incomplete batch."""
+    """What a task does with its rows.
+
+    SKIP: the whole batch was written before, and its rows only show whether the batch is the same. COMPARE:
+    this task's part of an incomplete batch was written before, and its rows are compared in the same way.
+    """
 
     WRITE = "write"
     SKIP = "skip"
@@ -35,9 +38,9 @@ class TaskRole(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Incomplete:
-    """A decided batch of which readers see a part; ``problem`` says so to the user.
+    """A decided batch of which readers see only a part; ``problem`` is the message for the user.
 
-    ``batch``: the one that its own tasks can complete, None where no task may.
+    ``batch`` is the batch whose own tasks can complete it, or None if no task may.
     """
 
     batch: BatchIdentity | None
@@ -47,11 +50,11 @@ class Incomplete:
 
 @dataclass(frozen=True, slots=True)
 class BatchRun:
-    """What all tasks of one job or micro-batch report alike.
+    """The values that all tasks of one job or micro-batch report identically.
 
-    ``scope`` is where their progress markers are: the commit's own process may see more partitions of the
-    topic by now. ``is_repair``: the batch was decided, and just the tasks that are missing write.
-    ``last`` and ``planned_ms`` as in TaskHandover.
+    ``scope`` says where the tasks' progress markers are. The commit may run in another process, which may see
+    more partitions of the topic by then. ``is_repair``: the batch was decided before, and only the tasks
+    whose parts are missing write. ``last`` and ``planned_ms`` are those of TaskHandover.
     """
 
     driver_epoch: ProducerEpoch
@@ -64,9 +67,9 @@ class BatchRun:
 
 @dataclass(frozen=True, slots=True)
 class TaskHandover:
-    """What planning gives to tasks: the driver epoch that the decision needs, and the last decision.
+    """What planning gives to tasks: the decision's driver epoch, and a summary of the last decision.
 
-    ``planned_ms`` is the time of planning, by the driver's clock.
+    ``planned_ms`` is the time of planning by the driver's clock.
     """
 
     driver_epoch: ProducerEpoch
@@ -76,26 +79,28 @@ class TaskHandover:
 
     @classmethod
     def of(cls, scope: Scope, ownership: Ownership, now_ms: float) -> TaskHandover:
-        """The part of ownership that tasks need: a decision may name thousands of transactions."""
+        """Take only what tasks need: the owner's decision may list thousands of transactions."""
         decision, broken = ownership.decision, None
         problem = driver.problem_of(scope, ownership)
         if problem is not None and decision is not None:
-            # If this is unknown, not even the batch's own tasks may write: their rows may be there.
+            # If the outcome is unknown, not even the batch's own tasks may write, because their rows may be
+            # there.
             batch = None if ownership.unknown else decision.batch
             broken = Incomplete(batch, ownership.missing, problem)
         last = LastDecision() if decision is None else decision.summary
         return cls(ownership.driver_epoch, last, broken, round(now_ms))
 
     def run(self, scope: Scope, batch: BatchIdentity) -> BatchRun:
-        """What the batch's tasks report alike."""
+        """The values that the batch's tasks report identically."""
         is_repair = self.incomplete is not None
         return BatchRun(self.driver_epoch, batch, scope, is_repair, self.last, self.planned_ms)
 
     def role(self, batch: BatchIdentity, task: int, *, in_query: bool = False) -> TaskRole:
-        """``in_query``: this version of an application is the micro-batch of that number, in foreachBatch.
+        """Return what a task does with its rows of this batch.
 
-        Raises IncompleteBatchError where another batch must be completed first, ChangedBatchError where this
-        one cannot be what its number says.
+        ``in_query``: the version is the number of a micro-batch, because the write runs in foreachBatch.
+        Raises IncompleteBatchError if another batch must be completed first, and ChangedBatchError if this
+        batch cannot be the one that has its number.
         """
         if self.incomplete is not None:
             if batch != self.incomplete.batch:
@@ -117,9 +122,9 @@ class TaskHandover:
 
 @dataclass(frozen=True, slots=True)
 class AttemptReport:
-    """What a finished task reports to the commit. ``part`` is None if it began no transaction.
+    """What a finished task reports to the commit. ``part`` is None if the task began no transaction.
 
-    ``began_ms``: before that began, by the task's clock.
+    ``began_ms`` is a time shortly before the transaction began, by the task's clock.
     """
 
     run: BatchRun
@@ -132,12 +137,15 @@ class AttemptReport:
 
 @dataclass(frozen=True, slots=True)
 class BatchOutcome:
-    """``skipped``: the rows of ``batch`` that were given and not written, as it was written before; None
-    where it was not. ``compared``: whether they are known to be the same. ``repaired``: an incomplete batch
-    was completed. ``doubt``: why the batch may be there twice, "" where it cannot be.
+    """What the commit, or the abort, of a batch did.
 
-    ``committed`` and ``aborted`` count transactions. ``began_ms`` is when the first of those committed began,
-    by its coordinator's clock; -1 if that is not known.
+    ``skipped`` is how many rows of ``batch`` were given but not written, because the batch was written
+    before; None if it was not written before. ``compared``: the rows are known to be the same. ``repaired``:
+    an incomplete batch was completed. ``doubt`` says why the batch may be there twice, or is "" if it cannot
+    be.
+
+    ``committed`` and ``aborted`` count transactions. ``began_ms`` is when the first of the committed
+    transactions began, by its transaction coordinator's clock, or -1 if that is not known.
     """
 
     skipped: int | None = None
@@ -151,17 +159,17 @@ class BatchOutcome:
 
     @property
     def transactions(self) -> dict[str, int]:
-        """How many transactions were ended, by their outcome."""
+        """The number of transactions that were ended, by outcome."""
         return {"committed": self.committed, "aborted": self.aborted}
 
     @property
     def outcome(self) -> str:
-        """Of the write, in its reports."""
+        """The outcome of the write, for its reports."""
         return "committed" if self.skipped is None else "skipped"
 
     @property
     def note(self) -> str:
-        """In the line of the write."""
+        """The note for the log line of the write."""
         return str(self) if self.skipped is None else f"{self.batch}: {self}"
 
     def __str__(self) -> str:
@@ -177,7 +185,7 @@ class BatchOutcome:
 
 
 def described(count: int, what: str) -> str:
-    """For a line of the log: how many transactions, and what was done with them."""
+    """Count transactions for a line of the log: "2 transactions aborted"."""
     return f"{count:,} transaction{'' if count == 1 else 's'} {what}"
 
 
@@ -186,16 +194,18 @@ def commit(
 ) -> Steps[BatchOutcome]:
     """Decide and complete the batch that these tasks have written.
 
-    ``records_empty``: a batch without rows counts as written, too. ``compare``: what of a batch that was
-    written before must be the same, "content", "rows" or "none". Raises TransactionError if nothing is
-    committed, IncompleteBatchError if a part is, ChangedBatchError if it was, with other rows.
+    ``records_empty``: a batch without rows is also recorded as written. ``compare`` is what must be the same
+    if the batch was written before: "content", "rows" or "none". Raises TransactionError if nothing is
+    committed, IncompleteBatchError if only a part is committed, and ChangedBatchError if the batch was
+    written before with other rows.
     """
     if not reports:
         raise TransactionError("no task has reported what it wrote, so nothing is committed")
     run = _agreed(reports)
     parts = tuple(report.part for report in reports if report.part is not None)
     roles = {report.role for report in reports}
-    # An empty batch of a new query is recorded, or else its next batch would not know its own writer.
+    # The empty first batch of a new query is also recorded. Otherwise the query's next batch would find
+    # another writer's decision and be refused.
     records_empty |= run.last.writer not in ("", run.batch.writer)
     if not parts and not records_empty and not run.is_repair and roles == {TaskRole.WRITE}:
         return BatchOutcome()
@@ -207,7 +217,8 @@ def commit(
         try:
             incomplete = _repairable(run.batch, previous, reports)
         except IncompleteBatchError:
-            # A driver that was replaced may be behind, and its advice would do harm.
+            # If another driver has taken over, what this driver read may be out of date, and its advice would
+            # do harm.
             yield from proof.require_owner(run.scope, run.driver_epoch)
             raise
         decision = decisions.repaired(run.scope, incomplete, parts)
@@ -228,7 +239,10 @@ def commit(
 def _skipped(
     run: BatchRun, previous: Decision | None, reports: Sequence[AttemptReport], compare: str
 ) -> BatchOutcome:
-    """Raise ChangedBatchError if these are other rows than the batch had, or for another topic."""
+    """Check a batch that was written before.
+
+    Raises ChangedBatchError if it had other rows or another topic.
+    """
     batch = run.batch
     if previous is None or not previous.covers(batch):
         raise TransactionError(f"{batch} was written before when this run started, and now it was not")
@@ -255,7 +269,10 @@ def _agreed(reports: Sequence[AttemptReport]) -> BatchRun:
 def _repairable(
     batch: BatchIdentity, previous: Decision | None, reports: Sequence[AttemptReport]
 ) -> Decision:
-    """The decision to repair. Raises IncompleteBatchError where these tasks are not those of the decision."""
+    """Return the decision to repair.
+
+    Raises IncompleteBatchError if these are not the tasks of that decision.
+    """
     if previous is None or previous.batch != batch:
         raise TransactionError(f"the decision of {batch} is gone")
     changed = len(reports) != previous.tasks or any(
@@ -277,13 +294,13 @@ def _repairable(
     return previous
 
 
-# -- what to say of a batch that is not what its number says ---------------------------------------
+# -- messages about a batch that is not what its number says ---------------------------------------
 
 _SEE = "See 'A batch that has changed' in docs/exactly-once.md"
 
 
 def changed(batch: BatchIdentity, written: RowsDigest, given: RowsDigest) -> str:
-    """Of a batch that was written before, and is run again with other rows."""
+    """The message for a batch that was written before and is run again with other rows."""
     if (written.rows, written.size) == (given.rows, given.size):
         how = f"this run has other rows: {given.rows:,} of the same size"
     else:
@@ -308,7 +325,7 @@ def changed(batch: BatchIdentity, written: RowsDigest, given: RowsDigest) -> str
 
 
 def elsewhere(batch: BatchIdentity, target: str, now: str) -> str:
-    """Of a batch that was written to another topic than this run writes to."""
+    """The message for a batch that was written before to another topic than this run's."""
     return (
         f"{batch} was written before, to {_named(target)}, and this run would write it to {_named(now)}. "
         "Nothing is written. If this is a copy of another query's checkpoint, it counts as the same query: "
@@ -323,7 +340,7 @@ def _named(target: str) -> str:
 
 
 def went_back(batch: BatchIdentity, written: WrittenNumbers) -> str:
-    """Of a micro-batch below the last one that was written, which Spark never plans by itself."""
+    """The message for a micro-batch below the last one that was written. Spark never plans one by itself."""
     return (
         f"{batch} comes after batch {written.highest} was written, and Spark does not go back by itself: the "
         "checkpoint was rewound, lost files, or was deleted, so the same numbers may stand for other rows. "
@@ -333,7 +350,7 @@ def went_back(batch: BatchIdentity, written: WrittenNumbers) -> str:
 
 
 def not_its_own(batch: BatchIdentity, other: str) -> str:
-    """Of a query that has begun elsewhere, where another one has written."""
+    """The message for a query that has written before, under a name that another query has used since."""
     return (
         f"what was written of {batch.writer} before is not known, as {other} has written under the same name "
         f"since. Nothing is written. Give each query a transactional.id.prefix of its own. {_SEE}"
@@ -341,7 +358,7 @@ def not_its_own(batch: BatchIdentity, other: str) -> str:
 
 
 def _doubt(batch: BatchIdentity, last: LastDecision) -> str:
-    """Of a query that has written before, or may have: nothing is recorded of it here."""
+    """The message for a query that may have written batches of which nothing is recorded under this name."""
     if batch.is_of_query and not last.number and batch.number:
         return (
             f"{batch} is the first one recorded under this name. It may be there twice if it was written "
@@ -358,7 +375,7 @@ def _doubt(batch: BatchIdentity, last: LastDecision) -> str:
 
 
 def not_known(batch: BatchIdentity, written: WrittenNumbers) -> str:
-    """Of a version that may have been written so long ago that nobody knows."""
+    """The message for a version that is so old that no record shows whether it was written."""
     return (
         f"whether {batch} was written before is not known: of its application just these are remembered: "
         f"{written}. Nothing is written. If it was not, write it under another txnAppId. {_SEE}"

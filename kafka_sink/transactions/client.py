@@ -1,7 +1,7 @@
-"""Runs protocol steps against brokers, on the caller's thread, over the project's own connections.
+"""Runs the protocol's steps against brokers, on the caller's thread, over the project's own connections.
 
-The operations of one step are sent at the same time. Responses go back to the protocol, and so do errors that
-are answers; others are raised.
+The operations of one step are sent at the same time. Their responses are the results of the step, and so are
+errors that the protocol can act on; other errors are raised.
 """
 
 from __future__ import annotations
@@ -24,26 +24,27 @@ from kafka_sink.options import SinkOptions
 from kafka_sink.transactions import operations as ops
 
 Result = TypeVar("Result")
-# KIP-890. Where the feature is at level 2, brokers speak transaction protocol 2, else 1.
+# KIP-890: brokers with the feature at level 2 use transaction protocol 2, all others protocol 1.
 _FEATURE, _PROTOCOL_2_LEVEL = "transaction.version", 2
 PROTOCOL_1, PROTOCOL_2 = 1, 2
-# InitProducerId from 6 on is two-phase commit's (KIP-939), which brokers have not finished.
+# InitProducerId from version 6 on belongs to two-phase commit (KIP-939), which brokers have not finished.
 _VERSIONS: Mapping[int, Mapping[int, tuple[int, int]]] = {
     PROTOCOL_1: {apis.INIT_PRODUCER_ID: (3, 5), apis.END_TXN: (3, 4), apis.TXN_OFFSET_COMMIT: (3, 4)},
     PROTOCOL_2: {apis.INIT_PRODUCER_ID: (3, 5), apis.END_TXN: (5, 5), apis.TXN_OFFSET_COMMIT: (5, 5)},
 }
-# TxnOffsetCommit has it from Apache Kafka 3.8 on. These brokers verify that what they write belongs to an
-# open transaction (KIP-890's first part).
+# Apache Kafka has this version of TxnOffsetCommit from 3.8 on. These brokers verify that what is written
+# belongs to an open transaction (the first part of KIP-890).
 _FIRST_TXN_OFFSET_COMMIT = 4
 _LIST_PATIENCE_MS = 6000.0
-# For a request to a broker that others may stand in for.
+# The timeout of a request that any of several brokers can answer.
 _NODE_TIMEOUT_MS = 3000.0
-# How long an offset may be pending before the protocol is told. Brokers write markers in less.
+# How long an offset may stay pending before the protocol gets that as the result. Brokers write markers
+# faster.
 _PENDING_PATIENCE_MS = 500.0
-# DescribeTransactions' names for states in which a transaction's markers are being written begin so.
+# DescribeTransactions' names of states in which a transaction's markers are being written begin with this.
 _PREPARED = "Prepare"
 
-# Implementations other than Apache Kafka's may leave out what was asked for: that is no answer.
+# Implementations other than Apache Kafka's may leave out of a response what was requested. It is retried.
 _INCOMPLETE = "the response lacks what was asked for"
 _REFUSALS = frozenset(
     {
@@ -77,20 +78,22 @@ _ADVICE = {
 }
 
 _COORDINATOR_MOVED = frozenset({kafka_errors.COORDINATOR_NOT_AVAILABLE, kafka_errors.NOT_COORDINATOR})
-# To be sent to any broker.
+# These requests may go to any broker.
 _LOOK_UPS = frozenset({apis.METADATA, apis.FIND_COORDINATOR})
 
 
 @dataclass(slots=True, eq=False)
 class _StepAnswer:
-    """The result of one operation of a step, which several calls may make up."""
+    """The result of one operation of a step. Several calls may contribute to it."""
 
     result: Any = None
 
 
 class TransactionClient(BlockingCalls):
-    """One thread at a time. ``close`` it, or keep it for the next batch: its connections are the costly
-    part."""
+    """Runs steps for one thread at a time.
+
+    ``close`` it, or keep it for the next batch: opening its connections is what costs most.
+    """
 
     def __init__(
         self,
@@ -103,19 +106,20 @@ class TransactionClient(BlockingCalls):
         self._network.on_disconnected = self._on_disconnected
         backoff_ms = min(options.retry_backoff_ms, 20)
         self._backoff = ExponentialBackoff(backoff_ms, options.retry_backoff_max_ms, RANDOM.random)
-        # Kafka's coordinators: a broker by kind of key and name, as far as brokers have said.
+        # Kafka's coordinators: the broker for each kind of key and name, as far as brokers have returned
+        # them.
         self.coordinators: dict[tuple[KeyType, str], int] = {}
         self.nodes: dict[int, Node] = {}
-        # By topic, how many partitions it has, and when a broker said so.
+        # For each topic, its number of partitions and when a broker returned it.
         self._partitions: dict[str, tuple[int, float]] = {}
-        # By kind of key, the last request for coordinators.
+        # For each kind of key, the last request for coordinators.
         self._look_ups: dict[KeyType, Call] = {}
-        # Keys of coordinators that the next steps need.
+        # The keys of coordinators that the next steps need.
         self._soon: list[tuple[KeyType, str]] = []
-        # Brokers that may name themselves coordinators by mistake: asked for coordinators only where no other
-        # broker can be.
+        # Brokers that may wrongly consider themselves coordinators. They are asked for coordinators only if
+        # no other broker can be asked.
         self._distrusted: set[int] = set()
-        # Brokers whose lists the last run did not wait for.
+        # Brokers that did not answer the last run's requests to all brokers, or -1 for one without an id.
         self.left_out: set[int] = set()
         self._allowed = ""
         self._last_error = "no broker responded"
@@ -123,10 +127,11 @@ class TransactionClient(BlockingCalls):
     # -- for the caller ---------------------------------------------------------------------------
 
     def run(self, steps: ops.Steps[Result], timeout_ms: float, bound: str = "kafka.max.block.ms") -> Result:
-        """Run protocol code to its end.
+        """Run a generator of the protocol to its end, and return its result.
 
-        Raises what it raises, DeliveryError after ``timeout_ms`` (the option ``bound``), ConfigurationError
-        where rights or settings are in the way, BrokerVersionError where brokers are too old.
+        Raises what the generator raises; DeliveryError after ``timeout_ms``, which the option ``bound`` sets;
+        ConfigurationError if a permission or a setting prevents it; BrokerVersionError if brokers are too
+        old.
         """
         self._allow(timeout_ms, bound)
         self.left_out.clear()
@@ -137,7 +142,7 @@ class TransactionClient(BlockingCalls):
                 try:
                     results = self.execute(wanted)
                 except DeliveryError as error:
-                    # Steps know what it means for the batch.
+                    # The protocol decides what the error means for the batch.
                     wanted = steps.throw(error)
                 else:
                     wanted = steps.send(results)
@@ -146,10 +151,10 @@ class TransactionClient(BlockingCalls):
             return result
 
     def partitions(self, topic: str, timeout_ms: float, bound: str = "kafka.max.block.ms") -> int:
-        """How many partitions a topic has, 0 where it is not there; at most metadata.max.age.ms old.
+        """The number of a topic's partitions, 0 if the topic does not exist; at most metadata.max.age.ms old.
 
-        A topic has no fewer than before, unless it is deleted and created again. One that brokers do not
-        know may be new, and is asked for again for a while. Raises DeliveryError after the time.
+        Partitions are only ever added, unless the topic is deleted and created again. A topic that brokers do
+        not know may be new, so it is requested again for a while. Raises DeliveryError after ``timeout_ms``.
         """
         self._allow(timeout_ms, bound)
         now_ms = self._clock_ms()
@@ -193,7 +198,7 @@ class TransactionClient(BlockingCalls):
         raise DeliveryError(f"{what}: {why}")
 
     def _allow(self, timeout_ms: float, bound: str) -> None:
-        """What is asked from now on has ``timeout_ms``. ``bound``: the option that sets it, or ""."""
+        """Give the requests from now on ``timeout_ms``. ``bound`` is the option that sets it, or ""."""
         self._deadline_ms = self._clock_ms() + timeout_ms
         self._allowed = f"{timeout_ms / 1000:g} s" + (f", the time allowed by {bound}" if bound else "")
 
@@ -204,8 +209,8 @@ class TransactionClient(BlockingCalls):
             super()._on_response(call, response, now_ms)
 
     def execute(self, operations: tuple[ops.Operation, ...]) -> tuple[Any, ...]:
-        """One step's operations: their results, in order."""
-        self.calls, self._soon = [], []  # those of a step that failed
+        """Run the operations of one step, and return their results in the same order."""
+        self.calls, self._soon = [], []  # a step that failed may have left some
         if not self.nodes:
             self._describe_cluster()
         self._forget_coordinators(operations)
@@ -215,7 +220,7 @@ class TransactionClient(BlockingCalls):
 
         def advance(now_ms: float) -> float | None:
             if all(call.api in _LOOK_UPS for call in self.calls):
-                self.calls = []  # nothing waits for them
+                self.calls = []  # nothing waits for look-ups alone
             return self._send_due(now_ms)
 
         self._loop(advance, self._awaited, self._deadline_ms)
@@ -229,7 +234,7 @@ class TransactionClient(BlockingCalls):
         if newest < _FIRST_TXN_OFFSET_COMMIT:
             lacks = f"TxnOffsetCommit ends with version {newest}, not {_FIRST_TXN_OFFSET_COMMIT}"
         elif connection.newest_version(apis.LIST_TRANSACTIONS) < 0:
-            # Implementations other than Apache Kafka's may have the one without the other.
+            # Implementations other than Apache Kafka's may have TxnOffsetCommit 4 without ListTransactions.
             lacks = "ListTransactions is missing"
         else:
             self._speak(PROTOCOL_1)
@@ -244,7 +249,7 @@ class TransactionClient(BlockingCalls):
         self.protocol, self._versions = protocol, _VERSIONS[protocol]
 
     def _forget_coordinators(self, operations: tuple[ops.Operation, ...]) -> None:
-        """Forget coordinators that may have been replaced and not know it, and ask other brokers."""
+        """Forget coordinators that may have been replaced unawares, so that other brokers are asked."""
         names: list[str] = []
         for operation in operations:
             match operation:
@@ -257,8 +262,10 @@ class TransactionClient(BlockingCalls):
             self._distrusted = former
 
     def _leave_brokers_out(self, now_ms: float) -> None:
-        """What each broker is asked for does not wait for one that is gone or hangs: others soon list its
-        transactions."""
+        """Drop requests to brokers that are gone or hang, of those that each broker is sent.
+
+        Other brokers soon take such a broker's transactions over and list them.
+        """
         for call in [one for one in self.calls if one.key is None and not one.is_sent]:
             if call.api in _LOOK_UPS:
                 continue
@@ -267,7 +274,7 @@ class TransactionClient(BlockingCalls):
                 self.left_out.add(-1 if call.node is None else call.node)
 
     def _on_disconnected(self, node_id: int, cause: Exception, *_: object) -> None:
-        """A broker is gone, so its coordinators may have moved, and there may be new brokers."""
+        """Handle a lost broker: its coordinators may have moved, and there may be new brokers."""
         self._last_error = str(cause)
         self.coordinators = {key: node for key, node in self.coordinators.items() if node != node_id}
         is_asked = any(call.api == apis.METADATA for call in self.calls)
@@ -281,7 +288,7 @@ class TransactionClient(BlockingCalls):
         self._again(call, str(cause))
 
     def _again(self, call: Call, reason: str, *, elsewhere: bool = False) -> bool:
-        """To be sent once more; false, as its operation is not done."""
+        """Send the call once more later. Returns False, because its operation is not done."""
         call.attempts += 1
         call.is_sent = False
         call.last_error = reason
@@ -290,20 +297,23 @@ class TransactionClient(BlockingCalls):
             self.coordinators.pop(call.key, None)
         behind = call.behind
         if behind is not None and behind not in self.calls and call in self.calls:
-            # Another coordinator may answer by now, one that has not taken what was sent before.
+            # Another coordinator may answer by now, which has not received what was sent before.
             behind.is_sent, behind.not_before_ms = False, call.not_before_ms
             self.calls.insert(0, behind)
         return False
 
     def _done(self, call: Call, answer: _StepAnswer, code: int, result: object = None) -> bool:
-        """As ``_judge``; what is final answers the operation."""
+        """Judge a response as ``_judge`` does. If it is final, set the operation's result."""
         if not self._judge(call, code):
             return False
         answer.result = ops.Failed(kafka_errors.error_of(code).name) if code else result
         return True
 
     def _judge(self, call: Call, code: int) -> bool:
-        """Whether a response is final; false if the request must be repeated. Raises for a hopeless one."""
+        """Return True if a response is final, False if its request is to be repeated.
+
+        Raises for a fatal error.
+        """
         if code == kafka_errors.NONE or code in _REFUSALS:
             return True
         error = kafka_errors.error_of(code)
@@ -318,12 +328,12 @@ class TransactionClient(BlockingCalls):
     # -- brokers and coordinators -----------------------------------------------------------------
 
     def _describe_cluster(self, topic: str = "", missing_ms: float = 0.0) -> None:
-        """Learn which brokers there are, of the bootstrap addresses at first."""
+        """Request the list of brokers, from the bootstrap addresses at first."""
         self.calls = [self._describing_cluster(topic, missing_ms)]
         self._loop(self._send_due, self._awaited, self._deadline_ms)
 
     def _describing_cluster(self, topic: str = "", missing_ms: float = 0.0) -> Call:
-        """``missing_ms``: from when on the topic counts as missing if a broker does not know it."""
+        """``missing_ms``: from this time on a topic that a broker does not know counts as missing."""
 
         def take(call: Call, response: requests.MetadataResponse) -> bool:
             update, now_ms = response.update, self._clock_ms()
@@ -358,7 +368,7 @@ class TransactionClient(BlockingCalls):
         return None if connection is None else connection.node.id
 
     def _look_up(self, now_ms: float) -> None:
-        """Ask for coordinators that are not known: one request for each kind of key."""
+        """Request the coordinators that are not known, with one request for each kind of key."""
         keys = dict.fromkeys((*(call.key for call in self.calls if call.key), *self._soon))
         for node in {self.coordinators[key] for key in self._soon if key in self.coordinators}:
             self._is_ready(node, now_ms)
@@ -426,10 +436,10 @@ class TransactionClient(BlockingCalls):
         def take(call: Call, response: requests.ProducerIdResponse) -> bool:
             code = response.error_code
             if of is None and code in _REFUSALS:
-                # Somebody else is taking the id over at this moment.
+                # Another producer is taking the id over at this moment.
                 return self._again(call, kafka_errors.error_of(code).name)
             if code in _REFUSALS and answer.result is not None:
-                return True  # the result of `_end` stays, which see
+                return True  # keep the result that `_end` stored (see there)
             return self._done(
                 call, answer, code, ops.ProducerEpoch(response.producer_id, response.producer_epoch)
             )
@@ -452,9 +462,9 @@ class TransactionClient(BlockingCalls):
             if not self._done(call, answer, code, producer):
                 return False
             if not code and not (operation.of_task and commit):
-                # What EndTxn itself does under protocol 2: no two transactions have the same id and epoch.
-                # Where somebody else has raised it since, that is as good, and this result stays: the epoch
-                # that is no longer the id's.
+                # EndTxn itself does this under protocol 2: no two transactions have the same id and epoch. If
+                # another producer has raised the epoch since then, that does as well. Then the result stays
+                # the ended epoch, which the id no longer has.
                 self.calls.append(self._init(answer, name, producer))
             return True
 
@@ -466,14 +476,14 @@ class TransactionClient(BlockingCalls):
         )
 
     def _record(self, answer: _StepAnswer, operation: ops.RecordOffsets) -> list[Call]:
-        """Under protocol 1 the group is added to the transaction before."""
+        """Under protocol 1 the group is added to the transaction first."""
         name, producer, group = operation.transactional_id, operation.producer, operation.group
         offsets = {partition: (0, text) for partition, text in operation.entries}
 
         def judged(call: Call, code: int) -> bool:
             is_final = self._done(call, answer, code)
             if is_final and code:
-                # What was refused is not sent again, whatever becomes of the fetch behind it.
+                # A refused request is not sent again, whatever becomes of the fetch that follows it.
                 for one in self.calls:
                     one.behind = None if one.behind is record else one.behind
             return is_final
@@ -537,7 +547,7 @@ class TransactionClient(BlockingCalls):
                 return self._again(call, _INCOMPLETE)
             code, offsets = response.groups[group]
             if code == kafka_errors.GROUP_ID_NOT_FOUND:
-                return True  # it has committed nothing
+                return True  # the group has committed nothing
             errors = (one.error_code for one in offsets.values())
             code = code or next(filter(None, errors), kafka_errors.NONE)
             is_pending = code == kafka_errors.UNSTABLE_OFFSET_COMMIT
@@ -552,7 +562,8 @@ class TransactionClient(BlockingCalls):
             }
             return True
 
-        # Such a group has offsets of one topic's partitions; of the one before, too, where jobs changed it.
+        # Such a group has offsets of one topic's partitions, or of two topics if jobs have changed their
+        # topic.
         known = max((count for count, _ in self._partitions.values()), default=0)
         return Call(
             apis.OFFSET_FETCH,
@@ -574,7 +585,8 @@ class TransactionClient(BlockingCalls):
             if not self._judge(call, one.error_code):
                 return False
             if one.producer_epoch > ops.LAST_EPOCH and one.state.startswith(_PREPARED):
-                # Whoever ended it has the next producer id already, which is not shown before this is over.
+                # The transaction's end has chosen the next producer id, which is not shown before the end is
+                # complete.
                 return self._again(call, f"'{name}' is about to get another producer id")
             if once_ended and one.state.startswith(_PREPARED):
                 return self._again(call, f"the transaction of '{name}' is being ended")
@@ -596,7 +608,7 @@ class TransactionClient(BlockingCalls):
         pattern = ops.ANY_ID_PATTERN
         if isinstance(operation, ops.ListOpen):
             states, pattern = (ops.OPEN,), ops.task_id_pattern(operation.prefix)
-            # With protocol 1 ids that are not in use are in that state, too.
+            # Under protocol 1 ids that are not in use also have the state NO_TRANSACTION.
             if self.protocol == PROTOCOL_2:
                 states = (ops.OPEN, ops.NO_TRANSACTION)
         answer.result = []

@@ -1,8 +1,9 @@
-"""The one durable record of a batch: which transactions make it up, and what its writer had written before.
+"""The one durable record of a batch: its transactions, and what its writer had written before.
 
-It is the metadata of committed offsets, which holds less than 4,096 bytes each (offset.metadata.max.bytes),
-so it is cut into chunks. Every chunk carries the decision's number: of two decisions' chunks, those of the
-later number count, and all of one decision's chunks were written by one transaction.
+A decision is stored as the metadata of committed offsets. An offset holds less than 4,096 bytes of metadata
+(offset.metadata.max.bytes), so a decision is cut into chunks. Every chunk carries the decision's number. If
+chunks of two decisions are found, those with the higher number count; all chunks of one decision were written
+by one transaction.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from kafka_sink.printable import printable
 from kafka_sink.transactions.operations import OffsetKey, ProducerEpoch, Scope
 
 _CHUNK_BYTES = 3500
-# It changes whenever the content of a decision or its meaning changes.
+# This changes whenever the content of a decision or its meaning changes.
 _FORMAT = "kc5"
-# Runs of consecutive versions that are remembered of a writer: a query has one, and so have daily versions
-# within a month.
+# At most this many runs of consecutive numbers are remembered for a writer. A query has one run, and so do
+# daily versions within a month.
 _MAX_RUNS = 100
 _CHECKSUM_MASK = (1 << 64) - 1
-# Each begins the name of a writer of its kind, so that no txnAppId is mistaken for another kind.
+# The name of each writer begins with its kind, so that no txnAppId is mistaken for a query's id.
 _QUERY, _APPLICATION, _UNNAMED_JOB = "query ", "application ", "job "
 
 
@@ -46,7 +47,7 @@ class BatchIdentity:
 
     @classmethod
     def of_query(cls, query_id: str, batch_id: int) -> BatchIdentity:
-        """A micro-batch. A checkpoint that is deleted gives its query another id."""
+        """A micro-batch. If a checkpoint is deleted, its query gets another id."""
         return cls(_QUERY + query_id, batch_id)
 
     @classmethod
@@ -56,7 +57,7 @@ class BatchIdentity:
 
     @classmethod
     def of_unnamed_job(cls) -> BatchIdentity:
-        """A job without txnAppId. Nothing looks its progress up again."""
+        """A job without txnAppId. No later run looks up its progress."""
         return cls(_UNNAMED_JOB + uuid.uuid4().hex, 0)
 
     @property
@@ -65,28 +66,29 @@ class BatchIdentity:
 
     @property
     def is_named(self) -> bool:
-        """Whether another run may have the same batch."""
+        """Whether another run may write the same batch."""
         return not self.writer.startswith(_UNNAMED_JOB)
 
     def progress_marker(self, part: Part) -> str:
-        """What a task's transaction records; visible once that is committed.
+        """The text that a task records in its transaction. It is visible once the transaction is committed.
 
-        It names the transaction: a batch that is written a second time must not be taken for committed by
-        the progress markers of the first.
+        It identifies the transaction: if a batch is written a second time, the markers of the first time must
+        not make the second one look committed.
         """
         writer = sha256(self.writer.encode()).hexdigest()[:16]
         return f"{writer}:{self.number}:{part.task}:{part.producer.producer_id}:{part.producer.epoch}"
 
     def __str__(self) -> str:
-        # Others may have written the name: see ``decode``.
+        # Other applications may have written the name: see the comment above ``_MAX_BODY_BYTES``.
         return f"batch {self.number} of {printable(self.writer)}"
 
 
 @dataclass(frozen=True, slots=True)
 class RowsDigest:
-    """What a task or batch was given: rows, their bytes, and a sum modulo 2^64 of a checksum of each row.
+    """Summary of the rows of a task or batch: their number, their bytes, and a checksum.
 
-    It depends neither on the rows' order nor on how they are split into tasks.
+    The checksum is the sum, modulo 2^64, of a checksum of each row. It depends neither on the order of rows
+    nor on how they are split into tasks.
     """
 
     rows: int = 0
@@ -105,9 +107,10 @@ class RowsDigest:
 class WrittenNumbers:
     """The numbers that one writer has written: batches of a query, or versions of an application.
 
-    ``runs`` are pairs (first, last) of consecutive ones, ascending, the highest ``_MAX_RUNS``; of numbers up
-    to ``forgotten`` that are in none, nobody knows whether they were written. ``digest`` is of the rows of
-    ``last``, which was written last; None where nothing was. ``target``, as in Scope, is where they went.
+    ``runs`` are pairs (first, last) of consecutive numbers in ascending order, at most ``_MAX_RUNS``. If a
+    number up to ``forgotten`` is in none of them, it is not known whether it was written. ``last`` is the
+    number that was written last, None if there is none; ``digest`` is the digest of its rows, and ``target``,
+    as in Scope, is their topic.
     """
 
     last: int | None = None
@@ -118,20 +121,21 @@ class WrittenNumbers:
 
     @property
     def highest(self) -> int:
-        """-1 where there is none."""
+        """The highest number that was written, -1 if there is none."""
         return self.runs[-1][1] if self.runs else -1
 
     def __contains__(self, number: int) -> bool:
         return any(first <= number <= last for first, last in self.runs)
 
     def plus(self, number: int, digest: RowsDigest, target: str = "") -> WrittenNumbers:
-        """With another number, which was written behind them."""
+        """These numbers and another one, which was written after them."""
         runs = list(self.runs)
         if number not in self:
             runs = _joined(sorted([*runs, (number, number)]))
         forgotten = self.forgotten
         if len(runs) > _MAX_RUNS:
-            # The lowest, but never the one that a run of the same version will ask for.
+            # The lowest run goes, but never the one with the new number: a run of that version will look for
+            # it.
             lowest = next(run for run in runs if not run[0] <= number <= run[1])
             runs.remove(lowest)
             forgotten = max(forgotten, lowest[1])
@@ -153,9 +157,10 @@ def _joined(runs: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 class Outcome(IntEnum):
-    """What became of a part, as far as it was recorded: brokers forget the proof before the decision.
+    """What became of a part, as far as it was recorded.
 
-    People may say it, too: see ``driver.resolve``.
+    It is recorded because brokers forget the proof before they forget the decision. An operator may also set
+    it: see ``driver.resolve``.
     """
 
     UNRECORDED = 0
@@ -181,7 +186,7 @@ class Part:
 class LastDecision:
     """The part of a decision that the next one builds on; ``number`` is 0 if nothing was decided.
 
-    ``written`` is all that its ``writer`` had written by then.
+    ``written`` is everything that ``writer`` had written by then.
     """
 
     number: int = 0
@@ -191,14 +196,16 @@ class LastDecision:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """All of ``parts`` must be committed; tasks without rows have none. ``number`` counts decisions.
+    """A decided batch: all of its ``parts`` must be committed. Tasks without rows have no part.
 
-    Progress markers of parts without an outcome are offsets of ``topic``, which had ``partitions`` then:
-    Scope's of the run that decided.
-    ``target``, as in Scope, is where its rows went.
-    ``before`` is what the batch's writer had written without this batch, which can still be lost.
-    ``began_ms``: before the first transaction of ``parts`` without an outcome began, by its task's clock, or
-    when the run was planned if there are none; -1 if that is not known. No progress marker is older.
+    ``number`` counts decisions. ``topic`` and ``partitions`` are those of the Scope of the run that decided:
+    the progress markers of parts without an outcome are offsets of that topic. ``target``, as in Scope, is
+    the topic that the rows went to. ``before`` is what the batch's writer had written without this batch,
+    which can still be lost.
+
+    ``began_ms`` is a time before the first transaction of the parts without an outcome began, by its task's
+    clock, or the time of planning if there is no such part; -1 if it is not known. No progress marker is
+    older.
     """
 
     number: int
@@ -213,12 +220,15 @@ class Decision:
 
     @property
     def is_lost(self) -> bool:
-        """Whether readers see nothing of it, and never will: as if it had not been decided."""
+        """Whether readers see nothing of the batch and never will, as if it had not been decided."""
         return bool(self.parts) and all(part.outcome is Outcome.LOST for part in self.parts)
 
     @property
     def written(self) -> WrittenNumbers:
-        """With this batch, unless that is lost. An empty one counts."""
+        """What the writer has written, with this batch unless it is lost.
+
+        A batch without rows also counts.
+        """
         if self.is_lost:
             return self.before
         digest = RowsDigest.total(part.digest for part in self.parts)
@@ -232,26 +242,26 @@ class Decision:
         return batch.writer == self.batch.writer and batch.number in self.written
 
     def digest_of_batch(self, number: int) -> RowsDigest | None:
-        """The rows of a batch of this writer; None unless it is one of the last two that were written."""
+        """The digest of a batch of this writer; None unless it is one of the last two written."""
         return next((one.digest for one in (self.written, self.before) if one.last == number), None)
 
     def target_of_batch(self, number: int) -> str | None:
-        """The target of a batch of this writer; None unless it is one of the last two that were written."""
+        """The target of a batch of this writer; None unless it is one of the last two written."""
         return next((one.target for one in (self.written, self.before) if one.last == number), None)
 
     def marker_key(self, scope: Scope, part: Part) -> OffsetKey:
-        """Where the part's progress marker is: the topic may have got partitions since."""
+        """The place of the part's progress marker. The topic may have got partitions since it was written."""
         return replace(scope, topic=self.topic, partitions=self.partitions).marker_key(part.task)
 
     def digest_of(self, task: int) -> RowsDigest:
-        """What the task had been given."""
+        """The digest of the rows that the task had been given."""
         return next((part.digest for part in self.parts if part.task == task), RowsDigest())
 
 
 def next_decision(
     scope: Scope, last: LastDecision, batch: BatchIdentity, tasks: int, parts: Iterable[Part]
 ) -> Decision:
-    """The decision for a batch that was not decided. What another writer has written is left behind."""
+    """The decision for a batch that was not decided before. It drops what another writer has written."""
     before = last.written if last.writer == batch.writer else WrittenNumbers()
     ordered = tuple(sorted(parts, key=lambda part: part.task))
     where = scope.topic, scope.partitions
@@ -259,10 +269,10 @@ def next_decision(
 
 
 def repaired(scope: Scope, previous: Decision, parts: Iterable[Part]) -> Decision:
-    """The same batch, in which tasks whose transactions were lost were written again.
+    """The same batch, in which the tasks whose transactions were lost have written again.
 
-    The new progress markers are where ``scope`` says. The run that found parts missing has recorded what
-    became of all parts, so nobody looks for the markers of the parts that stay.
+    ``scope`` says where the new progress markers are. The run that found parts missing has recorded what
+    became of all parts, so the markers of the other parts are never read again.
     """
     merged = {part.task: part for part in previous.parts} | {part.task: part for part in parts}
     ordered = tuple(merged[task] for task in sorted(merged))
@@ -276,15 +286,15 @@ def repaired(scope: Scope, previous: Decision, parts: Iterable[Part]) -> Decisio
 
 
 def recorded(decision: Decision, outcomes: Mapping[int, Outcome]) -> Decision:
-    """The same decision, with what became of these tasks' parts."""
+    """The same decision, with the outcomes of these tasks' parts."""
     parts = tuple(replace(part, outcome=outcomes.get(part.task, part.outcome)) for part in decision.parts)
     return replace(decision, number=decision.number + 1, parts=parts)
 
 
 def encode(decision: Decision, partitions: int) -> list[str]:
-    """As chunks of text, each short enough for an offset's metadata.
+    """Return the decision as chunks of text, each short enough for an offset's metadata.
 
-    Raises TransactionError for more transactions than ``decode`` would read again.
+    Raises TransactionError if the decision has more transactions than ``decode`` accepts.
     """
     before = decision.before
     body = {
@@ -314,7 +324,7 @@ def encode(decision: Decision, partitions: int) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What each chunk says of its decision; ``partitions`` is Scope's."""
+    """What each chunk of a decision begins with; ``partitions`` is the Scope's."""
 
     number: int
     partitions: int
@@ -322,19 +332,19 @@ class Head:
 
 
 # -- reading ------------------------------------------------------------------------------------------
-# Every application that may commit offsets for these groups can write any text there, so every number and
-# size that a chunk contains has a bound, and every text that breaks one raises ProtocolError.
+# Every application that may commit offsets for these groups can write any text there. So every number and
+# size in a chunk has a bound, and a text that breaks a bound raises ProtocolError.
 
-# The groups' metadata is read into memory as it is. It holds about 120,000 transactions.
+# The metadata of the groups is read into memory as it is. This holds about 120,000 transactions.
 _MAX_BODY_BYTES = 8 << 20
-# base64 makes five characters of four bytes, and zlib adds little to bytes that it cannot compress.
+# base85 makes five characters of four bytes, and zlib adds little to bytes that it cannot compress.
 _MAX_CHUNKS = _MAX_BODY_BYTES * 5 // 4 // _CHUNK_BYTES + 10
 _INT16_MAX, _INT32_MAX, _INT64_MAX = (1 << 15) - 1, (1 << 31) - 1, (1 << 63) - 1
 _Count16 = Annotated[int, Meta(ge=0, le=_INT16_MAX)]
 _Count32 = Annotated[int, Meta(ge=0, le=_INT32_MAX)]
 _Count64 = Annotated[int, Meta(ge=0, le=_INT64_MAX)]
 _CountOrUnknown = Annotated[int, Meta(ge=-1, le=_INT64_MAX)]
-# msgspec's bounds end at 2^63, and a checksum does not: ``_decision`` looks at it.
+# The bounds of msgspec end at 2^63, but a checksum may be larger: ``_decision`` checks it.
 _Checksum = Annotated[int, Meta(ge=0)]
 _Digest = tuple[_Count64, _Count64, _Checksum]
 _Run = tuple[_Count64, _Count64]
@@ -361,14 +371,14 @@ _body_decoder = msgspec.json.Decoder(_Body)
 
 
 def newest_head(texts: Iterable[str]) -> Head | None:
-    """The head of the latest decision among these chunks. Raises ProtocolError for other text."""
+    """The head of the latest decision among these chunks. Raises ProtocolError for any other text."""
     return max((_parse(text)[0] for text in texts), key=lambda head: head.number, default=None)
 
 
 def decode(texts: Iterable[str]) -> Decision | None:
     """The latest decision among these chunks.
 
-    Raises ProtocolError if chunks are missing, or hold anything that ``encode`` does not write.
+    Raises ProtocolError if chunks are missing or contain anything that ``encode`` does not write.
     """
     parsed = [_parse(text) for text in texts]
     if not parsed:
@@ -379,7 +389,7 @@ def decode(texts: Iterable[str]) -> Decision | None:
         raise ProtocolError(f"of decision {head.number} only {len(pieces)} of {head.chunks} chunks are there")
     try:
         packed = base64.b85decode("".join(pieces[index] for index in range(head.chunks)))
-        # Stops at the bound: a few kilobytes may decompress to gigabytes.
+        # Decompression stops at the bound, because a few kilobytes may decompress to gigabytes.
         inflated = zlib.decompressobj()
         data = inflated.decompress(packed, _MAX_BODY_BYTES)
         if not inflated.eof:
@@ -391,7 +401,7 @@ def decode(texts: Iterable[str]) -> Decision | None:
 
 
 def _decision(number: int, body: _Body) -> Decision:
-    """Raises ValueError for what no type of ``_Body`` excludes."""
+    """Build the decision. Raises ValueError for values that no type of ``_Body`` excludes."""
     last, rows, size, checksum, runs, forgotten, target = body.before
     checksums = (checksum, *(part[6] for part in body.parts))
     numbers = list(chain.from_iterable(runs))

@@ -1,18 +1,23 @@
-"""A digest of a task's rows, to recognise the same rows in a later run, in whatever order and tasks.
+"""A digest of a task's rows, which recognises the same rows in any order and split into any tasks.
 
 Each row has a checksum of all its parts, and the digest is the sum of these modulo 2^64. A value is cut into
-words of 8 bytes, the last one filled up with zeros, and its checksum is the sum of mix(word) * R^place.
+words of 8 bytes, the last of which is filled up with zeros. The value's checksum is the sum of mix(word) *
+R^place.
 
-Why other rows have another digest. mix is one to one and R is odd, so a checksum is one to one in each word
-where the others are held: one word that differs is always noticed, and 8 random bytes make the checksum
-uniform, so that random tables collide with a probability of 2^-64. A word that changes adds some d to the
-sum, and the same change k words further on d * R^k: both together d * (R^k + 1), or d * (R^k - 1) if one
-undoes the other, as where two words trade places. R is 5 modulo 8, so 2 divides R^k + 1 once, and R^k - 1 at
-most 2 + log2(k) times. So the sum stays the same only if d ends in 62 - log2(k) zeros or more: as mix is one
-to one, at most 4k - 1 of all other words do that to a given one. Which ones is left to chance: mix is a
-product between two shifts, so that each bit of its result depends on all of the word. With shifts alone they
-were words that differ in bytes 3 and 7, as text does. Rows are mixed before they are added up, so that
-changes of several rows do not make up for each other. It holds for data, not for who looks for collisions.
+Why other rows have another digest: mix is bijective and R is odd, so if all words but one are fixed, the
+checksum is a bijective function of that word. So one word that differs is always noticed. 8 random bytes make
+the checksum uniform, so random tables collide with a probability of 2^-64.
+
+Two words that differ: a word that changes adds some d to the sum. The same change k words further on adds d *
+R^k. Together they add d * (R^k + 1), or d * (R^k - 1) if one undoes the other, as when two words trade
+places. R is 5 modulo 8, so R^k + 1 is divisible by 2 once, and R^k - 1 at most 2 + log2(k) times. So the sum
+stays the same only if d ends in at least 62 - log2(k) zeros. As mix is bijective, at most 4k - 1 of all other
+words have such a d to a given word. Which words these are is left to chance: mix is a product between two
+shifts, so that each bit of its result depends on all of the word. With shifts alone they were words that
+differ in bytes 3 and 7, as text does.
+
+Rows are mixed before they are added up, so that changes of several rows do not make up for each other. All
+this holds for data, not against somebody who constructs collisions.
 """
 
 from __future__ import annotations
@@ -27,27 +32,29 @@ from pyarrow import compute
 from kafka_sink.records.arrays import UInt64s, has_byte_offsets, lengths, null_mask, numbers, offsets
 from kafka_sink.transactions.decision import RowsDigest
 
-# Measured: smaller blocks pay for calls, larger ones fall out of the processor's caches.
+# Measured: smaller blocks pay for calls, and larger blocks do not fit into the processor's caches.
 BLOCK_BYTES = 2 * 1024 * 1024
-# So many words of a value have powers in a table, those behind them by a factor more.
+# This many words of a value have their power of R in a table. The words after them get one more factor.
 SEGMENT = 16 * 1024
 _32, _33 = np.uint64(32), np.uint64(33)
-# Odd and with about as many ones as zeros: of a linear congruential generator, splitmix64 and murmur3.
+# The constants are odd, with about as many ones as zeros. They come from a linear congruential generator,
+# splitmix64 and murmur3.
 R = 0xD1342543DE82EF95
 _FOLD, LENGTH = np.uint64(0x9E3779B97F4A7C15), np.uint64(0x94D049BB133111EB)
 MIX = np.uint64(0xFF51AFD7ED558CCD)
 POWERS = np.cumprod(np.array([1] + [R] * (SEGMENT - 1), dtype=np.uint64))
-# One for each column of a row, as if its words began far behind those of the column before.
+# There is one factor for each column of a row, as if its words began far after those of the column before.
 _FACTORS = np.array([pow(R, place * (2**24 + 1), 1 << 64) for place in range(8)], dtype=np.uint64)
-# The memory of one block, which each thread keeps: new memory costs as much as the sums.
+# The memory of one block, which each thread keeps: allocating it again costs as much as the sums.
 _kept = threading.local()
 
 
 class RunningDigest:
-    """Of Arrow batches, however their rows are ordered and split into batches.
+    """The digest of Arrow batches, in any order of rows and however they are split into batches.
 
-    ``indices`` are the columns of a record's parts; None is a part that rows do not have. A part is known by
-    its place among them, so columns may be in another order the next time. ``block_bytes`` are mixed at once.
+    ``indices`` are the columns of a record's parts; None is a part that the rows do not have. A part is
+    identified by its place in ``indices``, so the columns may have another order in the next run.
+    ``block_bytes`` bytes are mixed at once.
     """
 
     def __init__(self, indices: Sequence[int | None], block_bytes: int = BLOCK_BYTES) -> None:
@@ -81,7 +88,7 @@ def _bytes(column: pa.Array) -> int:
 
 
 def _checksums(column: pa.Array, block_bytes: int) -> UInt64s:
-    """One for each entry; 0 for null."""
+    """The checksum of each entry; 0 for null."""
     kind = column.type
     if has_byte_offsets(kind):
         found = of_bytes(column, block_bytes)
@@ -90,7 +97,7 @@ def _checksums(column: pa.Array, block_bytes: int) -> UInt64s:
     elif kind == pa.null():
         return np.zeros(len(column), dtype=np.uint64)
     else:
-        # One more, so that a zero is not null.
+        # LENGTH is added so that a zero differs from null.
         found = numbers(column, f"i{kind.bit_width // 8}").astype(np.uint64) * _FOLD + LENGTH
         _mixed(found, found, np.empty_like(found))
     if column.null_count:
@@ -99,7 +106,10 @@ def _checksums(column: pa.Array, block_bytes: int) -> UInt64s:
 
 
 def _mixed(values: UInt64s, out: UInt64s, spare: UInt64s) -> UInt64s:
-    """One to one, and each bit depends on all bits of its value; 0 stays 0. Returns ``out``."""
+    """Mix each value: a bijective function that maps 0 to 0, and whose bits depend on all input bits.
+
+    Returns ``out``.
+    """
     np.right_shift(values, _33, out=spare)
     np.bitwise_xor(values, spare, out=out)
     out *= MIX
@@ -109,7 +119,7 @@ def _mixed(values: UInt64s, out: UInt64s, spare: UInt64s) -> UInt64s:
 
 
 def _memory(rows: int, words: int) -> tuple[UInt64s, UInt64s]:
-    """Two matrices of the thread's, which its next call gives away again."""
+    """Two matrices in this thread's memory, which the thread's next call uses again."""
     size = rows * words
     memory: UInt64s | None = getattr(_kept, "memory", None)
     if memory is None or len(memory) < 2 * size:
@@ -126,7 +136,7 @@ def of_bytes(column: pa.Array, block_bytes: int = BLOCK_BYTES) -> UInt64s:
     if not count:
         return found
     if int(sizes.max()) * count > 2 * total + block_bytes:
-        # Short values would be filled up to the size of few long ones.
+        # Otherwise short values would be filled up to the size of a few long ones.
         are_long = sizes > total // count
         for part in (are_long, np.logical_not(are_long)):
             found[part] = of_bytes(column.filter(pa.array(part)), block_bytes)
@@ -146,8 +156,8 @@ def of_bytes(column: pa.Array, block_bytes: int = BLOCK_BYTES) -> UInt64s:
 
 
 def _filled_up(column: pa.Array, start: int, count: int, words: int) -> UInt64s:
-    """The values from ``start`` on, one a line, each filled up to so many words; null is empty."""
-    # Text to pyarrow, which only copies its bytes.
+    """The values from ``start`` on, one in each row, each filled up to this many words; null is empty."""
+    # The values are declared to be text, because pyarrow then pads them. It only copies their bytes.
     kind = pa.large_string() if column.type in (pa.large_binary(), pa.large_string()) else pa.string()
     buffers = [None, *column.buffers()[1:]]
     values = pa.Array.from_buffers(kind, count, buffers, offset=column.offset + start)
@@ -156,7 +166,7 @@ def _filled_up(column: pa.Array, start: int, count: int, words: int) -> UInt64s:
 
 
 def _of_lists(column: pa.Array, block_bytes: int) -> UInt64s:
-    """Of lists of structs: headers. The order of a list counts."""
+    """The checksum of each list of structs, that is, of headers. The order of a list's entries counts."""
     entries = column.flatten()
     each: UInt64s = np.zeros(len(entries), dtype=np.uint64)
     for place, child in enumerate(entries.flatten()):

@@ -1,8 +1,25 @@
-"""The driver's side: who owns a prefix, what was decided, and the one decision for each batch.
+"""The driver's part of the protocol: own a prefix, complete what was decided, decide each batch once.
 
-All of it depends on the driver's own transactional id. Planning takes it over, which fences every earlier
-driver; the decision is a transaction under it, begun with the epoch that planning got. So a decision is
-written by the driver that planned the batch, without another driver in between, or not at all.
+Everything rests on the driver's own transactional id. ``take_over`` runs InitProducerId for it, which fences
+every earlier driver. The decision is a transaction under that id, with the epoch that ``take_over`` got. So a
+decision is either made by the driver that planned the batch, with no other driver in between, or not at all.
+
+How one batch passes through this module:
+
+1. ``take_over`` reads the last decision and lists the transactions that are open under the prefix. It commits
+those
+   that were decided and aborts the others (``_settle``). If the proof of what became of the decided ones may
+   soon be gone, it records their outcomes in a new decision (``_remember``).
+2. Tasks write and leave their transactions open, each with a progress marker. 3. ``decide`` puts the decision
+into the driver's transaction (``record``), requires that the tasks' transactions
+   are still open (``require_open``), and commits the driver's transaction: from then on the batch is decided.
+   Then it commits the tasks' transactions and aborts those of other attempts (``_commit_parts``).
+4. If the batch failed, ``abort`` first ends the driver's own transaction, so that no decision can follow, and
+then
+   settles what is open as ``take_over`` does.
+
+A crash between any two messages leaves the batch either undecided, and the next ``take_over`` aborts it, or
+decided, and the next ``take_over`` completes it. What brokers' answers prove is proof.py's business.
 """
 
 from __future__ import annotations
@@ -46,11 +63,11 @@ from kafka_sink.transactions.proof import Clock
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """What planning found, and the epoch it got, with which the decision is written.
+    """What planning found, and the epoch that it got: the decision is written with it.
 
     ``unknown``: tasks of ``decision`` for which brokers have forgotten how their transactions ended.
-    ``completed`` and ``aborted`` count the transactions that an earlier driver had left open, and that this
-    one committed or aborted.
+    ``completed`` and ``aborted`` count the transactions that an earlier driver had left open and that this
+    driver committed or aborted.
     """
 
     driver_epoch: ProducerEpoch
@@ -67,7 +84,7 @@ class Ownership:
 
 
 def take_over(scope: Scope, clock_ms: Clock) -> Steps[Ownership]:
-    """Fence other drivers of the prefix, complete what was decided, abort everything else that is open.
+    """Fence other drivers of the prefix, complete what was decided, and abort everything else that is open.
 
     ``clock_ms`` returns the time of day. Raises TransactionError if another driver takes over meanwhile.
     """
@@ -80,15 +97,16 @@ def _settle(scope: Scope, driver_epoch: ProducerEpoch, clock_ms: Clock) -> Steps
     """Complete what was decided and abort everything else, as the owner of the prefix."""
     key, marker_key = scope.decision_key(0), scope.marker_key(0)
     read: tuple[Operation, ...] = FetchOffsets((key.group, marker_key.group)), FetchStableOffsets((key,))
-    # All in one step, as every micro-batch waits for it; where nothing is left open, this is all.
+    # All requests are in one step, because every micro-batch waits for it. If nothing is left open, this is
+    # all.
     names, *offsets = yield (ListOpen(scope.prefix), *read)
     left_open: Mapping[str, Described] = {}
     if names:
-        # By way of current coordinators. A former one may not know of a decision, and its parts would then be
-        # aborted as undecided: so the offsets are read again.
+        # This finds the current coordinators. A former coordinator may have answered without the last
+        # decision, whose parts would then be aborted as undecided, so the offsets are read again.
         driver_epoch, left_open = yield from proof.inspect(scope, driver_epoch, names, key, marker_key)
         offsets = list((yield read))
-    # Brokers of Kafka 3 show offsets only some time after their transaction is over.
+    # Brokers of Kafka 3 show offsets only some time after their transaction has ended.
     while offsets[0].get(key, "") != offsets[1].get(key, ""):
         offsets = list((yield read))
     seen: Mapping[OffsetKey, str] = offsets[0]
@@ -108,7 +126,8 @@ def _settle(scope: Scope, driver_epoch: ProducerEpoch, clock_ms: Clock) -> Steps
     if decision is None:
         return Ownership(driver_epoch, aborted=aborted)
     judgement = yield from proof.judge(scope, driver_epoch, decision, failed, clock_ms)
-    # Their commit has just proved itself. The next run needs a marker, as this run's tasks take the ids over.
+    # The commit of these parts has just proved itself. But the tasks of this run take their ids over, so the
+    # next run needs a marker or a recorded outcome.
     is_proved_otherwise = bool(failed) or not (yield from proof.are_visible(scope, decision, unseen))
     driver_epoch, decision = yield from _remember(
         scope, judgement, decision, clock_ms(), is_proved_otherwise=is_proved_otherwise
@@ -133,10 +152,10 @@ def _remember(
 ) -> Steps[tuple[ProducerEpoch, Decision]]:
     """Record the outcomes of the decision's parts while they are known, because their proof expires.
 
-    ``is_proved_otherwise``: progress markers do not show all of it. They may be gone, or elsewhere. Then only
-    the tasks' ids prove it, until the tasks of this run take the ids over. An old decision is recorded anew
-    even if all its markers are visible, because they may have expired when the next run asks. Recording it
-    also keeps what was written from expiring.
+    ``is_proved_otherwise``: progress markers do not show all of it, because they are gone or elsewhere. Then
+    only the tasks' ids prove it, until the tasks of this run take the ids over. An old decision is recorded
+    again even if all its markers are visible, because they may have expired when the next run asks. Recording
+    it also keeps the record of what was written from expiring.
     """
     is_old = abs(now_ms - decision.began_ms) >= proof.MARKERS_LAST_MS
     if not is_proved_otherwise and not is_old:
@@ -144,22 +163,22 @@ def _remember(
     outcomes = {part.task: Outcome.COMMITTED for part in decision.parts if part.outcome is Outcome.UNRECORDED}
     outcomes |= {part.task: Outcome.UNRECORDED for part in judgement.unknown}
     outcomes |= {part.task: Outcome.LOST for part in judgement.lost}
-    # Progress markers of what stays unknown are as old as before.
+    # The progress markers of parts that stay unknown are as old as before.
     began_ms = decision.began_ms if judgement.unknown else round(now_ms)
     known = replace(decisions.recorded(decision, outcomes), began_ms=began_ms)
     if judgement.unknown and known.parts == decision.parts:
         return judgement.driver_epoch, decision
     driver_epoch, _ = yield from record_and_commit(scope, judgement.driver_epoch, known)
-    # The commit of this run's batch builds on what it reads.
+    # The commit of this run's batch builds on this decision.
     yield from _await_all_chunks(scope, len(decisions.encode(known, scope.partitions)))
     return driver_epoch, known
 
 
 def abort(scope: Scope, driver_epoch: ProducerEpoch, clock_ms: Clock) -> Steps[Ownership | None]:
-    """After a failed batch: end what it left open, or complete it if it was decided.
+    """End what a failed batch left open, or complete the batch if it was decided.
 
-    None where another driver has taken over, whose business it is then. An abort under the driver's id
-    excludes a decision under the same driver epoch, and fences nobody.
+    Returns None if another driver has taken over, which then does this. An abort under the driver's id
+    excludes a decision under the same driver epoch and fences nobody.
     """
     (ended,) = yield (EndTransaction(scope.driver_id, driver_epoch, commit=False),)
     renewed = (
@@ -169,21 +188,25 @@ def abort(scope: Scope, driver_epoch: ProducerEpoch, clock_ms: Clock) -> Steps[O
 
 
 def _renewed(scope: Scope, driver_epoch: ProducerEpoch) -> Steps[ProducerEpoch | None]:
-    """The driver epoch of a driver whose abort failed; None where another driver has taken over.
+    """Return the new driver epoch after a failed abort, or None if another driver has taken over.
 
-    The abort fails after a decision, and after the time-out of the driver's own transaction, which both
-    raise the epoch by one and end a transaction. Another driver's take-over raises the epoch, too, but leaves
-    the id without any transaction, until that driver opens one; its end raises the epoch further. With
-    protocol 1 only the client raises it behind an end, so there the first end at the next epoch is another
-    driver's, and an abort without a transaction fails, too. Then the id's coordinator tells who has
-    raised the epoch, or raises it now. One that was replaced since does not know: None as well. It is not
-    asked while another driver has a transaction open, which that would abort, nor behind the last epoch but
-    one, where brokers fail with UNKNOWN_SERVER_ERROR.
+    The abort fails after a decision and after the time-out of the driver's own transaction. Both raise the
+    epoch by one and end a transaction. A take-over by another driver also raises the epoch, but it leaves the
+    id without any transaction until that driver opens one, and the end of that transaction raises the epoch
+    further.
 
-    While a decision is being committed, brokers take offsets of its epoch into it until they have its
-    marker: an offset that was only to prove ownership would replace the decision. So nothing is recorded
-    under the driver epoch itself, nor before the end of a transaction is over. It may be another driver's:
-    while brokers change from protocol 1 to 2, that driver may still speak 1, and its end leaves the epoch.
+    With protocol 1 only the client raises the epoch, after the end. So there the first end at the next epoch
+    is another driver's, and an abort without a transaction also fails. Then the id's coordinator is asked for
+    the epoch after this driver's (InitProducerId with the old epoch): it returns it if this driver raised it,
+    or raises it now. A coordinator that was replaced since then has no memory of it, and the result is None.
+    Two states forbid the question: another driver has a transaction open, which the question would abort; or
+    the epoch is the last one, for which brokers fail with UNKNOWN_SERVER_ERROR.
+
+    While a decision is being committed, brokers accept offsets under its epoch into the same transaction
+    until they have written its marker: an offset that is only to prove ownership would replace the decision.
+    So nothing is recorded under the old driver epoch, and nothing before the end of a transaction is
+    complete. That end may be another driver's: while brokers change from protocol 1 to 2, that driver may
+    still use 1, and its end leaves the epoch.
     """
     found = (yield from describe(scope.driver_id, afresh=True, once_ended=True)).get(scope.driver_id)
     behind = None if found is None else epochs_behind(driver_epoch, found.producer)
@@ -200,14 +223,14 @@ def _renewed(scope: Scope, driver_epoch: ProducerEpoch) -> Steps[ProducerEpoch |
         return None
     renewal: Operation = InitProducer(scope.driver_id, driver_epoch)
     if found.state == OPEN:
-        # A former coordinator did not end it.
+        # A former coordinator answered the first abort, and the transaction is still open.
         renewal = EndTransaction(scope.driver_id, driver_epoch, commit=False)
     (renewed,) = yield (renewal,)
     return None if isinstance(renewed, Failed) else ProducerEpoch(*renewed)
 
 
 def problem_of(scope: Scope, ownership: Ownership) -> str | None:
-    """What to say of a batch that readers see a part of, None where they see all or nothing."""
+    """The message for a batch of which readers see a part; None if they see all of it or nothing."""
     decision = ownership.decision
     if decision is not None and ownership.unknown:
         return proof.unknowable(scope, decision, ownership.unknown)
@@ -217,18 +240,18 @@ def problem_of(scope: Scope, ownership: Ownership) -> str | None:
 
 
 def _open_part(scope: Scope, part: Part, found: Mapping[str, Described]) -> Described | None:
-    """Its transaction, where that is open by these descriptions."""
+    """Return the part's transaction if these descriptions show it open."""
     one = found.get(part.id_in(scope))
     return one if one is not None and one.state == OPEN and one.producer == part.producer else None
 
 
 def read_decision(scope: Scope) -> Steps[Decision | None]:
-    """The latest decision that brokers show by now. Raises ProtocolError for one that cannot be read."""
+    """The latest decision that brokers show at this moment. Raises ProtocolError if it cannot be read."""
     return (yield from _decision_in(scope, (yield from fetch_offsets(scope.decision_key(0).group))))
 
 
 def _await_all_chunks(scope: Scope, chunks: int) -> Steps[None]:
-    """Wait until every chunk of a committed decision can be read: groups show theirs one after the other."""
+    """Wait until every chunk of a committed decision can be read: groups do not show them at once."""
     keys = [scope.decision_key(chunk) for chunk in range(chunks)]
     while None in (yield from fetch_stable_offsets(*keys)).values():
         pass
@@ -237,12 +260,15 @@ def _await_all_chunks(scope: Scope, chunks: int) -> Steps[None]:
 def _decision_in(
     scope: Scope, seen: Mapping[OffsetKey, str], *, waits: bool = False
 ) -> Steps[Decision | None]:
-    """The latest decision, from offsets with those of its first group; ``waits`` for all of it."""
+    """The latest decision.
+
+    ``seen`` contains the offsets of its first group; ``waits`` until all chunks are there.
+    """
     texts = [text for key, text in seen.items() if key.group == scope.decision_key(0).group]
     head = decisions.newest_head(texts)
     if head is None:
         return None
-    # Its topic may have got partitions since.
+    # The decision's topic may have got partitions since then.
     written = replace(scope, partitions=head.partitions)
     groups = written.decision_groups(head.chunks)
     if len(groups) > 1:
@@ -255,10 +281,10 @@ def _decision_in(
 def read_last(
     scope: Scope, driver_epoch: ProducerEpoch, batch: BatchIdentity, expected: int
 ) -> Steps[Decision | None]:
-    """The latest decision. Raises TransactionError if it is not the one that planning saw.
+    """The latest decision. Raises TransactionError if it is not the one that planning read.
 
-    Then another driver has taken over and decided. Or one of the two was not the last: a broker that was
-    frozen or cut off answers for groups that have another coordinator by now, until it learns of it.
+    In that case another driver has taken over and decided, or one of the two was not the latest: a broker
+    that was frozen or cut off answers for groups that have another coordinator by now, until it learns of it.
     """
     decision = yield from read_decision(scope)
     number = 0 if decision is None else decision.number
@@ -269,10 +295,11 @@ def read_last(
 
 
 def resolve(scope: Scope, driver_epoch: ProducerEpoch, decision: Decision, *, rewrite: bool) -> Steps[None]:
-    """Record that an incomplete batch is taken for lost or for written. What readers see of it stays.
+    """Record that an incomplete batch counts as lost or as written. What readers see of it does not change.
 
-    ``rewrite``: for lost, so that the next run writes all of it. Else for written, so that no run writes what
-    is missing; a run of it again is still compared, so that no other batch of its number is taken for it.
+    ``rewrite``: it counts as lost, and the next run writes all of it. Otherwise it counts as written, and no
+    run writes the missing rows. A run with its number is still compared with it, so that another batch is not
+    taken for it.
     """
     outcomes = {
         part.task: Outcome.LOST if rewrite else Outcome.COMMITTED
@@ -285,8 +312,10 @@ def resolve(scope: Scope, driver_epoch: ProducerEpoch, decision: Decision, *, re
 def record_and_commit(
     scope: Scope, driver_epoch: ProducerEpoch, decision: Decision, parts: tuple[Part, ...] = ()
 ) -> Steps[tuple[ProducerEpoch, Mapping[str, Described]]]:
-    """Record and commit a decision; returns the new driver epoch, and descriptions of these ``parts``, which
-    must be open. Raises TransactionError."""
+    """Record and commit a decision, whose new ``parts`` must be open.
+
+    Returns the new driver epoch and the descriptions of ``parts``. Raises TransactionError.
+    """
     found = yield from record(scope, driver_epoch, decision, parts)
     if parts:
         found = yield from require_open(scope, decision.batch, parts, found)
@@ -299,12 +328,12 @@ def record_and_commit(
 def decide(
     scope: Scope, driver_epoch: ProducerEpoch, decision: Decision, parts: tuple[Part, ...]
 ) -> Steps[tuple[int, int]]:
-    """Record a decision and commit those of its parts that are written now.
+    """Record a decision and commit the parts of it that are written now.
 
     Returns when the first of their transactions began by its coordinator's clock (-1 if that is not known),
-    and how many others were open and were aborted. Raises TransactionError if readers see nothing of it or
-    another driver completes it, IncompleteBatchError if some transactions had ended by then, and
-    DeliveryError if this was not learnt in time.
+    and how many other transactions were open and were aborted. Raises TransactionError if readers see nothing
+    of the batch or another driver completes it, IncompleteBatchError if some transactions had ended by then,
+    and DeliveryError if the result was not learnt in time.
     """
     try:
         driver_epoch, found = yield from record_and_commit(scope, driver_epoch, decision, parts)
@@ -321,16 +350,17 @@ def _commit_parts(
     scope: Scope, driver_epoch: ProducerEpoch, decision: Decision, parts: tuple[Part, ...]
 ) -> Steps[int]:
     """Commit the parts of a new decision; returns how many other transactions were aborted."""
-    # The list first: a broker handles requests of one connection in order, and commits wait for its log.
+    # The list comes first: a broker handles the requests of a connection in order, and commits wait for its
+    # log.
     names, *results = yield (ListOpen(scope.prefix), *proof.ends_of(scope, parts))
     failed = proof.failed_of(parts, results)
-    # The list was asked for together with the commits, so it may still name parts that have just been
-    # committed: leave those out.
+    # The list was requested together with the commits, so it may still contain parts that have just been
+    # committed. They are left out.
     ours = {part.id_in(scope) for part in parts if part not in failed}
     others = [name for name in names if name not in ours]
     driver_epoch, left_open = yield from proof.inspect(scope, driver_epoch, others)
     aborted = yield from proof.abort_others(left_open, scope, parts)
-    # No progress marker can have expired, as it was decided just now.
+    # No progress marker can have expired, because the batch was decided just now.
     judgement = yield from proof.judge(scope, driver_epoch, decision, failed, lambda: decision.began_ms)
     outcomes = dict.fromkeys((part.task for part in judgement.lost), Outcome.LOST)
     if decisions.recorded(decision, outcomes).is_lost:
@@ -347,9 +377,9 @@ def _commit_parts(
 def require_open(
     scope: Scope, batch: BatchIdentity, parts: tuple[Part, ...], found: Mapping[str, Described]
 ) -> Steps[Mapping[str, Described]]:
-    """The descriptions of transactions that are all open.
+    """Return the descriptions of transactions that are all open.
 
-    Raises TransactionError where one is not: a batch that has lost a part must not be decided.
+    Raises TransactionError if one is not open: a batch that has lost a part must not be decided.
     """
     doubtful = [part for part in parts if not _open_part(scope, part, found)]
     names = (part.id_in(scope) for part in doubtful)
@@ -375,14 +405,14 @@ def _misled(scope: Scope, batch: BatchIdentity, expected: int, found: int) -> Tr
 def record(
     scope: Scope, driver_epoch: ProducerEpoch, decision: Decision, parts: tuple[Part, ...] = ()
 ) -> Steps[Mapping[str, Described]]:
-    """Put the decision into the driver's transaction, and see that the one before it is the last.
+    """Put the decision into the driver's transaction, and check that its predecessor is still the last.
 
-    Describes the transactions of ``parts`` at the same time: they need be open only before the decision is
-    committed.
+    It also describes the transactions of ``parts``, in the same step: they must be open only before the
+    decision is committed.
 
-    A broker that is not the group's coordinator any more cannot take offsets, but can tell old ones. Both
-    requests go over one connection, and brokers handle these in turn, so that the coordinator that took the
-    offsets is the one that tells what was decided.
+    A broker that is no longer the group's coordinator cannot accept offsets, but may still return old ones.
+    Both requests use one connection, and a broker handles the requests of a connection in turn. So the last
+    decision comes from the coordinator that has accepted the new one.
     """
     groups: dict[str, list[tuple[TopicPartition, str]]] = {}
     for index, text in enumerate(decisions.encode(decision, scope.partitions)):
@@ -403,6 +433,6 @@ def record(
     head = decisions.newest_head(seen.values())
     last = 0 if head is None else head.number
     if last != decision.number - 1:
-        # It has taken the offsets, so the driver epoch holds.
+        # The coordinator has accepted the offsets, so the driver epoch is still valid.
         raise _misled(scope, decision.batch, decision.number - 1, last)
     return dict(found)

@@ -1,8 +1,8 @@
-"""What the protocol asks of Kafka, and the results: plain values.
+"""The operations that the protocol asks of Kafka, and their results: plain values.
 
-Protocol code is generators (``Steps``): they yield a tuple of operations that may run at the same time, and
-are sent their results in the same order. Their caller retries errors that may pass and requests whose
-response was lost; each of these operations may be repeated.
+The protocol's functions are generators (``Steps``). Each step yields a tuple of operations that may run at
+the same time, and is sent their results in the same order. The code that runs the generators retries
+retriable errors and requests whose response was lost, so each operation may be repeated.
 """
 
 from __future__ import annotations
@@ -19,33 +19,34 @@ from kafka_sink.errors import ConfigurationError
 from kafka_sink.model import TopicPartition
 
 Result = TypeVar("Result")
-# DescribeTransactions' names for a transaction that was begun and not ended, and for none since the id was
-# taken over.
+# DescribeTransactions' names for two states: a transaction was begun and not ended; and there has been none
+# since the id was taken over.
 OPEN, NO_TRANSACTION = "Ongoing", "Empty"
-# The last epoch that clients get of a producer id. The end of a transaction under it gives the transactional
+# The last epoch that clients get of a producer id. Ending a transaction at this epoch gives the transactional
 # id another producer id, with epoch 0 (KAFKA-18660).
 LAST_EPOCH = 32_766
-# And for one that was ended, or is being ended. Protocol 2 raises the epoch with the first of each.
+# The names for a transaction that was ended or is being ended. Protocol 2 raises the epoch in the first of
+# each.
 COMMITTED = frozenset({"PrepareCommit", "CompleteCommit"})
 ABORTED = frozenset({"PrepareAbort", "CompleteAbort", "PrepareEpochFence"})
 
 
 class ProducerEpoch(NamedTuple):
-    """Who may write under a transactional id: any other epoch is fenced."""
+    """The producer that may write under a transactional id: brokers reject every other epoch."""
 
     producer_id: int
     epoch: int
 
 
 class OffsetKey(NamedTuple):
-    """Where progress is recorded: an offset that a group without members has committed."""
+    """Where progress is recorded: an offset of a group without members."""
 
     group: str
     partition: TopicPartition
 
 
 def epochs_behind(owner: ProducerEpoch, now: ProducerEpoch) -> int | None:
-    """How many epochs of one transactional id lie between these; None where that cannot be told."""
+    """How many epochs of one transactional id lie between these two, or None if that cannot be known."""
     if now.producer_id == owner.producer_id:
         return now.epoch - owner.epoch
     return 1 if owner.epoch == LAST_EPOCH and now.epoch == 0 else None
@@ -53,11 +54,12 @@ def epochs_behind(owner: ProducerEpoch, now: ProducerEpoch) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class InitProducer:
-    """Take over a transactional id: fences its owner and aborts its transaction. Result: ProducerEpoch.
+    """Take over a transactional id: fence its owner and abort its transaction. Result: ProducerEpoch.
 
-    ``of``: only from that epoch (KIP-360). Where its owner has raised it by such a request, or by the end of
-    a transaction, and nobody has since, the result is the epoch that this one got. Failed where another
-    has taken the id over, or the coordinator was replaced since, as the raise is in its memory only.
+    ``of``: do so only if the id's epoch is this one (KIP-360). If it was raised from this one, by such a
+    request or by the end of a transaction, and not again since, the result is the raised epoch. The result is
+    Failed if another producer has taken the id over, or if the coordinator was replaced since the raise,
+    because it keeps the previous epoch only in memory.
     """
 
     transactional_id: str
@@ -66,11 +68,11 @@ class InitProducer:
 
 @dataclass(frozen=True, slots=True)
 class Describe:
-    """Result: a mapping from id to Described, without the ids that Kafka does not know.
+    """Result: a mapping from each id to Described, without the ids that Kafka does not know.
 
-    ``afresh``: their coordinators are looked for again first. One that was frozen or cut off, and replaced,
-    answers from memory until it learns of it. ``once_ended``: a transaction that is being ended is described
-    only after its markers are written.
+    ``afresh``: the coordinators of the ids are looked up again first. A coordinator that was frozen or cut
+    off and then replaced answers from memory until it learns of it. ``once_ended``: a transaction that is
+    being ended is described only after its markers are written.
     """
 
     transactional_ids: tuple[str, ...]
@@ -80,9 +82,11 @@ class Describe:
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """``state`` as Kafka names it; ``started_ms`` by the broker's clock, -1 where nothing is open.
+    """A transactional id as its coordinator describes it.
 
-    ``ends_raise_epoch``: the end of a transaction does so in the same step, as with protocol 2.
+    ``state`` is Kafka's name for the state of the transaction. ``started_ms`` is by the broker's clock, -1 if
+    no transaction is open. ``ends_raise_epoch``: the end of a transaction also raises the epoch, as with
+    protocol 2.
     """
 
     state: str
@@ -107,17 +111,18 @@ class RecordOffsets:
 
 @dataclass(frozen=True, slots=True)
 class EndTransaction:
-    """Result: the ProducerEpoch that the next transaction has, or Failed. Raises the epoch, but not for
-    a task's commit under protocol 1: see ``of_task``.
+    """End a transaction. Result: the ProducerEpoch of the next transaction, or Failed.
 
-    Success proves that this very transaction was ended so, now or before: Kafka appends to a log for it,
-    which only the present coordinator can do, or finds it there. Failed proves nothing: a former coordinator
-    says so from memory. An abort needs no open transaction. ``afresh`` as in Describe.
+    It raises the epoch, except for a task's commit with protocol 1 (see ``of_task``). Success proves that
+    this very transaction was ended in this way, now or earlier: the coordinator appends that to its log,
+    which only the current coordinator can do, or finds it there. Failed proves nothing, because a former
+    coordinator may answer from memory. An abort needs no open transaction. ``afresh`` is as in Describe.
 
-    ``of_task``: of a task, whose id gets another epoch before its next transaction in any case. Under
-    protocol 1 a commit then leaves the epoch, so that the id's description goes on proving it: raising it
-    takes another request there, which clears the state. All rows were acknowledged before, so a late Produce
-    of this epoch can only repeat one of them, which its sequence gives away.
+    ``of_task``: the transaction is a task's, and its id gets another epoch before its next transaction in any
+    case. With protocol 1 a commit of it leaves the epoch, so that the id's description continues to prove the
+    commit: raising the epoch takes another request there, which clears the state. All rows were acknowledged
+    before, so a late Produce request of this epoch can only repeat one of them, and brokers recognise it by
+    its sequence.
     """
 
     transactional_id: str
@@ -129,11 +134,12 @@ class EndTransaction:
 
 @dataclass(frozen=True, slots=True)
 class FetchOffsets:
-    """All that groups have committed by now. Result: a mapping from OffsetKey to the metadata text.
+    """Fetch everything that groups have committed. Result: a mapping from OffsetKey to the metadata text.
 
-    For an offset that is pending in a transaction, this is the value before it, or nothing if there was none.
-    Behind a RecordOffsets of the same group in a step, the result is of the coordinator that took those.
-    ``keys``: only these offsets, which a client that does not know how many there are in the group must name.
+    If an offset is pending in a transaction, the result has the value before it, or nothing if there was
+    none. If the step has a RecordOffsets of the same group before it, the result comes from the coordinator
+    that accepted those offsets. ``keys``: fetch only these offsets. A client must list them if it does not
+    know how many the group has.
     """
 
     groups: tuple[str, ...]
@@ -142,11 +148,12 @@ class FetchOffsets:
 
 @dataclass(frozen=True, slots=True)
 class FetchStableOffsets:
-    """The offsets of these keys. Result: as of FetchOffsets, but None for what a transaction that was not
-    ended has had pending for a moment.
+    """Fetch the offsets of these keys. Result: as that of FetchOffsets.
 
-    Keys must be named: asked for all offsets of a group, brokers leave out a pending one that had no value
-    before, however stable the result must be (OffsetMetadataManager.fetchAllOffsets).
+    The text is None for an offset that stays pending in an open transaction for a while.
+
+    Keys must be listed: if brokers are asked for all offsets of a group, they leave out a pending offset that
+    had no value before, even if stable offsets are required (OffsetMetadataManager.fetchAllOffsets).
     """
 
     keys: tuple[OffsetKey, ...]
@@ -154,23 +161,29 @@ class FetchStableOffsets:
 
 @dataclass(frozen=True, slots=True)
 class ListOpen:
-    """Result: the ids that a task with this prefix has an open transaction under. With transaction protocol 2
-    also those that may begin one, as a task has taken the id over and sent nothing yet; with protocol 1 each
-    id that is not in use looks so."""
+    """Result: the ids of this prefix's tasks that have an open transaction.
+
+    With protocol 2 it also contains ids whose task has taken them over and has sent nothing yet, and may
+    begin a transaction. With protocol 1 every unused id is in that state, so these are left out.
+    """
 
     prefix: str
 
 
 @dataclass(frozen=True, slots=True)
 class ListIds:
-    """Result: all ids that brokers know and that look like this sink's, whatever their state. Others' may,
-    too."""
+    """Result: all ids that brokers know and that look like this sink's, in any state.
+
+    Ids of other applications may look alike.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class LookUp:
-    """Find the coordinators that the next steps need, while the other operations of this step run. Nothing
-    waits for them. Result: None."""
+    """Find the coordinators that the next steps need, while the other operations of this step run.
+
+    Nothing waits for them. Result: None.
+    """
 
     groups: tuple[str, ...] = ()
     transactional_ids: tuple[str, ...] = ()
@@ -178,7 +191,7 @@ class LookUp:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Kafka's error: the transaction is not, or no longer, the asker's."""
+    """An error of Kafka: the transaction does not belong, or no longer belongs, to this producer."""
 
     error: str
 
@@ -198,7 +211,7 @@ Steps = Generator[tuple[Operation, ...], tuple[Any, ...], Result]
 
 
 def init_producer(transactional_id: str, *groups: str) -> Steps[ProducerEpoch]:
-    """Take over a transactional id. The next steps use these ``groups``."""
+    """Take over a transactional id. ``groups`` are those that the next steps use."""
     result, _ = yield (InitProducer(transactional_id), LookUp(groups))
     return ProducerEpoch(*result)
 
@@ -206,7 +219,7 @@ def init_producer(transactional_id: str, *groups: str) -> Steps[ProducerEpoch]:
 def describe(
     *transactional_ids: str, afresh: bool = False, once_ended: bool = False
 ) -> Steps[Mapping[str, Described]]:
-    """One Describe; asks nothing where there are no ids."""
+    """Run one Describe, or nothing if there are no ids."""
     if not transactional_ids:
         return {}
     (result,) = yield (Describe(transactional_ids, afresh, once_ended),)
@@ -219,7 +232,7 @@ def fetch_offsets(*groups: str) -> Steps[Mapping[OffsetKey, str]]:
 
 
 def fetch_stable_offsets(*keys: OffsetKey) -> Steps[Mapping[OffsetKey, str | None]]:
-    """One FetchStableOffsets; asks nothing where there are no keys."""
+    """Run one FetchStableOffsets, or nothing if there are no keys."""
     if not keys:
         return {}
     (result,) = yield (FetchStableOffsets(keys),)
@@ -228,9 +241,10 @@ def fetch_stable_offsets(*keys: OffsetKey) -> Steps[Mapping[OffsetKey, str | Non
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Progress is recorded as offsets of ``topic``, which has ``partitions``; no rows are written for it.
+    """The names of one writer in Kafka, and the topic for which it records its progress.
 
-    ``target`` is the topic that all rows go to, "" if rows name their topics.
+    Progress is recorded as offsets of ``topic``, which has ``partitions``. No rows are written for that.
+    ``target`` is the topic that all rows go to, or "" if rows name their topics.
     """
 
     prefix: str
@@ -245,7 +259,7 @@ class Scope:
     def task_id(self, task: int, slot: int) -> str:
         """The transactional id of a task attempt. ``task`` is Spark's partition, ``slot`` its attempt number.
 
-        The ids are bounded, as Spark bounds both.
+        The number of ids is bounded, because Spark bounds both.
         """
         return f"{self.prefix}-task-{task}-{slot}"
 
@@ -265,26 +279,30 @@ class Scope:
         return tuple(self.decision_key(number * self.partitions).group for number in range(last + 1))
 
 
-# A regular expression, of RE2 as of Python, for the ids of any prefix.
+# A regular expression, valid for RE2 and for Python, that matches the ids of every prefix.
 ANY_ID_PATTERN = "^.+-(driver|task-[0-9]+-[0-9]+)$"
 
 
 def task_id_pattern(prefix: str) -> str:
-    """As ``ANY_ID_PATTERN``, for the ids of one prefix's tasks."""
+    """The pattern for the ids of one prefix's tasks, in the form of ``ANY_ID_PATTERN``."""
     return f"^{re.escape(prefix)}-task-[0-9]+-[0-9]+$"
 
 
 def prefix_of(transactional_id: str) -> str:
-    """Of an id that the pattern fits."""
+    """The prefix of an id that matches ``ANY_ID_PATTERN``."""
     return re.sub("-(driver|task-[0-9]+-[0-9]+)$", "", transactional_id)
 
 
-# A file that Spark writes into a checkpoint before it plans the first batch: the query's id, for ever.
+# Spark writes this file into a checkpoint before it plans the first batch. It contains the query's id, which
+# never changes.
 _METADATA = "metadata"
 
 
 class Location(NamedTuple):
-    """As Hadoop's Path splits and normalises it. ``scheme`` and ``authority`` may be empty."""
+    """A location, split and normalised as Hadoop's Path does it.
+
+    ``scheme`` and ``authority`` may be empty.
+    """
 
     scheme: str
     authority: str
@@ -292,7 +310,7 @@ class Location(NamedTuple):
 
     @classmethod
     def of(cls, text: str) -> Location:
-        """Take any text, as Path does: no quoting counts. Hadoop looks file systems up without case."""
+        """Take any text, as Path does, without any quoting. Hadoop ignores the case of its file systems."""
         before, colon, rest = text.partition(":")
         scheme = before.lower() if colon and "/" not in before else ""
         path, authority = rest if scheme else text, ""
@@ -300,20 +318,20 @@ class Location(NamedTuple):
             authority, slash, below = path[2:].partition("/")
             path = slash + below
         path = posixpath.normpath(path) if path else ""
-        # POSIX gives two slashes a meaning of their own.
+        # normpath keeps two leading slashes, because POSIX gives them a meaning of their own.
         return cls(scheme, authority.lower(), "/" + path.lstrip("/") if path.startswith("/") else path)
 
     @property
     def is_local(self) -> bool:
-        """Whether it may be on this host: Spark's default file system decides where there is no scheme."""
+        """Whether it may be on this host. Without a scheme, Spark's default file system decides."""
         return self.scheme in ("", "file") and self.authority in ("", "localhost")
 
 
 def query_id(text: str, *, is_required: bool = True) -> str | None:
-    """The id of the query whose checkpoint this is, if it is on this host; None for others.
+    """The id of the query whose checkpoint this is, or None if the checkpoint is not on this host.
 
-    Raises ConfigurationError where the id cannot be read from a folder that is here, and, if it is required,
-    where nothing says for certain which file system the location is on.
+    Raises ConfigurationError if the folder is here and the id cannot be read from it. If the id is required,
+    it also raises if the file system of the location is not certain.
     """
     location = Location.of(text)
     if location.is_local:
@@ -324,7 +342,8 @@ def query_id(text: str, *, is_required: bool = True) -> str | None:
             why = f"its file '{_METADATA}' cannot be read here: {error}"
             if is_required:
                 raise ConfigurationError(_unknown(text, why)) from None
-            # Where the place stood for the query, a run that can read the file would write its batch again.
+            # An earlier run may have read the file. If the location stood for the query now, its last batch
+            # would be written again under another name.
             if os.path.isdir(location.path) and not isinstance(error, FileNotFoundError):
                 raise ConfigurationError(f"Option 'checkpointLocation' = {text}: {why}") from None
     elif is_required and (not location.scheme or (location.scheme == "hdfs" and not location.authority)):

@@ -1,4 +1,22 @@
-"""The driver's side of a write: planning takes the prefix over, the commit decides, an abort cleans up."""
+"""The driver's side of a write with delivery.guarantee=exactly-once: ``plan``, ``commit`` and ``abort``.
+
+The story of one batch:
+
+1. ``plan`` runs before the tasks. It derives the prefix of all transactional ids from the options, the
+query's id or
+   the application, and takes that prefix over (``driver.take_over``): earlier drivers are fenced, a batch
+   that they decided is completed, and everything else that they left open is aborted. What it learnt goes to
+   the tasks as a TaskHandover.
+2. Each task attempt writes its rows in a transaction of its own and leaves it open (task_attempt.py). It
+reports its
+   transaction and the digest of its rows.
+3. ``commit`` gets all reports. It records the decision and commits the tasks' transactions (batch.py,
+driver.py). 4. ``abort`` runs instead if a task failed. It completes the batch if it was decided, and
+otherwise ends what is open.
+
+Spark may create the writer anew for 3 and 4, so nothing but tasks' reports and the notes of
+``spark_application`` connects these functions. All of them block the thread that calls them.
+"""
 
 from __future__ import annotations
 
@@ -33,19 +51,19 @@ if TYPE_CHECKING:
     from kafka_sink.transactions.client import TransactionClient
 
 _NAME_DIGITS = 16
-# Instead of a transactional.id.prefix that users set.
+# Prefixes begin with this if the user has set no transactional.id.prefix.
 _DERIVED = "kafka-chunked"
-# Of queries of which planning is not told the checkpoint: spark.sql.streaming.checkpointLocation.
+# The name of a query whose checkpoint planning does not learn (spark.sql.streaming.checkpointLocation).
 _ANY_QUERY = "-query"
 _MAX_IDLE_CLIENTS = 2
 
 
 @dataclass(frozen=True)
 class PlannedTransactions:
-    """What planning hands to a write in transactions. ``batch`` is None for a stream, where each task learns
-    its micro-batch from Spark.
+    """What planning gives to a write in transactions.
 
-    ``handover`` is None on the writer that only commits: there tasks' reports have it.
+    ``batch`` is None for a stream, whose tasks learn their micro-batch from Spark. ``handover`` is None in a
+    writer that only commits, because tasks' reports contain what it needs.
     """
 
     scope: Scope
@@ -55,12 +73,17 @@ class PlannedTransactions:
 
 # -- connections ----------------------------------------------------------------------------------
 
-_clients_lock = threading.Lock()  # guards the one below
+# Guards _idle_clients, which Spark's threads take clients from and give them back to when they plan, commit
+# and abort. Without it two threads could take the same client and read each other's responses.
+_clients_lock = threading.Lock()
 _idle_clients: dict[SinkOptions, TransactionClient] = {}
 
 
 def _after_fork() -> None:
-    """Sockets are not shared with forked processes, and another thread may have held the lock."""
+    """Forget the clients in a forked process.
+
+    Their sockets belong to the parent, and another thread may have held the lock when the process forked.
+    """
     global _clients_lock
     _clients_lock = threading.Lock()
     _idle_clients.clear()
@@ -71,8 +94,11 @@ os.register_at_fork(after_in_child=_after_fork)
 
 @contextmanager
 def client_of(options: SinkOptions) -> Iterator[TransactionClient]:
-    """A client for a cluster, which no other thread uses meanwhile. One whose run failed is closed."""
-    # Imported here because most jobs have no transactions, and planning runs in every micro-batch.
+    """Lend a client for this cluster that no other thread uses meanwhile.
+
+    It is closed if the caller's code fails.
+    """
+    # Imported here because most jobs use no transactions, and planning runs in every micro-batch.
     from kafka_sink.transactions.client import TransactionClient
 
     key = replace(options.for_tasks(), delivery_guarantee="at-least-once")
@@ -111,9 +137,9 @@ def plan(
 ) -> PlannedTransactions:
     """Take over the transactional ids of a write with delivery.guarantee=exactly-once.
 
-    ``for_tasks`` is false where Spark makes a writer only to commit with. ``clock_ms`` is the wall clock.
-    Raises ConfigurationError for what cannot hold, BrokerVersionError, DeliveryError where brokers do not
-    respond.
+    ``for_tasks`` is false if Spark creates a writer only to commit. ``clock_ms`` is the wall clock. Raises
+    ConfigurationError if the options do not allow exactly once, BrokerVersionError if brokers are too old,
+    and DeliveryError if brokers do not respond.
     """
     name = _scope_name(options, raw, is_streaming=is_streaming)
     topic = options.transaction_progress_topic or options.topic
@@ -124,7 +150,7 @@ def plan(
         )
     batch = None if is_streaming else _job(options)
     if not for_tasks:
-        # Decisions and progress markers are found without the number of partitions.
+        # Decisions and progress markers are found even if the number of partitions is not known.
         return PlannedTransactions(Scope(name, topic, 1), batch)
     with clients(options) as client:
         partitions = client.partitions(topic, options.max_block_ms)
@@ -138,7 +164,7 @@ def plan(
         _report_names(scope, protocol)
     _report_takeover(scope, ownership, handover)
     if batch is not None:
-        # Raises before tasks start: each of them would, and Spark runs tasks that fail again.
+        # This raises before tasks start. Otherwise each task would raise it, and Spark would retry them all.
         handover.role(batch, 0)
     _remember_driver_epoch(scope, ownership.driver_epoch)
     return PlannedTransactions(scope, batch, handover)
@@ -151,7 +177,7 @@ def commit(
     clients: Clients = client_of,
     clock_ms: Callable[[], float] = wall_ms,
 ) -> BatchOutcome:
-    """Decide and complete a batch. Raises TransactionError, IncompleteBatchError, DeliveryError."""
+    """Decide and complete a batch. Raises TransactionError, IncompleteBatchError, or DeliveryError."""
     records_empty = planned.batch is not None and bool(options.txn_app_id)
     with clients(options) as client:
         compare = options.transaction_rerun_compare
@@ -161,7 +187,7 @@ def commit(
         spark_application.forget(_taken_key(planned.scope.prefix))
     if outcome.doubt:
         driver_log.warn(f"kafka-chunked: {outcome.doubt}")
-    # By two clocks, so it is for warning only.
+    # The two times are by two hosts' clocks, so their difference is good enough only for a warning.
     open_ms = clock_ms() - outcome.began_ms
     if outcome.began_ms >= 0 and open_ms > LONG_OPEN * options.transaction_timeout_ms:
         driver_log.warn(
@@ -173,9 +199,11 @@ def commit(
 
 
 def abort(options: SinkOptions, planned: PlannedTransactions, clients: Clients = client_of) -> BatchOutcome:
-    """End the open transactions of a failed batch, or complete it if it was decided; returns their numbers.
+    """End the open transactions of a failed batch, or complete it if it was decided; returns how many of
+    each.
 
-    Where another driver has taken over, that is its business. Raises as ``plan``.
+    If another driver has taken over, this does nothing, because that driver ends them. Raises what ``plan``
+    raises.
     """
     driver_epoch = _remembered_driver_epoch(planned)
     if driver_epoch is None:
@@ -191,8 +219,10 @@ def abort(options: SinkOptions, planned: PlannedTransactions, clients: Clients =
 def abort_or_explain(
     options: SinkOptions, planned: PlannedTransactions, clients: Clients = client_of
 ) -> tuple[dict[str, int], str]:
-    """As ``abort``, for writes that have failed: what became of the transactions, and the same in words.
-    Raises no KafkaSinkError."""
+    """Abort a write that has failed, and return the counts of ended transactions and a note for the log.
+
+    It does what ``abort`` does, but raises no KafkaSinkError: the note then says why the abort failed.
+    """
     try:
         ended = abort(options, planned, clients)
     except KafkaSinkError as error:
@@ -211,9 +241,10 @@ def abort_or_explain(
 
 
 def _scope_name(options: SinkOptions, raw: Mapping[str, str], *, is_streaming: bool) -> str:
-    """What all names of one writer begin with: transactional.id.prefix and what tells the writer from others.
+    """The beginning of all names of one writer: transactional.id.prefix and digits that identify the writer.
 
-    A query's id is known at planning only where its checkpoint is on this host. Else the place stands for it.
+    Planning can read a query's id only if its checkpoint is on this host. Otherwise the location of the
+    checkpoint is used instead.
     """
     if is_streaming and options.txn_app_id:
         raise ConfigurationError(
@@ -238,9 +269,9 @@ def _scope_name(options: SinkOptions, raw: Mapping[str, str], *, is_streaming: b
 
 
 def _job_name() -> str:
-    """The name of a job without one: one of its application's that no other job has at the moment.
+    """Choose a name for a job that has none: one of its application's names that no running job has taken.
 
-    A job that failed keeps it, as its transactions may be incomplete.
+    A job that failed keeps its name, because its transactions may be incomplete.
     """
     application = spark_application.folder() or uuid.uuid4().hex
     number = 0
@@ -267,7 +298,7 @@ def _job(options: SinkOptions) -> BatchIdentity:
 
 
 def _remember_driver_epoch(scope: Scope, driver_epoch: ProducerEpoch) -> None:
-    """For an abort without any task's report, which must know whether the prefix is still this driver's."""
+    """Note the driver epoch for an abort without reports: it shows whether another driver took over."""
     spark_application.note(_driver_epoch_key(scope), json.dumps(list(driver_epoch)))
 
 
@@ -287,13 +318,13 @@ def _driver_epoch_key(scope: Scope) -> str:
 
 
 def _report_names(scope: Scope, protocol: int) -> None:
-    """Log the prefix once in an application, for operators who look for what it has left open."""
+    """Log the prefix once in an application, for operators who look for the transactions it has left open."""
     key = f"transactional.id.prefix {scope.prefix} is reported"
     if not spark_application.only_once(key):
         return
     relies_on = ""
     if protocol == 1:
-        # KIP-890's first part, see docs/exactly-once-proof.md. It is on by default.
+        # This is the first part of KIP-890, see docs/exactly-once-proof.md. Brokers have it on by default.
         relies_on = (
             ". As transaction.version is below 2, it relies on "
             "transaction.partition.verification.enable=true on all brokers"

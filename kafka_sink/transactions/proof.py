@@ -1,10 +1,20 @@
-"""What became of transactions: which of a decided batch were committed, and what is left open beside them.
+"""What became of transactions: which parts of a decided batch were committed, and what else is open.
 
-Kafka tells it in three ways. Proof is an EndTxn that succeeds, a progress marker that is visible, and a
-description of the transaction right after it was ended. Everything else may be a former coordinator's
-memory, or a proof that has expired, and no conclusion is drawn from it: what cannot be known is said to be
-unknown. Whoever concludes that rows are missing, or ends what others have open, owns the prefix at that
-moment.
+Three answers of Kafka are proof: an EndTxn that succeeds, a progress marker that is visible, and a
+description of the transaction right after it was ended. Everything else proves nothing. An error may come
+from the memory of a former coordinator, and a missing marker may have expired. What these three cannot decide
+is reported as unknown.
+
+The story of a decided batch: the driver sends EndTxn for its parts (``ends_of``). Parts whose EndTxn failed
+go to ``judge``, which looks for their progress markers. A pending marker belongs to an open transaction,
+which is committed again by way of its current coordinator. If a marker is absent, the driver proves that it
+still owns the prefix (``require_owner``), looks again, and then asks for a description of the transaction
+(``_without_markers``). If the description proves nothing either, an absent marker means that the part is
+lost, but only within an hour of the decision, as long as markers certainly last. Later the part is unknown.
+
+Before this code concludes that rows are missing, or ends a transaction that it did not begin, it proves that
+it owns the prefix at that moment. Otherwise a driver that was replaced would abort what its successor has
+decided.
 """
 
 from __future__ import annotations
@@ -37,14 +47,14 @@ from kafka_sink.transactions.operations import (
     fetch_stable_offsets,
 )
 
-# The time of day in milliseconds. It is read after the brokers have responded, which may take minutes.
+# Returns the time of day in ms. It is called after the brokers have responded, which may take minutes.
 Clock = Callable[[], float]
-# For how long progress markers are taken to be there. offsets.retention.minutes is a week by default.
+# Progress markers are expected to exist for this long. offsets.retention.minutes is a week by default.
 MARKERS_LAST_MS = 3_600_000
 
 
 def other_driver(scope: Scope, failed: Failed, what: str = "") -> TransactionError:
-    """For a driver whose driver epoch does not hold any more."""
+    """The error for a driver whose driver epoch is no longer valid."""
     return TransactionError(
         f"{what}another driver has taken the transactional ids over ({failed.error}). It completes what was "
         "decided and writes what was not, so leave it alone, unless two queries or jobs share "
@@ -56,12 +66,13 @@ def other_driver(scope: Scope, failed: Failed, what: str = "") -> TransactionErr
 
 
 def require_owner(scope: Scope, driver_epoch: ProducerEpoch, *keys: OffsetKey) -> Steps[ProducerEpoch]:
-    """Raise TransactionError where another driver has taken over. Returns the new driver epoch.
+    """Return the new driver epoch. Raises TransactionError if another driver has taken over.
 
-    The proof is offsets that are recorded under the driver's id and aborted: only the id's present
-    coordinator can do it, and only for its present owner. The present coordinators of these ``keys``' groups
-    have been found then, too, as a former one cannot take offsets. No decision may have been made under the
-    driver epoch, or be under way: brokers would take these offsets into it.
+    The proof consists of offsets that are recorded under the driver's id and aborted: only the current
+    coordinator of the id can do that, and only for its current owner. It also shows that the current
+    coordinators of the groups of ``keys`` have been found, because a former one cannot accept offsets. No
+    decision may have been made under the driver epoch, nor be under way: brokers would add these offsets to
+    it.
     """
     a_key_of = {key.group: key for key in keys or (scope.decision_key(0),)}
     results = yield tuple(
@@ -70,7 +81,7 @@ def require_owner(scope: Scope, driver_epoch: ProducerEpoch, *keys: OffsetKey) -
     )
     failed = next((result for result in results if isinstance(result, Failed)), None)
     if failed is None:
-        # Alone it would fail while the markers of a decision are being written.
+        # An abort without these offsets would fail while the markers of a decision are being written.
         (ended,) = yield (EndTransaction(scope.driver_id, driver_epoch, commit=False),)
         if not isinstance(ended, Failed):
             return ProducerEpoch(*ended)
@@ -78,17 +89,17 @@ def require_owner(scope: Scope, driver_epoch: ProducerEpoch, *keys: OffsetKey) -
     raise other_driver(scope, failed)
 
 
-# -- what others have open ------------------------------------------------------------------------
+# -- what other attempts and drivers have open ----------------------------------------------------
 
 
 def inspect(
     scope: Scope, driver_epoch: ProducerEpoch, names: Iterable[str], *keys: OffsetKey
 ) -> Steps[tuple[ProducerEpoch, Mapping[str, Described]]]:
-    """Describe these ids of the prefix's tasks. Returns the renewed driver epoch, too. Raises as
-    ``require_owner``; ``keys`` as there.
+    """Describe these ids of the prefix's tasks; returns the renewed driver epoch and the descriptions.
 
-    The order makes it safe to end what is found: the driver epoch is proven after the inspection, so no later
-    driver's tasks had begun by then, and what they begin later has other epochs.
+    It raises what ``require_owner`` raises, which gets ``keys``. The order makes it safe to end the
+    transactions that are found: the driver epoch is proved after they were described, so no later driver's
+    tasks had begun by then, and what they begin later has other epochs.
     """
     found = yield from describe(*names, afresh=True)
     if found:
@@ -97,9 +108,9 @@ def inspect(
 
 
 def abort_others(found: Mapping[str, Described], scope: Scope, decided: Iterable[Part]) -> Steps[int]:
-    """Abort what ``inspect`` found that is open and was not decided; returns how many transactions that were.
+    """Abort what ``inspect`` found open and what was not decided; returns how many transactions were aborted.
 
-    Ids that have no transaction yet are ended, too, so that none begins.
+    Ids that have no transaction yet are also ended, so that none can begin.
     """
     keep = {(part.id_in(scope), part.producer) for part in decided}
     ends = [
@@ -120,7 +131,7 @@ def abort_others(found: Mapping[str, Described], scope: Scope, decided: Iterable
 
 
 def ends_of(scope: Scope, parts: Iterable[Part], *, afresh: bool = False) -> tuple[EndTransaction, ...]:
-    """What commits decided transactions."""
+    """The operations that commit decided transactions."""
     return tuple(
         EndTransaction(part.id_in(scope), part.producer, commit=True, afresh=afresh, of_task=True)
         for part in parts
@@ -128,13 +139,16 @@ def ends_of(scope: Scope, parts: Iterable[Part], *, afresh: bool = False) -> tup
 
 
 def failed_of(parts: Iterable[Part], results: Sequence[object]) -> tuple[Part, ...]:
-    """Those whose commit failed, which proves nothing yet; the others are committed."""
+    """The parts whose commit failed, which proves nothing yet. The other parts are committed."""
     return tuple(part for part, result in zip(parts, results, strict=True) if isinstance(result, Failed))
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """On some parts of a decision; the others are committed. ``driver_epoch`` is the driver's, renewed."""
+    """The result of ``judge``: parts that are neither lost nor unknown are committed.
+
+    ``driver_epoch`` is the driver's, renewed.
+    """
 
     driver_epoch: ProducerEpoch
     lost: tuple[Part, ...] = ()
@@ -145,10 +159,11 @@ class Judgement:
 def judge(
     scope: Scope, driver_epoch: ProducerEpoch, decision: Decision, failed: tuple[Part, ...], clock_ms: Clock
 ) -> Steps[Judgement]:
-    """What became of decided parts whose commit failed. Raises TransactionError for a former owner.
+    """Find out what became of decided parts whose commit failed. Raises TransactionError for a former owner.
 
-    A progress marker that stays pending is in a transaction that is open: it is committed again, by a
-    coordinator that is looked for again, as the one that answered with an error is no longer in charge.
+    A progress marker that stays pending is in an open transaction. That transaction is committed again by way
+    of a coordinator that is looked up again, because the one that answered with an error is no longer in
+    charge.
     """
     aborted = 0
     is_proven = False
@@ -158,7 +173,7 @@ def judge(
             results = yield ends_of(scope, pending, afresh=True)
             again = failed_of(pending, results)
             failed = tuple(part for part in failed if part in again or part in absent)
-            # Or it is another attempt's, whose progress marker has the same place.
+            # The pending marker may also be another attempt's: both attempts write it to the same place.
             (names,) = yield (ListOpen(scope.prefix),)
             driver_epoch, left = yield from inspect(scope, driver_epoch, names)
             aborted += yield from abort_others(left, scope, decision.parts)
@@ -177,7 +192,7 @@ def judge(
 def _markers_of(
     scope: Scope, decision: Decision, parts: Iterable[Part]
 ) -> Steps[tuple[tuple[Part, ...], tuple[Part, ...]]]:
-    """Of these parts, those whose progress markers are pending, and those that have none."""
+    """Return the parts whose progress markers are pending, and the parts that have no marker."""
     keys = {part: decision.marker_key(scope, part) for part in parts}
     markers = yield from fetch_stable_offsets(*keys.values())
     pending = tuple(part for part, key in keys.items() if key in markers and markers[key] is None)
@@ -190,16 +205,16 @@ def _markers_of(
 
 
 def are_visible(scope: Scope, decision: Decision, parts: tuple[Part, ...]) -> Steps[bool]:
-    """Whether the progress markers of all these parts, which are committed, are visible by now."""
+    """Whether the progress markers of all these parts, which are committed, are visible at this moment."""
     return not parts or not any((yield from _markers_of(scope, decision, parts)))
 
 
 def _without_markers(
     scope: Scope, decision: Decision, parts: tuple[Part, ...], clock_ms: Clock
 ) -> Steps[tuple[tuple[Part, ...], tuple[Part, ...]]]:
-    """Of parts without a progress marker, those that were aborted, and those of which nobody knows.
+    """Return which of these parts, which have no progress marker, were aborted, and whose outcome is unknown.
 
-    Offsets expire one by one, progress markers before their decision.
+    Offsets expire one by one, and progress markers before their decision.
     """
     found = yield from describe(*(part.id_in(scope) for part in parts), afresh=True)
     markers_last = decision.began_ms >= 0 and abs(clock_ms() - decision.began_ms) < MARKERS_LAST_MS
@@ -214,8 +229,11 @@ def _without_markers(
 
 
 def outcome_of(part: Part, found: Described | None) -> Outcome:
-    """What a description proves. The first end of a transaction raises the epoch by one, and says which it
-    was until the id is taken over again. Under protocol 1 a commit leaves the epoch."""
+    """What a description proves about a part.
+
+    The first end of a transaction raises the epoch by one, and the description shows how it ended until the
+    id is taken over again. With protocol 1 a commit leaves the epoch as it is.
+    """
     behind = None if found is None else epochs_behind(part.producer, found.producer)
     if found is None or behind not in (0, 1):
         return Outcome.UNRECORDED
@@ -225,7 +243,10 @@ def outcome_of(part: Part, found: Described | None) -> Outcome:
 
 
 def uncommitted(scope: Scope, decision: Decision) -> Steps[tuple[Part, ...]]:
-    """The parts that readers do not see at this moment. Waits for nothing: for people who look."""
+    """The parts that readers do not see at this moment.
+
+    This waits for nothing: it is for the command line.
+    """
     parts = tuple(part for part in decision.parts if part.outcome is not Outcome.COMMITTED)
     keys = tuple(decision.marker_key(scope, part) for part in parts)
     seen: Mapping[OffsetKey, str] = {}
@@ -240,9 +261,9 @@ def uncommitted(scope: Scope, decision: Decision) -> Steps[tuple[Part, ...]]:
 
 
 def not_visible(scope: Scope, decision: Decision, seen: Mapping[OffsetKey, str]) -> Steps[tuple[Part, ...]]:
-    """The parts that are not known to be committed, and whose progress marker is not visible at this moment.
+    """The parts that are not known to be committed and whose progress marker is not visible at this moment.
 
-    They may be committed all the same. ``seen`` are offsets with those of the first group of marks.
+    They may be committed all the same. ``seen`` contains the offsets of the first group of markers.
     """
     parts = tuple(part for part in decision.parts if part.outcome is not Outcome.COMMITTED)
     groups = {decision.marker_key(scope, part).group for part in parts} - {scope.marker_key(0).group}
@@ -252,11 +273,11 @@ def not_visible(scope: Scope, decision: Decision, seen: Mapping[OffsetKey, str])
     return tuple(part for part in parts if decision.batch.progress_marker(part) not in markers)
 
 
-# -- what to say of it ----------------------------------------------------------------------------
+# -- messages -------------------------------------------------------------------------------------
 
 
 def incomplete(scope: Scope, decision: Decision, tasks: Iterable[int]) -> str:
-    """What to say of a batch that readers see a part of."""
+    """The message for a batch of which readers see a part."""
     lost = sorted(tasks)
     if decision.batch.is_named:
         todo = (
@@ -278,8 +299,10 @@ def incomplete(scope: Scope, decision: Decision, tasks: Iterable[int]) -> str:
 
 
 def unfinished(scope: Scope, decision: Decision, error: Exception) -> str:
-    """The message if a driver did not learn what became of a decision, or of its transactions. Its end says
-    what readers see."""
+    """The message if a driver did not learn what became of a decision or of its transactions.
+
+    Its end says what readers see.
+    """
     if decision.batch.is_named:
         then = f"The next run of it, or {_command('complete', scope)}, completes what was decided"
     else:
@@ -297,7 +320,7 @@ def unfinished(scope: Scope, decision: Decision, error: Exception) -> str:
 
 
 def unknowable(scope: Scope, decision: Decision, tasks: Iterable[int]) -> str:
-    """What to say of a batch of which Kafka cannot tell any more whether readers see it."""
+    """The message for a batch of which Kafka no longer has any record whether readers see it."""
     unknown = sorted(tasks)
     return (
         f"{decision.batch} was decided, but whether the transactions of {named(unknown)} "

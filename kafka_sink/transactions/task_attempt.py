@@ -1,4 +1,4 @@
-"""A task attempt with a producer and connections: its transaction begins with its first row."""
+"""A task attempt with a producer and connections. Its transaction begins with its first row."""
 
 from __future__ import annotations
 
@@ -31,19 +31,22 @@ from kafka_sink.transactions.operations import (
 )
 
 _log = logging.getLogger(__name__)
-# For an attempt that failed. The driver ends transactions that stay open after that time.
+# How long the abort of a failed attempt may take. The driver ends transactions that stay open after that.
 _ABORT_MS = 5000.0
-# Names of Kafka's own producer, see docs/metrics.md.
+# Kafka's own producer has these names, see docs/metrics.md.
 INIT_TIME_METRIC = "txn-init-time-ns-total"
 SEND_OFFSETS_TIME_METRIC = "txn-send-offsets-time-ns-total"
 
 
-# A producer's, with transactional id, producer id and epoch, and whether it adds its partitions itself.
+# A producer's method. Its parameters: transactional id, producer id, epoch, whether to add partitions to it.
 BeginTransaction = Callable[[str, int, int, bool], None]
 
 
 class TaskAttempt:
-    """One attempt of one task. Used by the task's thread, and by the one that reads its rows."""
+    """One attempt of one task.
+
+    The task's thread uses it, and so does the thread that reads the task's rows.
+    """
 
     def __init__(  # noqa: PLR0913 - what planning handed over, and which attempt this is
         self,
@@ -62,11 +65,14 @@ class TaskAttempt:
         try:
             self.role = handover.role(batch, task, in_query=in_query)
         except IncompleteBatchError:
-            # A driver that was replaced may be behind, and its advice would do harm.
+            # If another driver has taken over, what planning read may be out of date, and its advice would do
+            # harm.
             client.run(require_driver_epoch(scope, handover.driver_epoch), timeout_ms)
             raise
-        # The thread that reads may be about to begin while the task's thread gives up.
-        self._lock = threading.Lock()  # guards the client and the producer
+        # The thread that reads rows begins the transaction, and the task's thread aborts it after a failure.
+        # Both use the client and write _producer and _slot. Without the lock an abort could come before the
+        # begin is complete, and leave a transaction open that readers wait for.
+        self._lock = threading.Lock()
         self._client = client
         self._scope = scope
         self._handover = handover
@@ -78,18 +84,18 @@ class TaskAttempt:
         self._open_time = open_time or OpenTime(math.inf)
         self._producer: ProducerEpoch | None = None
         self._began_ms = -1
-        # Kafka's names; they add to the producer's.
+        # Kafka's names; they are added to the producer's metrics.
         self.metrics: dict[str, float] = {}
 
     @property
     def writes(self) -> bool:
-        """Whether rows are to be written."""
+        """Whether the rows are to be written."""
         return self.role is TaskRole.WRITE
 
     def rows(
         self, batches: Iterator[pa.RecordBatch], begin_transaction: BeginTransaction
     ) -> Iterator[pa.RecordBatch]:
-        """The same batches, counted; the transaction begins before the first row."""
+        """Return the same batches and add them to the digest. The transaction begins before the first row."""
         for batch in batches:
             if batch.num_rows:
                 self.begin(begin_transaction)
@@ -100,7 +106,7 @@ class TaskAttempt:
             yield batch
 
     def digest_only(self, batches: Iterator[pa.RecordBatch]) -> None:
-        """Take the rows and write none, but compare them with those that were written."""
+        """Read the rows for their digest without writing them."""
         for batch in batches:
             self._digest.update(batch)
 
@@ -118,7 +124,10 @@ class TaskAttempt:
                 begin_transaction(name, *self._producer, self._client.protocol == PROTOCOL_1)
 
     def finish(self) -> AttemptReport:
-        """Once all rows are acknowledged. Raises TransactionError."""
+        """Put the marker into the transaction and report it, after all rows are acknowledged.
+
+        Raises TransactionError.
+        """
         part = None
         digest = self._digest.result()
         if self._producer is not None:
@@ -131,7 +140,7 @@ class TaskAttempt:
         return AttemptReport(run, self._task, self.role, digest, part, self._began_ms)
 
     def abort(self) -> None:
-        """Abort after a failure, so that readers do not wait. Never raises KafkaSinkError."""
+        """Abort after a failure, so that readers do not wait. It never raises KafkaSinkError."""
         with self._lock:
             if self._producer is None:
                 return
@@ -143,19 +152,21 @@ class TaskAttempt:
 
 
 class OpenTime:
-    """How long one task's transaction has been open. ``timeout_ms`` is kafka.transaction.timeout.ms; the
-    other times are monotonic milliseconds."""
+    """Measures how long one task's transaction has been open.
+
+    ``timeout_ms`` is kafka.transaction.timeout.ms; the other times are monotonic milliseconds.
+    """
 
     def __init__(self, timeout_ms: float) -> None:
         self._timeout_ms = timeout_ms
         self._since_ms = math.inf
 
     def began(self, now_ms: float) -> None:
-        """The transaction has begun."""
+        """Start to measure: the transaction has begun."""
         self._since_ms = now_ms
 
     def problem(self, now_ms: float) -> str | None:
-        """The warning that it has been open for long, once."""
+        """Return the warning that it has been open for long, once."""
         open_ms = now_ms - self._since_ms
         if open_ms <= self._timeout_ms * LONG_OPEN:
             return None
@@ -169,7 +180,7 @@ class OpenTime:
         )
 
 
-# How many further slots an attempt tries whose first one is taken.
+# An attempt whose slot is taken tries further slots, each _NEXT_SLOT after the one before, _MAX_SLOTS in all.
 _NEXT_SLOT = 1000
 _MAX_SLOTS = 16
 
@@ -177,13 +188,13 @@ _MAX_SLOTS = 16
 def begin_steps(
     scope: Scope, driver_epoch: ProducerEpoch, task: int, attempt: int
 ) -> Steps[tuple[int, ProducerEpoch]]:
-    """The slot, and the producer id and epoch to write with.
+    """Begin a transaction; returns the slot, and the producer id and epoch to write with.
 
-    Each attempt has a slot of its own, its number, so a late one ends no transaction of another attempt of
-    its batch. A stage that Spark runs again counts its attempts from 0 once more, while tasks of its first
-    run may go on, or have succeeded: an attempt that finds an open transaction in its slot takes another
-    slot. Planning left none open. Raises TransactionError for an attempt of an older batch, which finds that
-    the driver's id has moved on.
+    Each attempt first tries the slot of its own number, so a late attempt ends no transaction of another
+    attempt of its batch. If Spark runs a stage again, it counts the attempts from 0 once more, while tasks of
+    the stage's first run may still run or have succeeded. So an attempt that finds an open transaction in its
+    slot takes another slot. Planning has left none open. Raises TransactionError for an attempt of an older
+    batch, because the driver's epoch has changed.
     """
     for slot in range(attempt, attempt + _MAX_SLOTS * _NEXT_SLOT, _NEXT_SLOT):
         name = scope.task_id(task, slot)
@@ -195,9 +206,9 @@ def begin_steps(
 
 
 def finish_steps(scope: Scope, driver_epoch: ProducerEpoch, batch: BatchIdentity, part: Part) -> Steps[None]:
-    """Put the progress marker into the transaction, once all rows are acknowledged. Raises TransactionError.
+    """Put the progress marker into the transaction, after all rows are acknowledged. Raises TransactionError.
 
-    An attempt that had begun, and not written yet, when its batch was committed is told so here; nobody else
+    If an attempt had begun and had not written yet when its batch was committed, it fails here. Nothing else
     would end its transaction.
     """
     key, name = scope.marker_key(part.task), part.id_in(scope)
@@ -218,12 +229,14 @@ def abort_steps(transactional_id: str, producer: ProducerEpoch) -> Steps[None]:
 def require_driver_epoch(
     scope: Scope, driver_epoch: ProducerEpoch, described: Mapping[str, Described] | None = None
 ) -> Steps[None]:
-    """Raise TransactionError if the driver epoch is not the driver's any more. ``described``: by what is
-    known."""
+    """Raise TransactionError if the driver no longer has this epoch.
+
+    ``described`` may contain its description.
+    """
     driver = (described or {}).get(scope.driver_id)
     if driver is not None and driver.producer == driver_epoch:
         return
-    # A former coordinator may have said so.
+    # That description may come from a former coordinator.
     driver = (yield from describe(scope.driver_id, afresh=True)).get(scope.driver_id)
     if driver is not None and driver.producer == driver_epoch:
         return

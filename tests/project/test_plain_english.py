@@ -19,6 +19,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "kafka_sink"
 REWRITTEN = (
     *(".", "arrow", "breaker", "cluster", "coordinator", "dead_letters", "driver", "engine", "memory"),
     *("network", "options", "records", "reports", "rows", "security", "spark", "task"),
+    "transactions",
 )
 # Only comments and docstrings are checked for these. A title such as "By topic" is fine in a message.
 BEGINNINGS = re.compile(r"(?:Of|By|As|Those|Others|Who|Not) ")
