@@ -40,10 +40,8 @@ from kafka_sink.rows.column_plan import HEADERS_TYPE, ColumnPlan
 
 
 class DeadLetterWriter:
-    """Writes dead letters on the task's thread, even while that thread waits with other rows.
-
-    ``append`` may block, but never for the memory for which those rows wait.
-    """
+    """Writes dead letters on the task's thread, even while that thread waits with other rows. ``append`` may
+    block, but never for the memory for which those rows wait."""
 
     def __init__(
         self,

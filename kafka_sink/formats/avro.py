@@ -47,7 +47,7 @@ class _AvroCompiler:
         return self.schema.named[schema["full_name"]] if schema["type"] == "named" else schema
 
     def _of_union(self, branches: Sequence[AvroType], kind: pa.DataType, path: str) -> Encoder:
-        null = next((at for at, one in enumerate(branches) if one["type"] == "null"), None)
+        null = next((at for at, branch in enumerate(branches) if branch["type"] == "null"), None)
         problems = []
         for at, branch in enumerate(branches):
             self.schema.steps.take()
@@ -196,9 +196,7 @@ class _Record:
 @dataclass(frozen=True, slots=True)
 class _Block:
     """An array or a map: the number of entries (left out if there are none), the entries, and a zero.
-
-    ``children`` are the encoders of an array's items, or of a map's keys and values.
-    """
+    ``children`` are the encoders of an array's items, or of a map's keys and values."""
 
     children: Sequence[Encoder]
 

@@ -75,24 +75,24 @@ class _AvroReader:
     def __init__(self, named: dict[str, AvroType]) -> None:
         self._named = named
 
-    def read(self, found: Any, namespace: str, depth: int) -> AvroType:
+    def read(self, definition: Any, namespace: str, depth: int) -> AvroType:
         if depth > _MAX_DEPTH:
             raise SchemaError(f"the Avro schema is nested more than {_MAX_DEPTH} deep")
-        if isinstance(found, str):
-            return self._by_name(found, namespace)
-        if isinstance(found, list):
-            branches = [self.read(branch, namespace, depth + 1) for branch in found]
+        if isinstance(definition, str):
+            return self._by_name(definition, namespace)
+        if isinstance(definition, list):
+            branches = [self.read(branch, namespace, depth + 1) for branch in definition]
             return {"type": "union", "branches": branches}
-        if not isinstance(found, dict) or "type" not in found:
-            raise SchemaError(f"the Avro schema has {str(found)[:100]!r} instead of a type")
-        kind = found["type"]
+        if not isinstance(definition, dict) or "type" not in definition:
+            raise SchemaError(f"the Avro schema has {str(definition)[:100]!r} instead of a type")
+        kind = definition["type"]
         if not isinstance(kind, str) or (kind not in PRIMITIVES | _NAMED and kind not in ("array", "map")):
             return self.read(kind, namespace, depth + 1)
         if kind == "array":
-            return {"type": "array", "items": self.read(_part(found, "items"), namespace, depth + 1)}
+            return {"type": "array", "items": self.read(_part(definition, "items"), namespace, depth + 1)}
         if kind == "map":
-            return {"type": "map", "values": self.read(_part(found, "values"), namespace, depth + 1)}
-        return self._of_name(found, kind, namespace, depth) if kind in _NAMED else found
+            return {"type": "map", "values": self.read(_part(definition, "values"), namespace, depth + 1)}
+        return self._of_name(definition, kind, namespace, depth) if kind in _NAMED else definition
 
     def _by_name(self, name: str, namespace: str) -> AvroType:
         if name in PRIMITIVES:
@@ -102,12 +102,12 @@ class _AvroReader:
                 return {"type": "named", "full_name": full_name}
         raise SchemaError(f"the Avro schema uses a type {name!r} that neither it nor a reference defines")
 
-    def _of_name(self, found: Mapping[str, Any], kind: str, namespace: str, depth: int) -> AvroType:
-        name, _, own = str(_part(found, "name")).rpartition(".")[::-1]
-        namespace = own or found.get("namespace", namespace) or ""
+    def _of_name(self, definition: Mapping[str, Any], kind: str, namespace: str, depth: int) -> AvroType:
+        name, _, own = str(_part(definition, "name")).rpartition(".")[::-1]
+        namespace = own or definition.get("namespace", namespace) or ""
         full_name = f"{namespace}.{name}" if namespace else name
         schema: dict[str, Any] = {
-            **found,
+            **definition,
             "type": "record" if kind == "error" else kind,
             "full_name": full_name,
         }
@@ -120,19 +120,19 @@ class _AvroReader:
                     "name": _part(field, "name"),
                     "type": self.read(_part(field, "type"), namespace, depth + 1),
                 }
-                for field in _part(found, "fields")
+                for field in _part(definition, "fields")
             ]
         elif kind == "enum":
-            schema["symbols"] = [str(symbol) for symbol in _part(found, "symbols")]
+            schema["symbols"] = [str(symbol) for symbol in _part(definition, "symbols")]
         else:
-            schema["size"] = int(_part(found, "size"))
+            schema["size"] = int(_part(definition, "size"))
         return schema
 
 
-def _part(found: Mapping[str, Any], name: str) -> Any:
-    if name not in found:
-        raise SchemaError(f"the Avro schema has a {found.get('type')} without '{name}'")
-    return found[name]
+def _part(definition: Mapping[str, Any], name: str) -> Any:
+    if name not in definition:
+        raise SchemaError(f"the Avro schema has a {definition.get('type')} without '{name}'")
+    return definition[name]
 
 
 def derived(field: pa.Field, record_name: str) -> str:

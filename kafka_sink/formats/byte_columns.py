@@ -125,8 +125,8 @@ def _varint_sizes(numbers: UInt64s, narrowest: int, widest: int) -> Int64s | int
     if widest - narrowest > 2:
         # The exponent of a float is its number of bits. Numbers that no float represents are capped.
         floats = np.minimum(numbers, np.uint64(_FLOATS_BITS)).astype(np.float64)
-        found: Int64s = _SIZES.take(floats.view(np.int64) >> 52)
-        return found
+        by_exponent: Int64s = _SIZES.take(floats.view(np.int64) >> 52)
+        return by_exponent
     sizes = np.full(len(numbers), narrowest, dtype=np.int64)
     for width in range(narrowest, widest):
         sizes += numbers >= np.uint64(1 << (7 * width))

@@ -145,17 +145,17 @@ def _key(options: SinkOptions, columns: Columns, query: str | None) -> str:
     return f"schemas/{hashlib.sha256(text.encode()).hexdigest()}"
 
 
-def _written(found: dict[str, Schemas]) -> str:
+def _written(schemas_of_parts: dict[str, Schemas]) -> str:
     """Serialise the schemas. Each distinct schema is included once, because many topics may share one."""
     distinct = list(
-        dict.fromkeys(registered.schema for schemas in found.values() for _, registered in schemas)
+        dict.fromkeys(registered.schema for schemas in schemas_of_parts.values() for _, registered in schemas)
     )
     parts = {
         part: [
             (topic, {**asdict(registered), "schema": distinct.index(registered.schema)})
             for topic, registered in schemas
         ]
-        for part, schemas in found.items()
+        for part, schemas in schemas_of_parts.items()
     }
     return json.dumps({"schemas": [asdict(schema) for schema in distinct], "parts": parts})
 

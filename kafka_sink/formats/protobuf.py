@@ -61,12 +61,12 @@ class _ProtobufCompiler:
     def message(self, message: MessageType, kind: pa.StructType, path: str) -> Encoder:
         places = {field.name: index for index, field in enumerate(kind)}
         fields = []
-        for one in message.fields:
-            own = columns.joined(path, one.name)
-            if one.name in places:
-                index = places.pop(one.name)
-                fields.append((index, self._field(one, kind.field(index).type, own)))
-            elif one.is_required:
+        for field in message.fields:
+            own = columns.joined(path, field.name)
+            if field.name in places:
+                index = places.pop(field.name)
+                fields.append((index, self._field(field, kind.field(index).type, own)))
+            elif field.is_required:
                 raise SchemaError(f"the schema requires field '{own}', for which there is no column: add one")
         if places:
             wrong = next(iter(places))
@@ -75,47 +75,50 @@ class _ProtobufCompiler:
                 f"{message.full_name}: drop it, or register a schema that has it"
             )
         of_oneof: dict[str, list[int]] = {}
-        for one in message.fields:
-            if one.oneof and any(kind.field(index).name == one.name for index, _ in fields):
-                of_oneof.setdefault(one.oneof, []).append(kind.get_field_index(one.name))
-        oneofs = {
-            name: places_of_oneof for name, places_of_oneof in of_oneof.items() if len(places_of_oneof) > 1
-        }
-        return _Message(fields, tuple(oneofs.items()), path)
+        for field in message.fields:
+            index = kind.get_field_index(field.name)
+            if field.oneof and index >= 0:
+                of_oneof.setdefault(field.oneof, []).append(index)
+        oneofs = [(name, indexes) for name, indexes in of_oneof.items() if len(indexes) > 1]
+        return _Message(fields, oneofs, path)
 
-    def _field(self, one: Field, kind: pa.DataType, path: str) -> Encoder:
+    def _field(self, field: Field, kind: pa.DataType, path: str) -> Encoder:
         kind = columns.plain_type(kind)
-        if one.is_repeated:
-            entry = self.schema.messages.get(one.type_name)
+        if field.is_repeated:
+            entry = self.schema.messages.get(field.type_name)
             if entry is not None and entry.is_map_entry and pa.types.is_map(kind):
                 key = self._entry(entry.fields[0], kind.key_type, path)
                 return _ProtobufMap(
-                    one.number, key, self._entry(entry.fields[1], kind.item_type, f"{path}{{}}")
+                    field.number, key, self._entry(entry.fields[1], kind.item_type, f"{path}{{}}")
                 )
             if not columns.is_list(kind):
-                raise columns.unsupported_type(path, kind, f"repeated {one.type_name or one.kind}")
-            value_of = self._value(one, columns.plain_type(kind.value_type), f"{path}[]")
-            if one.is_packed and value_of.wire != _BYTES:
-                return _Packed(one.number, value_of, f"{path}[]")
-            return _Repeated(_Single(one.number, value_of, f"{path}[]", has_presence=True, is_required=True))
-        value = self._value(one, kind, path)
-        return _Single(one.number, value, path, has_presence=one.has_presence, is_required=one.is_required)
+                raise columns.unsupported_type(path, kind, f"repeated {field.type_name or field.kind}")
+            value_of = self._value(field, columns.plain_type(kind.value_type), f"{path}[]")
+            if field.is_packed and value_of.wire != _BYTES:
+                return _Packed(field.number, value_of, f"{path}[]")
+            return _Repeated(
+                _Single(field.number, value_of, f"{path}[]", has_presence=True, is_required=True)
+            )
+        value = self._value(field, kind, path)
+        return _Single(
+            field.number, value, path, has_presence=field.has_presence, is_required=field.is_required
+        )
 
-    def _entry(self, one: Field, kind: pa.DataType, path: str) -> _Single:
+    def _entry(self, field: Field, kind: pa.DataType, path: str) -> _Single:
         """The encoder of a map entry's key or value. Both are always written."""
-        value = self._value(one, columns.plain_type(kind), path)
-        return _Single(one.number, value, path, has_presence=True, is_required=True)
+        value = self._value(field, columns.plain_type(kind), path)
+        return _Single(field.number, value, path, has_presence=True, is_required=True)
 
-    def _value(self, one: Field, kind: pa.DataType, path: str) -> _Value:
+    def _value(self, field: Field, kind: pa.DataType, path: str) -> _Value:
         value = None
-        if one.kind == "message":
-            value = self._message_value(self.schema.messages[one.type_name], kind, path)
-        elif one.kind == "enum":
-            value = _enum(self.schema.enums[one.type_name], kind, path)
+        if field.kind == "message":
+            value = self._message_value(self.schema.messages[field.type_name], kind, path)
+        elif field.kind == "enum":
+            value = _enum(self.schema.enums[field.type_name], kind, path)
         else:
-            value = _scalar(one.kind, kind, path)
+            value = _scalar(field.kind, kind, path)
         if value is None:
-            raise columns.unsupported_type(path, kind, one.type_name or one.kind)
+            raise columns.unsupported_type(path, kind, field.type_name or field.kind)
         return value
 
     def _message_value(self, message: MessageType, kind: pa.DataType, path: str) -> _Value | None:
@@ -143,10 +146,8 @@ class _Value:
 
 @dataclass(frozen=True, slots=True)
 class _Message:
-    """``fields`` are the index of each field's column and its encoder.
-
-    ``oneofs`` are the indexes of the columns of which a row may have only one value.
-    """
+    """``fields`` are the index of each field's column and its encoder. ``oneofs`` are the indexes of the
+    columns of which a row may have only one value."""
 
     fields: Sequence[tuple[int, Encoder]]
     oneofs: Sequence[tuple[str, Sequence[int]]]
@@ -278,10 +279,8 @@ def _content(path: str, *, is_text: bool) -> Encoder:
 
 @dataclass(frozen=True, slots=True)
 class _Moment:
-    """Timestamp and Duration, as seconds and nanoseconds.
-
-    The nanoseconds of a timestamp always count forward, also before 1970. Those of a duration have its sign.
-    """
+    """Timestamp and Duration, as seconds and nanoseconds. The nanoseconds of a timestamp always count
+    forward, also before 1970. Those of a duration have its sign."""
 
     unit: str
     floors: bool

@@ -7,9 +7,9 @@ those of google/protobuf/descriptor.proto.
 from __future__ import annotations
 
 import base64
+import dataclasses
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from kafka_sink.errors import SchemaError
@@ -36,12 +36,10 @@ _WRAPPED = {
 _MAX_DEPTH = 100
 
 
-@dataclass(slots=True)
+@dataclasses.dataclass(slots=True)
 class Field:
-    """``kind`` is a name in SCALARS. ``type_name`` is the full name of the field's message or enum.
-
-    ``oneof`` is the name of the oneof that contains the field. A proto3 optional field has its own oneof.
-    """
+    """``kind`` is a name in SCALARS. ``type_name`` is the full name of the field's message or enum. ``oneof``
+    is the name of the oneof that contains the field. A proto3 optional field has its own oneof."""
 
     name: str
     number: int
@@ -54,26 +52,26 @@ class Field:
     has_presence: bool = False
 
 
-@dataclass(slots=True)
+@dataclasses.dataclass(slots=True)
 class MessageType:
     """A message type. ``fields`` are ordered by number."""
 
     full_name: str
-    fields: list[Field] = field(default_factory=list)
+    fields: list[Field] = dataclasses.field(default_factory=list)
     is_map_entry: bool = False
     place: tuple[int, ...] = ()
 
 
-@dataclass(slots=True)
+@dataclasses.dataclass(slots=True)
 class ProtobufSchema:
     """All messages and enums of a schema and its imports, by full name. An enum maps names to numbers.
 
     ``own`` are the messages of the schema's file. Their ``place`` is the path of indexes after a schema's id.
     """
 
-    messages: dict[str, MessageType] = field(default_factory=dict)
-    enums: dict[str, dict[str, int]] = field(default_factory=dict)
-    own: list[str] = field(default_factory=list)
+    messages: dict[str, MessageType] = dataclasses.field(default_factory=dict)
+    enums: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
+    own: list[str] = dataclasses.field(default_factory=list)
 
     def message(self, name: str) -> MessageType:
         """The message with this name or full name; without, the file's first message. Raises SchemaError."""
@@ -100,8 +98,8 @@ def read(text: str, references: Sequence[tuple[str, str]] = ()) -> ProtobufSchem
     schema.own.clear()
     _add(schema, text)
     for message in list(schema.messages.values()):
-        for one in message.fields:
-            _resolve(schema, message, one)
+        for field in message.fields:
+            _resolve(schema, message, field)
     return schema
 
 
@@ -123,23 +121,23 @@ def _add(schema: ProtobufSchema, text: str) -> None:
         ) from None
 
 
-def _resolve(schema: ProtobufSchema, message: MessageType, one: Field) -> None:
+def _resolve(schema: ProtobufSchema, message: MessageType, field: Field) -> None:
     """Find the type of a field by name, from the innermost scope outwards."""
-    if not one.type_name or one.kind == "group":
+    if not field.type_name or field.kind == "group":
         return
-    name = one.type_name.removeprefix(".")
-    scope = "" if one.type_name.startswith(".") else message.full_name
+    name = field.type_name.removeprefix(".")
+    scope = "" if field.type_name.startswith(".") else message.full_name
     while True:
         full_name = f"{scope}.{name}" if scope else name
         if full_name in schema.messages or full_name in schema.enums:
-            one.type_name = full_name
-            one.kind = "enum" if full_name in schema.enums else "message"
-            if one.kind == "message" and not one.is_repeated:
-                one.has_presence = True
+            field.type_name = full_name
+            field.kind = "enum" if full_name in schema.enums else "message"
+            if field.kind == "message" and not field.is_repeated:
+                field.has_presence = True
             return
         if not scope:
             # It is an unsupported well-known type, or the schema's references are missing.
-            one.kind = "unknown"
+            field.kind = "unknown"
             return
         scope = scope.rpartition(".")[0]
 
@@ -154,17 +152,17 @@ _Values = dict[int, list[Any]]
 
 def _files(data: bytes) -> list[_Values]:
     """The files of a FileDescriptorSet, each after its imports, or the one file of a FileDescriptorProto."""
-    found = _grouped(data)
+    values = _grouped(data)
     # A set contains only files, in field 1. Field 1 of a file is its name.
-    is_set = set(found) == {1} and all(isinstance(one, bytes) and one[:1] == b"\n" for one in found[1])
-    return [_grouped(one) for one in found[1]] if is_set else [found]
+    is_set = set(values) == {1} and all(isinstance(file, bytes) and file[:1] == b"\n" for file in values[1])
+    return [_grouped(file) for file in values[1]] if is_set else [values]
 
 
 def _grouped(data: bytes | _Values) -> _Values:
     """The values in a descriptor. Raises ValueError and LookupError."""
     if isinstance(data, dict):
         return data
-    found: _Values = {}
+    values: _Values = {}
     at = 0
     while at < len(data):
         tag, at = read_unsigned(data, at)
@@ -178,12 +176,12 @@ def _grouped(data: bytes | _Values) -> _Values:
             if len(value) < size:
                 raise ValueError("cut off")
             at += size
-        found.setdefault(tag >> 3, []).append(value)
-    return found
+        values.setdefault(tag >> 3, []).append(value)
+    return values
 
 
-def _string(found: _Values, number: int) -> str:
-    value = found[number][-1] if number in found else ""
+def _string(values: _Values, number: int) -> str:
+    value = values[number][-1] if number in values else ""
     return value if isinstance(value, str) else str(value.decode())
 
 
@@ -203,37 +201,37 @@ class _Descriptor:
 
     def _enums(self, enums: Sequence[bytes], scope: str) -> None:
         for data in enums:
-            found = _grouped(data)
-            values = [_grouped(one) for one in found.get(2, ())]
-            name = _inside(scope, _string(found, 1))
-            self._schema.enums[name] = {_string(one, 1): one.get(2, [0])[-1] for one in values}
+            enum = _grouped(data)
+            entries = [_grouped(entry) for entry in enum.get(2, ())]
+            name = _inside(scope, _string(enum, 1))
+            self._schema.enums[name] = {_string(entry, 1): entry.get(2, [0])[-1] for entry in entries}
 
     def _message(self, data: bytes, scope: str, place: tuple[int, ...]) -> None:
         if len(place) > _MAX_DEPTH:
             raise SchemaError(f"the Protobuf schema is nested more than {_MAX_DEPTH} deep")
-        found = _grouped(data)
-        full_name = _inside(scope, _string(found, 1))
-        options = _grouped(found[7][-1]) if 7 in found else {}
-        oneofs = [_string(_grouped(one), 1) for one in found.get(8, ())]
+        values = _grouped(data)
+        full_name = _inside(scope, _string(values, 1))
+        options = _grouped(values[7][-1]) if 7 in values else {}
+        oneofs = [_string(_grouped(entry), 1) for entry in values.get(8, ())]
         message = MessageType(full_name, is_map_entry=bool(options.get(7, [0])[-1]), place=place)
-        message.fields = [self._field(_grouped(one), oneofs) for one in found.get(2, ())]
-        message.fields.sort(key=lambda one: one.number)
+        message.fields = [self._field(_grouped(entry), oneofs) for entry in values.get(2, ())]
+        message.fields.sort(key=lambda entry: entry.number)
         self._schema.messages[full_name] = message
         if not message.is_map_entry:
             self._schema.own.append(full_name)
-        self._enums(found.get(4, ()), full_name)
-        for number, nested in enumerate(found.get(3, ())):
+        self._enums(values.get(4, ()), full_name)
+        for number, nested in enumerate(values.get(3, ())):
             self._message(nested, full_name, (*place, number))
 
-    def _field(self, found: _Values, oneofs: Sequence[str]) -> Field:
-        label, kind = found.get(4, [1])[-1], _TYPES[found[5][-1]]
-        options = _grouped(found[8][-1]) if 8 in found else {}
-        oneof = oneofs[found[9][-1]] if 9 in found else ""
+    def _field(self, values: _Values, oneofs: Sequence[str]) -> Field:
+        label, kind = values.get(4, [1])[-1], _TYPES[values[5][-1]]
+        options = _grouped(values[8][-1]) if 8 in values else {}
+        oneof = oneofs[values[9][-1]] if 9 in values else ""
         return Field(
-            _string(found, 1),
-            found[3][-1],
+            _string(values, 1),
+            values[3][-1],
             kind,
-            _string(found, 6),
+            _string(values, 6),
             is_repeated=label == 3,
             is_required=label == 2,
             is_packed=bool(options[2][-1]) if 2 in options else self._is_proto3,
@@ -261,7 +259,7 @@ class _SchemaText:
     """Reads messages, enums, maps and oneofs of a .proto file. Skips services, options and extensions."""
 
     def __init__(self, text: str) -> None:
-        self._tokens = [found[0] for found in _TOKEN.finditer(text) if found.lastgroup]
+        self._tokens = [match[0] for match in _TOKEN.finditer(text) if match.lastgroup]
         self._at = 0
         self._is_proto3 = False
 

@@ -23,10 +23,8 @@ _MAX_STEPS = 200_000
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """A schema. ``kind`` is AVRO, PROTOBUF or JSON.
-
-    ``references`` are (name, text) of the schemas that it uses, each after those that it uses itself.
-    """
+    """A schema. ``kind`` is AVRO, PROTOBUF or JSON. ``references`` are (name, text) of the schemas that it
+    uses, each after those that it uses itself."""
 
     kind: str
     text: str
@@ -34,10 +32,8 @@ class Schema:
 
 
 class StepBudget:
-    """How many steps may be spent on one schema.
-
-    Even a short schema can refer to its own parts so often that following all references would never end.
-    """
+    """How many steps may be spent on one schema. Even a short schema can refer to its own parts so often that
+    following all references would never end."""
 
     def __init__(self) -> None:
         self._left = _MAX_STEPS
@@ -51,10 +47,8 @@ class StepBudget:
 
 @dataclass(frozen=True, slots=True)
 class RegisteredSchema:
-    """A schema with its id, and with the subject and version under which it is registered.
-
-    If only the id is known, they are "" and -1. ``guid`` is empty for registries that have no GUIDs.
-    """
+    """A schema with its id, and with the subject and version under which it is registered. If only the id is
+    known, they are "" and -1. ``guid`` is empty for registries that have no GUIDs."""
 
     schema: Schema
     id: int

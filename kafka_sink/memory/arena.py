@@ -29,9 +29,7 @@ _FREE_CHUNKS_A_RETURN = 128
 
 class Chunk:
     """``size`` bytes of the mapping ``slab``, from ``start``. ``view`` is the same memory, writable.
-
-    ``place`` orders an arena's chunks, so that chunks that are adjacent in memory have consecutive places.
-    """
+    ``place`` orders an arena's chunks, so that chunks that are adjacent in memory have consecutive places."""
 
     __slots__ = ("place", "slab", "start", "view")
 

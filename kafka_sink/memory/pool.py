@@ -32,10 +32,8 @@ _WINDOW_MS = 30_000.0
 
 
 class WindowedRate:
-    """Kafka's Rate: the sum recorded in the last two windows of 30 s, per second.
-
-    As in Kafka, the sum is divided by at least one window's length, so that the first event is no spike.
-    """
+    """Kafka's Rate: the sum recorded in the last two windows of 30 s, per second. As in Kafka, the sum is
+    divided by at least one window's length, so that the first event is no spike."""
 
     __slots__ = ("_samples",)
 
@@ -97,10 +95,8 @@ _WATCH_MS = 100.0
 
 
 class PoolClient:
-    """A producer that uses a pool. Closing it ends the waits of this producer only.
-
-    The pool's lock guards ``closed``: else a request could join the queue just after the close, and time out.
-    """
+    """A producer that uses a pool. Closing it ends the waits of this producer only. The pool's lock guards
+    ``closed``: else a request could join the queue just after the close, and time out."""
 
     __slots__ = ("closed",)
 

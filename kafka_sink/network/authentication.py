@@ -53,9 +53,7 @@ LoginRequest = tuple[int, int, memoryview]
 
 class Login:
     """One login on one connection. Raises AuthenticationError, which names the broker and the mechanism.
-
-    ``session_ms`` is the session's length after a completed login; 0 if the session does not end.
-    """
+    ``session_ms`` is the session's length after a completed login; 0 if the session does not end."""
 
     def __init__(self, exchange: SaslExchange, name: str, versions: dict[int, tuple[int, int]]) -> None:
         self._exchange = exchange

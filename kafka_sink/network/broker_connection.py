@@ -151,9 +151,9 @@ class BrokerConnection:
         self.move_to(ConnectionState.RESOLVING)
         if self._lookup is None:
             self._lookup = self._start_lookup(self.node.host, self.node.port, self._notify)
-        self.resolved(now_ms)
+        self.on_resolved(now_ms)
 
-    def resolved(self, now_ms: float) -> None:
+    def on_resolved(self, now_ms: float) -> None:
         lookup = self._lookup
         if self.state is ConnectionState.RESOLVING and lookup is not None and lookup.done():
             self._lookup = None
@@ -168,9 +168,9 @@ class BrokerConnection:
         if self.preparation is None or self.preparation.done():
             # Prepare again, because the result of an earlier attempt may be out of date.
             self.preparation = self._security.begin(self.node.host, self._notify)
-        self.prepared(now_ms)
+        self.on_prepared(now_ms)
 
-    def prepared(self, now_ms: float) -> None:
+    def on_prepared(self, now_ms: float) -> None:
         """Continue when TLS context and credentials are available. Raises AuthenticationError or OSError if
         preparing them has failed."""
         preparation = self.preparation
@@ -207,11 +207,11 @@ class BrokerConnection:
         suites = self._options.ssl_cipher_suites
         return TlsTransport(address, self._context, self.node.host, str(self.node), suites)
 
-    def connected(self, attempt: PlaintextTransport, now_ms: float) -> list[PlaintextTransport]:
+    def on_connected(self, attempt: PlaintextTransport, now_ms: float) -> list[PlaintextTransport]:
         """Called when the socket of an address is writable: use it, or others if connecting has failed.
         Returns the streams that are no longer needed. Raises OSError if no other address is being tried."""
         try:
-            attempt.connected()
+            attempt.on_connected()
         except OSError:
             if len(self.attempts) == 1:
                 raise
@@ -227,7 +227,7 @@ class BrokerConnection:
         self.move_to(ConnectionState.HANDSHAKING)
         return list(unused)
 
-    def writable(self, now_ms: float) -> None:
+    def on_writable(self, now_ms: float) -> None:
         """Continue the TLS handshake. Call it when the socket is writable. Raises the stream's errors."""
         if self.state is ConnectionState.HANDSHAKING:
             self._shake_hands(now_ms)

@@ -171,7 +171,9 @@ class BrokerProtocol:
     def take_written(self) -> list[Request]:
         """Remove and return the requests without a response whose bytes have all been written."""
         written = self.send_buffer.written_bytes
-        done = [one for one in self.in_flight if not one.expects_response and one.end <= written]
+        done = [
+            request for request in self.in_flight if not request.expects_response and request.end <= written
+        ]
         for request in done:
             self.in_flight.remove(request)
         return done

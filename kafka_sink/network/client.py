@@ -307,9 +307,9 @@ class NetworkClient:
     def _check(self, connection: BrokerConnection, now_ms: float) -> None:
         """Handle deadlines that have passed, and lookups that another thread has finished."""
         if connection.state is ConnectionState.RESOLVING:
-            self._advance(connection, lambda: connection.resolved(now_ms), now_ms)
+            self._advance(connection, lambda: connection.on_resolved(now_ms), now_ms)
         if connection.state is ConnectionState.PREPARING:
-            self._advance(connection, lambda: connection.prepared(now_ms), now_ms)
+            self._advance(connection, lambda: connection.on_prepared(now_ms), now_ms)
         if connection.next_address_is_due(now_ms):
             self._advance(connection, lambda: connection.try_next_address(now_ms), now_ms)
         if connection.login_is_due(now_ms):
@@ -348,11 +348,11 @@ class NetworkClient:
     def _serve(self, connection: BrokerConnection, stream: Any, mask: int, now_ms: float) -> None:
         """Continue to connect, or read what has arrived on this stream of the connection."""
         if stream in connection.attempts:
-            for unused in connection.connected(stream, now_ms):
+            for unused in connection.on_connected(stream, now_ms):
                 self._unwatch(unused)
                 unused.close()
         if mask & selectors.EVENT_WRITE:
-            connection.writable(now_ms)
+            connection.on_writable(now_ms)
         while mask & selectors.EVENT_READ and connection.receive(self._receive_buffer, now_ms):
             was_made = connection.state in _MADE
             completed = connection.next_response(now_ms)

@@ -55,9 +55,7 @@ TopicData = tuple[str, bytes | None, Sequence[PartitionData]]
 
 class ProducePartitionResponse(NamedTuple):
     """The part of the response about one partition. It is a tuple, because a response has thousands of them.
-
-    Offsets and times are -1 if unknown. ``current_leader`` is a pair of node id and leader epoch.
-    """
+    Offsets and times are -1 if unknown. ``current_leader`` is a pair of node id and leader epoch."""
 
     topic: str | None
     topic_id: bytes | None

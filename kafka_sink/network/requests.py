@@ -23,10 +23,8 @@ _FIRST_WITH_SOFTWARE = 3
 
 @dataclass(frozen=True, slots=True)
 class ApiVersionsResponse:
-    """The broker's version range for each API key; empty if ``error_code`` is set.
-
-    ``features`` are the levels that the cluster has finalized (KIP-584).
-    """
+    """The broker's version range for each API key; empty if ``error_code`` is set. ``features`` are the
+    levels that the cluster has finalized (KIP-584)."""
 
     error_code: int
     ranges: dict[int, tuple[int, int]]

@@ -114,10 +114,8 @@ class TlsStream:
 
 
 class TlsTransport(PlaintextTransport):
-    """A TLS connection to a broker. Raises AuthenticationError in addition to OSError.
-
-    ``abort`` also drops encrypted bytes, because the peer cannot use incomplete records.
-    """
+    """A TLS connection to a broker. Raises AuthenticationError in addition to OSError. ``abort`` also drops
+    encrypted bytes, because the peer cannot use incomplete records."""
 
     def __init__(
         self,

@@ -57,7 +57,7 @@ class PlaintextTransport:
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def connected(self) -> None:
+    def on_connected(self) -> None:
         """Called when the socket is writable for the first time."""
         code = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
@@ -113,10 +113,8 @@ def resolve_host(host: str, port: int, flags: int) -> list[SocketAddress]:
 def start_lookup(
     host: str, port: int, notify: Callable[[], None], resolve: Resolver = resolve_host
 ) -> Future[list[SocketAddress]]:
-    """Start to resolve a name. ``notify`` is called on another thread at the end.
-
-    The lookup of a numeric address is complete on return.
-    """
+    """Start to resolve a name. ``notify`` is called on another thread at the end. The lookup of a numeric
+    address is complete on return."""
     lookup: Future[list[SocketAddress]] = Future()
     try:
         lookup.set_result(resolve(host, port, socket.AI_NUMERICHOST))
@@ -126,8 +124,8 @@ def start_lookup(
 
     def run() -> None:
         try:
-            found = resolve(host, port, 0)
-            problem = "" if found else f"{host} has no address"
+            addresses = resolve(host, port, 0)
+            problem = "" if addresses else f"{host} has no address"
         except UnicodeError as error:  # a label that is empty or longer than 63 characters
             problem = f"{host!r} is not a host name: {error}"
         except Exception as error:  # noqa: BLE001 - otherwise the connection would never be tried again
@@ -135,7 +133,7 @@ def start_lookup(
         if problem:
             lookup.set_exception(OSError(problem))
         else:
-            lookup.set_result(found)
+            lookup.set_result(addresses)
         notify()
 
     threading.Thread(target=run, name=f"kafka-chunked-dns-{host}", daemon=True).start()

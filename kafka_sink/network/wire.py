@@ -94,10 +94,8 @@ def decoder(
 
 
 class Writer:
-    """Writes the body of a request in one version of its API.
-
-    ``flexible`` means that the version has compact lengths and tagged fields (KIP-482).
-    """
+    """Writes the body of a request in one version of its API. ``flexible`` means that the version has compact
+    lengths and tagged fields (KIP-482)."""
 
     __slots__ = ("body", "flexible", "version")
 
@@ -147,10 +145,8 @@ class Writer:
 
 
 class Reader:
-    """A position in a response.
-
-    Raises struct.error or IndexError after its end, ValueError for wrong texts, ProtocolError for long lists.
-    """
+    """A position in a response. Raises struct.error or IndexError after its end, ValueError for wrong texts,
+    ProtocolError for long lists."""
 
     __slots__ = ("_elements", "_tags", "at", "flexible", "name", "payload", "version")
 

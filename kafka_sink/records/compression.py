@@ -26,10 +26,8 @@ _SLICE = 4096
 
 
 class BlockCodec:
-    """A codec for frames of independently compressed blocks: prologue, blocks, epilogue.
-
-    It is not an ABC, whose isinstance takes 0.25 us, several times for each batch.
-    """
+    """A codec for frames of independently compressed blocks: prologue, blocks, epilogue. It is not an ABC,
+    whose isinstance takes 0.25 us, several times for each batch."""
 
     block_size: int
     # The bytes of a block's framing, plus the bytes by which compression may enlarge incompressible rows.

@@ -28,10 +28,8 @@ _MONTHS = re.compile(r"(?:^|[:<,])(interval (?:year|month)(?: to month)?)(?:$|[,
 
 @dataclass(frozen=True)
 class ColumnPlan:
-    """The position of each part of a record in the Arrow batches; None for a part without a column.
-
-    ``topic`` is the option 'topic'. If it is set, a column of topics is ignored.
-    """
+    """The position of each part of a record in the Arrow batches; None for a part without a column. ``topic``
+    is the option 'topic'. If it is set, a column of topics is ignored."""
 
     value: int
     topic: str | None = None
@@ -122,10 +120,10 @@ def named_columns(columns: Iterable[tuple[str, str]]) -> dict[str, tuple[int, st
     return named
 
 
-def _pick(found: dict[str, tuple[int, str]], name: str, types: tuple[str, ...]) -> int | None:
-    if name not in found:
+def _pick(columns: dict[str, tuple[int, str]], name: str, types: tuple[str, ...]) -> int | None:
+    if name not in columns:
         return None
-    index, spark_type = found[name]
+    index, spark_type = columns[name]
     # Spark ignores the case of names within structs, and the case of type names has no meaning.
     if spark_type.lower() not in types:
         allowed = " or ".join(types)
@@ -154,9 +152,9 @@ def _conversion(name: str, spark_type: str, wanted: str) -> str:
     return f"cast it, as in .withColumn('{name}', col('{name}').cast('{wanted}'))"
 
 
-def found_instead(found: Iterable[str], name: str, rename: str = _RENAME) -> str:
+def found_instead(names: Iterable[str], name: str, rename: str = _RENAME) -> str:
     """How to rename a column whose name differs only in case; empty if there is none."""
-    near = next((one for one in found if one.lower() == name), None)
+    near = next((given for given in names if given.lower() == name), None)
     if near is None:
         return ""
     return f" (found '{near}', and names are case-sensitive: {rename.format(old=near, new=name)})"

@@ -67,10 +67,8 @@ def choices_of(
 
 
 class BatchCapacity(NamedTuple):
-    """How many uncompressed bytes of records fit, according to the estimated compression ratio.
-
-    ``open`` is how many fit the partition's open batch; None if no batch is open. ``new`` is for a new batch.
-    """
+    """How many uncompressed bytes of records fit, according to the estimated compression ratio. ``open`` is
+    how many fit the partition's open batch; None if no batch is open. ``new`` is for a new batch."""
 
     open: float | None
     new: float

@@ -48,7 +48,7 @@ class Silent:
         self.address = address
         self.sent = b""
 
-    def connected(self) -> None: ...
+    def on_connected(self) -> None: ...
     def flush(self) -> None: ...
     def close(self) -> None: ...
     def abort(self) -> None: ...
@@ -76,8 +76,8 @@ def link(
 def establish(one: BrokerConnection, now_ms: float) -> None:
     """The one address that is being tried responds."""
     (attempt,) = one.attempts
-    assert one.connected(attempt, now_ms) == []
-    one.writable(now_ms)
+    assert one.on_connected(attempt, now_ms) == []
+    one.on_writable(now_ms)
 
 
 def connected(now_ms: float = 0.0, failures: int = 0, **changes: Any) -> BrokerConnection:
@@ -191,7 +191,7 @@ def test_a_hosts_further_addresses_are_tried_at_once() -> None:
 class Failing(Silent):
     """A stream whose connecting fails once it is writable."""
 
-    def connected(self) -> None:
+    def on_connected(self) -> None:
         raise OSError("refused")
 
 
@@ -208,10 +208,10 @@ def test_a_silent_address_costs_a_quarter_of_a_second_while_others_are_left() ->
     assert one.overdue(250.0) is None
     one.try_next_address(250.0)
     first, second = one.attempts
-    assert one.connected(second, 260.0) == [second], "the third is tried at once"
+    assert one.on_connected(second, 260.0) == [second], "the third is tried at once"
     assert one.next_deadline_ms() == 510.0
     third = [*one.attempts][1]
-    assert one.connected(third, 300.0) == [first]
+    assert one.on_connected(third, 300.0) == [first]
     assert one.transport is third
     assert one.first_tries_end_ms(9_000.0) == math.inf
     # The listener that took the connection says nothing: the other addresses follow, the fourth first.
@@ -387,7 +387,7 @@ def log_in(one: BrokerConnection, security: Stub, now_ms: float) -> None:
     one.open(now_ms)
     assert is_in(one, ConnectionState.PREPARING)
     security.end()
-    one.prepared(now_ms)
+    one.on_prepared(now_ms)
     establish(one, now_ms)
     talk(one, now_ms)
 
@@ -402,14 +402,14 @@ def ready(security: Stub) -> BrokerConnection:
 def test_nothing_is_connected_before_the_login_is_prepared_and_one_that_hangs_is_not_used_later() -> None:
     one = connection(security := Stub())
     one.open(0.0)
-    one.prepared(0.0)
+    one.on_prepared(0.0)
     assert is_in(one, ConnectionState.PREPARING)
     assert one.transport is None
     cause = one.overdue(OPTIONS.socket_connection_setup_timeout_ms * 1.3)
     assert "fetching its login or reading TLS files did not complete" in str(cause)
     security.end(AuthenticationError("no ticket (on host h)"))
     with pytest.raises(AuthenticationError, match="no ticket"):
-        one.prepared(0.0)
+        one.on_prepared(0.0)
     one = connection(security := Stub())
     for at_ms in (0.0, 20_000.0, 40_000.0):
         one.open(at_ms)

@@ -344,7 +344,7 @@ def _transport(listener: socket.socket, given: TlsSettings) -> TlsTransport:
     address = (socket.AF_INET, listener.getsockname())
     transport = TlsTransport(address, make_context(given), "127.0.0.1", "127.0.0.1", given.cipher_suites)
     select.select([], [transport], [], 10)
-    transport.connected()
+    transport.on_connected()
     while not transport.handshake():
         select.select([transport], [], [], 10)
     return transport

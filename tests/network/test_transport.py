@@ -32,7 +32,7 @@ def pair(listener: socket.socket) -> Iterator[tuple[PlaintextTransport, socket.s
     transport = PlaintextTransport(place(listener))
     peer, _ = listener.accept()
     assert select.select([], [transport], [], 10)[1]
-    transport.connected()
+    transport.on_connected()
     yield transport, peer
     transport.close()
     peer.close()
@@ -52,7 +52,7 @@ def test_a_refused_connect_raises(listener: socket.socket) -> None:
     transport = PlaintextTransport(address)
     assert select.select([], [transport], [], 10)[1]
     with pytest.raises(ConnectionRefusedError):
-        transport.connected()
+        transport.on_connected()
     transport.close()
 
 
