@@ -1,1 +1,1 @@
-"""One process on the driver's host that knows for all tasks what each of them would have to find out."""
+"""A process on the driver's host that shares metadata, mutes and rate limits between all tasks."""

@@ -100,24 +100,25 @@ def _find_or_start(
     place = LocationFolder.make(local_dirs)
     with place.lock(_LOCK_MS):
         running, before = serving(place), place.found()
-        is_again = running is None and before is not None
         if running is None:
             running = _start(where, place, driver, environ)
-            if before is not None and view is not None and not view.port:
-                # After a restart the live view keeps its port, so that open pages reconnect.
-                view = Placement(view.address, before.view_port)
+            if before is not None:
+                spark_application.note(UNAVAILABLE)
+                if spark_application.first_time(_RESTARTED):
+                    log = place.folder / "log"
+                    driver_log.warn(
+                        f"kafka-chunked: the coordinator had ended and was started again; see {log}"
+                    )
+                if view is not None and not view.port:
+                    # After a restart the live view keeps its port, so that open pages reconnect.
+                    view = Placement(view.address, before.view_port)
         if view is not None and not _has_view(running, view):
             running = _open_live_view(place, running, view)
-        if is_again:
-            spark_application.note(UNAVAILABLE)
-            if spark_application.first_time(_RESTARTED):
-                log = place.folder / "log"
-                driver_log.warn(f"kafka-chunked: the coordinator had ended and was started again; see {log}")
     return running
 
 
-def _has_view(found: RunningCoordinator, wanted: Placement | None) -> bool:
-    return wanted is None or bool(found.view_url or found.view_error)
+def _has_view(running: RunningCoordinator, wanted: Placement | None) -> bool:
+    return wanted is None or bool(running.view_url or running.view_error)
 
 
 def _open_live_view(

@@ -459,7 +459,7 @@ class Connections:
         """Add a new connection.
 
         This must be cheap, because a flood passes through it. At the bound, a connection that has not
-        authenticated is dropped: a random one of the address with the most of them. A flood so hits itself,
+        authenticated is dropped: a random one of the address with the most of them. So a flood hits itself,
         and a task at the same address is unlikely to be hit in the moment that its handshake takes.
         """
         if len(self.peers) - self.authenticated >= self._bounds.unauthenticated:

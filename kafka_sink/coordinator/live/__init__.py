@@ -1,1 +1,1 @@
-"""The live view and /metrics: what tasks and the driver report, its sums, and the pages."""
+"""The live view and /metrics: the reports of tasks and of the driver, their sums, and the pages."""

@@ -82,9 +82,9 @@ class ViewService(Service):
 class LivePages:
     """The pages, for the server's thread. ``owner`` is the loop that ``metrics`` belongs to.
 
-    A client gets a snapshot that was begun after its request, and which so contains the sums of each write
-    that had ended by then. All clients that wait for a snapshot share it, and at most one is made in
-    ``interval_ms``, so that many clients cost no more than one. No client waits longer than ``patience_s``.
+    A client gets a snapshot that was begun after its request, so it contains the sums of each write that had
+    ended by then. All clients that wait for a snapshot share it, and at most one is made in ``interval_ms``,
+    so that many clients cost no more than one. No client waits longer than ``patience_s``.
     """
 
     def __init__(
