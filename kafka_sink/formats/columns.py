@@ -297,8 +297,7 @@ def _bytes_from(low: UInt64s, high: UInt64s, sign: UInt64s, end: int) -> UInt64s
 def minimal(column: pa.Array, nulls: Bools | None, length: Callable[[Int64s], UInt64s]) -> list[Piece]:
     """The unscaled numbers in as few bytes as possible, each after the number of its bytes.
 
-    ``length`` prepares that number for a varint. As with fastavro, a negative power of two takes one byte
-    more than necessary.
+    ``length`` prepares it for a varint. As in fastavro, negative powers of two take a byte too many.
     """
     low, high = _halves(column)
     sign = (high.view(np.int64) >> 63).view(np.uint64)

@@ -42,8 +42,7 @@ def encoder(schema: ProtobufSchema, name: str, kind: pa.DataType, path: str) -> 
 
 
 def indexes(schema: ProtobufSchema, name: str) -> bytes:
-    """The position of the message, which follows the schema's id: 0 for the first message, else length and
-    path."""
+    """The message's position, which follows the schema's id: 0 for the first one, else length and path."""
     place = schema.message(name).place
     if place == (0,):
         return b"\0"

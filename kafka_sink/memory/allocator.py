@@ -38,8 +38,7 @@ class BufferAllocator:
     record, if that is larger) and nothing from the pool later. Rows that are not compressed yet may need more
     memory: lz4 and snappy hold up to a block of raw rows, gzip and zstd all rows of the batch. The surplus
     lies in heap chunks, which the pool counts and limits to the size of buffer.memory. Kafka's producer
-    instead compresses record by record, with a compression context for each open batch, and does not count
-    the memory of these contexts.
+    instead compresses record by record, with a context for each open batch whose memory it does not count.
 
     ``projected`` is the number of bytes that a batch will contain, with its header. ``first_record`` is the
     size of the batch with its first record only; by default it equals ``projected``.

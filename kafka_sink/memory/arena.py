@@ -167,8 +167,7 @@ class _SharedPages:
     """The unused part of each page, if chunks are smaller than pages.
 
     Chunks become bare one at a time and in any order. If each call only looked at the pages of its own
-    chunks, it would hardly ever find a whole page, and 64 MiB of 1 KiB chunks would stay resident next to 64
-    MiB of larger ones.
+    chunks, it would hardly ever find a whole page, and 64 MiB of 1 KiB chunks would stay resident.
     """
 
     def __init__(self, size: int) -> None:

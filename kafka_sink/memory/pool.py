@@ -177,8 +177,7 @@ class BufferPool:
                 self._serve()
 
     def withdraw_heap(self, client: PoolClient) -> None:
-        """Lower the heap's limit to what the other clients need. All requests wait while the heap holds more
-        than that."""
+        """Lower the heap's limit to what the other clients need. All requests wait while it holds more."""
         with self._lock:
             self._withdraw_heap(client)
 

@@ -379,8 +379,7 @@ class BrokerConnection:
         return self.state is ConnectionState.READY and now_ms >= self._renew_at_ms
 
     def renew_login(self, now_ms: float) -> None:
-        """Log in again before the session ends (KIP-368). If this cannot be prepared, the session is used
-        until its end."""
+        """Log in again before the session ends (KIP-368). If that fails, the session is used to its end."""
         if not self.login_is_due(now_ms) or self._security is None:
             return
         if self.preparation is None:

@@ -153,8 +153,7 @@ class BrokerProtocol:
         self.submit(Request(api, version, [body], self._request_timeout_ms, on_response, _unheard), now_ms)
 
     def submit(self, request: Request, now_ms: float) -> None:
-        """Queue a request. Raises ValueError, and changes nothing, if the connection is not ready and the
-        request is not its own."""
+        """Queue a request. Raises ValueError, changing nothing, if the connection is not ready for it."""
         if self.phase is not ConnectionState.READY and request.on_failure is not _unheard:
             raise ValueError(f"{self._name} is not ready for requests")
         correlation = self._next_correlation

@@ -229,8 +229,7 @@ class NetworkClient:
         }
 
     def describe_brokers(self) -> str:
-        """For messages: the known brokers or else the bootstrap addresses, with their last errors. Any thread
-        may call it."""
+        """The known brokers or else the bootstrap addresses, with their last errors. For any thread."""
         errors = {(at.host, at.port): f" ({error})" for at, error in self.connection_errors().items()}
         nodes = [connection.node for connection in self._known] or [
             Node(-1, *at) for at in self._options.bootstrap_servers

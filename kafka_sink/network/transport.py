@@ -72,8 +72,7 @@ class PlaintextTransport:
         """Write bytes that ``send`` has accepted and the stream still holds. Here there are none."""
 
     def send(self, buffers: Sequence[Buffer]) -> int:
-        """Write as much as currently fits of at most 1,024 buffers, without a copy. Returns the number of
-        bytes, which may be 0."""
+        """Write as much as fits of at most 1,024 buffers, without a copy. Returns the number of bytes."""
         try:
             return self._socket.sendmsg(buffers)
         except (BlockingIOError, InterruptedError):

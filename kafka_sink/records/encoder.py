@@ -43,8 +43,7 @@ _SLICED_ROW_BYTES = 8 * 1024
 class ScatteredBytes:
     """Bytes that lie in many places, read as one sequence. Only slices over several places are copied.
 
-    The places are stored as numbers and not as one view per piece, because Python's garbage collector would
-    visit each view.
+    The places are numbers and not one view per piece, which Python's garbage collector would visit.
     """
 
     __slots__ = ("_begin", "_end", "_ends", "_places", "_sources")
@@ -117,8 +116,7 @@ def encode(rows: RecordColumns, timestamps: Int64s | int, runs: Sequence[RowRang
     return [joined[start:end] for start, end in pairwise([0, *heads.ends])]
 
 
-# The parts of records, in the order that they have in a record. A part is a list of arrays, and each row's
-# index in them.
+# The parts of records, in their order. A part is a list of arrays, and each row's index in them.
 _Columns = list[tuple[list[pa.Array], Int32s]]
 
 
@@ -135,8 +133,7 @@ def _columns(rows: RecordColumns, heads: Heads) -> _Columns:
 
 
 def _sliced(columns: _Columns) -> ScatteredBytes:
-    """All records without a copy of keys and values, followed by a header count of 0. No key or value may be
-    null."""
+    """All records without a copy of keys and values, which are not null, followed by a header count of 0."""
     count = len(columns[0][1])
     sources: list[memoryview] = []
     # For each part of each record: the index of its source, and its first and last byte there.

@@ -89,8 +89,7 @@ class OrderedRows:
         return max(start + 1, min(self.rows_below(start, limit), stop))
 
     def rows_below(self, start: int, limit: int) -> int:
-        """The end of the rows from ``start`` whose bounds add up to at most ``limit`` bytes; ``start`` if
-        none fits."""
+        """The end of the rows from ``start`` whose bounds sum up to ``limit`` bytes at most, or ``start``."""
         target = self._cumulated[start] + max(limit, 0)
         return int(np.searchsorted(self._cumulated, target, side="right")) - 1
 

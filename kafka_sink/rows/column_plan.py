@@ -99,8 +99,7 @@ class ColumnPlan:
 
 
 def named_columns(columns: Iterable[tuple[str, str]]) -> dict[str, tuple[int, str]]:
-    """The position and type of each column by name. Raises SchemaError for columns that Spark cannot hand
-    over."""
+    """The position and type of each column by name. Raises SchemaError if Spark cannot hand them over."""
     named: dict[str, tuple[int, str]] = {}
     for index, (name, spark_type) in enumerate(columns):
         if name in named:

@@ -44,8 +44,7 @@ _FEW_KEYS, _FEW_BYTES = 12, 400
 
 
 def murmur2(keys: pa.Array) -> UInt32s:
-    """The hash of every key of a (large_)binary or (large_)string array, which may be a slice. Null hashes as
-    empty.
+    """Each key's hash, for a (large_)binary or (large_)string array or slice. Null hashes as empty.
 
     The hashes equal org.apache.kafka.common.utils.Utils.murmur2, taken as unsigned. Time and memory are
     bounded by the total size of the keys, even if a few keys are far longer: those are hashed one by one.
