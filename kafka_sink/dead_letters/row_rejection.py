@@ -216,11 +216,9 @@ def _milliseconds(column: pa.Array | None) -> Int64s | int:
 
 
 def _listed_headers(column: pa.Array) -> OwnHeaders:
-    """The rows' own headers. A null header, and a header without a key, are kept with an empty key.
-
-    Bytes in keys that are not valid UTF-8 are replaced, because clients could not read the dead letter.
-    Struct fields are taken by position, because Spark ignores the case of their names.
-    """
+    """The rows' own headers. A null header, and a header without a key, are kept with an empty key. Bytes in
+    keys that are not valid UTF-8 are replaced, because clients could not read the dead letter. Struct fields
+    are taken by position, because Spark ignores the case of their names."""
     counts = lengths(column).astype(np.int64)
     names, contents = column.flatten().flatten()
     keys, values = as_binary(names), as_binary(contents)

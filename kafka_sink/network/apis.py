@@ -64,11 +64,9 @@ class Api(NamedTuple):
     first_flexible: int
 
     def largest_response(self, request_bytes: int, asked: int, records: int) -> int:
-        """The largest size of a response. ``asked`` and ``records`` are those of ``Request``.
-
-        A response repeats names of its request. It may also contain a text for each topic, partition and key
-        in the request, and for each record of a Produce request (KIP-467).
-        """
+        """The largest size of a response. ``asked`` and ``records`` are those of ``Request``. A response
+        repeats names of its request. It may also contain a text for each topic, partition and key in the
+        request, and for each record of a Produce request (KIP-467)."""
         return self.response_bytes + request_bytes + _TEXT_BYTES * asked + _RECORD_ERROR_BYTES * records
 
 
@@ -105,11 +103,9 @@ APIS: Mapping[int, Api] = {
 def common_version(
     broker: str, api_key: int, theirs: Mapping[int, tuple[int, int]], ours: tuple[int, int] | None = None
 ) -> int:
-    """The newest version that broker and client both support.
-
-    ``theirs`` are the broker's versions by API. ``ours`` replaces the versions in ``APIS`` for some APIs.
-    Raises BrokerVersionError if there is no common version.
-    """
+    """The newest version that broker and client both support. ``theirs`` are the broker's versions by API.
+    ``ours`` replaces the versions in ``APIS`` for some APIs. Raises BrokerVersionError if there is no common
+    version."""
     name, (oldest, newest) = APIS[api_key].name, ours or APIS[api_key].versions
     if api_key not in theirs:
         raise BrokerVersionError(

@@ -105,12 +105,9 @@ class BlockingCalls:
         until_ms: float,
         since_ms: float | None = None,
     ) -> None:
-        """Process the network's events until ``advance`` returns None.
-
-        ``advance`` gets the time, and returns the milliseconds until it has more to do. For messages,
-        ``awaited`` returns what the wait is for; it began at ``since_ms`` (default: now) and lasts until
-        ``until_ms`` at most.
-        """
+        """Process the network's events until ``advance`` returns None. ``advance`` gets the time, and returns
+        the milliseconds until it has more to do. For messages, ``awaited`` returns what the wait is for; it
+        began at ``since_ms`` (default: now) and lasts until ``until_ms`` at most."""
         since_ms = self._clock_ms() if since_ms is None else since_ms
         while (wait_ms := advance(self._clock_ms())) is not None:
             self._network.poll(min(wait_ms, _MAX_POLL_MS), self._clock_ms())

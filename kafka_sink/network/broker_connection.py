@@ -184,11 +184,9 @@ class BrokerConnection:
         return bool(self.attempts and self._addresses) and now_ms >= self._next_address_ms
 
     def try_next_address(self, now_ms: float) -> None:
-        """Connect to the next address, while earlier ones may still respond.
-
-        Otherwise an address that drops packets would use up the whole setup timeout. Raises OSError if the
-        system refuses at once and no other address is being tried.
-        """
+        """Connect to the next address, while earlier ones may still respond. Otherwise an address that drops
+        packets would use up the whole setup timeout. Raises OSError if the system refuses at once and no
+        other address is being tried."""
         address = self._addresses.pop(0)
         self._next_address_ms = now_ms + _NEXT_ADDRESS_MS
         try:
@@ -281,11 +279,9 @@ class BrokerConnection:
         return now_ms - in_flight[0].written_ms if in_flight else 0.0
 
     def flush(self, now_ms: float) -> list[Request]:
-        """Write as much as the stream accepts. Returns requests without a response that are written.
-
-        The age of a request starts again whenever some of its bytes are written: no broker can respond before
-        the last byte, and a slow link takes long for a large request.
-        """
+        """Write as much as the stream accepts. Returns requests without a response that are written. The age
+        of a request starts again whenever some of its bytes are written: no broker can respond before the
+        last byte, and a slow link takes long for a large request."""
         transport, send_buffer = self.transport, self.protocol.send_buffer
         if transport is None:
             return []
@@ -323,11 +319,9 @@ class BrokerConnection:
         return True
 
     def next_response(self, now_ms: float) -> CompletedRequest | None:
-        """Return the next response to a request of the caller; None if there is none yet.
-
-        Responses to ApiVersions and SASL requests make the connection ready and are not returned. Raises the
-        errors of BrokerProtocol.next_response.
-        """
+        """Return the next response to a request of the caller; None if there is none yet. Responses to
+        ApiVersions and SASL requests make the connection ready and are not returned. Raises the errors of
+        BrokerProtocol.next_response."""
         completed = self.protocol.next_response(now_ms)
         state = self.protocol.phase
         if state is not self.state and self.state in _TALKING:
@@ -465,10 +459,8 @@ class BrokerConnection:
 
     def close(self, now_ms: float, cause: Exception | None) -> list[tuple[Request, bool]]:
         """Close the stream. Returns the requests in flight, each with whether any byte of it was written.
-
         With a ``cause``, this counts as a failure: the next attempt waits, longer after each failure, unless
-        the host has further addresses to try.
-        """
+        the host has further addresses to try."""
         for transport in self.transports:
             transport.close()
         self.transport = None

@@ -305,11 +305,9 @@ class BrokerProtocol:
     # -- the end ----------------------------------------------------------------------------------
 
     def take_in_flight(self) -> list[tuple[Request, bool]]:
-        """Remove and return what is in flight, in order, each with whether bytes of it were written.
-
-        The connection's own requests are left out. A broker acts on complete requests only, so counting a
-        request as possibly sent after its first byte is on the safe side.
-        """
+        """Remove and return what is in flight, in order, each with whether bytes of it were written. The
+        connection's own requests are left out. A broker acts on complete requests only, so counting a request
+        as possibly sent after its first byte is on the safe side."""
         lost = list(self.in_flight)
         self.in_flight.clear()
         written = self.send_buffer.written_bytes

@@ -116,11 +116,9 @@ class NetworkClient:
     # -- nodes ------------------------------------------------------------------------------------
 
     def set_addresses(self, nodes: Iterable[Node]) -> None:
-        """Set the brokers of the latest metadata.
-
-        A connection to a broker whose address has changed is closed and made again. A connection to a broker
-        that is no longer listed is closed when nothing is in flight on it.
-        """
+        """Set the brokers of the latest metadata. A connection to a broker whose address has changed is
+        closed and made again. A connection to a broker that is no longer listed is closed when nothing is in
+        flight on it."""
         known = list(nodes)
         for node in known:
             connection = self.connections.get(node.id)
@@ -239,11 +237,9 @@ class NetworkClient:
     # -- I/O --------------------------------------------------------------------------------------
 
     def send(self, connection: BrokerConnection, request: Request, now_ms: float) -> None:
-        """Submit a request to a ready connection, and write what the stream accepts. Never blocks.
-
-        Raises ValueError, and changes nothing, if the connection is not ready. A broken stream is reported by
-        the next poll.
-        """
+        """Submit a request to a ready connection, and write what the stream accepts. Never blocks. Raises
+        ValueError, and changes nothing, if the connection is not ready. A broken stream is reported by the
+        next poll."""
         self._advance(connection, lambda: connection.protocol.submit(request, now_ms), now_ms)
 
     def poll(self, timeout_ms: float, now_ms: float) -> int:

@@ -129,12 +129,9 @@ def encode_init_producer_id(
     # Brokers read it for transactional producers only. Kafka's own client also sends the largest value.
     transaction_timeout_ms: int = 2**31 - 1,
 ) -> bytes:
-    """Request a producer id.
-
-    Without a transactional id, a broker ignores the id and epoch given here, and always assigns a new id with
-    epoch 0 (TransactionCoordinator.handleInitProducerId). With a transactional id, it fences the producer
-    that used the id before, and ends that producer's open transaction.
-    """
+    """Request a producer id. Without a transactional id, a broker ignores the id and epoch given here, and
+    always assigns a new id with epoch 0 (TransactionCoordinator.handleInitProducerId). With a transactional
+    id, it fences the producer that used the id before, and ends that producer's open transaction."""
     request = Writer(INIT_PRODUCER_ID, version)
     request.text(transactional_id)
     request.fields("i", transaction_timeout_ms)

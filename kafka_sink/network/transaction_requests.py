@@ -267,11 +267,9 @@ def encode_txn_offset_commit(
 def encode_offset_fetch(
     version: int, group: str, partitions: Sequence[TopicPartition] | None, *, stable: bool
 ) -> bytes:
-    """Fetch a group's offsets, or all of them if ``partitions`` is None.
-
-    With ``stable``, a partition with an open transaction gets UNSTABLE_OFFSET_COMMIT. If all offsets are
-    fetched, this happens only for partitions that already have an offset.
-    """
+    """Fetch a group's offsets, or all of them if ``partitions`` is None. With ``stable``, a partition with an
+    open transaction gets UNSTABLE_OFFSET_COMMIT. If all offsets are fetched, this happens only for partitions
+    that already have an offset."""
     request = Writer(OFFSET_FETCH, version)
     request.length((group,))
     request.text(group)
