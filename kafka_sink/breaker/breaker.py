@@ -11,7 +11,7 @@ import logging
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
@@ -251,15 +251,10 @@ class Breaker:
         self._alone = True
         # Cleared by the task's thread if a task begins before the coordinator's mutes have arrived: its first
         # rows then wait for it, because they could otherwise be given to a muted partition. The sender's
-        # thread sets it once ``view`` contains these mutes.
+        # thread sets it once ``avoided`` contains these mutes.
         self.is_current = threading.Event()
         self.is_current.set()
         self._context = ProducerStatusContext(brokers=manager.brokers)
-        # ``TaskMutes.view`` as of the last pass, or () if nothing is muted: the partitions that keyless rows
-        # avoid. The sender's thread replaces it as a whole, so any thread may read it without a lock.
-        self.view: Container[TopicPartition] = ()
-        # ``MutedPartitions.probes`` as of the last pass, replaced in the same way.
-        self.probes: Mapping[TopicPartition, float] = {}
         # A latency or a silence up to this long is never suspicious.
         self._prompt_ms = math.inf
         self._limits = NO_LIMITS
@@ -285,9 +280,14 @@ class Breaker:
 
     # -- the task's thread --------------------------------------------------------------------------
 
+    @property
+    def avoided(self) -> MutedPartitions:
+        """The partitions to avoid, as of the sender's last pass. Any thread may read it."""
+        return self.task_mutes.avoided
+
     def muted(self, limit: int) -> list[tuple[Mute, float]]:
         """At most ``limit`` mutes that the sender follows, each with its age in milliseconds. Any thread."""
-        mutes = list(self.task_mutes.mutes.values())[:limit] if self.task_mutes.view else []
+        mutes = list(self.task_mutes.mutes.values())[:limit] if self.avoided else []
         return [(mute, max(0.0, self._context.now - mute.since_ms)) for mute in mutes]
 
     def share(self, shared: SharedMutes | None) -> None:
@@ -307,7 +307,7 @@ class Breaker:
             self._is_busy = True
 
     def await_mutes(self, timeout_ms: float, check: Callable[[], None]) -> None:
-        """Wait until ``view`` contains the coordinator's mutes, for at most ``timeout_ms``.
+        """Wait until ``avoided`` contains the coordinator's mutes, for at most ``timeout_ms``.
 
         ``check`` raises if the task is lost.
         """
@@ -464,7 +464,7 @@ class Breaker:
         """Run in a pass of the sender: let the class judge, log and report changes, apply the coordinator's
         messages.
 
-        Afterwards ``view`` is up to date.
+        Afterwards ``avoided`` is up to date.
         """
         # Clear it first: other threads set it after adding their message, so no message is missed.
         self._is_busy = False
@@ -480,8 +480,7 @@ class Breaker:
         elif not self._alone:
             self._alone = True
             self.task_mutes.on_coordinator_lost()
-        view = self.manager.refresh()
-        self.view, self.probes = view if view else (), view.probes
+        self.manager.refresh()
         self._publish_changes(shared)
         if not self.is_current.is_set() and shared is not None and shared.is_current:
             self.is_current.set()
@@ -542,7 +541,6 @@ class Breaker:
     def close(self) -> None:
         """Close the breaker class. No calls follow."""
         self.manager.close()
-        self.view, self.probes = (), {}
         if self._breaker is not None:
             self._call(self._breaker.close)
 

@@ -40,8 +40,8 @@ class TaskMutes:
     with its permit, any other target by this task's clock. A broker may also be sent a request without rows
     although it is not muted, because the coordinator or the breaker class asked for it.
 
-    ``view`` is what the sender and the partitioner follow. The sender's thread replaces it, so any thread may
-    read it. If no partition would be left, it is empty, and the sender goes on as if nothing were muted.
+    The sender and the partitioner follow ``avoided``. The sender's thread replaces it, so any thread may read
+    it. If no partition would be left, it is empty, and the sender goes on as if nothing were muted.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class TaskMutes:
         self.retry_interval_ms = retry_interval_ms
         self.partition = partition
         self.mutes: dict[Target, Mute] = {}
-        self.view = NOTHING_MUTED
+        self.avoided = NOTHING_MUTED
         # Increases whenever a target is muted or unmuted.
         self.version = 0
         # The number of muted partitions at the last ``publish``.
@@ -118,7 +118,7 @@ class TaskMutes:
     def close(self) -> None:
         self._closed = True
         self.mutes.clear()
-        self.view = NOTHING_MUTED
+        self.avoided = NOTHING_MUTED
 
     # -- which mutes cover a partition ----------------------------------------------------------------
 
@@ -148,7 +148,7 @@ class TaskMutes:
     # -- what the task avoids -------------------------------------------------------------------------
 
     def publish(self) -> MutedPartitions:
-        """Bring ``view`` up to date. Called in each pass of the sender."""
+        """Bring ``avoided`` up to date. Called in each pass of the sender."""
         open_to_new: dict[TopicPartition, float] = {}
         if self.mutes:
             for mute in self.mutes.values():
@@ -158,8 +158,8 @@ class TaskMutes:
         seen = (self.version, self._cluster.version)
         if seen != self._seen or open_to_new != self._open:
             self._seen, self._open = seen, open_to_new
-            self.view = self._build()
-        return self.view
+            self.avoided = self._build()
+        return self.avoided
 
     def _build(self) -> MutedPartitions:
         """Count the muted partitions, record which ones muted brokers lead, and return the partitions to
@@ -343,9 +343,9 @@ class TaskMutes:
         """The partitions that may be probed although no batch waits for them: the next keyless rows are the
         probe."""
         targets = {
-            mute.target
-            for mute in self.mutes.values()
-            if isinstance(mute.target, TopicPartition) and self._takes_new_rows(mute)
+            target
+            for target in self.mutes
+            if isinstance(target, TopicPartition) and self._takes_new_rows(target)
         }
         if not targets:
             return targets
@@ -354,13 +354,11 @@ class TaskMutes:
             batch.topic_partition for broker in self._brokers.values() for batch in broker.batches_in_flight()
         }
 
-    def _takes_new_rows(self, mute: Mute) -> bool:
-        target, now_ms = mute.target, self.now_ms
-        if not isinstance(target, TopicPartition) or self.covering(target) != [mute]:
+    def _takes_new_rows(self, target: TopicPartition) -> bool:
+        mute = self.mutes[target]
+        if self.covering(target) != [mute] or not mute.is_due(self.now_ms):
             return False
-        if not mute.is_due(now_ms) or mute.is_waited_for(now_ms):
-            return False
-        return mute.permits_new_rows or not mute.is_shared
+        return not mute.is_waited_for(self.now_ms) and (mute.permits_new_rows or not mute.is_shared)
 
     def on_movable_rows(self, topics: Iterable[str]) -> None:
         """Record that the task has rows of these topics that may go to any partition. Called by the task's

@@ -96,7 +96,7 @@ class MutedMemoryLimit:
         return taken
 
     def _may_go(self, needs: Sequence[tuple[TopicPartition, int]]) -> int:
-        mutes = self.breaker.view
+        mutes = self.breaker.avoided
         if not mutes:
             self._said = False
             return len(needs)
@@ -403,7 +403,7 @@ class RecordAppender:
         """
         self._waited_ms = waited_ms
         limit, count = self._muted_memory_limit, len(ordered.partitions)
-        mutes = () if limit is None else limit.breaker.view
+        mutes = () if limit is None else limit.breaker.avoided
         if limit is None or not mutes:
             self._append_runs(ordered, 0, count, check)
             return

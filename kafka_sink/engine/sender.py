@@ -174,7 +174,7 @@ class Sender(threading.Thread):
         elif not self._deliveries.has_failed:
             # A failed task sends nothing more: Spark runs it again, so every row sent now would be a
             # duplicate.
-            delay, waits_out_acknowledgements = self._send_ready(now_ms, breaker.view)
+            delay, waits_out_acknowledgements = self._send_ready(now_ms, breaker.avoided)
             delays.append(delay)
             if self._transaction_partitions is not None:
                 delays.append(self._transaction_partitions.refresh(now_ms))
@@ -249,7 +249,7 @@ class Sender(threading.Thread):
         self._cluster.connect_brokers()
         # Every listed broker has a connection. The other brokers are dropped, unless they are still in use:
         # a misbehaving peer could name new brokers in every response.
-        kept = {*self._network.connections, *self._breaker.task_mutes.view.nodes}
+        kept = {*self._network.connections, *self._breaker.avoided.nodes}
         for broker in list(self._cluster.brokers.values()):
             if broker.id not in kept and not broker.sent and not broker.counts.requests:
                 del self._cluster.brokers[broker.id]
@@ -385,13 +385,13 @@ class Sender(threading.Thread):
         be probed."""
         breaker = self._breaker
         breaker.run(now_ms)
-        self._network.avoided = breaker.task_mutes.view.nodes
+        self._network.avoided = breaker.avoided.nodes
         return probe_brokers(breaker, self._cluster, self._network, self._options, now_ms)
 
     def _find_brokers(self, now_ms: float) -> float:
         """Request metadata if no known broker can be reached, because only known brokers are asked for a
         producer id. Return the delay until the next request is allowed."""
-        known, muted = self._cluster.nodes(), self._breaker.task_mutes.view.nodes
+        known, muted = self._cluster.nodes(), self._breaker.avoided.nodes
         if not known or not all(node in muted or self._cluster.broker(node).is_gone for node in known):
             return math.inf
         for topic in self._cluster.names():

@@ -317,12 +317,12 @@ class Producer:
             task.metadata_wait_ms += task.latest_metadata_wait_ms
         if not breaker.is_current.is_set():
             breaker.await_mutes(task.started_ms + COORDINATOR_WAIT_MS - monotonic_ms(), self.check)
-        muted, probes = breaker.view, breaker.probes
-        if (muted or probes) and self._partitioner.chooses(rows.key, rows.partition)[0]:
+        muted = breaker.avoided
+        if (muted or muted.probes) and self._partitioner.chooses(rows.key, rows.partition)[0]:
             breaker.task_mutes.on_movable_rows(rows.topics)
         unavailable = self.sender.unavailable | breaker.manager.congested
         near = self._parts.rack.brokers() if options.partitioner_rack_aware else ()
-        ordered = self._partitioner.order(rows, topics, now_ms, unavailable, muted, near, probes)
+        ordered = self._partitioner.order(rows, topics, now_ms, unavailable, muted, near, muted.probes)
         limit, option = options.max_request_size, "kafka.max.request.size"
         if options.buffer_memory < limit:
             limit, option = options.buffer_memory, "kafka.buffer.memory"

@@ -24,7 +24,7 @@ def frozen() -> Bench:
     bench.batch(P0)
     bench.send(P0)
     bench.pass_time(700)
-    assert P0 in bench.gate.view
+    assert P0 in bench.gate.avoided
     return bench
 
 
@@ -33,8 +33,8 @@ def test_a_silent_broker_is_muted_logged_once_and_unmuted_by_its_response(
 ) -> None:
     with caplog.at_level(logging.INFO, "kafka_sink"):
         bench = frozen()
-        assert P3 in bench.gate.view
-        assert P1 not in bench.gate.view
+        assert P3 in bench.gate.avoided
+        assert P1 not in bench.gate.avoided
         bench.pass_time(500)
         assert len(caplog.records) == 1
         assert re.fullmatch(
@@ -45,7 +45,7 @@ def test_a_silent_broker_is_muted_logged_once_and_unmuted_by_its_response(
         assert bench.task_mutes.muted_count == 2
         bench.answer(P0)
         bench.at(bench.now)
-        assert not bench.gate.view
+        assert not bench.gate.avoided
         assert [r.getMessage() for r in caplog.records[1:]] == [
             "circuit breaker: unmuted broker host1:9092 (id 1) with t-0, t-3: it responds again"
         ]
@@ -244,9 +244,9 @@ def test_a_task_that_leaves_the_coordinator_goes_on_by_its_own_clock() -> None:
     bench.gate.share(None)
     bench.at(bench.now)
     assert not bench.task_mutes.mutes[1].is_shared
-    assert P3 in bench.gate.view
+    assert P3 in bench.gate.avoided
     bench.gate.close()
-    assert not bench.gate.view
+    assert not bench.gate.avoided
 
 
 # -- what breaker classes get -------------------------------------------------------------------------
@@ -272,7 +272,7 @@ def test_the_methods_of_the_kip(manager: CircuitBreakManager) -> None:
     manager.mute(2)
     assert manager.refresh()
     manager.close()
-    assert not manager.task_mutes.view
+    assert not manager.task_mutes.avoided
     manager.mute(2)
     assert not manager.refresh()
 

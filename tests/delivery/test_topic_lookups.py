@@ -274,10 +274,10 @@ def test_mutes_of_the_former_cluster_end_when_another_one_answers() -> None:
     with hinted(2, 2, **{"kafka.producer.circuit.breaker.mute.retry.interval": "60000"}) as (producer, _, _):
         manager = producer.breaker.manager
         manager.mute(0)
-        until(lambda: 0 in manager.task_mutes.view.nodes, "the mute")
+        until(lambda: 0 in manager.task_mutes.avoided.nodes, "the mute")
         producer.send(rows("t"))
         until(lambda: producer.cluster.cluster_id == "new", "the new cluster")  # type: ignore[union-attr]
-        until(lambda: not manager.task_mutes.view.nodes, "the end of the mute")
+        until(lambda: not manager.task_mutes.avoided.nodes, "the end of the mute")
         assert producer.finish().records == 1
 
 

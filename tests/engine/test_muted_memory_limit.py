@@ -54,7 +54,7 @@ def unit(
 class Bench:
     def __init__(self) -> None:
         self.now = 0.0
-        self.view: set[TopicPartition] = set()
+        self.avoided: set[TopicPartition] = set()
         self.order: list[int] = []
         allocator = incremental_allocator(BufferPool(1 << 20, 128, clock_ms=lambda: self.now), 128)
         options = settings(batch_size=1_024, delivery_timeout_ms=1_000, compression_type=CompressionType.NONE)
@@ -84,7 +84,7 @@ class Bench:
 
 def test_rows_of_healthy_partitions_go_first() -> None:
     bench = Bench()
-    bench.view = {P[0], P[2], P[3]}
+    bench.avoided = {P[0], P[2], P[3]}
     bench.append(unit([0, 1, 2, 3, 4, 5]))
     assert bench.order == [1, 4, 5, 0, 2, 3]
     assert [bench.rows(p) for p in range(COUNT)] == [[0], [1], [2], [3], [4], [5]]
@@ -98,9 +98,9 @@ def test_rows_of_healthy_partitions_go_first() -> None:
 
 def test_past_the_share_rows_wait_until_the_mute_ends(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench()
-    bench.view = {P[0]}
+    bench.avoided = {P[0]}
     bench.append(unit([0] * 60))
-    assert bench.accumulator.memory_of(bench.view) <= LIMIT
+    assert bench.accumulator.memory_of(bench.avoided) <= LIMIT
     looked: list[float] = []
 
     def check() -> None:
@@ -109,7 +109,7 @@ def test_past_the_share_rows_wait_until_the_mute_ends(caplog: pytest.LogCaptureF
         if len(looked) == 5:
             assert bench.rows(1) == list(range(1, 100, 2)), "the healthy rows of the same unit are through"
             assert len(bench.rows(0)) == 60
-            bench.view = set()
+            bench.avoided = set()
 
     with caplog.at_level(logging.WARNING, "kafka_sink"):
         bench.append(unit([0, 1] * 50), check)
@@ -124,9 +124,9 @@ def test_past_the_share_rows_wait_until_the_mute_ends(caplog: pytest.LogCaptureF
 
 def test_a_first_run_may_exceed_the_share_and_the_next_waits_for_delivery_timeout() -> None:
     bench = Bench()
-    bench.view = {P[0], P[1]}
+    bench.avoided = {P[0], P[1]}
     bench.append(unit([0] * 200))
-    assert bench.accumulator.memory_of(bench.view) > LIMIT
+    assert bench.accumulator.memory_of(bench.avoided) > LIMIT
 
     def check() -> None:
         bench.now += 100
@@ -138,7 +138,7 @@ def test_a_first_run_may_exceed_the_share_and_the_next_waits_for_delivery_timeou
     assert bench.rows(1) == []
     # A task that is lost waits no longer.
     bench = Bench()
-    bench.view = {P[0]}
+    bench.avoided = {P[0]}
     bench.append(unit([0] * 200))
 
     def lost() -> None:

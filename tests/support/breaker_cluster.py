@@ -27,7 +27,7 @@ def run_pass(gate: Breaker, now_ms: float) -> Container[TopicPartition]:
     """What a pass of the sender does with it; return what is muted then."""
     if gate.is_due(now_ms):
         gate.run(now_ms)
-    return gate.view
+    return gate.avoided
 
 
 class IdleBreaker(PartitionCircuitBreaker):

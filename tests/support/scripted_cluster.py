@@ -78,7 +78,7 @@ def marks(batch: RecordBatch) -> tuple[int, int, int]:
 
 
 def mutes(producer: Producer) -> Container[TopicPartition]:
-    return producer.breaker.view
+    return producer.breaker.avoided
 
 
 def sender_threads() -> list[threading.Thread]:

@@ -130,7 +130,7 @@ def test_a_muted_partition_gets_the_next_keyless_rows_once_its_probe_is_due(clus
         producer.begin()
         producer.breaker.manager.mute(P0)
         producer.network.wakeup()
-        until(lambda: producer.breaker.probes, "the probe is due")
+        until(lambda: producer.breaker.avoided.probes, "the probe is due")
         before = len(written(cluster))
         producer.send(keyless(1))
         until(lambda: not producer.breaker.manager.is_muted(P0), "the probe ends the mute")

@@ -73,7 +73,7 @@ class World(Job):
         if self.at < WELL_MS + 1_000.0 and self.at % ROWS_MS == 0:
             task.waiting |= set(PARTITIONS)
         # If everything is muted, mutes are ignored.
-        mutes = task.gate.view
+        mutes = task.gate.avoided
         for partition in sorted(task.waiting):
             busy = any(one == partition for _, one in self.out_there[number, task.node(partition)])
             if partition not in mutes and not busy:

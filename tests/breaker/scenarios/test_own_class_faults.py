@@ -102,7 +102,7 @@ def test_numbers_of_numpy_are_ids_and_a_reason_may_be_anything() -> None:
         manager.mute(np.int64(1), ValueError("it smells"))  # type: ignore[arg-type]  # that is the point
 
     gate, exchange = one_batch(own("on_complete", mute))
-    assert P0 in gate.view
+    assert P0 in gate.avoided
     assert list(gate.manager.task_mutes.mutes) == [1]
     assert "it smells" in (gate.explain(P0) or "")
     assert reported(exchange) == {1: "it smells"}
@@ -119,7 +119,7 @@ def test_brokers_and_partitions_that_nobody_knows_rest_without_harm(caplog: pyte
         "circuit breaker: muted broker 999: who?",
         "circuit breaker: muted absent-7: where?",
     ]
-    assert P0 not in gate.view
+    assert P0 not in gate.avoided
     assert gate.manager.task_mutes.muted_count == 0
     assert len(reported(exchange)) == 2
     for now in range(0, 60_000, 500):
@@ -143,7 +143,7 @@ def test_another_thread_may_mute_and_the_sender_takes_it_up() -> None:
     assert P0 in run_pass(gate, 5.0)
     assert "a monitor says so" in (gate.explain(P0) or "")
     elsewhere(gate.manager.unmute, 1)
-    assert P0 in gate.view
+    assert P0 in gate.avoided
     assert P0 not in run_pass(gate, 6.0)
 
     def many() -> None:

@@ -130,11 +130,11 @@ def test_a_partitions_trial_goes_to_the_task_that_has_rows() -> None:
     job.run(1_500)
     assert job.tasks[29].muted() == {P0}
     busy, muted = job.tasks[20], job.now
-    while P0 in busy.gate.view:
+    while P0 in busy.gate.avoided:
         busy.gate.task_mutes.on_movable_rows(["t"])
         job.step()
         assert job.now < muted + 2 * INTERVAL + 600
-    assert all(P0 in task.gate.view for task in job.tasks if task is not busy)
+    assert all(P0 in task.gate.avoided for task in job.tasks if task is not busy)
     busy.batch(P0)
     job.run(1_500)
     assert job.tasks[29].muted() == set()
@@ -371,7 +371,7 @@ def test_one_tasks_bad_network_does_not_make_all_mute_and_unmute() -> None:
         job.step()
         lonely.batch(P1)
         for task in others:
-            if P0 not in task.gate.view:
+            if P0 not in task.gate.avoided:
                 task.batch(P0)
         if number >= 300:
             for task in job.tasks:
