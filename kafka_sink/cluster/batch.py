@@ -90,7 +90,7 @@ class ProducerBatch:
     created_ms: float
     # Whether all rows may go to any partition of the topic, because neither a key nor a column chose this
     # one.
-    free: bool = False
+    is_movable: bool = False
     # Whether the records are dead letters, which do not count as rows of the task.
     dead_letters: bool = False
     # Whether the task's thread has it: see the class. The task sets and clears it under the accumulator's
@@ -293,17 +293,17 @@ class ProducerBatch:
         return True
 
     @property
-    def may_move(self) -> bool:
+    def can_move(self) -> bool:
         """Whether the batch may go to another partition: its rows may go to any, and it was never in a
         request. A batch with a sequence has its place among the other batches of the partition."""
-        return self.free and not self.attempts and self.sequence is NO_SEQUENCE
+        return self.is_movable and not self.attempts and self.sequence is NO_SEQUENCE
 
     def move_to_partition(self, queue: Partition) -> None:
         """Append the batch anew to another partition. Its bytes do not contain the partition, so they stay.
 
         Raises IllegalTransitionError if the batch may not move or its task writes into it.
         """
-        if not self.may_move or self.held or self.terminal:
+        if not self.can_move or self.held or self.terminal:
             raise IllegalTransitionError(
                 f"a batch of {self.topic_partition} that is {self.state.value} cannot move"
             )

@@ -296,7 +296,7 @@ class RecordAccumulator:
         return {name: batches for name, batches in moved.items() if batches}
 
     def _move_locked(self, source: Partition, names: Sequence[TopicPartition]) -> list[ProducerBatch]:
-        moving = [batch for batch in source.batches if batch.may_move and not batch.held]
+        moving = [batch for batch in source.batches if batch.can_move and not batch.held]
         targets = [self.partition(name) for name in names] if moving else []
         # The queue length and index of each target, except targets whose open batch is held.
         lengths = []
@@ -321,7 +321,7 @@ class RecordAccumulator:
             batch.move_to_partition(target)
             target.batches.append(batch)
             self.waiting[target] = None
-        self.held_batch_skipped |= bool(names) and any(batch.may_move for batch in source.batches)
+        self.held_batch_skipped |= bool(names) and any(batch.can_move for batch in source.batches)
         return moved
 
     def put_back(self, batches: Sequence[ProducerBatch]) -> None:

@@ -218,7 +218,7 @@ class AppendPass:
         elif tail.codec is not None and self.allocator.pool.overdrawn:
             return False
         tail.held = True
-        tail.free &= ordered.free
+        tail.is_movable &= ordered.are_movable
         self.batches.append(tail)
         rows = start - self.start, stop - self.start
         self.ranges.append(RowRange(*rows, tail.record_count, tail.base_timestamp))
@@ -235,7 +235,7 @@ class AppendPass:
             partition.limits.ratio,
             self.ordered.timestamp(start),
             self.now_ms,
-            free=self.ordered.free,
+            is_movable=self.ordered.are_movable,
             dead_letters=self.dead_letters,
             held=True,
         )

@@ -23,8 +23,8 @@ class OrderedRows:
 
     Rows ``starts[r]`` to ``starts[r + 1]``, called a run, go to ``partitions[r]``. ``timestamps`` are
     milliseconds since the epoch: one for each row in the same order, or one for all rows. ``delta_bytes`` is
-    how many bytes the difference of two of these timestamps can take. ``free`` means that nothing decides the
-    partition of any of these rows, so that they may move to other partitions of their topics.
+    how many bytes the difference of two of these timestamps can take. ``are_movable`` means that nothing
+    decides the partition of any of these rows, so that they may move to other partitions of their topics.
     """
 
     def __init__(
@@ -34,12 +34,12 @@ class OrderedRows:
         partitions: list[TopicPartition],
         starts: list[int],
         *,
-        free: bool = False,
+        are_movable: bool = False,
     ) -> None:
         self.columns = columns
         self.partitions = partitions
         self.starts = starts
-        self.free = free
+        self.are_movable = are_movable
         if isinstance(timestamps, int):
             self._earliest = self._latest = timestamps
         else:

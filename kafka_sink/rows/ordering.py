@@ -24,13 +24,13 @@ def by_partition(
     resting: list[int],
     *,
     now_ms: int,
-    free: bool,
+    are_movable: bool,
 ) -> OrderedRows:
     """Order rows by partition. The rows of one partition keep their order.
 
     ``slots`` has a number for each row: its partition plus the entry of ``bases`` for its topic. ``resting``
-    are the slots of muted partitions. ``now_ms`` is the timestamp of rows without one. For ``free`` see
-    ``OrderedRows``.
+    are the slots of muted partitions. ``now_ms`` is the timestamp of rows without one. ``OrderedRows``
+    describes ``are_movable``.
     """
     timestamps = now_ms if rows.timestamps_ms is None else rows.timestamps_ms
     if slots.min() != slots.max():
@@ -46,7 +46,7 @@ def by_partition(
         TopicPartition(rows.topics[topic], number)
         for topic, number in zip(topic_of.tolist(), numbers, strict=True)
     ]
-    return OrderedRows(columns, timestamps, partitions, [*starts, rows.num_rows], free=free)
+    return OrderedRows(columns, timestamps, partitions, [*starts, rows.num_rows], are_movable=are_movable)
 
 
 def record_too_large(rows: RowBatch, ordered: OrderedRows, limit: int, option: str) -> RecordTooLargeError:

@@ -163,7 +163,7 @@ class Partitioner:
             slots = self.by_key(rows.key, rows.partition, counts, rows.topic_index, muted=bool(muted))
             if slots is not None:
                 slots += bases[rows.topic_index]
-        chooses, free = self.chooses(rows.key, rows.partition)
+        chooses, are_movable = self.chooses(rows.key, rows.partition)
         choices_of_topics: list[Choices] = []
         # With thousands of topics, the choices cost more than the rows. With keys, only mutes need them.
         if slots is None or muted:
@@ -181,7 +181,7 @@ class Partitioner:
         resting = [
             int(bases[i]) + number for i, choices in enumerate(choices_of_topics) for number in choices.muted
         ]
-        return by_partition(rows, columns, slots, bases, resting, now_ms=now_ms, free=free)
+        return by_partition(rows, columns, slots, bases, resting, now_ms=now_ms, are_movable=are_movable)
 
     def by_key(
         self,

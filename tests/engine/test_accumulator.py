@@ -280,7 +280,7 @@ def test_expired_batches_and_the_time_until_the_next() -> None:
     bench = Bench()
     assert bench.accumulator.expired(0) == ([], 10_000), "a batch may be opened just now"
     bench.closed(P[1], created=5_000)
-    old = free(bench.closed(P[0], created=0))
+    old = movable(bench.closed(P[0], created=0))
     move(bench, P[0], P[1])
     assert bench.accumulator.expired(9_000) == ([], 1_000)
     assert bench.accumulator.expired(10_000) == ([old], 5_000)
@@ -333,8 +333,8 @@ def test_unacknowledged_rows_are_those_that_were_sent() -> None:
     assert bench.accumulator.unacknowledged_records() == 0, "its request is in flight still"
 
 
-def free(batch: ProducerBatch) -> ProducerBatch:
-    batch.free = True
+def movable(batch: ProducerBatch) -> ProducerBatch:
+    batch.is_movable = True
     return batch
 
 
@@ -351,11 +351,11 @@ def move(bench: Bench, source: TopicPartition, *targets: TopicPartition) -> list
 
 def test_only_free_batches_that_no_request_had_move_and_they_keep_their_order() -> None:
     bench = Bench()
-    tried, keyed = free(bench.closed(P[0])), bench.closed(P[0])
+    tried, keyed = movable(bench.closed(P[0])), bench.closed(P[0])
     tried.attempts = 1
-    sequenced = free(bench.closed(P[0]))
+    sequenced = movable(bench.closed(P[0]))
     sequenced.assign_sequence(ProducerSequence(7, 0, 0))
-    one, two = free(bench.closed(P[0])), free(bench.batch(P[0]))
+    one, two = movable(bench.closed(P[0])), movable(bench.batch(P[0]))
     before = bench.used()
     assert move(bench, P[0], P[1]) == [one, two]
     assert queued(bench, P[0]) == [tried, keyed, sequenced]
@@ -372,7 +372,7 @@ def test_only_free_batches_that_no_request_had_move_and_they_keep_their_order() 
 def test_they_go_behind_what_is_queued_where_least_is() -> None:
     bench = Bench()
     waiting = [bench.closed(P[1]), bench.closed(P[1]), bench.batch(P[1])]
-    moving = [free(bench.closed(P[0])) for _ in range(5)]
+    moving = [movable(bench.closed(P[0])) for _ in range(5)]
     assert move(bench, P[0], P[1], P[2]) == moving
     assert queued(bench, P[2]) == moving[:3] + moving[4:]
     assert queued(bench, P[1]) == [*waiting, moving[3]]
@@ -384,7 +384,7 @@ def test_a_move_costs_no_more_where_many_batches_stay() -> None:
     """A look at all that stay for each that moves would take a third of a second, under the lock."""
     bench = Bench(pool_bytes=16 << 20)
     staying = [bench.closed(P[0]) for _ in range(4000)]
-    moving = [free(bench.closed(P[0])) for _ in range(4000)]
+    moving = [movable(bench.closed(P[0])) for _ in range(4000)]
     started = time.process_time()
     assert move(bench, P[0], P[1]) == moving
     assert time.process_time() - started < 0.1
@@ -394,7 +394,7 @@ def test_a_move_costs_no_more_where_many_batches_stay() -> None:
 def test_a_held_batch_neither_moves_nor_is_closed() -> None:
     """Its task writes into it. The sender is woken when that ends, and looks again."""
     bench = Bench()
-    moving, open_there = free(bench.batch(P[0])), bench.batch(P[1])
+    moving, open_there = movable(bench.batch(P[0])), bench.batch(P[1])
     moving.held = True
     assert move(bench, P[0], P[1]) == []
     assert bench.accumulator.held_batch_skipped

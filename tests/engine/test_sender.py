@@ -237,11 +237,11 @@ def test_rows_count_once_for_the_breaker_however_often_they_are_sent(code: int, 
 
 def test_muted_partitions_are_taken_out_of_what_is_ready() -> None:
     names = [TopicPartition("t", number) for number in range(3)]
-    free, held, alone = map(partition_of, names)
+    healthy, held, alone = map(partition_of, names)
     one, two = Brokers(1, 2).values()
-    ready = {one: [free, held], two: [alone]}
+    ready = {one: [healthy, held], two: [alone]}
     assert split_off_muted(ready, names[1:]) == {one: [held], two: [alone]}
-    assert ready == {one: [free]}
+    assert ready == {one: [healthy]}
 
 
 def test_a_gone_brokers_muted_partitions_are_looked_up_though_others_wait_for_it_too() -> None:

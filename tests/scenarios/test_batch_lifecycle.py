@@ -279,12 +279,12 @@ def _a_close_forgets_what_is_in_flight(patch: pytest.MonkeyPatch) -> None:
 
 def _expired_batches_vanish(patch: pytest.MonkeyPatch) -> None:
     """Rows are dropped without a word."""
-    patch.setattr(TaskDeliveries, "failed", lambda *arguments: None)
+    patch.setattr(TaskDeliveries, "on_failed", lambda *arguments: None)
 
 
 def _what_was_sent_moves(patch: pytest.MonkeyPatch) -> None:
     """A batch that may have been written goes to another partition, too."""
-    patch.setattr(ProducerBatch, "may_move", property(lambda batch: batch.free))
+    patch.setattr(ProducerBatch, "can_move", property(lambda batch: batch.is_movable))
 
 
 BUGS: list[Bug] = [

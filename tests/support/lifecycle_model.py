@@ -254,7 +254,7 @@ class Model:
         if queue is None or not targets:
             return
         for batch in queue.batches:
-            batch.free = True
+            batch.is_movable = True
         for batch in self.accumulator.move_unsent([queue], {TOPIC: targets}).get(source, []):
             rows = numbers_in(b"".join(batch.buffer.views()))
             assert rows, "an empty batch"

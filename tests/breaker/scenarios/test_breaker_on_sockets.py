@@ -180,7 +180,7 @@ def test_keyless_rows_avoid_a_broker_that_refuses_connections(cluster: FakeClust
         queue = producer.accumulator.partition(P0)
         # What was on its way when the broker went stays.
         stream.send_until(
-            lambda: not any(batch.may_move for batch in queue.batches), "what was never sent goes elsewhere"
+            lambda: not any(batch.can_move for batch in queue.batches), "what was never sent goes elsewhere"
         )
         stayed = list(queue.batches)
         before = stream.count
