@@ -118,17 +118,17 @@ def spark_version(
     own = installed("pyspark")
     if own is not None:
         return own
-    folders = [os.path.join(one, "pyspark") for one in path]
+    folders = [os.path.join(folder, "pyspark") for folder in path]
     if environ.get("SPARK_HOME"):
         folders.append(os.path.join(environ["SPARK_HOME"], "python", "pyspark"))
     for folder in folders:
         try:
             with open(os.path.join(folder, "version.py"), encoding="utf-8") as file:
-                found = re.search(r"""__version__[^=]*=\s*["']([^"']+)""", file.read())
+                match = re.search(r"""__version__[^=]*=\s*["']([^"']+)""", file.read())
         except OSError:
             continue
-        if found:
-            return found[1]
+        if match:
+            return match[1]
     return None
 
 
@@ -143,16 +143,16 @@ def _spark(
         )
         return
     numbers = _numbers(version)
-    found = f"PySpark {version}, PyArrow {installed('pyarrow')}"
+    libraries = f"PySpark {version}, PyArrow {installed('pyarrow')}"
     if numbers < _PYSPARK:
         yield problem(f"PySpark {version} is too old: use {_dotted(_PYSPARK)} or newer")
     elif numbers < _WITH_DATA_SOURCES:
         yield ok(
-            f"{found}, which has no data sources in Python: use kafka_sink.write, and "
+            f"{libraries}, which has no data sources in Python: use kafka_sink.write, and "
             "kafka_sink.foreach_batch for streams"
         )
     else:
-        yield ok(f"{found}: format('kafka-chunked'), {_THROUGH_MAP_IN_ARROW}")
+        yield ok(f"{libraries}: format('kafka-chunked'), {_THROUGH_MAP_IN_ARROW}")
     if numbers >= _PYSPARK and installed("pandas") is None:
         say = problem if numbers < _WITH_DATA_SOURCES else note
         yield say(
@@ -175,10 +175,10 @@ def _java(environ: Mapping[str, str], oldest: int) -> Finding:
         done = subprocess.run(
             [path, "-version"], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
         )
-        found = (done.stderr + done.stdout).split('"')
+        parts = (done.stderr + done.stdout).split('"')
     except (OSError, subprocess.TimeoutExpired) as error:
         return problem(f"Java at {path} does not start ({error}): {remedy}")
-    version = found[1] if len(found) > 2 else ""
+    version = parts[1] if len(parts) > 2 else ""
     major = version.removeprefix("1.").split(".")[0].split("-")[0]
     if not major.isdecimal() or int(major) < oldest:
         return problem(f"Java {version or 'of unknown version'} at {path} is too old: {remedy}")
@@ -374,7 +374,7 @@ def of_cluster(options: SinkOptions) -> Iterator[Finding]:
             except MissingTopicError as error:
                 usable = "brokers and login"
                 yield _of_missing(options, preparation, topic, option, error)
-        found: MetadataResponse | None = client.ask(
+        response: MetadataResponse | None = client.ask(
             client.connect(),
             apis.METADATA,
             lambda version: requests.encode_metadata(version, tuple(topics), False),
@@ -385,13 +385,13 @@ def of_cluster(options: SinkOptions) -> Iterator[Finding]:
         # A job does not notice a dead address, because it starts if one address responds.
         if why := _unreachable(options, address):
             yield note(f"an address of kafka.bootstrap.servers cannot be used: {why}")
-    if found is not None:
-        yield from _of_brokers(options, found)
+    if response is not None:
+        yield from _of_brokers(options, response)
     yield ok(f"{usable}: usable")
 
 
-def _of_brokers(options: SinkOptions, found: MetadataResponse) -> Iterator[Finding]:
-    nodes, cluster = found.update.nodes, found.update.cluster_id
+def _of_brokers(options: SinkOptions, response: MetadataResponse) -> Iterator[Finding]:
+    nodes, cluster = response.update.nodes, response.update.cluster_id
     yield ok(f"cluster {cluster}: {len(nodes)} brokers")
     for node in nodes:
         if why := _unreachable(options, (node.host, node.port)):
@@ -399,10 +399,10 @@ def _of_brokers(options: SinkOptions, found: MetadataResponse) -> Iterator[Findi
                 f"broker {node.id} cannot be reached at its own address, so rows for its partitions wait "
                 f"until kafka.delivery.timeout.ms: {why}"
             )
-    for topic in found.update.topics:
+    for topic in response.update.topics:
         name, partitions = printable(topic.name), topic.partitions
         yield ok(f"topic '{name}': {len(partitions)} partitions")
-        headless = [str(number) for number, one in enumerate(partitions) if one.leader < 0]
+        headless = [str(number) for number, partition in enumerate(partitions) if partition.leader < 0]
         if headless:
             yield problem(f"topic '{name}': no leader for partitions {printable_list(headless)}")
 
@@ -466,7 +466,7 @@ def of_session(
     timeout_problem = idle_timeout_problem(conf, options.delivery_timeout_ms)
     if timeout_problem is not None:
         yield problem(timeout_problem)
-    known = {name: found for name in driver_conf.REDACTION_DEFAULTS if (found := conf(name)) is not None}
+    known = {name: value for name in driver_conf.REDACTION_DEFAULTS if (value := conf(name)) is not None}
     shown = driver_conf.shown_by_spark(given, known)
     if shown:
         yield note(driver_conf.redaction_warning(shown))
@@ -529,9 +529,9 @@ def main(arguments: Sequence[str] | None = None, out: TextIO = sys.stdout) -> in
     args = parser.parse_args(arguments)
     options = given_options(parser, args)
     problems = 0
-    for one in examine(os.environ, options):
-        problems += one.level is Level.PROBLEM
-        line = json.dumps({"level": one.level.name, "text": one.text}) if args.json else str(one)
+    for finding in examine(os.environ, options):
+        problems += finding.level is Level.PROBLEM
+        line = json.dumps({"level": finding.level.name, "text": finding.text}) if args.json else str(finding)
         print(line, file=out, flush=True)
     if not args.json:
         count = {0: "nothing", 1: "1 problem"}.get(problems, f"{problems} problems")

@@ -104,9 +104,9 @@ def redacted(text: str) -> str:
     base64 of a login, makes a ``Secret.known`` of that form."""
     # Copy the list at once, because other threads make secrets.
     secrets = [secret for reference in _known.valuerefs() if (secret := reference()) is not None]
-    found = {form for secret in secrets for form in secret.forms if form in text}
+    present = {form for secret in secrets for form in secret.forms if form in text}
     # Replace the longest form first, because a shorter one may be a part of it.
-    for form in sorted(found, key=len, reverse=True):
+    for form in sorted(present, key=len, reverse=True):
         text = text.replace(form, HIDDEN)
     return text
 

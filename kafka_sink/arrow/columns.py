@@ -80,8 +80,8 @@ class ArrowColumns:
     def of(cls, schema: pa.Schema, topic: str | None = None) -> ArrowColumns:
         """Make the columns of a schema. ``topic`` is the value of the option; if it is set, a topic column is
         ignored. Raises SchemaError."""
-        found = _positions(schema, topic)
-        names = tuple(name for name in _PARTS if name in found)
+        positions = _positions(schema, topic)
+        names = tuple(name for name in _PARTS if name in positions)
         place = {name: number for number, name in enumerate(names)}
         plan = ColumnPlan(
             place["value"],
@@ -93,9 +93,9 @@ class ArrowColumns:
             place.get("timestamp"),
         )
         kinds = with_unknown_types(schema)
-        converts = tuple(converter(name, kinds.field(found[name]).type) for name in names)
+        converts = tuple(converter(name, kinds.field(positions[name]).type) for name in names)
         warnings = tuple(ignored_columns(schema.names, topic, _PARTS, _RENAME))
-        places = tuple(found[name] for name in names)
+        places = tuple(positions[name] for name in names)
         converted = tuple(
             place for place, convert in zip(places, converts, strict=True) if convert is not None
         )
@@ -135,22 +135,22 @@ def _positions(schema: pa.Schema, topic: str | None) -> dict[str, int]:
     """Return the position of each part's column. As in Spark's sink, names are case-sensitive and other
     columns are ignored."""
     wanted = [name for name in _PARTS if name != "topic" or topic is None]
-    found = {name: schema.get_all_field_indices(name) for name in wanted}
-    for name, indices in found.items():
+    positions = {name: schema.get_all_field_indices(name) for name in wanted}
+    for name, indices in positions.items():
         if len(indices) > 1:
             raise SchemaError(f"There are two columns '{name}': rename or drop one.")
-    if topic is None and not found["topic"]:
+    if topic is None and not positions["topic"]:
         raise SchemaError(
             "topic option required when no 'topic' attribute is present. "
             f"Use the topic option for setting a topic.{found_instead(schema.names, 'topic', _RENAME)}"
         )
-    if not found["value"]:
+    if not positions["value"]:
         made = (
             found_instead(schema.names, "value", _RENAME)
             or f" among the columns {first_of(schema.names, MAX_NAMED)}"
         )
         raise SchemaError(f"Required attribute 'value' not found{made}. {_REMEDIES['value']}.")
-    return {name: indices[0] for name, indices in found.items() if indices}
+    return {name: indices[0] for name, indices in positions.items() if indices}
 
 
 def converter(name: str, kind: pa.DataType) -> Convert | None:
@@ -311,7 +311,7 @@ class EncodedColumns:
         encoding = planning.plan(options, named, lambda: kinds, None)
         assert encoding is not None
         of_parts = (part.column for part in encoding.parts)
-        places = [[one] if isinstance(one, int) else [place for place, _ in one] for one in of_parts]
+        places = [[part] if isinstance(part, int) else [place for place, _ in part] for part in of_parts]
         self._used = (*chain(*places), *(place for _, _, place in encoding.kept))
         kept = {name: kinds.field(place) for name, _, place in encoding.kept}
         added = {"key": pa.binary(), "value": pa.binary(), "headers": _HEADERS}

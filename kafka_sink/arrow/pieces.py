@@ -113,24 +113,24 @@ def entry_bytes(column: pa.Array, picked: Int64s | None = None) -> Int64s:
     kind = column.type
     if isinstance(kind, pa.BaseExtensionType):
         return entry_bytes(column.storage, picked)
-    found: Int64s
+    sizes: Int64s
     if has_byte_offsets(kind):
         ends = offsets(column)
-        found = (ends[1:] - ends[:-1] if picked is None else ends[picked + 1] - ends[picked]).astype(np.int64)
+        sizes = (ends[1:] - ends[:-1] if picked is None else ends[picked + 1] - ends[picked]).astype(np.int64)
     elif is_view(kind):
-        sizes = view_parts(column)[:, 0]
-        found = (sizes if picked is None else sizes[picked]).astype(np.int64)
+        lengths = view_parts(column)[:, 0]
+        sizes = (lengths if picked is None else lengths[picked]).astype(np.int64)
     elif pa.types.is_dictionary(kind):
         return _dictionary_bytes(column, picked)
     elif pa.types.is_fixed_size_binary(kind):
-        found = np.full(len(column) if picked is None else len(picked), kind.byte_width, dtype=np.int64)
+        sizes = np.full(len(column) if picked is None else len(picked), kind.byte_width, dtype=np.int64)
     else:
-        found = _nested_bytes(column)
-        return found if picked is None else found[picked]
+        sizes = _nested_bytes(column)
+        return sizes if picked is None else sizes[picked]
     if column.null_count:
         nulls = null_mask(column)
-        found[nulls if picked is None else nulls[picked]] = 0
-    return found
+        sizes[nulls if picked is None else nulls[picked]] = 0
+    return sizes
 
 
 def view_parts(column: pa.Array) -> Int32s:
@@ -199,19 +199,19 @@ def _dictionary_bytes(column: pa.DictionaryArray, picked: Int64s | None) -> Int6
 
 
 def _nested_bytes(column: pa.Array) -> Int64s:
-    kind, found = column.type, np.zeros(len(column), dtype=np.int64)
+    kind, sizes = column.type, np.zeros(len(column), dtype=np.int64)
     if pa.types.is_struct(kind):
         for number in range(kind.num_fields):
-            found += entry_bytes(column.field(number))
+            sizes += entry_bytes(column.field(number))
     elif pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_map(kind):
         ends = offsets(column).astype(np.int64)
         first, count = int(ends[0]), int(ends[-1] - ends[0])
         children = [column.keys, column.items] if pa.types.is_map(kind) else [column.values]
         for child in children:
             before = np.concatenate(([0], np.cumsum(entry_bytes(child.slice(first, count)))))
-            found += before[ends[1:] - first] - before[ends[:-1] - first]
+            sizes += before[ends[1:] - first] - before[ends[:-1] - first]
     elif pa.types.is_fixed_size_list(kind):
         size = kind.list_size
         child = column.values.slice(column.offset * size, len(column) * size)
-        found += entry_bytes(child).reshape(len(column), size).sum(axis=1)
-    return found
+        sizes += entry_bytes(child).reshape(len(column), size).sum(axis=1)
+    return sizes

@@ -125,15 +125,15 @@ def _unreadable(data: Any, error: pa.ArrowException) -> SchemaError:
     problem = "; ".join(map(str, error.args))
     if not hasattr(data, "columns"):
         return _unfit(data, f": {problem}")
-    schema, found = getattr(data, "schema", None), []
+    schema, unreadable = getattr(data, "schema", None), []
     for name, kind in schema.items() if isinstance(schema, Mapping) and hasattr(data, "select") else ():
         try:
             pa.RecordBatchReader.from_stream(data.select(name).head(0))
         except pa.ArrowException:
-            found.append(f"column '{name}' has the type {kind}, which pyarrow does not have")
+            unreadable.append(f"column '{name}' has the type {kind}, which pyarrow does not have")
     return SchemaError(
-        f"the frame has a column that Arrow cannot read: {'; '.join(found) or problem}. Drop it or cast it, "
-        "for example to text"
+        f"the frame has a column that Arrow cannot read: {'; '.join(unreadable) or problem}. Drop it or cast "
+        "it, for example to text"
     )
 
 
@@ -327,20 +327,20 @@ class ArrowProducer:
 
     def _columns_of(self, schema: pa.Schema) -> ArrowColumns | EncodedColumns:
         known = self._columns
-        found = next((one for one in known if one.schema.equals(schema)), None)
-        if found is None:
-            found = columns_of(schema, self.options, self._reject)
-            if isinstance(found, EncodedColumns):
-                self._schemas |= dict.fromkeys(found.schemas)
-            for warning in found.warnings:
+        columns = next((kept for kept in known if kept.schema.equals(schema)), None)
+        if columns is None:
+            columns = columns_of(schema, self.options, self._reject)
+            if isinstance(columns, EncodedColumns):
+                self._schemas |= dict.fromkeys(columns.schemas)
+            for warning in columns.warnings:
                 if warning not in self._warned:
                     self._warned.add(warning)
                     driver_log.warn(f"kafka-chunked: {warning}")
-        if not known or found is not known[0]:
+        if not known or columns is not known[0]:
             # Another thread may do this at the same time. At worst, the registry is asked again for one
             # schema.
-            self._columns = (found, *(one for one in known if one is not found))[:_SCHEMAS]
-        return found
+            self._columns = (columns, *(kept for kept in known if kept is not columns))[:_SCHEMAS]
+        return columns
 
     def _reject(self, rows: RejectedRows, plan: ColumnPlan) -> None:
         """Hand rows that do not fit their schema to the producer."""

@@ -100,8 +100,8 @@ def _prepare_topics(options: SinkOptions) -> None:
     key = repr(options)
     now_ms = monotonic_ms()
     with _lock:
-        for one in [one for one, until_ms in _prepared_until_ms.items() if until_ms <= now_ms]:
-            del _prepared_until_ms[one]
+        for expired in [other for other, until_ms in _prepared_until_ms.items() if until_ms <= now_ms]:
+            del _prepared_until_ms[expired]
         if key in _prepared_until_ms:
             return
     prepare_topic(options)

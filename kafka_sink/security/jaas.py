@@ -68,8 +68,8 @@ def parse_jaas(config: Secret) -> LoginModule:
         module, at = _entry(tokens, at)
         modules.append(module)
     if len(modules) != 1:
-        found = "no login module" if not modules else f"{len(modules)} login modules"
-        raise ConfigurationError(f"{_OPTION} has {found} instead of one, {_EXAMPLE}")
+        count = f"{len(modules)} login modules" if modules else "no login module"
+        raise ConfigurationError(f"{_OPTION} has {count} instead of one, {_EXAMPLE}")
     return modules[0]
 
 
@@ -85,8 +85,8 @@ def _entry(tokens: list[_Token], at: int) -> tuple[LoginModule, int]:
     at += 2
     options: dict[str, Secret] = {}
     while at < len(tokens) and tokens[at].symbol != ";":
-        found = _option(tokens[at : at + 3])
-        if found is None:
+        option = _option(tokens[at : at + 3])
+        if option is None:
             # Do not show the text itself. It may be the end of a password that contains a quote, and the name
             # of the option before it may be another part of that password.
             last = next(reversed(options), "")
@@ -98,11 +98,11 @@ def _entry(tokens: list[_Token], at: int) -> tuple[LoginModule, int]:
                 f'{_OPTION}: an option of the login module ({after}) is not name="value". Quote values, and '
                 "put a backslash before each quote and backslash inside them"
             )
-        options[found[0]] = found[1]
+        options[option[0]] = option[1]
         at += 3
     if at >= len(tokens):
         options.clear()
-        found = None
+        option = None
         raise ConfigurationError(f"{_OPTION} does not end with a semicolon, {_EXAMPLE}")
     return LoginModule(name.removeprefix(_SHADED), options), at + 1
 
@@ -117,16 +117,16 @@ def _option(tokens: list[_Token]) -> tuple[str, Secret] | None:
 
 def _tokens(text: str) -> list[_Token]:
     tokens = []
-    for found in _TOKEN.finditer(text):
-        if found["quote"]:
-            tokens.append(_Token(_ESCAPE.sub(_unescaped, found["quoted"]), ""))
-        elif found["word"]:
-            tokens.append(_Token(found["word"], ""))
-        elif found["number"]:
+    for match in _TOKEN.finditer(text):
+        if match["quote"]:
+            tokens.append(_Token(_ESCAPE.sub(_unescaped, match["quoted"]), ""))
+        elif match["word"]:
+            tokens.append(_Token(match["word"], ""))
+        elif match["number"]:
             # Java parses it as a number, which has no text.
             tokens.append(_Token(None, "0"))
-        elif found["symbol"]:
-            tokens.append(_Token(None, found["symbol"]))
+        elif match["symbol"]:
+            tokens.append(_Token(None, match["symbol"]))
     return tokens
 
 

@@ -78,7 +78,8 @@ def read_key(store: Store) -> ClientKey:
             f"{named(chain_store)}: the first certificate is not for the private key in {store.option}"
         )
     text = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode("ascii")
-    return ClientKey(Secret.known(text), b"".join(one.public_bytes(Encoding.PEM) for one in chain))
+    chain_text = b"".join(certificate.public_bytes(Encoding.PEM) for certificate in chain)
+    return ClientKey(Secret.known(text), chain_text)
 
 
 def read_private_key(store: Store) -> PrivateKeyTypes:
@@ -143,7 +144,8 @@ def _pem_certificates(store: Store, data: bytes) -> list[Certificate]:
 
     labels = ("CERTIFICATE", "X509 CERTIFICATE", "TRUSTED CERTIFICATE")
     try:
-        return [load_pem_x509_certificate(one.pem) for one in _blocks(store, data) if one.label in labels]
+        blocks = [block for block in _blocks(store, data) if block.label in labels]
+        return [load_pem_x509_certificate(block.pem) for block in blocks]
     except ValueError:
         raise ConfigurationError(f"{named(store)} holds a certificate that cannot be read") from None
 
@@ -152,7 +154,7 @@ def _pem_key(store: Store, data: bytes) -> PrivateKeyTypes | None:
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-    block = next((one for one in _blocks(store, data) if one.label in _KEY_LABELS), None)
+    block = next((block for block in _blocks(store, data) if block.label in _KEY_LABELS), None)
     if block is None:
         return None
     is_encrypted = block.label == "ENCRYPTED PRIVATE KEY" or b"ENCRYPTED" in block.pem[:100]
@@ -225,11 +227,13 @@ class PemBlock(NamedTuple):
 def _blocks(store: Store, data: bytes) -> list[PemBlock]:
     """Return the blocks of a PEM text. Raises ConfigurationError here, so that no frame of its traceback
     holds a key."""
-    found = [_pem_block(match) for match in _PEM_BLOCK.finditer(data)]
-    for one in found:
-        if not one.pem:
-            raise ConfigurationError(f"{named(store)} is not valid PEM: its {one.label} block is not base64")
-    return found
+    blocks = [_pem_block(match) for match in _PEM_BLOCK.finditer(data)]
+    for block in blocks:
+        if not block.pem:
+            raise ConfigurationError(
+                f"{named(store)} is not valid PEM: its {block.label} block is not base64"
+            )
+    return blocks
 
 
 def _pem_block(match: re.Match[bytes]) -> PemBlock:

@@ -221,7 +221,7 @@ def _ticket_cache(settings: KerberosSettings) -> str:
     """
     file: tuple[int, ...] = ()
     with contextlib.suppress(OSError):
-        found = os.stat(settings.keytab.removeprefix("FILE:"))
-        file = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+        status = os.stat(settings.keytab.removeprefix("FILE:"))
+        file = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
     login = repr((settings.keytab, settings.principal, file))
     return f"MEMORY:kafka-chunked-{hashlib.sha256(login.encode(errors='surrogatepass')).hexdigest()}"

@@ -172,7 +172,8 @@ def _tls(options: SinkOptions) -> TlsSettings:
             raise ConfigurationError(
                 f"Option 'kafka.ssl.enabled.protocols' has {version!r}; supported are TLSv1.2 and TLSv1.3"
             )
-    chosen = tuple(v for v in _PROTOCOLS if v.lower() in (one.lower() for one in enabled))
+    lower_case = [version.lower() for version in enabled]
+    chosen = tuple(version for version in _PROTOCOLS if version.lower() in lower_case)
     return TlsSettings(
         _trust(options),
         _key(options),
@@ -184,7 +185,7 @@ def _tls(options: SinkOptions) -> TlsSettings:
 
 def _only_one(options: SinkOptions, *attributes: str) -> str | None:
     """Return the name of the option that is set, or None. Raises ConfigurationError if several are set."""
-    names = [f"kafka.{one.replace('_', '.')}" for one in attributes if getattr(options, one)]
+    names = [f"kafka.{name.replace('_', '.')}" for name in attributes if getattr(options, name)]
     if len(names) > 1:
         raise ConfigurationError(f"Options {' and '.join(names)} exclude each other: set only one of them")
     return names[0] if names else None
@@ -359,7 +360,7 @@ def _retriever(options: SinkOptions, scheme: str) -> str:
     if scheme not in schemes:
         raise ConfigurationError(
             f"{option} needs a kafka.sasl.oauthbearer.token.endpoint.url that begins with "
-            f"{' or '.join(f'{one}://' for one in schemes)}"
+            f"{' or '.join(f'{scheme}://' for scheme in schemes)}"
         )
     if flow != "DefaultJwtRetriever":
         return flow
@@ -425,7 +426,7 @@ def _secret(login: LoginModule, name: str) -> Secret | None:
 def _extensions(login: LoginModule) -> tuple[tuple[str, str], ...]:
     """Return the SASL extensions (KIP-342), such as Confluent Cloud's logicalCluster and identityPoolId."""
     prefix = "extension_"
-    found = []
+    extensions = []
     for name in login.options:
         if not name.startswith(prefix):
             continue
@@ -434,8 +435,8 @@ def _extensions(login: LoginModule) -> tuple[tuple[str, str], ...]:
             raise ConfigurationError(
                 f"{_JAAS}: {name} is not a valid SASL extension (letters only, and not auth)"
             )
-        found.append((key, value))
-    return tuple(found)
+        extensions.append((key, value))
+    return tuple(extensions)
 
 
 def _endpoint_tls(login: LoginModule) -> TlsSettings:

@@ -84,17 +84,17 @@ def provided_tokens(path: str) -> Callable[[], Token]:
     if not module_name or not name:
         raise AuthenticationError(f"{_OPTION} = {path!r} is not of the form module.function")
     try:
-        found: Any = getattr(importlib.import_module(module_name), name)
+        provider: Any = getattr(importlib.import_module(module_name), name)
     except (ImportError, AttributeError) as error:
         raise AuthenticationError(
             f"{_OPTION} = {path!r} cannot be imported here: {printable(str(error))}"
         ) from None
-    if not callable(found):
+    if not callable(provider):
         raise AuthenticationError(f"{_OPTION} = {path!r} is not a function")
 
     def fetch() -> Token:
         try:
-            result = found()
+            result = provider()
         except Exception as error:  # noqa: BLE001 - whatever a user's function raises
             problem = type(error).__name__
         else:
@@ -206,20 +206,20 @@ class TokenEndpoint:
                 proved = "client secret" if self._settings.assertion is None else "assertion (key and claims)"
                 raise AuthenticationError(f"OAUTHBEARER: {text}: check client id, {proved}, scope and URL")
             raise TokenUnavailableError(text)
-        token = response.get("access_token", response.get("id_token"))
-        if not isinstance(token, str):
+        access_token = response.get("access_token", response.get("id_token"))
+        if not isinstance(access_token, str):
             raise AuthenticationError(
                 f"OAUTHBEARER: the token endpoint {self._shown} responded without an access_token"
             )
-        found = from_text(token)
+        token = from_text(access_token)
         lifetime = response.get("expires_in")
         if (
-            found.expires_at_s is None
+            token.expires_at_s is None
             and isinstance(lifetime, int | float)
             and abs(lifetime) < _MAX_LIFETIME_S
         ):
-            return Token(found.text, time.time() + float(lifetime))
-        return found
+            return Token(token.text, time.time() + float(lifetime))
+        return token
 
 
 def _json(body: bytes) -> dict[str, Any]:
@@ -387,27 +387,27 @@ def assertion_of(settings: AssertionSettings, now_s: float) -> Secret:
 
 
 def _ready_made(store: Store) -> Secret:
-    found = Secret.known(content_of(store).decode("utf-8", "replace").strip())
-    text = found.reveal()
+    assertion = Secret.known(content_of(store).decode("utf-8", "replace").strip())
+    text = assertion.reveal()
     is_jwt = text.count(".") == 2 and text.isascii() and text.isprintable()
     text = ""
     if not is_jwt:
         raise ConfigurationError(f"{named(store)} contains no JWT, which has three parts separated by dots")
-    return found
+    return assertion
 
 
 def _template(store: Store) -> dict[str, dict[str, Any]]:
     try:
         # NaN is not valid JSON. The endpoint would refuse the assertion without saying why.
-        found = json.loads(content_of(store), parse_constant=_no_number)
+        template = json.loads(content_of(store), parse_constant=_no_number)
     except (ValueError, RecursionError):
-        found = None
-    parts = found.values() if isinstance(found, dict) and found.keys() <= {"header", "payload"} else [None]
-    if not all(isinstance(part, dict) for part in parts):
+        template = None
+    is_valid = isinstance(template, dict) and template.keys() <= {"header", "payload"}
+    if not is_valid or not all(isinstance(part, dict) for part in template.values()):
         raise ConfigurationError(
             f'{named(store)} is not of the form {{"header": {{...}}, "payload": {{...}}}}'
         )
-    return dict(found)
+    return dict(template)
 
 
 def _no_number(text: str) -> None:
