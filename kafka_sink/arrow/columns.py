@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -60,6 +60,15 @@ _HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 _OF_NULLS = {"headers": _HEADERS, "partition": pa.int32(), "timestamp": pa.timestamp("us")}
 
 
+class _Column(NamedTuple):
+    """The column at ``place`` for the part ``name`` of records. ``convert`` is None if it fits as it is."""
+
+    name: str
+    place: int
+    convert: Convert | None
+    is_view: bool
+
+
 @dataclass(frozen=True)
 class ArrowColumns:
     """The columns of one schema. ``plan`` describes the converted batches, which contain only the columns it
@@ -68,21 +77,14 @@ class ArrowColumns:
     plan: ColumnPlan
     schema: pa.Schema
     warnings: tuple[str, ...]
-    _names: tuple[str, ...]
-    _indices: tuple[int, ...]
-    _converts: tuple[Convert | None, ...]
-    # The positions of the columns that are converted.
-    _converted: tuple[int, ...]
-    # The positions of the columns of views.
-    _views: tuple[int, ...]
+    _columns: tuple[_Column, ...]
 
     @classmethod
     def of(cls, schema: pa.Schema, topic: str | None = None) -> ArrowColumns:
         """Make the columns of a schema. ``topic`` is the value of the option; if it is set, a topic column is
         ignored. Raises SchemaError."""
         positions = _positions(schema, topic)
-        names = tuple(name for name in _PARTS if name in positions)
-        place = {name: number for number, name in enumerate(names)}
+        place = {name: number for number, name in enumerate(positions)}
         plan = ColumnPlan(
             place["value"],
             topic,
@@ -93,34 +95,30 @@ class ArrowColumns:
             place.get("timestamp"),
         )
         kinds = with_unknown_types(schema)
-        converts = tuple(converter(name, kinds.field(positions[name]).type) for name in names)
+        columns = [
+            _Column(name, at, converter(name, kinds.field(at).type), is_view(schema.field(at).type))
+            for name, at in positions.items()
+        ]
         warnings = tuple(ignored_columns(schema.names, topic, _PARTS, _RENAME))
-        places = tuple(positions[name] for name in names)
-        converted = tuple(
-            place for place, convert in zip(places, converts, strict=True) if convert is not None
-        )
-        views = tuple(place for place in places if is_view(schema.field(place).type))
-        return cls(plan, schema, warnings, names, places, converts, converted, views)
+        return cls(plan, schema, warnings, tuple(columns))
 
     def converted(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Return the batch's rows in order, with the types that ``plan`` needs. Only columns of other types
         are copied; then the rows come in several batches."""
-        for name, place in zip(self._names, self._indices, strict=True):
-            if place not in self._views:
-                require_sound(batch.column(place), name)
-        if not self._converted:
-            yield self._convert(batch, 0)
-            return
+        for column in self._columns:
+            if not column.is_view:
+                require_sound(batch.column(column.place), column.name)
+        converted = [column.place for column in self._columns if column.convert is not None]
         row = 0
-        for piece in pieces(batch, self._converted):
+        for piece in pieces(batch, converted) if converted else (batch,):
             yield self._convert(piece, row)
             row += piece.num_rows
 
     def _convert(self, batch: pa.RecordBatch, first_row: int) -> pa.RecordBatch:
         converted = []
-        for name, place, convert in zip(self._names, self._indices, self._converts, strict=True):
+        for name, place, convert, has_views in self._columns:
             column = batch.column(place)
-            if place in self._views:
+            if has_views:
                 # Views are checked here so that a piece stays in the processor's caches until it is
                 # converted.
                 require_sound(column, name, first_row)
@@ -128,7 +126,7 @@ class ArrowColumns:
                 converted.append(column if convert is None else convert(column))
             except (pa.ArrowException, OverflowError) as error:
                 raise InvalidRowError(f"column '{name}' cannot be converted: {error}") from error
-        return pa.RecordBatch.from_arrays(converted, names=list(self._names))
+        return pa.RecordBatch.from_arrays(converted, names=[column.name for column in self._columns])
 
 
 def _positions(schema: pa.Schema, topic: str | None) -> dict[str, int]:

@@ -366,7 +366,7 @@ class ArrowProducer:
                 self._rebatcher = Rebatcher(plan.sized, linger_ms=self.options.linger_ms)
                 self._held_schema, self._plan = batch.schema, plan
             for table in self._rebatcher.offer(batch, monotonic_ms()):
-                self._rebatcher.adapt(producer.send(table, plan=plan))
+                self._send(producer, table)
             self._attend()
 
     def _send_held(self, producer: Producer) -> None:

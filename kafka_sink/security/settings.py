@@ -167,18 +167,17 @@ class SecuritySettings:
 
 def _tls(options: SinkOptions) -> TlsSettings:
     enabled = options.ssl_enabled_protocols or _PROTOCOLS
+    supported = {version.lower(): version for version in _PROTOCOLS}
     for version in enabled:
-        if version.lower() not in (known.lower() for known in _PROTOCOLS):
+        if version.lower() not in supported:
             raise ConfigurationError(
                 f"Option 'kafka.ssl.enabled.protocols' has {version!r}; supported are TLSv1.2 and TLSv1.3"
             )
-    lower_case = [version.lower() for version in enabled]
-    chosen = tuple(version for version in _PROTOCOLS if version.lower() in lower_case)
     return TlsSettings(
         _trust(options),
         _key(options),
         options.ssl_endpoint_identification_algorithm == "https",
-        chosen,
+        tuple(sorted({supported[version.lower()] for version in enabled})),
         options.ssl_cipher_suites,
     )
 

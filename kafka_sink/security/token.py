@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 from urllib.parse import quote_plus, unquote, urlencode, urlsplit
 
-from kafka_sink.clock import RANDOM
+from kafka_sink.clock import RANDOM, ExponentialBackoff
 from kafka_sink.errors import AuthenticationError, ConfigurationError
 from kafka_sink.printable import printable
 from kafka_sink.secret import HiddenValues, Secret
@@ -263,6 +263,8 @@ class TokenSource:
         self._wall_clock_s = wall_clock_s
         self._wait = wait
         self._random = random
+        base_ms, max_ms = settings.retry_backoff_s * 1000, settings.retry_backoff_max_s * 1000
+        self._backoff = ExponentialBackoff(base_ms, max_ms, random)
         # The thread that fetches a token holds this lock and sets `_kept`. Without it, each connection would
         # fetch its own token when the present one expires.
         self._lock = threading.Lock()
@@ -299,13 +301,10 @@ class TokenSource:
         return self._kept.token
 
     def _fetched(self) -> Token:
-        settings = self._settings
-        backoff = settings.retry_backoff_s
-        for _ in range(_TRIES - 1):
+        for attempts in range(1, _TRIES):
             with suppress(TokenUnavailableError):
                 return self._fetch()
-            self._wait(backoff)
-            backoff = min(backoff * 2, max(settings.retry_backoff_max_s, settings.retry_backoff_s))
+            self._wait(self._backoff.delay_ms(attempts) / 1000)
         return self._fetch()
 
     def _keeping(self, token: Token) -> _Kept:
