@@ -37,13 +37,13 @@ Shows and ends what the transactions of a transactional.id.prefix have left behi
   list      shows the last decision, what was written, and which transactions are open; without --prefix, the
             prefixes of the cluster. It changes nothing.
   complete  commits what was decided and aborts everything else that is open, as the next run would.
-  rewrite   is for a batch that stays incomplete because its tasks are others now. It forgets the decision,
-            and the next run writes the whole batch. Readers then see twice what they can see of it by now.
-  abandon   is for such a batch, too. It takes the batch for written as it is: readers see no row twice, and
-            never those that are missing.
+  rewrite   is for a batch that stays incomplete because its run now has other tasks. It drops the
+            decision, and the next run writes the whole batch. Readers then see twice the rows they see now.
+  abandon   is also for such a batch. It counts the batch as written as it is: readers see no row twice, and
+            never see the missing rows.
 
 All but list take the prefix over: a query or job that runs with it fails.
-It ends with 0, with 1 if it could not be done, and with 2 if a batch stays incomplete.
+The exit code is 0 if it was done, 1 if not, and 2 if a batch stays incomplete.
 """
 
 
@@ -90,12 +90,12 @@ def _parser() -> argparse.ArgumentParser:
     parser = parser_of("kafka-chunked-transactions", _DESCRIPTION)
     parser.add_argument("action", choices=tuple(_ACTIONS))
     parser.add_argument(
-        "--prefix", help="transactional.id.prefix; the driver's log names it, and so does list"
+        "--prefix", help="transactional.id.prefix; the driver's log has it, and list shows it"
     )
     parser.add_argument(
         "--topic",
-        help="the option topic of the job, or its transaction.progress.topic; needed where nothing was "
-        "decided yet",
+        help="the option topic of the job, or its transaction.progress.topic; needed if no "
+        "batch was decided yet",
     )
     return parser
 
@@ -112,7 +112,7 @@ def _warn_of_brokers(client: TransactionClient) -> None:
     """Warn of brokers whose transactions a list lacks."""
     if client.left_out:
         named = ", ".join(map(str, sorted(client.left_out)))
-        _say(f"warning: broker {named} did not respond: what it coordinates is not listed", sys.stderr)
+        _say(f"warning: broker {named} did not respond: its transactions are not listed", sys.stderr)
 
 
 def _known_scope(client: TransactionClient, prefix: str, topic: str | None, known: Iterable[str]) -> Scope:
@@ -128,10 +128,10 @@ def _known_scope(client: TransactionClient, prefix: str, topic: str | None, know
         raise KafkaSinkError(_unknown(prefix, known))
     named = topic or (decision.topic if decision is not None else None)
     if named is None:
-        raise KafkaSinkError(f"nothing was decided under '{prefix}', so name its progress topic with --topic")
+        raise KafkaSinkError(f"no batch was decided under '{prefix}': give its progress topic with --topic")
     partitions = client.partitions(named, *_TIMEOUT)
     if not partitions:
-        raise KafkaSinkError(f"there is no topic '{named}'")
+        raise KafkaSinkError(f"topic '{named}' does not exist")
     return Scope(prefix, named, partitions)
 
 
@@ -140,8 +140,8 @@ def _unknown(prefix: str, known: Iterable[str]) -> str:
     similar = sorted(name for name in known if name.startswith(prefix))
     hint = "; similar ones: " + ", ".join(similar[:_NEAR]) if similar else ""
     return (
-        f"no broker knows transactional.id.prefix '{prefix}'{hint}. list without --prefix shows all. Brokers "
-        "forget ids that were not used for transactional.id.expiration.ms, and show only those that this "
+        f"no broker lists transactional.id.prefix '{prefix}'{hint}. list without --prefix shows all. Brokers "
+        "delete ids that were not used for transactional.id.expiration.ms, and list only those that this "
         "login may describe"
     )
 
@@ -165,7 +165,7 @@ def _list_prefixes(client: TransactionClient, known: Iterable[str], out: TextIO)
             decided = f"its decision cannot be read: {error}"
         _say(f"{prefix}: {decided}; {_count_open(client.run(_open(scope), *_TIMEOUT))}", out)
     if not prefixes:
-        _say("no prefix is known to brokers", out)
+        _say("brokers list no prefix", out)
     return 0
 
 
@@ -231,11 +231,11 @@ def resolve(client: TransactionClient, scope: Scope, out: TextIO, *, rewrite: bo
         return 0
     client.run(driver.resolve(scope, ownership.driver_epoch, decision, rewrite=rewrite), *_TIMEOUT)
     if rewrite:
-        _say(f"{decision.batch} is forgotten; the next run writes all of it", out)
+        _say(f"the decision of {decision.batch} is dropped; the next run writes all of the batch", out)
         return 0
     rows = sum(decision.digest_of(task).rows for task in missing)
     _say(
-        f"{decision.batch} is taken for written: {rows} rows of {len(missing)} tasks "
+        f"{decision.batch} now counts as written: {rows} rows of {len(missing)} tasks "
         f"{'may be' if ownership.unknown else 'are'} missing, and no run writes them",
         out,
     )

@@ -174,8 +174,8 @@ class BatchOutcome:
 
     def __str__(self) -> str:
         if self.skipped is not None:
-            text = f"its {self.skipped:,} rows are skipped, as it was written before"
-            text += " with the same rows" if self.compared else "; whether with the same rows is not known"
+            text = f"its {self.skipped:,} rows are skipped, because it was written before"
+            text += " with the same rows" if self.compared else "; it is not known whether with the same rows"
         else:
             done = "committed to complete the batch" if self.repaired else "committed"
             text = described(self.committed, done)
@@ -245,7 +245,10 @@ def _skipped(
     """
     batch = run.batch
     if previous is None or not previous.covers(batch):
-        raise TransactionError(f"{batch} was written before when this run started, and now it was not")
+        raise TransactionError(
+            f"{batch} was recorded as written when this run started, but no longer is. Start the query or "
+            "job again"
+        )
     given = RowsDigest.total(report.digest for report in reports)
     target = run.scope.target if compare == "none" else previous.target_of_batch(batch.number)
     if given.rows and target not in (None, run.scope.target):
@@ -274,7 +277,10 @@ def _repairable(
     Raises IncompleteBatchError if these are not the tasks of that decision.
     """
     if previous is None or previous.batch != batch:
-        raise TransactionError(f"the decision of {batch} is gone")
+        raise TransactionError(
+            f"another run has replaced the decision of {batch} since this run started. Start the query or "
+            "job again"
+        )
     changed = len(reports) != previous.tasks or any(
         report.digest != previous.digest_of(report.task) for report in reports
     )
@@ -288,8 +294,8 @@ def _repairable(
         missing = [report.task for report in reports if report.role is TaskRole.WRITE]
         raise IncompleteBatchError(
             f"{proof.incomplete(scope, previous, missing)}. This run split the rows "
-            f"into other tasks ({len(reports)} where there were {previous.tasks}) or had other rows, so it "
-            "cannot tell which ones are missing: nothing was written"
+            f"into other tasks ({len(reports)} instead of {previous.tasks}) or had other rows, so it cannot "
+            "find out which rows are missing. Nothing was written"
         )
     return previous
 
@@ -308,26 +314,26 @@ def changed(batch: BatchIdentity, written: RowsDigest, given: RowsDigest) -> str
     if batch.is_of_query:
         why = (
             "Either the checkpoint has lost that batch, and Spark planned another one under its number: "
-            "restore the checkpoint, or start the query on a new one behind the rows that were written. Or "
+            "restore the checkpoint, or start the query with a new one after the rows that were written. Or "
             "the query computes other values in each run, such as uuid(), or its source has changed"
         )
     else:
         why = (
             "Either another write uses the same txnAppId and txnVersion: give each write a txnAppId of its "
-            "own, also those of one foreachBatch, and a new one with a new checkpoint. Or the job computes "
-            "other values in each run, such as uuid(), or its source has changed"
+            "own, including the writes of one foreachBatch, and a new one with a new checkpoint. Or the job "
+            "computes other values in each run, such as uuid(), or its source has changed"
         )
     return (
         f"{batch} was written before with {written.rows:,} rows of {written.size:,} bytes, and {how}. "
-        f"Nothing is written. {why}: transaction.rerun.compare=rows compares just the number of rows, and "
-        f"'none' nothing. {_SEE}"
+        f"Nothing is written. {why}: transaction.rerun.compare=rows compares only the number of rows, and "
+        f"'none' compares nothing. {_SEE}"
     )
 
 
 def elsewhere(batch: BatchIdentity, target: str, now: str) -> str:
     """The message for a batch that was written before to another topic than this run's."""
     return (
-        f"{batch} was written before, to {_named(target)}, and this run would write it to {_named(now)}. "
+        f"{batch} was written before to {_named(target)}, but this run would write it to {_named(now)}. "
         "Nothing is written. If this is a copy of another query's checkpoint, it counts as the same query: "
         "give it a transactional.id.prefix of its own. If the query's topic was changed on purpose, set "
         "transaction.rerun.compare=none for one run: it skips this batch, whose rows stay where they are. "
@@ -343,7 +349,7 @@ def went_back(batch: BatchIdentity, written: WrittenNumbers) -> str:
     """The message for a micro-batch below the last one that was written. Spark never plans one by itself."""
     return (
         f"{batch} comes after batch {written.highest} was written, and Spark does not go back by itself: the "
-        "checkpoint was rewound, lost files, or was deleted, so the same numbers may stand for other rows. "
+        "checkpoint was rewound or deleted or has lost files, so its numbers may stand for other rows. "
         "Nothing is written. Restore the checkpoint, or start the query on a new one"
         f"{'' if batch.is_of_query else ' with another txnAppId'}. {_SEE}"
     )
@@ -352,8 +358,9 @@ def went_back(batch: BatchIdentity, written: WrittenNumbers) -> str:
 def not_its_own(batch: BatchIdentity, other: str) -> str:
     """The message for a query that has written before, under a name that another query has used since."""
     return (
-        f"what was written of {batch.writer} before is not known, as {other} has written under the same name "
-        f"since. Nothing is written. Give each query a transactional.id.prefix of its own. {_SEE}"
+        f"it is not known which batches of {batch.writer} were written before, because {other} has written "
+        "under the same name since. Nothing is written. Give each query a transactional.id.prefix of its "
+        f"own. {_SEE}"
     )
 
 
@@ -361,14 +368,15 @@ def _doubt(batch: BatchIdentity, last: LastDecision) -> str:
     """The message for a query that may have written batches of which nothing is recorded under this name."""
     if batch.is_of_query and not last.number and batch.number:
         return (
-            f"{batch} is the first one recorded under this name. It may be there twice if it was written "
-            "before its checkpoint was moved or transactional.id.prefix changed, or longer ago than "
-            "offsets.retention.minutes; not if batches before had no rows, or another delivery.guarantee"
+            f"{batch} is the first batch that is recorded under this name. It may be there twice if it was "
+            "written before its checkpoint was moved or transactional.id.prefix was changed, or longer ago "
+            "than offsets.retention.minutes. It is there once if earlier batches had no rows or another "
+            "delivery.guarantee"
         )
     if batch.is_of_query and last.number and last.writer != batch.writer:
         return (
-            f"{batch} is written under the same name as {last.writer} before. It may be there "
-            "twice if it is older than that and its checkpoint was restored. Set the option "
+            f"{batch} is written under a name that {last.writer} used before. It may be there twice if it "
+            "was already written before that and its checkpoint was restored. Set the option "
             "checkpointLocation, or a transactional.id.prefix for each query"
         )
     return ""
@@ -377,6 +385,6 @@ def _doubt(batch: BatchIdentity, last: LastDecision) -> str:
 def not_known(batch: BatchIdentity, written: WrittenNumbers) -> str:
     """The message for a version that is so old that no record shows whether it was written."""
     return (
-        f"whether {batch} was written before is not known: of its application just these are remembered: "
-        f"{written}. Nothing is written. If it was not, write it under another txnAppId. {_SEE}"
+        f"it is not known whether {batch} was written before: only these versions of its application are "
+        f"recorded: {written}. Nothing is written. If it was not written, use another txnAppId. {_SEE}"
     )

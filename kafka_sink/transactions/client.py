@@ -45,7 +45,7 @@ _PENDING_PATIENCE_MS = 500.0
 _PREPARED = "Prepare"
 
 # Implementations other than Apache Kafka's may leave out of a response what was requested. It is retried.
-_INCOMPLETE = "the response lacks what was asked for"
+_INCOMPLETE = "the response lacks something that was requested"
 _REFUSALS = frozenset(
     {
         kafka_errors.INVALID_PRODUCER_EPOCH,
@@ -63,14 +63,14 @@ _ADVICE = {
         "grant Read on the groups that begin with transactional.id.prefix"
     ),
     kafka_errors.TOPIC_AUTHORIZATION_FAILED: (
-        "grant Read on the topic that progress is recorded for (transaction.progress.topic)"
+        "grant Read on the topic for which progress is recorded (transaction.progress.topic)"
     ),
     kafka_errors.INVALID_TRANSACTION_TIMEOUT: (
         "kafka.transaction.timeout.ms is above the brokers' transaction.max.timeout.ms: lower it, or raise "
         "theirs"
     ),
     kafka_errors.UNKNOWN_TOPIC_OR_PARTITION: (
-        "the topic that progress is recorded for (transaction.progress.topic) is not there"
+        "the topic for which progress is recorded (transaction.progress.topic) does not exist: create it"
     ),
     kafka_errors.OFFSET_METADATA_TOO_LARGE: (
         "the brokers' offset.metadata.max.bytes is below Kafka's default of 4096"
@@ -204,7 +204,7 @@ class TransactionClient(BlockingCalls):
 
     def _on_response(self, call: Call, response: Any, now_ms: float) -> None:
         if call in self.calls and call.behind in self.calls:
-            self._again(call, "what it is sent behind must be sent again")
+            self._again(call, "the request before it must be sent again")
         else:
             super()._on_response(call, response, now_ms)
 
@@ -232,7 +232,7 @@ class TransactionClient(BlockingCalls):
             return
         newest = connection.newest_version(apis.TXN_OFFSET_COMMIT)
         if newest < _FIRST_TXN_OFFSET_COMMIT:
-            lacks = f"TxnOffsetCommit ends with version {newest}, not {_FIRST_TXN_OFFSET_COMMIT}"
+            lacks = f"TxnOffsetCommit has version {newest} instead of {_FIRST_TXN_OFFSET_COMMIT}"
         elif connection.newest_version(apis.LIST_TRANSACTIONS) < 0:
             # Implementations other than Apache Kafka's may have TxnOffsetCommit 4 without ListTransactions.
             lacks = "ListTransactions is missing"
@@ -338,7 +338,7 @@ class TransactionClient(BlockingCalls):
         def take(call: Call, response: requests.MetadataResponse) -> bool:
             update, now_ms = response.update, self._clock_ms()
             if not update.nodes:
-                return self._again(call, "the broker has just started, and knows no brokers yet")
+                return self._again(call, "the broker has just started and returned no brokers yet")
             self._partitions |= {
                 one.name: (len(one.partitions), now_ms) for one in update.topics if one.partitions
             }

@@ -312,8 +312,8 @@ def encode(decision: Decision, partitions: int) -> list[str]:
     data = json.dumps(body, separators=(",", ":")).encode()
     if len(data) > _MAX_BODY_BYTES:
         raise TransactionError(
-            f"{decision.batch} is not committed: its decision names {len(decision.parts):,} transactions and "
-            f"takes {len(data):,} bytes, but the bound is {_MAX_BODY_BYTES:,}. Write with fewer tasks, for "
+            f"{decision.batch} is not committed: its decision lists {len(decision.parts):,} transactions and "
+            f"takes {len(data):,} bytes, but the limit is {_MAX_BODY_BYTES:,}. Write with fewer tasks, for "
             "instance after df.coalesce(10000)"
         )
     packed = base64.b85encode(zlib.compress(data)).decode()
@@ -386,7 +386,7 @@ def decode(texts: Iterable[str]) -> Decision | None:
     head = max((head for head, _, _ in parsed), key=lambda head: head.number)
     pieces = {index: piece for one, index, piece in parsed if one.number == head.number}
     if sorted(pieces) != list(range(head.chunks)):
-        raise ProtocolError(f"of decision {head.number} only {len(pieces)} of {head.chunks} chunks are there")
+        raise ProtocolError(f"decision {head.number} has only {len(pieces)} of its {head.chunks} chunks")
     try:
         packed = base64.b85decode("".join(pieces[index] for index in range(head.chunks)))
         # Decompression stops at the bound, because a few kilobytes may decompress to gigabytes.

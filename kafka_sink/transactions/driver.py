@@ -321,7 +321,7 @@ def record_and_commit(
         found = yield from require_open(scope, decision.batch, parts, found)
     (ended,) = yield (EndTransaction(scope.driver_id, driver_epoch, commit=True),)
     if isinstance(ended, Failed):
-        raise proof.other_driver(scope, ended, f"whether {decision.batch} was decided is not known: ")
+        raise proof.other_driver(scope, ended, f"it is not known whether {decision.batch} was decided: ")
     return ProducerEpoch(*ended), found
 
 
@@ -365,8 +365,9 @@ def _commit_parts(
     outcomes = dict.fromkeys((part.task for part in judgement.lost), Outcome.LOST)
     if decisions.recorded(decision, outcomes).is_lost:
         raise TransactionError(
-            f"{decision.batch} is not committed: kafka.transaction.timeout.ms had ended all transactions. "
-            "Readers see nothing of it and it counts as not written: run it again"
+            f"{decision.batch} is not committed: brokers aborted all its transactions after "
+            "kafka.transaction.timeout.ms. Readers see none of its rows and it counts as not written: run it "
+            "again"
         )
     lost = [part.task for part in (*judgement.lost, *judgement.unknown)]
     if lost:
@@ -396,8 +397,8 @@ def require_open(
 
 def _misled(scope: Scope, batch: BatchIdentity, expected: int, found: int) -> TransactionError:
     return TransactionError(
-        f"{batch} is not committed: decision {max(found, expected)} was decided under "
-        f"transactional.id.prefix '{scope.prefix}', but a broker knew nothing after decision "
+        f"{batch} is not committed: decision {max(found, expected)} was made under "
+        f"transactional.id.prefix '{scope.prefix}', but a broker returned nothing after decision "
         f"{min(found, expected)}. Start the query or job again"
     )
 

@@ -347,12 +347,12 @@ def query_id(text: str, *, is_required: bool = True) -> str | None:
             if os.path.isdir(location.path) and not isinstance(error, FileNotFoundError):
                 raise ConfigurationError(f"Option 'checkpointLocation' = {text}: {why}") from None
     elif is_required and (not location.scheme or (location.scheme == "hdfs" and not location.authority)):
-        raise ConfigurationError(_unknown(text, "it leaves its file system to a default"))
+        raise ConfigurationError(_unknown(text, "it leaves the choice of its file system to a default"))
     return None
 
 
 def _unknown(text: str, why: str) -> str:
     return (
-        f"Option 'checkpointLocation' = {text} cannot name the query's transactional ids, as {why}. Write it "
-        "in full, such as hdfs://namenode:8020/checkpoints/orders, or set transactional.id.prefix"
+        f"Option 'checkpointLocation' = {text} does not identify the query, because {why}. Write it in full, "
+        " such as hdfs://namenode:8020/checkpoints/orders, or set transactional.id.prefix"
     )

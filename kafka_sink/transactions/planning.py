@@ -145,8 +145,8 @@ def plan(
     topic = options.transaction_progress_topic or options.topic
     if topic is None:
         raise ConfigurationError(
-            "delivery.guarantee=exactly-once needs transaction.progress.topic, as rows name their topics: "
-            "progress is recorded as offsets of that topic"
+            "delivery.guarantee=exactly-once needs transaction.progress.topic, because rows name their "
+            "topics: progress is recorded as offsets of that topic"
         )
     batch = None if is_streaming else _job(options)
     if not for_tasks:
@@ -155,7 +155,9 @@ def plan(
     with clients(options) as client:
         partitions = client.partitions(topic, options.max_block_ms)
         if not partitions:
-            raise ConfigurationError(f"the topic '{topic}', which progress is recorded for, is not there")
+            raise ConfigurationError(
+                f"the topic '{topic}', for which progress is recorded, does not exist: create it"
+            )
         scope = Scope(name, topic, partitions, options.topic or "")
         ownership = client.run(driver.take_over(scope, clock_ms), options.max_block_ms)
         protocol = client.protocol
@@ -192,8 +194,8 @@ def commit(
     if outcome.began_ms >= 0 and open_ms > LONG_OPEN * options.transaction_timeout_ms:
         driver_log.warn(
             f"kafka-chunked: the batch's first transaction was open for {open_ms / 1000:.0f} s, and brokers "
-            f"end one after kafka.transaction.timeout.ms = {options.transaction_timeout_ms} ms: raise that, "
-            "or make batches smaller"
+            f"abort one after kafka.transaction.timeout.ms = {options.transaction_timeout_ms} ms: raise the "
+            "option, or make batches smaller"
         )
     return outcome
 
@@ -233,7 +235,7 @@ def abort_or_explain(
         )
     note = described(ended.aborted, "aborted")
     if ended.committed:
-        note += "; " + described(ended.committed, "committed, as the batch was decided")
+        note += "; " + described(ended.committed, "committed, because the batch was decided")
     return ended.transactions, note
 
 
@@ -248,7 +250,8 @@ def _scope_name(options: SinkOptions, raw: Mapping[str, str], *, is_streaming: b
     """
     if is_streaming and options.txn_app_id:
         raise ConfigurationError(
-            "txnAppId and txnVersion are for df.write and foreachBatch: a query has its batches' ids"
+            "txnAppId and txnVersion are only for df.write and foreachBatch: remove them, because a "
+            "streaming query identifies its batches itself"
         )
     prefix = options.transactional_id_prefix
     if options.txn_app_id:
@@ -261,7 +264,7 @@ def _scope_name(options: SinkOptions, raw: Mapping[str, str], *, is_streaming: b
             return prefix + _ANY_QUERY
         raise ConfigurationError(
             "delivery.guarantee=exactly-once needs transactional.id.prefix, or the option "
-            "checkpointLocation, which it is derived from"
+            "checkpointLocation, from which it can be derived"
         )
     query = query_id(checkpoint, is_required=not prefix)
     names = ("query", query) if query is not None else Location.of(checkpoint)
@@ -339,14 +342,14 @@ def _report_takeover(scope: Scope, ownership: driver.Ownership, handover: TaskHa
     if ownership.completed or ownership.aborted:
         driver_log.warn(
             f"kafka-chunked: an earlier run with transactional.id.prefix '{scope.prefix}' had left "
-            f"transactions open: {ownership.completed} completed, as their batch was decided, and "
+            f"transactions open: {ownership.completed} committed, because their batch was decided, and "
             f"{ownership.aborted} aborted"
         )
     if handover.incomplete is not None:
         driver_log.error(f"kafka-chunked: {handover.incomplete.problem}")
     elif ownership.decision is not None and ownership.missing:
         driver_log.warn(
-            f"kafka-chunked: {ownership.decision.batch} was decided and counts as not written, as all its "
-            "transactions had ended by kafka.transaction.timeout.ms, or somebody gave it up with "
-            "'kafka-chunked-transactions rewrite'; it is written when it is run again"
+            f"kafka-chunked: {ownership.decision.batch} was decided but counts as not written, because "
+            "brokers aborted all its transactions after kafka.transaction.timeout.ms, or because somebody "
+            "ran 'kafka-chunked-transactions rewrite'. It is written when it is run again"
         )

@@ -57,7 +57,7 @@ def other_driver(scope: Scope, failed: Failed, what: str = "") -> TransactionErr
     """The error for a driver whose driver epoch is no longer valid."""
     return TransactionError(
         f"{what}another driver has taken the transactional ids over ({failed.error}). It completes what was "
-        "decided and writes what was not, so leave it alone, unless two queries or jobs share "
+        "decided and writes what was not, so let it run, unless two queries or jobs share "
         f"transactional.id.prefix '{scope.prefix}' by mistake"
     )
 
@@ -281,19 +281,19 @@ def incomplete(scope: Scope, decision: Decision, tasks: Iterable[int]) -> str:
     lost = sorted(tasks)
     if decision.batch.is_named:
         todo = (
-            "Run the job again: with the same tasks it writes just these rows. Where it cannot have the same "
+            "Run the job again: with the same tasks it writes just these rows. If it cannot have the same "
             f"tasks, {_command('rewrite', scope)} lets the next run write the whole batch, and readers see "
             "the other rows twice; abandon instead leaves the missing rows out"
         )
     else:
         todo = (
-            "As the job has no txnAppId, no run writes just these rows: one that is started again writes all "
-            f"rows, and readers see the others twice. {_command('abandon', scope)} leaves the missing rows "
-            "out, and lets other jobs write where they share a transactional.id.prefix that you set"
+            "The job has no txnAppId, so no run writes just these rows: started again, it writes all rows, "
+            f"and readers see the others twice. {_command('abandon', scope)} leaves the missing rows out, so "
+            "that other jobs with the same transactional.id.prefix can write"
         )
     return (
         f"{decision.batch} was decided, but the transactions of {named(lost)} ({_rows(decision, lost)}) were "
-        "ended before they could be committed: nobody completed the batch within "
+        "ended before they could be committed: no driver completed the batch within "
         f"kafka.transaction.timeout.ms. {todo}. See 'A batch is incomplete' in docs/exactly-once.md"
     )
 
@@ -323,13 +323,13 @@ def unknowable(scope: Scope, decision: Decision, tasks: Iterable[int]) -> str:
     """The message for a batch of which Kafka no longer has any record whether readers see it."""
     unknown = sorted(tasks)
     return (
-        f"{decision.batch} was decided, but whether the transactions of {named(unknown)} "
-        f"({_rows(decision, unknown)}) were committed cannot be known any more: brokers have forgotten it, "
-        "by offsets.retention.minutes and transactional.id.expiration.ms. Nothing says that rows are "
-        "missing. Read the topic with isolation.level=read_committed. If the rows are there, "
+        f"{decision.batch} was decided, but it can no longer be known whether the transactions of "
+        f"{named(unknown)} ({_rows(decision, unknown)}) were committed: brokers have deleted the record of "
+        "it after offsets.retention.minutes or transactional.id.expiration.ms. Rows may be missing or not. "
+        "Read the topic with isolation.level=read_committed. If the rows are there, "
         f"{_command('abandon', scope)} takes the batch for written. Only if they are not, "
-        f"{_command('rewrite', scope)} lets the next run write the whole batch: rows that readers see by "
-        "now, they then see twice. See 'A batch is incomplete' in docs/exactly-once.md"
+        f"{_command('rewrite', scope)} lets the next run write the whole batch: readers then see "
+        "twice the rows that they see now. See 'A batch is incomplete' in docs/exactly-once.md"
     )
 
 

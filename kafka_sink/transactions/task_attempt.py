@@ -241,6 +241,6 @@ def require_driver_epoch(
     if driver is not None and driver.producer == driver_epoch:
         return
     raise TransactionError(
-        f"this attempt comes too late: its batch was decided without it, or another driver uses "
+        f"this attempt is too late: its batch was decided without it, or another driver uses "
         f"transactional.id.prefix '{scope.prefix}'"
     )

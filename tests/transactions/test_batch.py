@@ -88,7 +88,7 @@ def test_a_batch_that_was_written_to_another_topic_is_not_skipped() -> None:
         assert cluster.run(steps).skipped == 1
     moved = cluster.write(cluster.plan(copies), 0, 0, 0, scope=copies)
     with pytest.raises(
-        ChangedBatchError, match=r"to topic 'orders', and.*'copies'.*transactional\.id\.prefix"
+        ChangedBatchError, match=r"to topic 'orders', but.*'copies'.*transactional\.id\.prefix"
     ):
         cluster.commit(moved)
 
@@ -147,7 +147,7 @@ def test_a_batch_that_is_lost_in_the_commit_itself_is_just_run_again(protocol: i
     """Catches: advice to ``abandon`` all rows of a batch of which readers saw none."""
     cluster = Cluster(protocol)
     reports = reports_of(cluster, BatchIdentity.of_query("one", 0))
-    with pytest.raises(TransactionError, match=r"Readers see nothing of it.* run it again") as reported:
+    with pytest.raises(TransactionError, match=r"Readers see none of its rows.* run it again") as reported:
         cluster.commit(*reports, die_before=times_out(cluster, 0, 1))
     assert not isinstance(reported.value, IncompleteBatchError)
     cluster.commit(*cluster.wrote()[1])
@@ -163,7 +163,7 @@ def test_of_two_queries_under_one_name_no_batch_is_doubled_without_a_warning() -
     ]
     assert ["may be there twice" in one for one in doubts] == [False, True, True]
     assert not doubts[0]
-    assert "query two before" in doubts[2]
+    assert "query two used before" in doubts[2]
     assert not cluster.commit(cluster.write(cluster.plan(), 1, 0, 0)).doubt, "it goes on"
     later, named = Cluster(), Cluster()
     assert "may be there twice" in later.commit(later.write(later.plan(), 5, 0, 0)).doubt
@@ -200,7 +200,7 @@ def test_a_decision_that_planning_did_not_see_is_not_made_again(*, learns: bool)
     report = cluster.write(misled, 0, 0, 0)
     if learns:
         cluster.kafka.former.clear()
-    with pytest.raises(TransactionError, match="decision 1 was decided"):
+    with pytest.raises(TransactionError, match="decision 1 was made"):
         cluster.commit(report)
     assert dict(cluster.kafka.visible) == {(0, 0): 1}
     assert cluster.abort(misled).aborted == 1

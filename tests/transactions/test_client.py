@@ -168,7 +168,7 @@ def test_brokers_that_lack_what_exactly_once_needs_are_refused_saying_so() -> No
     """Catches: brokers that others wrote, with one of the APIs and without another (tansu)."""
     older = {apis.TXN_OFFSET_COMMIT: 3, apis.LIST_TRANSACTIONS: 1}
     for newest, missing in (
-        (older, "TxnOffsetCommit ends with version 3, not 4"),
+        (older, "TxnOffsetCommit has version 3 instead of 4"),
         ({apis.TXN_OFFSET_COMMIT: 4}, "ListTransactions is missing"),
     ):
         network = Network()

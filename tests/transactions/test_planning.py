@@ -166,7 +166,7 @@ def test_a_query_without_a_checkpoint_needs_a_prefix() -> None:
     assert prefix({}, is_streaming=True, **MINE) == "mine-query"
     with pytest.raises(ConfigurationError, match=r"transactional\.id\.prefix"):
         prefix(is_streaming=True)
-    with pytest.raises(ConfigurationError, match="a query has its batches' ids"):
+    with pytest.raises(ConfigurationError, match="a streaming query identifies its batches itself"):
         of_query("/c", txnAppId="app", txnVersion="1")
 
 

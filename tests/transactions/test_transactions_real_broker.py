@@ -162,7 +162,7 @@ def test_a_batch_that_cannot_be_repaired_is_an_error_until_somebody_resolves_it(
     assert "1 of them not committed" in listed
     assert "1 transaction open" in listed
     _told(run, "complete", *more, code=2)
-    assert "is forgotten" in _told(run, "rewrite", *more)
+    assert "is dropped" in _told(run, "rewrite", *more)
     assert run.open() == []
     assert run.take_over().role(BatchIdentity("query", 0), 0).value == "write"
 
@@ -196,7 +196,7 @@ def test_the_command_creates_nothing_and_lists_what_is_there(
     for action in ("list", "complete", "rewrite", "abandon"):
         capsys.readouterr()
         assert command.main([action, *where, "--prefix", misspelt, "--topic", run.scope.topic]) == 1
-        assert f"no broker knows transactional.id.prefix '{misspelt}'" in capsys.readouterr().err
+        assert f"no broker lists transactional.id.prefix '{misspelt}'" in capsys.readouterr().err
     assert run.run(describe(f"{misspelt}-driver")) == {}
     run.commit(run.write(run.take_over(), 0, 0, ["0-0"]))
     run.write(run.take_over(), 1, 0, ["1-0"])
@@ -298,7 +298,7 @@ def test_what_brokers_have_forgotten_is_called_unknown_and_not_missing(job: Call
     found = run.run(driver.take_over(run.scope, in_a_week_ms))
     assert (found.missing, found.unknown) == (frozenset(), {1})
     reported = TaskHandover.of(run.scope, found, wall_ms())
-    with pytest.raises(IncompleteBatchError, match=r"cannot be known any more.*Only if they are not"):
+    with pytest.raises(IncompleteBatchError, match=r"can no longer be known.*Only if they are not"):
         reported.role(BatchIdentity("query", 0), 1)
     run.run(driver.resolve(run.scope, found.driver_epoch, found.decision, rewrite=False))
     _told(run, "complete")
@@ -335,7 +335,7 @@ def test_a_driver_that_was_replaced_before_its_decision_leaves_its_successor_alo
     second.commit(second.write(newer, 0, 0, ["newer"]))
     # A group's coordinator tells a decision a moment after it is answered.
     until(lambda: second.run(driver.read_decision(second.scope)), "the decision")
-    with pytest.raises(TransactionError, match="leave it alone"):
+    with pytest.raises(TransactionError, match="let it run"):
         first.commit(report)
     assert first.run(driver.abort(first.scope, older.driver_epoch, wall_ms)) is None
     second.await_rows(["newer"])
