@@ -22,7 +22,7 @@ from kafka_sink.transactions.operations import (
     ListIds,
     ListOpen,
     Scope,
-    Steps,
+    TransactionSteps,
     describe,
     prefix_of,
 )
@@ -103,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
 # -- which prefix ---------------------------------------------------------------------------------
 
 
-def _prefixes() -> Steps[frozenset[str]]:
+def _prefixes() -> TransactionSteps[frozenset[str]]:
     (ids,) = yield (ListIds(),)
     return frozenset(map(prefix_of, ids))
 
@@ -200,7 +200,7 @@ def _count_open(found: Mapping[str, Described]) -> str:
     return f"{len(found):,} transaction{'' if len(found) == 1 else 's'} open"
 
 
-def _open(scope: Scope) -> Steps[dict[str, Described]]:
+def _open(scope: Scope) -> TransactionSteps[dict[str, Described]]:
     (names,) = yield (ListOpen(scope.prefix),)
     found = yield from describe(*names, scope.driver_id)
     return {name: one for name, one in found.items() if one.state == OPEN}

@@ -18,7 +18,7 @@ from kafka_sink.transactions.decision import (
     WrittenNumbers,
 )
 from kafka_sink.transactions.driver import Ownership
-from kafka_sink.transactions.operations import ProducerEpoch, Scope, Steps
+from kafka_sink.transactions.operations import ProducerEpoch, Scope, TransactionSteps
 
 # The sink warns of a transaction that has been open for more than this share of kafka.transaction.timeout.ms.
 LONG_OPEN = 0.5
@@ -191,7 +191,7 @@ def described(count: int, what: str) -> str:
 
 def commit(
     reports: Sequence[AttemptReport], *, records_empty: bool, compare: str = "content"
-) -> Steps[BatchOutcome]:
+) -> TransactionSteps[BatchOutcome]:
     """Decide and complete the batch that these tasks have written.
 
     ``records_empty``: a batch without rows is also recorded as written. ``compare`` is what must be the same

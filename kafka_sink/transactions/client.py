@@ -126,7 +126,9 @@ class TransactionClient(BlockingCalls):
 
     # -- for the caller ---------------------------------------------------------------------------
 
-    def run(self, steps: ops.Steps[Result], timeout_ms: float, bound: str = "kafka.max.block.ms") -> Result:
+    def run(
+        self, steps: ops.TransactionSteps[Result], timeout_ms: float, bound: str = "kafka.max.block.ms"
+    ) -> Result:
         """Run a generator of the protocol to its end, and return its result.
 
         Raises what the generator raises; DeliveryError after ``timeout_ms``, which the option ``bound`` sets;

@@ -51,7 +51,7 @@ from kafka_sink.transactions.operations import (
     ProducerEpoch,
     RecordOffsets,
     Scope,
-    Steps,
+    TransactionSteps,
     describe,
     epochs_behind,
     fetch_offsets,
@@ -83,7 +83,7 @@ class Ownership:
         return frozenset(part.task for part in parts if part.outcome is Outcome.LOST)
 
 
-def take_over(scope: Scope, clock_ms: Clock) -> Steps[Ownership]:
+def take_over(scope: Scope, clock_ms: Clock) -> TransactionSteps[Ownership]:
     """Fence other drivers of the prefix, complete what was decided, and abort everything else that is open.
 
     ``clock_ms`` returns the time of day. Raises TransactionError if another driver takes over meanwhile.
@@ -93,7 +93,7 @@ def take_over(scope: Scope, clock_ms: Clock) -> Steps[Ownership]:
     return (yield from _settle(scope, driver_epoch, clock_ms))
 
 
-def _settle(scope: Scope, driver_epoch: ProducerEpoch, clock_ms: Clock) -> Steps[Ownership]:
+def _settle(scope: Scope, driver_epoch: ProducerEpoch, clock_ms: Clock) -> TransactionSteps[Ownership]:
     """Complete what was decided and abort everything else, as the owner of the prefix."""
     key, marker_key = scope.decision_key(0), scope.marker_key(0)
     read: tuple[Operation, ...] = FetchOffsets((key.group, marker_key.group)), FetchStableOffsets((key,))
@@ -149,7 +149,7 @@ def _remember(
     now_ms: float,
     *,
     is_proved_otherwise: bool,
-) -> Steps[tuple[ProducerEpoch, Decision]]:
+) -> TransactionSteps[tuple[ProducerEpoch, Decision]]:
     """Record the outcomes of the decision's parts while they are known, because their proof expires.
 
     ``is_proved_otherwise``: progress markers do not show all of it, because they are gone or elsewhere. Then
@@ -174,7 +174,7 @@ def _remember(
     return driver_epoch, known
 
 
-def abort(scope: Scope, driver_epoch: ProducerEpoch, clock_ms: Clock) -> Steps[Ownership | None]:
+def abort(scope: Scope, driver_epoch: ProducerEpoch, clock_ms: Clock) -> TransactionSteps[Ownership | None]:
     """End what a failed batch left open, or complete the batch if it was decided.
 
     Returns None if another driver has taken over, which then does this. An abort under the driver's id
@@ -187,7 +187,7 @@ def abort(scope: Scope, driver_epoch: ProducerEpoch, clock_ms: Clock) -> Steps[O
     return None if renewed is None else (yield from _settle(scope, renewed, clock_ms))
 
 
-def _renewed(scope: Scope, driver_epoch: ProducerEpoch) -> Steps[ProducerEpoch | None]:
+def _renewed(scope: Scope, driver_epoch: ProducerEpoch) -> TransactionSteps[ProducerEpoch | None]:
     """Return the new driver epoch after a failed abort, or None if another driver has taken over.
 
     The abort fails after a decision and after the time-out of the driver's own transaction. Both raise the
@@ -245,12 +245,12 @@ def _open_part(scope: Scope, part: Part, found: Mapping[str, Described]) -> Desc
     return one if one is not None and one.state == OPEN and one.producer == part.producer else None
 
 
-def read_decision(scope: Scope) -> Steps[Decision | None]:
+def read_decision(scope: Scope) -> TransactionSteps[Decision | None]:
     """The latest decision that brokers show at this moment. Raises ProtocolError if it cannot be read."""
     return (yield from _decision_in(scope, (yield from fetch_offsets(scope.decision_key(0).group))))
 
 
-def _await_all_chunks(scope: Scope, chunks: int) -> Steps[None]:
+def _await_all_chunks(scope: Scope, chunks: int) -> TransactionSteps[None]:
     """Wait until every chunk of a committed decision can be read: groups do not show them at once."""
     keys = [scope.decision_key(chunk) for chunk in range(chunks)]
     while None in (yield from fetch_stable_offsets(*keys)).values():
@@ -259,7 +259,7 @@ def _await_all_chunks(scope: Scope, chunks: int) -> Steps[None]:
 
 def _decision_in(
     scope: Scope, seen: Mapping[OffsetKey, str], *, waits: bool = False
-) -> Steps[Decision | None]:
+) -> TransactionSteps[Decision | None]:
     """The latest decision.
 
     ``seen`` contains the offsets of its first group; ``waits`` until all chunks are there.
@@ -280,7 +280,7 @@ def _decision_in(
 
 def read_last(
     scope: Scope, driver_epoch: ProducerEpoch, batch: BatchIdentity, expected: int
-) -> Steps[Decision | None]:
+) -> TransactionSteps[Decision | None]:
     """The latest decision. Raises TransactionError if it is not the one that planning read.
 
     In that case another driver has taken over and decided, or one of the two was not the latest: a broker
@@ -294,7 +294,9 @@ def read_last(
     return decision
 
 
-def resolve(scope: Scope, driver_epoch: ProducerEpoch, decision: Decision, *, rewrite: bool) -> Steps[None]:
+def resolve(
+    scope: Scope, driver_epoch: ProducerEpoch, decision: Decision, *, rewrite: bool
+) -> TransactionSteps[None]:
     """Record that an incomplete batch counts as lost or as written. What readers see of it does not change.
 
     ``rewrite``: it counts as lost, and the next run writes all of it. Otherwise it counts as written, and no
@@ -311,7 +313,7 @@ def resolve(scope: Scope, driver_epoch: ProducerEpoch, decision: Decision, *, re
 
 def record_and_commit(
     scope: Scope, driver_epoch: ProducerEpoch, decision: Decision, parts: tuple[Part, ...] = ()
-) -> Steps[tuple[ProducerEpoch, Mapping[str, Described]]]:
+) -> TransactionSteps[tuple[ProducerEpoch, Mapping[str, Described]]]:
     """Record and commit a decision, whose new ``parts`` must be open.
 
     Returns the new driver epoch and the descriptions of ``parts``. Raises TransactionError.
@@ -327,7 +329,7 @@ def record_and_commit(
 
 def decide(
     scope: Scope, driver_epoch: ProducerEpoch, decision: Decision, parts: tuple[Part, ...]
-) -> Steps[tuple[int, int]]:
+) -> TransactionSteps[tuple[int, int]]:
     """Record a decision and commit the parts of it that are written now.
 
     Returns when the first of their transactions began by its coordinator's clock (-1 if that is not known),
@@ -348,7 +350,7 @@ def decide(
 
 def _commit_parts(
     scope: Scope, driver_epoch: ProducerEpoch, decision: Decision, parts: tuple[Part, ...]
-) -> Steps[int]:
+) -> TransactionSteps[int]:
     """Commit the parts of a new decision; returns how many other transactions were aborted."""
     # The list comes first: a broker handles the requests of a connection in order, and commits wait for its
     # log.
@@ -377,7 +379,7 @@ def _commit_parts(
 
 def require_open(
     scope: Scope, batch: BatchIdentity, parts: tuple[Part, ...], found: Mapping[str, Described]
-) -> Steps[Mapping[str, Described]]:
+) -> TransactionSteps[Mapping[str, Described]]:
     """Return the descriptions of transactions that are all open.
 
     Raises TransactionError if one is not open: a batch that has lost a part must not be decided.
@@ -405,7 +407,7 @@ def _misled(scope: Scope, batch: BatchIdentity, expected: int, found: int) -> Tr
 
 def record(
     scope: Scope, driver_epoch: ProducerEpoch, decision: Decision, parts: tuple[Part, ...] = ()
-) -> Steps[Mapping[str, Described]]:
+) -> TransactionSteps[Mapping[str, Described]]:
     """Put the decision into the driver's transaction, and check that its predecessor is still the last.
 
     It also describes the transactions of ``parts``, in the same step: they must be open only before the

@@ -1,8 +1,8 @@
 """The operations that the protocol asks of Kafka, and their results: plain values.
 
-The protocol's functions are generators (``Steps``). Each step yields a tuple of operations that may run at
-the same time, and is sent their results in the same order. The code that runs the generators retries
-retriable errors and requests whose response was lost, so each operation may be repeated.
+The protocol's functions are generators (``TransactionSteps``). Each step yields a tuple of operations that
+may run at the same time, and is sent their results in the same order. The code that runs the generators
+retries retriable errors and requests whose response was lost, so each operation may be repeated.
 """
 
 from __future__ import annotations
@@ -207,10 +207,10 @@ Operation = (
     | ListIds
     | LookUp
 )
-Steps = Generator[tuple[Operation, ...], tuple[Any, ...], Result]
+TransactionSteps = Generator[tuple[Operation, ...], tuple[Any, ...], Result]
 
 
-def init_producer(transactional_id: str, *groups: str) -> Steps[ProducerEpoch]:
+def init_producer(transactional_id: str, *groups: str) -> TransactionSteps[ProducerEpoch]:
     """Take over a transactional id. ``groups`` are those that the next steps use."""
     result, _ = yield (InitProducer(transactional_id), LookUp(groups))
     return ProducerEpoch(*result)
@@ -218,7 +218,7 @@ def init_producer(transactional_id: str, *groups: str) -> Steps[ProducerEpoch]:
 
 def describe(
     *transactional_ids: str, afresh: bool = False, once_ended: bool = False
-) -> Steps[Mapping[str, Described]]:
+) -> TransactionSteps[Mapping[str, Described]]:
     """Run one Describe, or nothing if there are no ids."""
     if not transactional_ids:
         return {}
@@ -226,12 +226,12 @@ def describe(
     return dict(result)
 
 
-def fetch_offsets(*groups: str) -> Steps[Mapping[OffsetKey, str]]:
+def fetch_offsets(*groups: str) -> TransactionSteps[Mapping[OffsetKey, str]]:
     (result,) = yield (FetchOffsets(groups),)
     return dict(result)
 
 
-def fetch_stable_offsets(*keys: OffsetKey) -> Steps[Mapping[OffsetKey, str | None]]:
+def fetch_stable_offsets(*keys: OffsetKey) -> TransactionSteps[Mapping[OffsetKey, str | None]]:
     """Run one FetchStableOffsets, or nothing if there are no keys."""
     if not keys:
         return {}

@@ -40,7 +40,7 @@ from kafka_sink.transactions.operations import (
     ProducerEpoch,
     RecordOffsets,
     Scope,
-    Steps,
+    TransactionSteps,
     describe,
     epochs_behind,
     fetch_offsets,
@@ -65,7 +65,9 @@ def other_driver(scope: Scope, failed: Failed, what: str = "") -> TransactionErr
 # -- who owns the prefix --------------------------------------------------------------------------
 
 
-def require_owner(scope: Scope, driver_epoch: ProducerEpoch, *keys: OffsetKey) -> Steps[ProducerEpoch]:
+def require_owner(
+    scope: Scope, driver_epoch: ProducerEpoch, *keys: OffsetKey
+) -> TransactionSteps[ProducerEpoch]:
     """Return the new driver epoch. Raises TransactionError if another driver has taken over.
 
     The proof consists of offsets that are recorded under the driver's id and aborted: only the current
@@ -94,7 +96,7 @@ def require_owner(scope: Scope, driver_epoch: ProducerEpoch, *keys: OffsetKey) -
 
 def inspect(
     scope: Scope, driver_epoch: ProducerEpoch, names: Iterable[str], *keys: OffsetKey
-) -> Steps[tuple[ProducerEpoch, Mapping[str, Described]]]:
+) -> TransactionSteps[tuple[ProducerEpoch, Mapping[str, Described]]]:
     """Describe these ids of the prefix's tasks; returns the renewed driver epoch and the descriptions.
 
     It raises what ``require_owner`` raises, which gets ``keys``. The order makes it safe to end the
@@ -107,7 +109,9 @@ def inspect(
     return driver_epoch, found
 
 
-def abort_others(found: Mapping[str, Described], scope: Scope, decided: Iterable[Part]) -> Steps[int]:
+def abort_others(
+    found: Mapping[str, Described], scope: Scope, decided: Iterable[Part]
+) -> TransactionSteps[int]:
     """Abort what ``inspect`` found open and what was not decided; returns how many transactions were aborted.
 
     Ids that have no transaction yet are also ended, so that none can begin.
@@ -158,7 +162,7 @@ class Judgement:
 
 def judge(
     scope: Scope, driver_epoch: ProducerEpoch, decision: Decision, failed: tuple[Part, ...], clock_ms: Clock
-) -> Steps[Judgement]:
+) -> TransactionSteps[Judgement]:
     """Find out what became of decided parts whose commit failed. Raises TransactionError for a former owner.
 
     A progress marker that stays pending is in an open transaction. That transaction is committed again by way
@@ -191,7 +195,7 @@ def judge(
 
 def _markers_of(
     scope: Scope, decision: Decision, parts: Iterable[Part]
-) -> Steps[tuple[tuple[Part, ...], tuple[Part, ...]]]:
+) -> TransactionSteps[tuple[tuple[Part, ...], tuple[Part, ...]]]:
     """Return the parts whose progress markers are pending, and the parts that have no marker."""
     keys = {part: decision.marker_key(scope, part) for part in parts}
     markers = yield from fetch_stable_offsets(*keys.values())
@@ -204,14 +208,14 @@ def _markers_of(
     return pending, absent
 
 
-def are_visible(scope: Scope, decision: Decision, parts: tuple[Part, ...]) -> Steps[bool]:
+def are_visible(scope: Scope, decision: Decision, parts: tuple[Part, ...]) -> TransactionSteps[bool]:
     """Whether the progress markers of all these parts, which are committed, are visible at this moment."""
     return not parts or not any((yield from _markers_of(scope, decision, parts)))
 
 
 def _without_markers(
     scope: Scope, decision: Decision, parts: tuple[Part, ...], clock_ms: Clock
-) -> Steps[tuple[tuple[Part, ...], tuple[Part, ...]]]:
+) -> TransactionSteps[tuple[tuple[Part, ...], tuple[Part, ...]]]:
     """Return which of these parts, which have no progress marker, were aborted, and whose outcome is unknown.
 
     Offsets expire one by one, and progress markers before their decision.
@@ -242,7 +246,7 @@ def outcome_of(part: Part, found: Described | None) -> Outcome:
     return Outcome.LOST if behind and found.state in ABORTED else Outcome.UNRECORDED
 
 
-def uncommitted(scope: Scope, decision: Decision) -> Steps[tuple[Part, ...]]:
+def uncommitted(scope: Scope, decision: Decision) -> TransactionSteps[tuple[Part, ...]]:
     """The parts that readers do not see at this moment.
 
     This waits for nothing: it is for the command line.
@@ -260,7 +264,9 @@ def uncommitted(scope: Scope, decision: Decision) -> Steps[tuple[Part, ...]]:
     )
 
 
-def not_visible(scope: Scope, decision: Decision, seen: Mapping[OffsetKey, str]) -> Steps[tuple[Part, ...]]:
+def not_visible(
+    scope: Scope, decision: Decision, seen: Mapping[OffsetKey, str]
+) -> TransactionSteps[tuple[Part, ...]]:
     """The parts that are not known to be committed and whose progress marker is not visible at this moment.
 
     They may be committed all the same. ``seen`` contains the offsets of the first group of markers.

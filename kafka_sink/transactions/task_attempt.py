@@ -25,7 +25,7 @@ from kafka_sink.transactions.operations import (
     ProducerEpoch,
     RecordOffsets,
     Scope,
-    Steps,
+    TransactionSteps,
     describe,
     init_producer,
 )
@@ -187,7 +187,7 @@ _MAX_SLOTS = 16
 
 def begin_steps(
     scope: Scope, driver_epoch: ProducerEpoch, task: int, attempt: int
-) -> Steps[tuple[int, ProducerEpoch]]:
+) -> TransactionSteps[tuple[int, ProducerEpoch]]:
     """Begin a transaction; returns the slot, and the producer id and epoch to write with.
 
     Each attempt first tries the slot of its own number, so a late attempt ends no transaction of another
@@ -205,7 +205,9 @@ def begin_steps(
     raise TransactionError(f"attempt {attempt} of task {task} has {_MAX_SLOTS} transactions open already")
 
 
-def finish_steps(scope: Scope, driver_epoch: ProducerEpoch, batch: BatchIdentity, part: Part) -> Steps[None]:
+def finish_steps(
+    scope: Scope, driver_epoch: ProducerEpoch, batch: BatchIdentity, part: Part
+) -> TransactionSteps[None]:
     """Put the progress marker into the transaction, after all rows are acknowledged. Raises TransactionError.
 
     If an attempt had begun and had not written yet when its batch was committed, it fails here. Nothing else
@@ -222,13 +224,13 @@ def finish_steps(scope: Scope, driver_epoch: ProducerEpoch, batch: BatchIdentity
     yield from require_driver_epoch(scope, driver_epoch, driver)
 
 
-def abort_steps(transactional_id: str, producer: ProducerEpoch) -> Steps[None]:
+def abort_steps(transactional_id: str, producer: ProducerEpoch) -> TransactionSteps[None]:
     yield (EndTransaction(transactional_id, producer, commit=False),)
 
 
 def require_driver_epoch(
     scope: Scope, driver_epoch: ProducerEpoch, described: Mapping[str, Described] | None = None
-) -> Steps[None]:
+) -> TransactionSteps[None]:
     """Raise TransactionError if the driver no longer has this epoch.
 
     ``described`` may contain its description.

@@ -19,7 +19,7 @@ from confluent_kafka import Producer
 from kafka_sink.options import parse
 from kafka_sink.transactions import planning
 from kafka_sink.transactions.client import TransactionClient
-from kafka_sink.transactions.operations import ListOpen, Steps, describe
+from kafka_sink.transactions.operations import ListOpen, TransactionSteps, describe
 from local_kafka import LocalBroker
 from tests.support.topics import log_ends, read_to_end
 from tests.support.waiting import until
@@ -87,18 +87,18 @@ def await_rows(broker: LocalBroker, topic: str, expected: list[int]) -> None:
     until(arrived, f"{len(expected)} rows", within_s=120, poll_s=0.1)
 
 
-def asked(broker: LocalBroker, steps: Steps[Any]) -> Any:
+def asked(broker: LocalBroker, steps: TransactionSteps[Any]) -> Any:
     parsed = parse({"kafka.bootstrap.servers": broker.bootstrap_servers})
     with closing(TransactionClient(parsed.options)) as client:
         return client.run(steps, 30_000)
 
 
-def open_under(prefix: str) -> Steps[list[str]]:
+def open_under(prefix: str) -> TransactionSteps[list[str]]:
     (names,) = yield (ListOpen(prefix),)
     return list(names)
 
 
-def hold_up_readers(prefix: str) -> Steps[bool]:
+def hold_up_readers(prefix: str) -> TransactionSteps[bool]:
     """Whether rows of an open transaction of the prefix are in the topic."""
     found = yield from describe(*(yield from open_under(prefix)))
     return any(one.partitions for one in found.values())

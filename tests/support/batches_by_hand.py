@@ -15,7 +15,7 @@ from kafka_sink.transactions import batch, driver, task_attempt
 from kafka_sink.transactions.batch import AttemptReport, TaskHandover
 from kafka_sink.transactions.client import TransactionClient
 from kafka_sink.transactions.decision import BatchIdentity, next_decision
-from kafka_sink.transactions.operations import EndTransaction, ListOpen, Scope, Steps
+from kafka_sink.transactions.operations import EndTransaction, ListOpen, Scope, TransactionSteps
 from kafka_sink.transactions.task_attempt import TaskAttempt
 from tests.support.topics import read_to_end
 from tests.support.waiting import until
@@ -36,7 +36,7 @@ class Job:
     def servers(self) -> str:
         return ",".join(f"{host}:{port}" for host, port in self.options.bootstrap_servers)
 
-    def run(self, steps: Steps[Any]) -> Any:
+    def run(self, steps: TransactionSteps[Any]) -> Any:
         return self.client.run(steps, _PATIENCE_MS)
 
     def take_over(self) -> TaskHandover:
@@ -64,7 +64,7 @@ class Job:
     def record_only(self, handover: TaskHandover, *reports: AttemptReport) -> None:
         """What a driver has done that dies before its decision counts."""
 
-        def steps() -> Steps[None]:
+        def steps() -> TransactionSteps[None]:
             parts = [report.part for report in reports if report.part is not None]
             run = reports[0].run
             decision = next_decision(self.scope, run.last, run.batch, len(reports), parts)
@@ -76,7 +76,7 @@ class Job:
     def decide_only(self, handover: TaskHandover, *reports: AttemptReport) -> None:
         """What a driver has done that dies between its decision and the first transaction's end."""
 
-        def steps() -> Steps[None]:
+        def steps() -> TransactionSteps[None]:
             yield (EndTransaction(self.scope.driver_id, handover.driver_epoch, commit=True),)
 
         self.record_only(handover, *reports)
@@ -101,7 +101,7 @@ class Job:
         return attempt.finish()
 
     def open(self) -> list[str]:
-        def steps() -> Steps[list[str]]:
+        def steps() -> TransactionSteps[list[str]]:
             (names,) = yield (ListOpen(self.scope.prefix),)
             return list(names)
 

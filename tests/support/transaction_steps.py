@@ -13,14 +13,16 @@ from kafka_sink.transactions import batch as batches
 from kafka_sink.transactions import driver, task_attempt
 from kafka_sink.transactions.batch import AttemptReport, TaskHandover, TaskRole
 from kafka_sink.transactions.decision import BatchIdentity, Part, RowsDigest
-from kafka_sink.transactions.operations import EndTransaction, Operation, Scope, Steps
+from kafka_sink.transactions.operations import EndTransaction, Operation, Scope, TransactionSteps
 from tests.support.transactions_of_kafka import Kafka, NotYet, Produce
 
 SCOPE = Scope("q", "t", 2)
 PROTOCOLS = (1, 2)
 
 
-def through(steps: Steps[Any], ask: Callable[[tuple[Operation, ...]], Steps[Any]]) -> Steps[Any]:
+def through(
+    steps: TransactionSteps[Any], ask: Callable[[tuple[Operation, ...]], TransactionSteps[Any]]
+) -> TransactionSteps[Any]:
     """The steps, of which ``ask`` yields the operations that are wanted and returns the answers."""
     answers: Any = None
     while True:
@@ -43,7 +45,7 @@ class Cluster:
         # False: markers are written only when something waits for them.
         self.writes_markers_at_once = True
 
-    def run(self, steps: Steps[Any], die_before: Callable[[Operation], bool] | None = None) -> Any:
+    def run(self, steps: TransactionSteps[Any], die_before: Callable[[Operation], bool] | None = None) -> Any:
         answers: Any = None
         while True:
             try:

@@ -37,7 +37,7 @@ from kafka_sink.transactions.operations import (
     Operation,
     ProducerEpoch,
     RecordOffsets,
-    Steps,
+    TransactionSteps,
     describe,
     fetch_offsets,
     fetch_stable_offsets,
@@ -131,11 +131,11 @@ def connected(network: Network) -> TransactionClient:
     return client
 
 
-def step(*operations: Operation) -> Steps[tuple[Any, ...]]:
+def step(*operations: Operation) -> TransactionSteps[tuple[Any, ...]]:
     return (yield operations)
 
 
-def listing() -> Steps[set[str]]:
+def listing() -> TransactionSteps[set[str]]:
     (names,) = yield (ListOpen("p"),)
     return set(names)
 
@@ -181,7 +181,7 @@ def test_brokers_that_lack_what_exactly_once_needs_are_refused_saying_so() -> No
 def test_without_any_broker_a_step_ends_with_its_time_and_its_steps_are_told(network: Network) -> None:
     """Only they know what it means for a batch."""
 
-    def steps() -> Steps[str]:
+    def steps() -> TransactionSteps[str]:
         try:
             yield from fetch_offsets("p-decision")
         except DeliveryError as error:

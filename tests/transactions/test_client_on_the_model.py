@@ -26,7 +26,7 @@ from kafka_sink.model import MetadataUpdate, TopicPartition
 from kafka_sink.network import apis
 from kafka_sink.network import transaction_requests as responses
 from kafka_sink.network.requests import MetadataResponse, ProducerIdResponse
-from kafka_sink.transactions.operations import Failed, OffsetKey, ProducerEpoch, Steps
+from kafka_sink.transactions.operations import Failed, OffsetKey, ProducerEpoch, TransactionSteps
 from tests.support.effort import tries
 from tests.support.transaction_network import NODES, Connection, Network
 from tests.support.transaction_steps import SCOPE, Cluster, Died
@@ -221,7 +221,7 @@ class ByClient(Cluster):
         self.kafka = brokers.kafka
         self.client = brokers.client()
 
-    def run(self, steps: Steps[Any], _: object = None) -> Any:
+    def run(self, steps: TransactionSteps[Any], _: object = None) -> Any:
         return self.client.run(steps, 60_000)
 
     def write_batch(self, number: int) -> None:

@@ -35,7 +35,14 @@ from kafka_sink.transactions.decision import (
     repaired,
 )
 from kafka_sink.transactions.driver import Ownership
-from kafka_sink.transactions.operations import FetchOffsets, ListOpen, OffsetKey, ProducerEpoch, Scope, Steps
+from kafka_sink.transactions.operations import (
+    FetchOffsets,
+    ListOpen,
+    OffsetKey,
+    ProducerEpoch,
+    Scope,
+    TransactionSteps,
+)
 
 # A broker refuses 4,096 bytes and more (offset.metadata.max.bytes).
 _REFUSED_BYTES = 4096
@@ -139,7 +146,7 @@ HOSTILE = {
 def cluster_with(texts: Mapping[str, str]) -> SimpleNamespace:
     """A client of a cluster where these prefixes have these decisions, and no transaction is open."""
 
-    def run(steps: Steps[Any], *_: object) -> Any:
+    def run(steps: TransactionSteps[Any], *_: object) -> Any:
         results: tuple[Any, ...] | None = None
         try:
             while True:

@@ -16,7 +16,14 @@ from kafka_sink.network.client import NetworkClient
 from kafka_sink.options import parse
 from kafka_sink.transactions import batch, driver
 from kafka_sink.transactions.client import TransactionClient
-from kafka_sink.transactions.operations import EndTransaction, Failed, Operation, Scope, Steps, describe
+from kafka_sink.transactions.operations import (
+    EndTransaction,
+    Failed,
+    Operation,
+    Scope,
+    TransactionSteps,
+    describe,
+)
 from local_kafka import LocalBroker
 from tests.support.batches_by_hand import Job
 from tests.support.effort import EFFORT
@@ -79,10 +86,10 @@ class Thawing:
     node: Node
     refused: int = 0
 
-    def steps(self, commit: Steps[Any]) -> Steps[Any]:
+    def steps(self, commit: TransactionSteps[Any]) -> TransactionSteps[Any]:
         return (yield from through(commit, self._ask))
 
-    def _ask(self, wanted: tuple[Operation, ...]) -> Steps[Any]:
+    def _ask(self, wanted: tuple[Operation, ...]) -> TransactionSteps[Any]:
         name = self.run.scope.task_id(0, 0)
         ends = [one for one in wanted if isinstance(one, EndTransaction) and one.transactional_id == name]
         if ends and not ends[0].afresh:

@@ -26,7 +26,7 @@ from kafka_sink.transactions.operations import (
     EndTransaction,
     ProducerEpoch,
     Scope,
-    Steps,
+    TransactionSteps,
 )
 from kafka_sink.transactions.planning import Clients, PlannedTransactions
 
@@ -194,7 +194,7 @@ def aborted_under() -> list[ProducerEpoch]:
     """The driver epochs with which a process that did not plan the write begins to abort it."""
     driver_epochs: list[ProducerEpoch] = []
 
-    def run(steps: Steps[Any]) -> None:
+    def run(steps: TransactionSteps[Any]) -> None:
         (first,) = next(steps)
         assert isinstance(first, EndTransaction)
         driver_epochs.append(first.producer)

@@ -21,7 +21,7 @@ from kafka_sink.transactions.operations import (
     ListOpen,
     Operation,
     Scope,
-    Steps,
+    TransactionSteps,
     describe,
     fetch_offsets,
 )
@@ -163,13 +163,13 @@ def test_the_model_reaches_what_it_is_for() -> None:
     """Decisions that another run completes, batches written before, repairs, loud errors."""
     seen: set[str] = set()
 
-    def commit(*args: Any, **named: Any) -> Steps[Any]:
+    def commit(*args: Any, **named: Any) -> TransactionSteps[Any]:
         outcome = yield from batches.commit(*args, **named)
         seen.update(name for name in ("repaired", "aborted") if getattr(outcome, name))
         seen.update(["skipped"] if outcome.skipped is not None else [])
         return outcome
 
-    def take_over(scope: Any, clock_ms: Clock) -> Steps[Any]:
+    def take_over(scope: Any, clock_ms: Clock) -> TransactionSteps[Any]:
         ownership = yield from driver.take_over(scope, clock_ms)
         seen.update(name for name in ("completed", "aborted", "missing") if getattr(ownership, name))
         return ownership
@@ -196,7 +196,7 @@ def with_outcomes(
     return replace(decisions.recorded(decision, outcomes), number=decision.number)
 
 
-def without_taking_over(scope: Any, clock_ms: Clock) -> Steps[Any]:
+def without_taking_over(scope: Any, clock_ms: Clock) -> TransactionSteps[Any]:
     """Planning reads without fencing, so it shares the driver's epoch with an older driver."""
     known = yield from describe(scope.driver_id)
     if scope.driver_id not in known:
@@ -210,11 +210,11 @@ def without_taking_over(scope: Any, clock_ms: Clock) -> Steps[Any]:
     return driver.Ownership(known[scope.driver_id].producer, decision)
 
 
-def seen(scope: Any) -> Steps[Any]:
+def seen(scope: Any) -> TransactionSteps[Any]:
     return (yield from fetch_offsets(scope.marker_key(0).group))
 
 
-def commits_without_deciding(reports: Any, **_: Any) -> Steps[Any]:
+def commits_without_deciding(reports: Any, **_: Any) -> TransactionSteps[Any]:
     """As most sinks do: the driver commits one transaction after the other."""
     for report in reports:
         if report.part is not None:
@@ -230,7 +230,7 @@ def forgets_what_is_missing(scope: Scope, ownership: Any, now_ms: float) -> Task
     return TaskHandover.of(scope, replace(ownership, decision=decision), now_ms)
 
 
-def repairs_whatever_the_tasks_are(reports: Any, **named: Any) -> Steps[Any]:
+def repairs_whatever_the_tasks_are(reports: Any, **named: Any) -> TransactionSteps[Any]:
     """The rows that tasks were given are not compared."""
     if reports and reports[0].run.is_repair:
         parts = tuple(report.part for report in reports if report.part is not None)
@@ -242,7 +242,7 @@ def repairs_whatever_the_tasks_are(reports: Any, **named: Any) -> Steps[Any]:
     return (yield from batches.commit(reports, **named))
 
 
-def takes_expired_markers_for_missing(scope: Any, clock_ms: Clock) -> Steps[Any]:
+def takes_expired_markers_for_missing(scope: Any, clock_ms: Clock) -> TransactionSteps[Any]:
     """What is not proven by a progress marker is taken for lost."""
     found = yield from driver.take_over(scope, clock_ms)
     if found.decision is None:
@@ -253,10 +253,10 @@ def takes_expired_markers_for_missing(scope: Any, clock_ms: Clock) -> Steps[Any]
     return replace(found, decision=with_outcomes(decision, decisions.Outcome.LOST, absent))
 
 
-def ends_only_what_is_open(reports: Any, **named: Any) -> Steps[Any]:
+def ends_only_what_is_open(reports: Any, **named: Any) -> TransactionSteps[Any]:
     """Ids that a task has taken over, and not written under yet, are left to it."""
 
-    def ask(wanted: tuple[Operation, ...]) -> Steps[Any]:
+    def ask(wanted: tuple[Operation, ...]) -> TransactionSteps[Any]:
         answers = list((yield wanted))
         for index, operation in enumerate(wanted):
             if isinstance(operation, ListOpen):
@@ -267,7 +267,7 @@ def ends_only_what_is_open(reports: Any, **named: Any) -> Steps[Any]:
     return (yield from through(batches.commit(reports, **named), ask))
 
 
-def counts_what_is_lost(reports: Any, **named: Any) -> Steps[Any]:
+def counts_what_is_lost(reports: Any, **named: Any) -> TransactionSteps[Any]:
     """The next decision takes the one before it for written, whatever became of that."""
     one = reports[0].run
     parts = tuple(report.part for report in reports if report.part is not None)
@@ -280,10 +280,10 @@ def counts_what_is_lost(reports: Any, **named: Any) -> Steps[Any]:
     return (yield from driver.decide(one.scope, one.driver_epoch, decision, parts))
 
 
-def takes_what_is_told_by_now(scope: Scope, clock_ms: Clock) -> Steps[Any]:
+def takes_what_is_told_by_now(scope: Scope, clock_ms: Clock) -> TransactionSteps[Any]:
     """A decision whose offsets are reported late is not waited for."""
 
-    def ask(wanted: tuple[Operation, ...]) -> Steps[Any]:
+    def ask(wanted: tuple[Operation, ...]) -> TransactionSteps[Any]:
         is_read = any(isinstance(one, FetchOffsets) for one in wanted)
         kept = [one for one in wanted if not (is_read and isinstance(one, FetchStableOffsets))]
         answers = list((yield tuple(kept)))
@@ -294,7 +294,7 @@ def takes_what_is_told_by_now(scope: Scope, clock_ms: Clock) -> Steps[Any]:
     return (yield from through(driver.take_over(scope, clock_ms), ask))
 
 
-def leaves_no_marker(scope: Any, driver_epoch: Any, *_: Any) -> Steps[None]:
+def leaves_no_marker(scope: Any, driver_epoch: Any, *_: Any) -> TransactionSteps[None]:
     """A transaction that was committed looks like one that timed out."""
     yield from task_attempt.require_driver_epoch(scope, driver_epoch)
 
@@ -353,7 +353,7 @@ def in_all_orders(settings: Settings, most: int) -> Iterator[World]:
     raise AssertionError(f"more than {most} orders")
 
 
-def dies(_: Scope, __: Any, ___: float) -> Steps[None]:
+def dies(_: Scope, __: Any, ___: float) -> TransactionSteps[None]:
     """A driver that does not get as far as to abort what failed."""
     yield from ()
 

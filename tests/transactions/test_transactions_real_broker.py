@@ -30,7 +30,7 @@ from kafka_sink.transactions.operations import (
     EndTransaction,
     Operation,
     Scope,
-    Steps,
+    TransactionSteps,
     describe,
     fetch_stable_offsets,
     init_producer,
@@ -311,7 +311,7 @@ def test_a_driver_that_was_replaced_calls_no_batch_incomplete(job: Callable[...,
     handover = first.take_over()
     reports = [first.write(handover, 0, index, [f"0-{index}"]) for index in range(2)]
 
-    def freezes(wanted: tuple[Operation, ...]) -> Steps[Any]:
+    def freezes(wanted: tuple[Operation, ...]) -> TransactionSteps[Any]:
         if any(isinstance(one, EndTransaction) and "-task-" in one.transactional_id for one in wanted):
             again = second.take_over()
             second.commit(*(second.write(again, 1, index, [f"1-{index}"]) for index in range(2)))
