@@ -176,14 +176,15 @@ def _list(client: TransactionClient, scope: Scope, out: TextIO) -> int:
     else:
         _say(f"last decided: {_decided(client, scope, decision)}", out)
         _say(f"written of {decision.batch.writer}: {decision.written}", out)
-    found = client.run(_open(scope), *_TIMEOUT)
+    transactions = client.run(_open(scope), *_TIMEOUT)
     _warn_of_brokers(client)
-    _say(_count_open(found), out)
+    _say(_count_open(transactions), out)
     now_ms = wall_ms()
-    for name, one in sorted(found.items()):
+    for name, described in sorted(transactions.items()):
         _say(
-            f"{name}: open for {max(0.0, now_ms - one.started_ms) / 1000:.0f} s in {one.partitions} "
-            f"partitions, producer {one.producer.producer_id}, epoch {one.producer.epoch}",
+            f"{name}: open for {max(0.0, now_ms - described.started_ms) / 1000:.0f} s in "
+            f"{described.partitions} partitions, producer {described.producer.producer_id}, "
+            f"epoch {described.producer.epoch}",
             out,
         )
     return 0
@@ -196,14 +197,14 @@ def _decided(client: TransactionClient, scope: Scope, decision: Decision) -> str
     return f"{decision.batch}, {decision.tasks} tasks, {len(decision.parts)} transactions, {state}"
 
 
-def _count_open(found: Mapping[str, Described]) -> str:
-    return f"{len(found):,} transaction{'' if len(found) == 1 else 's'} open"
+def _count_open(transactions: Mapping[str, Described]) -> str:
+    return f"{len(transactions):,} transaction{'' if len(transactions) == 1 else 's'} open"
 
 
 def _open(scope: Scope) -> TransactionSteps[dict[str, Described]]:
     (names,) = yield (ListOpen(scope.prefix),)
-    found = yield from describe(*names, scope.driver_id)
-    return {name: one for name, one in found.items() if one.state == OPEN}
+    descriptions = yield from describe(*names, scope.driver_id)
+    return {name: described for name, described in descriptions.items() if described.state == OPEN}
 
 
 # -- actions that take the prefix over ------------------------------------------------------------

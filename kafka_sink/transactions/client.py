@@ -188,7 +188,7 @@ class TransactionClient(BlockingCalls):
     def _awaited(self) -> str:
         if not self.nodes:
             return f"any of the brokers {self._network.describe_brokers()}"
-        call = next((one for one in self.calls if one.is_sent), next(iter(self.calls), None))
+        call = next((call for call in self.calls if call.is_sent), next(iter(self.calls), None))
         if call is None:
             return "brokers"
         return awaited(None if call.node is None else self.nodes.get(call.node), call.api)
@@ -268,7 +268,7 @@ class TransactionClient(BlockingCalls):
 
         Other brokers soon take such a broker's transactions over and list them.
         """
-        for call in [one for one in self.calls if one.key is None and not one.is_sent]:
+        for call in [call for call in self.calls if call.key is None and not call.is_sent]:
             if call.api in _LOOK_UPS:
                 continue
             if call.node not in self.nodes or now_ms >= call.give_up_ms:
@@ -342,7 +342,9 @@ class TransactionClient(BlockingCalls):
             if not update.nodes:
                 return self._again(call, "the broker has just started and returned no brokers yet")
             self._partitions |= {
-                one.name: (len(one.partitions), now_ms) for one in update.topics if one.partitions
+                metadata.name: (len(metadata.partitions), now_ms)
+                for metadata in update.topics
+                if metadata.partitions
             }
             self.nodes = {node.id: node for node in update.nodes}
             known = self.coordinators.items()
@@ -385,16 +387,18 @@ class TransactionClient(BlockingCalls):
             new: dict[int, Node] = {}
             problem = ""
             for name in names:
-                found = response.found.get(name)
-                error = None if found is None else kafka_errors.error_of(found.error_code)
-                if found is not None and found.node is not None:
-                    self.coordinators[kind, name] = found.node.id
-                    new |= {} if found.node.id in self.nodes else {found.node.id: found.node}
-                elif found is None or error is None or error.retriable:
+                coordinator = response.found.get(name)
+                error = None if coordinator is None else kafka_errors.error_of(coordinator.error_code)
+                if coordinator is not None and coordinator.node is not None:
+                    self.coordinators[kind, name] = coordinator.node.id
+                    new |= (
+                        {} if coordinator.node.id in self.nodes else {coordinator.node.id: coordinator.node}
+                    )
+                elif coordinator is None or error is None or error.retriable:
                     reason = _INCOMPLETE if error is None else error.label
                     problem = f"the coordinator of '{name}' is not known: {reason}"
                 else:
-                    advice = _ADVICE.get(found.error_code, found.error_message or "")
+                    advice = _ADVICE.get(coordinator.error_code, coordinator.error_message or "")
                     raise ConfigurationError(f"'{name}' may not be used: {error.name}; {advice}")
             if new:
                 self.nodes |= new
@@ -486,8 +490,8 @@ class TransactionClient(BlockingCalls):
             is_final = self._done(call, answer, code)
             if is_final and code:
                 # A refused request is not sent again, whatever becomes of the fetch that follows it.
-                for one in self.calls:
-                    one.behind = None if one.behind is record else one.behind
+                for other in self.calls:
+                    other.behind = None if other.behind is record else other.behind
             return is_final
 
         def take(call: Call, response: transaction_requests.PartitionErrors) -> bool:
@@ -528,12 +532,12 @@ class TransactionClient(BlockingCalls):
             for key in operation.keys:
                 groups.setdefault(key.group, []).append(key.partition)
             stable = isinstance(operation, ops.FetchStableOffsets)
-            return [self._fetch_group(answer, *one, stable=stable) for one in groups.items()]
+            return [self._fetch_group(answer, group, keys, stable=stable) for group, keys in groups.items()]
         assert isinstance(operation, ops.FetchOffsets)
         calls = [self._fetch_group(answer, group, None) for group in operation.groups]
         for call in calls:
-            recorded = (one for one in self.calls if one.api == apis.TXN_OFFSET_COMMIT)
-            call.behind = next((one for one in recorded if one.key == call.key), None)
+            recorded = (record for record in self.calls if record.api == apis.TXN_OFFSET_COMMIT)
+            call.behind = next((record for record in recorded if record.key == call.key), None)
         return calls
 
     def _fetch_group(
@@ -550,7 +554,7 @@ class TransactionClient(BlockingCalls):
             code, offsets = response.groups[group]
             if code == kafka_errors.GROUP_ID_NOT_FOUND:
                 return True  # the group has committed nothing
-            errors = (one.error_code for one in offsets.values())
+            errors = (offset.error_code for offset in offsets.values())
             code = code or next(filter(None, errors), kafka_errors.NONE)
             is_pending = code == kafka_errors.UNSTABLE_OFFSET_COMMIT
             if is_pending:
@@ -558,9 +562,9 @@ class TransactionClient(BlockingCalls):
             if not (is_pending and self._clock_ms() >= call.give_up_ms) and not self._judge(call, code):
                 return False
             answer.result |= {
-                ops.OffsetKey(group, partition): None if one.error_code else one.metadata
-                for partition, one in offsets.items()
-                if one.offset >= 0 or one.error_code
+                ops.OffsetKey(group, partition): None if offset.error_code else offset.metadata
+                for partition, offset in offsets.items()
+                if offset.offset >= 0 or offset.error_code
             }
             return True
 
@@ -579,22 +583,26 @@ class TransactionClient(BlockingCalls):
 
     def _describe(self, answer: _StepAnswer, name: str, *, once_ended: bool) -> Call:
         def take(call: Call, response: transaction_requests.DescribeTransactionsResponse) -> bool:
-            one = response.transactions.get(name)
-            if one is None:
+            transaction = response.transactions.get(name)
+            if transaction is None:
                 return self._again(call, _INCOMPLETE)
-            if one.error_code == kafka_errors.TRANSACTIONAL_ID_NOT_FOUND:
+            if transaction.error_code == kafka_errors.TRANSACTIONAL_ID_NOT_FOUND:
                 return True
-            if not self._judge(call, one.error_code):
+            if not self._judge(call, transaction.error_code):
                 return False
-            if one.producer_epoch > ops.LAST_EPOCH and one.state.startswith(_PREPARED):
+            if transaction.producer_epoch > ops.LAST_EPOCH and transaction.state.startswith(_PREPARED):
                 # The transaction's end has chosen the next producer id, which is not shown before the end is
                 # complete.
                 return self._again(call, f"'{name}' is about to get another producer id")
-            if once_ended and one.state.startswith(_PREPARED):
+            if once_ended and transaction.state.startswith(_PREPARED):
                 return self._again(call, f"the transaction of '{name}' is being ended")
-            producer = ops.ProducerEpoch(one.producer_id, one.producer_epoch)
+            producer = ops.ProducerEpoch(transaction.producer_id, transaction.producer_epoch)
             answer.result[name] = ops.Described(
-                one.state, producer, one.started_ms, one.partitions, self.protocol == PROTOCOL_2
+                transaction.state,
+                producer,
+                transaction.started_ms,
+                transaction.partitions,
+                self.protocol == PROTOCOL_2,
             )
             return True
 

@@ -98,8 +98,8 @@ class RowsDigest:
     @classmethod
     def total(cls, digests: Iterable[RowsDigest]) -> RowsDigest:
         rows = size = checksum = 0
-        for one in digests:
-            rows, size, checksum = rows + one.rows, size + one.size, checksum + one.checksum
+        for digest in digests:
+            rows, size, checksum = rows + digest.rows, size + digest.size, checksum + digest.checksum
         return cls(rows, size, checksum & _CHECKSUM_MASK)
 
 
@@ -243,11 +243,15 @@ class Decision:
 
     def digest_of_batch(self, number: int) -> RowsDigest | None:
         """The digest of a batch of this writer; None unless it is one of the last two written."""
-        return next((one.digest for one in (self.written, self.before) if one.last == number), None)
+        return next(
+            (numbers.digest for numbers in (self.written, self.before) if numbers.last == number), None
+        )
 
     def target_of_batch(self, number: int) -> str | None:
         """The target of a batch of this writer; None unless it is one of the last two written."""
-        return next((one.target for one in (self.written, self.before) if one.last == number), None)
+        return next(
+            (numbers.target for numbers in (self.written, self.before) if numbers.last == number), None
+        )
 
     def marker_key(self, scope: Scope, part: Part) -> OffsetKey:
         """The place of the part's progress marker. The topic may have got partitions since it was written."""
@@ -384,7 +388,7 @@ def decode(texts: Iterable[str]) -> Decision | None:
     if not parsed:
         return None
     head = max((head for head, _, _ in parsed), key=lambda head: head.number)
-    pieces = {index: piece for one, index, piece in parsed if one.number == head.number}
+    pieces = {index: piece for chunk_head, index, piece in parsed if chunk_head.number == head.number}
     if sorted(pieces) != list(range(head.chunks)):
         raise ProtocolError(f"decision {head.number} has only {len(pieces)} of its {head.chunks} chunks")
     try:

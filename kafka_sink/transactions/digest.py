@@ -91,18 +91,18 @@ def _checksums(column: pa.Array, block_bytes: int) -> UInt64s:
     """The checksum of each entry; 0 for null."""
     kind = column.type
     if has_byte_offsets(kind):
-        found = of_bytes(column, block_bytes)
+        checksums = of_bytes(column, block_bytes)
     elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        found = _of_lists(column, block_bytes)
+        checksums = _of_lists(column, block_bytes)
     elif kind == pa.null():
         return np.zeros(len(column), dtype=np.uint64)
     else:
         # LENGTH is added so that a zero differs from null.
-        found = numbers(column, f"i{kind.bit_width // 8}").astype(np.uint64) * _FOLD + LENGTH
-        _mixed(found, found, np.empty_like(found))
+        checksums = numbers(column, f"i{kind.bit_width // 8}").astype(np.uint64) * _FOLD + LENGTH
+        _mixed(checksums, checksums, np.empty_like(checksums))
     if column.null_count:
-        found[null_mask(column)] = 0
-    return found
+        checksums[null_mask(column)] = 0
+    return checksums
 
 
 def _mixed(values: UInt64s, out: UInt64s, spare: UInt64s) -> UInt64s:
@@ -132,19 +132,19 @@ def of_bytes(column: pa.Array, block_bytes: int = BLOCK_BYTES) -> UInt64s:
     ends = offsets(column)
     sizes = ends[1:] - ends[:-1]
     count, total = len(column), int(ends[-1]) - int(ends[0])
-    found = np.empty(count, dtype=np.uint64)
+    checksums = np.empty(count, dtype=np.uint64)
     if not count:
-        return found
+        return checksums
     if int(sizes.max()) * count > 2 * total + block_bytes:
         # Otherwise short values would be filled up to the size of a few long ones.
         are_long = sizes > total // count
         for part in (are_long, np.logical_not(are_long)):
-            found[part] = of_bytes(column.filter(pa.array(part)), block_bytes)
-        return found
+            checksums[part] = of_bytes(column.filter(pa.array(part)), block_bytes)
+        return checksums
     words = max(1, (int(sizes.max()) + 7) // 8)
     rows = min(count, max(1, block_bytes // (8 * words)))
     for start in range(0, count, rows):
-        block = found[start : start + rows]
+        block = checksums[start : start + rows]
         matrix = _filled_up(column, start, len(block), words)
         block[:] = (sizes[start : start + rows].astype(np.uint64) + np.uint64(1)) * LENGTH
         for first in range(0, words, SEGMENT):
@@ -152,7 +152,7 @@ def of_bytes(column: pa.Array, block_bytes: int = BLOCK_BYTES) -> UInt64s:
             mixed = _mixed(part, *_memory(*part.shape))
             sums = np.einsum("ij,j->i", mixed, POWERS[: part.shape[1]])
             block += sums * np.uint64(pow(R, first, 1 << 64))
-    return found
+    return checksums
 
 
 def _filled_up(column: pa.Array, start: int, count: int, words: int) -> UInt64s:
@@ -176,5 +176,5 @@ def _of_lists(column: pa.Array, block_bytes: int) -> UInt64s:
     places = np.arange(len(entries), dtype=np.int64) - np.repeat(ends[:-1], sizes)
     each = _mixed(each, each, np.empty_like(each)) * (2 * places + 1).view(np.uint64)
     sums = np.concatenate((np.zeros(1, dtype=np.uint64), np.cumsum(each)))
-    found: UInt64s = sums[ends[1:]] - sums[ends[:-1]] + (sizes + 1).view(np.uint64) * LENGTH
-    return found
+    checksums: UInt64s = sums[ends[1:]] - sums[ends[:-1]] + (sizes + 1).view(np.uint64) * LENGTH
+    return checksums

@@ -117,10 +117,10 @@ def _settle(scope: Scope, driver_epoch: ProducerEpoch, clock_ms: Clock) -> Trans
         absent = yield from proof.not_visible(scope, decision, seen)
         unseen = tuple(part for part in absent if part.outcome is not Outcome.LOST)
     ids = tuple(part.id_in(scope) for part in unseen)
-    found: Mapping[str, Described] = {}
+    descriptions: Mapping[str, Described] = {}
     failed: tuple[Part, ...] = ()
     if unseen:
-        found, *results = yield (Describe(ids), *proof.ends_of(scope, unseen))
+        descriptions, *results = yield (Describe(ids), *proof.ends_of(scope, unseen))
         failed = proof.failed_of(unseen, results)
     aborted = yield from proof.abort_others(left_open, scope, decided)
     if decision is None:
@@ -132,7 +132,7 @@ def _settle(scope: Scope, driver_epoch: ProducerEpoch, clock_ms: Clock) -> Trans
     driver_epoch, decision = yield from _remember(
         scope, judgement, decision, clock_ms(), is_proved_otherwise=is_proved_otherwise
     )
-    completed = sum(part not in judgement.lost and bool(_open_part(scope, part, found)) for part in unseen)
+    completed = sum(part not in judgement.lost and _is_open(scope, part, descriptions) for part in unseen)
     return Ownership(
         driver_epoch,
         decision,
@@ -208,21 +208,21 @@ def _renewed(scope: Scope, driver_epoch: ProducerEpoch) -> TransactionSteps[Prod
     complete. That end may be another driver's: while brokers change from protocol 1 to 2, that driver may
     still use 1, and its end leaves the epoch.
     """
-    found = (yield from describe(scope.driver_id, afresh=True, once_ended=True)).get(scope.driver_id)
-    behind = None if found is None else epochs_behind(driver_epoch, found.producer)
-    if found is None or behind not in (0, 1):
+    driver = (yield from describe(scope.driver_id, afresh=True, once_ended=True)).get(scope.driver_id)
+    behind = None if driver is None else epochs_behind(driver_epoch, driver.producer)
+    if driver is None or behind not in (0, 1):
         return None
-    if behind == 1 and found.state in COMMITTED | ABORTED:
-        if not found.ends_raise_epoch:
+    if behind == 1 and driver.state in COMMITTED | ABORTED:
+        if not driver.ends_raise_epoch:
             return None
         try:
-            return (yield from proof.require_owner(scope, found.producer))
+            return (yield from proof.require_owner(scope, driver.producer))
         except TransactionError:
             return None
-    if behind == 1 and (found.state == OPEN or found.producer.epoch == LAST_EPOCH):
+    if behind == 1 and (driver.state == OPEN or driver.producer.epoch == LAST_EPOCH):
         return None
     renewal: Operation = InitProducer(scope.driver_id, driver_epoch)
-    if found.state == OPEN:
+    if driver.state == OPEN:
         # A former coordinator answered the first abort, and the transaction is still open.
         renewal = EndTransaction(scope.driver_id, driver_epoch, commit=False)
     (renewed,) = yield (renewal,)
@@ -239,10 +239,10 @@ def problem_of(scope: Scope, ownership: Ownership) -> str | None:
     return None
 
 
-def _open_part(scope: Scope, part: Part, found: Mapping[str, Described]) -> Described | None:
-    """Return the part's transaction if these descriptions show it open."""
-    one = found.get(part.id_in(scope))
-    return one if one is not None and one.state == OPEN and one.producer == part.producer else None
+def _is_open(scope: Scope, part: Part, descriptions: Mapping[str, Described]) -> bool:
+    """Whether these descriptions show the part's transaction open."""
+    transaction = descriptions.get(part.id_in(scope))
+    return transaction is not None and transaction.state == OPEN and transaction.producer == part.producer
 
 
 def read_decision(scope: Scope) -> TransactionSteps[Decision | None]:
@@ -318,13 +318,13 @@ def record_and_commit(
 
     Returns the new driver epoch and the descriptions of ``parts``. Raises TransactionError.
     """
-    found = yield from record(scope, driver_epoch, decision, parts)
+    descriptions = yield from record(scope, driver_epoch, decision, parts)
     if parts:
-        found = yield from require_open(scope, decision.batch, parts, found)
+        descriptions = yield from require_open(scope, decision.batch, parts, descriptions)
     (ended,) = yield (EndTransaction(scope.driver_id, driver_epoch, commit=True),)
     if isinstance(ended, Failed):
         raise proof.other_driver(scope, ended, f"it is not known whether {decision.batch} was decided: ")
-    return ProducerEpoch(*ended), found
+    return ProducerEpoch(*ended), descriptions
 
 
 def decide(
@@ -338,13 +338,13 @@ def decide(
     and DeliveryError if the result was not learnt in time.
     """
     try:
-        driver_epoch, found = yield from record_and_commit(scope, driver_epoch, decision, parts)
+        driver_epoch, descriptions = yield from record_and_commit(scope, driver_epoch, decision, parts)
         aborted = yield from _commit_parts(scope, driver_epoch, decision, parts)
     except TransactionError:
         raise
     except DeliveryError as error:
         raise DeliveryError(proof.unfinished(scope, decision, error)) from error
-    started = (found[part.id_in(scope)].started_ms for part in parts)
+    started = (descriptions[part.id_in(scope)].started_ms for part in parts)
     return min((time_ms for time_ms in started if time_ms >= 0), default=-1), aborted
 
 
@@ -378,30 +378,30 @@ def _commit_parts(
 
 
 def require_open(
-    scope: Scope, batch: BatchIdentity, parts: tuple[Part, ...], found: Mapping[str, Described]
+    scope: Scope, batch: BatchIdentity, parts: tuple[Part, ...], descriptions: Mapping[str, Described]
 ) -> TransactionSteps[Mapping[str, Described]]:
     """Return the descriptions of transactions that are all open.
 
     Raises TransactionError if one is not open: a batch that has lost a part must not be decided.
     """
-    doubtful = [part for part in parts if not _open_part(scope, part, found)]
+    doubtful = [part for part in parts if not _is_open(scope, part, descriptions)]
     names = (part.id_in(scope) for part in doubtful)
-    found = {**found, **(yield from describe(*names, afresh=True))}
-    lost = [part.task for part in doubtful if not _open_part(scope, part, found)]
+    descriptions = {**descriptions, **(yield from describe(*names, afresh=True))}
+    lost = [part.task for part in doubtful if not _is_open(scope, part, descriptions)]
     if lost:
         raise TransactionError(
             f"{batch} is not committed: the transactions of {proof.named(lost)} are no longer open. They "
             "were open for longer than kafka.transaction.timeout.ms, or another run took "
             f"transactional.id.prefix '{scope.prefix}' over"
         )
-    return found
+    return descriptions
 
 
-def _misled(scope: Scope, batch: BatchIdentity, expected: int, found: int) -> TransactionError:
+def _misled(scope: Scope, batch: BatchIdentity, expected: int, number: int) -> TransactionError:
     return TransactionError(
-        f"{batch} is not committed: decision {max(found, expected)} was made under "
+        f"{batch} is not committed: decision {max(number, expected)} was made under "
         f"transactional.id.prefix '{scope.prefix}', but a broker returned nothing after decision "
-        f"{min(found, expected)}. Start the query or job again"
+        f"{min(number, expected)}. Start the query or job again"
     )
 
 
@@ -421,7 +421,7 @@ def record(
     for index, text in enumerate(decisions.encode(decision, scope.partitions)):
         key = scope.decision_key(index)
         groups.setdefault(key.group, []).append((key.partition, text))
-    *results, seen, found, _ = yield (
+    *results, seen, descriptions, _ = yield (
         *(
             RecordOffsets(scope.driver_id, driver_epoch, group, tuple(entries))
             for group, entries in groups.items()
@@ -438,4 +438,4 @@ def record(
     if last != decision.number - 1:
         # The coordinator has accepted the offsets, so the driver epoch is still valid.
         raise _misled(scope, decision.batch, decision.number - 1, last)
-    return dict(found)
+    return dict(descriptions)

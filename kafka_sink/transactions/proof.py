@@ -103,14 +103,14 @@ def inspect(
     transactions that are found: the driver epoch is proved after they were described, so no later driver's
     tasks had begun by then, and what they begin later has other epochs.
     """
-    found = yield from describe(*names, afresh=True)
-    if found:
+    descriptions = yield from describe(*names, afresh=True)
+    if descriptions:
         driver_epoch = yield from require_owner(scope, driver_epoch, *keys)
-    return driver_epoch, found
+    return driver_epoch, descriptions
 
 
 def abort_others(
-    found: Mapping[str, Described], scope: Scope, decided: Iterable[Part]
+    descriptions: Mapping[str, Described], scope: Scope, decided: Iterable[Part]
 ) -> TransactionSteps[int]:
     """Abort what ``inspect`` found open and what was not decided; returns how many transactions were aborted.
 
@@ -118,16 +118,16 @@ def abort_others(
     """
     keep = {(part.id_in(scope), part.producer) for part in decided}
     ends = [
-        (name, one)
-        for name, one in found.items()
-        if one.state in (OPEN, NO_TRANSACTION) and (name, one.producer) not in keep
+        (name, described)
+        for name, described in descriptions.items()
+        if described.state in (OPEN, NO_TRANSACTION) and (name, described.producer) not in keep
     ]
     if not ends:
         return 0
-    results = yield tuple(EndTransaction(name, one.producer, commit=False) for name, one in ends)
+    results = yield tuple(EndTransaction(name, described.producer, commit=False) for name, described in ends)
     return sum(
-        one.state == OPEN and not isinstance(result, Failed)
-        for (_, one), result in zip(ends, results, strict=True)
+        described.state == OPEN and not isinstance(result, Failed)
+        for (_, described), result in zip(ends, results, strict=True)
     )
 
 
@@ -220,11 +220,11 @@ def _without_markers(
 
     Offsets expire one by one, and progress markers before their decision.
     """
-    found = yield from describe(*(part.id_in(scope) for part in parts), afresh=True)
+    descriptions = yield from describe(*(part.id_in(scope) for part in parts), afresh=True)
     markers_last = decision.began_ms >= 0 and abs(clock_ms() - decision.began_ms) < MARKERS_LAST_MS
     lost, unknown = [], []
     for part in parts:
-        outcome = outcome_of(part, found.get(part.id_in(scope)))
+        outcome = outcome_of(part, descriptions.get(part.id_in(scope)))
         if outcome is Outcome.LOST or (outcome is Outcome.UNRECORDED and markers_last):
             lost.append(part)
         elif outcome is Outcome.UNRECORDED:
@@ -232,18 +232,18 @@ def _without_markers(
     return tuple(lost), tuple(unknown)
 
 
-def outcome_of(part: Part, found: Described | None) -> Outcome:
+def outcome_of(part: Part, described: Described | None) -> Outcome:
     """What a description proves about a part.
 
     The first end of a transaction raises the epoch by one, and the description shows how it ended until the
     id is taken over again. With protocol 1 a commit leaves the epoch as it is.
     """
-    behind = None if found is None else epochs_behind(part.producer, found.producer)
-    if found is None or behind not in (0, 1):
+    behind = None if described is None else epochs_behind(part.producer, described.producer)
+    if described is None or behind not in (0, 1):
         return Outcome.UNRECORDED
-    if found.state in COMMITTED:
+    if described.state in COMMITTED:
         return Outcome.COMMITTED
-    return Outcome.LOST if behind and found.state in ABORTED else Outcome.UNRECORDED
+    return Outcome.LOST if behind and described.state in ABORTED else Outcome.UNRECORDED
 
 
 def uncommitted(scope: Scope, decision: Decision) -> TransactionSteps[tuple[Part, ...]]:
@@ -258,9 +258,11 @@ def uncommitted(scope: Scope, decision: Decision) -> TransactionSteps[tuple[Part
         (seen,) = yield (FetchOffsets((), keys),)
     markers = set(seen.values())
     absent = tuple(part for part in parts if decision.batch.progress_marker(part) not in markers)
-    found = yield from describe(*(part.id_in(scope) for part in absent))
+    descriptions = yield from describe(*(part.id_in(scope) for part in absent))
     return tuple(
-        part for part in absent if outcome_of(part, found.get(part.id_in(scope))) is not Outcome.COMMITTED
+        part
+        for part in absent
+        if outcome_of(part, descriptions.get(part.id_in(scope))) is not Outcome.COMMITTED
     )
 
 

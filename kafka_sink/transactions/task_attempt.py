@@ -198,9 +198,9 @@ def begin_steps(
     """
     for slot in range(attempt, attempt + _MAX_SLOTS * _NEXT_SLOT, _NEXT_SLOT):
         name = scope.task_id(task, slot)
-        found = yield from describe(scope.driver_id, name)
-        yield from require_driver_epoch(scope, driver_epoch, found)
-        if name not in found or found[name].state != OPEN:
+        descriptions = yield from describe(scope.driver_id, name)
+        yield from require_driver_epoch(scope, driver_epoch, descriptions)
+        if name not in descriptions or descriptions[name].state != OPEN:
             return slot, (yield from init_producer(name, scope.marker_key(task).group))
     raise TransactionError(f"attempt {attempt} of task {task} has {_MAX_SLOTS} transactions open already")
 
