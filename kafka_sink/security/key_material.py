@@ -47,7 +47,7 @@ def read_trust(store: Store) -> list[bytes]:
     if _is_pem(store, data):
         certificates = _pem_certificates(store, data)
     else:
-        _, _, certificates = _pkcs12(store, data, "truststore")
+        _, certificates = _pkcs12(store, data)
     if not certificates:
         raise ConfigurationError(f"{named(store)} holds no certificate")
     return [certificate.public_bytes(Encoding.DER) for certificate in certificates]
@@ -65,8 +65,7 @@ def read_key(store: Store) -> ClientKey:
         chain = _pem_certificates(chain_store, data if store.chain is None else content_of(store.chain))
     else:
         chain_store = store
-        key, own, others = _pkcs12(store, data, "keystore")
-        chain = ([own] if own is not None else []) + others
+        key, chain = _pkcs12(store, data)
     if key is None:
         raise ConfigurationError(f"{named(store)} holds no private key")
     if not chain:
@@ -96,6 +95,11 @@ def named(store: Store) -> str:
     return f"Option '{store.option}'{where}"
 
 
+def _option_of(store: Store, name: str) -> str:
+    """The option for the type or the password of a store, whose own option is the one of its location."""
+    return store.option.replace("store.location", f"store.{name}")
+
+
 def content_of(store: Store) -> HiddenBytes:
     """Return the content of a store. Raises ConfigurationError if the file cannot be read."""
     if store.text:
@@ -117,11 +121,13 @@ def _is_pem(store: Store, data: bytes) -> bool:
     """Whether the content is PEM. Raises ConfigurationError if it is not of the type that the option
     specifies."""
     if data.startswith(_JKS_MAGIC):
-        what = store.option.split(".")[2] if store.option.count(".") > 2 else "store"
+        use = f"use that file and set {_option_of(store, 'type')}=PKCS12"
+        if "store.location" not in store.option:
+            use = f"make it PEM, which this option needs: openssl pkcs12 -nodes -in {store.location}.p12"
         raise ConfigurationError(
             f"{named(store)} is a JKS store, which only Java reads. Convert it once with: keytool "
             f"-importkeystore -srckeystore {store.location} -destkeystore {store.location}.p12 "
-            f"-deststoretype PKCS12; then use that file and set kafka.ssl.{what}.type=PKCS12"
+            f"-deststoretype PKCS12; then {use}"
         )
     looks_like_pem = b"-----BEGIN " in data
     if store.kind == "PEM":
@@ -180,9 +186,8 @@ def _pem_key(store: Store, data: bytes) -> PrivateKeyTypes | None:
 # -- PKCS12 -----------------------------------------------------------------------------------------
 
 
-def _pkcs12(
-    store: Store, data: bytes, what: str
-) -> tuple[PrivateKeyTypes | None, Certificate | None, list[Certificate]]:
+def _pkcs12(store: Store, data: bytes) -> tuple[PrivateKeyTypes | None, list[Certificate]]:
+    """Return the key, if there is one, and all certificates, with the key's own certificate first."""
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.serialization.pkcs12 import load_key_and_certificates
 
@@ -195,13 +200,11 @@ def _pkcs12(
         if not data.startswith(_PKCS12_MAGIC):
             problem = f"it is neither PKCS12 nor PEM (its type is {store.kind})"
         elif store.password is None:
-            problem = f"it needs kafka.ssl.{what}.password"
+            problem = f"it needs {_option_of(store, 'password')}"
         else:
-            problem = f"wrong kafka.ssl.{what}.password, or the file is damaged"
+            problem = f"wrong {_option_of(store, 'password')}, or the file is damaged"
     else:
-        if what == "truststore":
-            return None, None, ([own] if own is not None else []) + others
-        return key, own, others
+        return key, [*([] if own is None else [own]), *others]
     finally:
         revealed = None
     raise ConfigurationError(f"{named(store)} cannot be read: {problem}")

@@ -38,8 +38,10 @@ AUTHORITY = Authority()
 CLIENT = AUTHORITY.issue("client")
 
 
-def location(path: Path, kind: str = "PEM", **more: Secret | None) -> Store:
-    return Store("kafka.ssl.keystore.location", kind, str(path), **more)  # type: ignore[arg-type]
+def location(
+    path: Path, kind: str = "PEM", option: str = "kafka.ssl.keystore.location", **more: Secret | None
+) -> Store:
+    return Store(option, kind, str(path), **more)  # type: ignore[arg-type]
 
 
 def problem(store: Store, *, trust: bool = False) -> str:
@@ -99,8 +101,9 @@ def test_pkcs12_is_read_whatever_java_calls_it(tmp_path: Path) -> None:
             assert read_key(location(key, kind, password=PASSWORD, text=text)).chain == CLIENT.chain_pem
             found = read_trust(location(trust, kind, password=PASSWORD, text=text))
             assert found == [AUTHORITY.certificate.public_bytes(Encoding.DER)]
-        wrong = location(trust, kind, password=Secret("not this"))
-        assert "wrong kafka.ssl.truststore.password" in problem(wrong, trust=True)
+        for option in ("kafka.ssl.truststore.{}", "kafka.sasl.jaas.config (ssl.truststore.{})"):
+            wrong = location(trust, kind, option.format("location"), password=Secret("not this"))
+            assert f"wrong {option.format('password')}" in problem(wrong, trust=True)
         assert "needs kafka.ssl.keystore.password" in problem(location(key, kind))
 
 
@@ -132,6 +135,11 @@ def test_what_cannot_be_used_says_why(tmp_path: Path) -> None:
     assert "no private key" in said(CLIENT.chain_pem)
     assert "is not for the private key" in said(CLIENT.key_pem() + AUTHORITY.pem)
     assert "its type is PKCS12: set the type to PEM" in said(CLIENT.key_pem() + AUTHORITY.pem, "PKCS12")
+    path.write_bytes(b"\xfe\xed\xfe\xed")
+    jks = problem(location(path, "JKS", "kafka.sasl.jaas.config (ssl.truststore.location)"), trust=True)
+    assert "set kafka.sasl.jaas.config (ssl.truststore.type)=PKCS12" in jks
+    jks = problem(location(path, option="kafka.ssl.ca.location"), trust=True)
+    assert f"then make it PEM, which this option needs: openssl pkcs12 -nodes -in {path}.p12" in jks
     assert "is not PEM" in said(b"nothing of the kind", trust=True)
     assert "neither PKCS12 nor PEM" in said(b"nothing of the kind", "PKCS12")
     assert "holds no certificate" in said(CLIENT.key_pem(), trust=True)
