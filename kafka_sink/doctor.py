@@ -488,7 +488,7 @@ def of_session(
 
 def registry_findings(options: SinkOptions) -> Iterator[Finding]:
     """Check schemas with the registry as planning does, but register nothing."""
-    if (options.value_format, options.key_format) == ("bytes", "bytes"):
+    if not options.has_format:
         return
     from kafka_sink.formats import planning
 

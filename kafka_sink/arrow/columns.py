@@ -283,9 +283,7 @@ def columns_of(schema: pa.Schema, options: SinkOptions, reject: Reject) -> Arrow
 
 def check_early(schema: pa.Schema, options: SinkOptions) -> ArrowColumns | None:
     """Return the columns if they need no registry; None with a format. Raises SchemaError."""
-    if (options.value_format, options.key_format) == ("bytes", "bytes"):
-        return ArrowColumns.of(schema, options.topic)
-    return None
+    return None if options.has_format else ArrowColumns.of(schema, options.topic)
 
 
 class EncodedColumns:
@@ -340,23 +338,22 @@ def _converts(schema: pa.Schema) -> Iterator[tuple[int, Convert]]:
     """Return the conversions that columns need before they are encoded. Raises SchemaError for a wrong type
     of headers."""
     for place, field in enumerate(schema):
-        kind, storage = field.type, None
-        if pa.types.is_dictionary(kind) and field.name != "headers":
-            entries = kind.value_type
-            yield place, partial(decoded, convert=_cast_to(_without_views(entries), entries))
-            continue
-        if isinstance(kind, pa.BaseExtensionType) and content_type(kind) in _OF_VIEWS:
-            storage = kind.storage_type
-        wanted = _without_views(storage or kind)
+        kind = field.type
         if field.name == "headers":
-            if (convert := converter("headers", field.type)) is not None:
-                yield place, convert
-        elif (cast := _cast_to(wanted, kind)) is not None:
+            convert = converter("headers", kind)
+        elif pa.types.is_dictionary(kind):
+            convert = partial(decoded, convert=_offsets_for_views(kind.value_type))
+        elif isinstance(kind, pa.BaseExtensionType) and content_type(kind) in _OF_VIEWS:
             # pyarrow's cast of an extension type over views reads beyond the column's memory.
-            yield place, cast if storage is None else _then(lambda column: column.storage, cast)
+            convert = _then(lambda column: column.storage, _offsets_for_views(kind.storage_type))
+        else:
+            convert = _offsets_for_views(kind)
+        if convert is not None:
+            yield place, convert
 
 
-def _cast_to(wanted: pa.DataType, kind: pa.DataType) -> Convert | None:
+def _offsets_for_views(kind: pa.DataType) -> Convert | None:
+    wanted = _without_views(kind)
     return None if wanted == kind else partial(pa.Array.cast, target_type=wanted)
 
 

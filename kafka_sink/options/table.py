@@ -974,6 +974,11 @@ class SinkOptions:
         }
         return levels.get(self.compression_type)
 
+    @property
+    def has_format(self) -> bool:
+        """Whether keys or values are encoded in a format, instead of being bytes already."""
+        return (self.value_format, self.key_format) != ("bytes", "bytes")
+
     def for_tasks(self) -> SinkOptions:
         """These options without those that only planning reads. If the results of two writes are equal, they
         can share a producer."""

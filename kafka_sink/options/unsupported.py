@@ -118,6 +118,8 @@ _OWN_CLASSES = frozenset(
 # The prefixes of options whose names a user completes.
 PREFIXES = ("config.providers.", "metrics.context.")
 
+# Databricks ships Kafka's classes under this prefix, so its users write it in their options.
+SHADED = "kafkashaded."
 # Options that Spark or .save(path) adds. Spark's own Kafka sink also ignores them.
 SPARK_OWN = frozenset({"path", "paths", "checkpointlocation", "queryname", "includeheaders"})
 
@@ -128,7 +130,7 @@ def refusal(name: str, text: str) -> str | None:
     # Spark's sink refuses the serializers themselves, not a value of them.
     if name in ("key.serializer", "value.serializer"):
         return reason
-    is_accepted = same_setting(text, default) or text.removeprefix("kafkashaded.") in _OWN_CLASSES
+    is_accepted = same_setting(text, default) or text.removeprefix(SHADED) in _OWN_CLASSES
     return None if is_accepted else reason
 
 

@@ -12,10 +12,9 @@ import re
 from dataclasses import dataclass, field
 
 from kafka_sink.errors import ConfigurationError
+from kafka_sink.options.unsupported import SHADED
 from kafka_sink.secret import Secret
 
-# Databricks ships Kafka's classes under this prefix, so its users write it in their options.
-_SHADED = "kafkashaded."
 _FLAGS = ("required", "requisite", "sufficient", "optional")
 _ESCAPES = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
 _ESCAPE = re.compile(r"\\([0-3][0-7]{0,2}|[4-7][0-7]?|[\s\S])")
@@ -28,7 +27,7 @@ _TOKEN = re.compile(
     | (?P<symbol>.)""",
     re.VERBOSE | re.DOTALL,
 )
-_OPTION = "Option 'kafka.sasl.jaas.config'"
+JAAS = "Option 'kafka.sasl.jaas.config'"
 # Messages may show these names. Any other text in the place of a name may be part of a password.
 _KNOWN_OPTIONS = (
     *("username", "password", "tokenauth", "clientId", "clientSecret", "scope", "serviceName"),
@@ -69,18 +68,18 @@ def parse_jaas(config: Secret) -> LoginModule:
         modules.append(module)
     if len(modules) != 1:
         count = f"{len(modules)} login modules" if modules else "no login module"
-        raise ConfigurationError(f"{_OPTION} has {count} instead of one, {_EXAMPLE}")
+        raise ConfigurationError(f"{JAAS} has {count} instead of one, {_EXAMPLE}")
     return modules[0]
 
 
 def _entry(tokens: list[_Token], at: int) -> tuple[LoginModule, int]:
     name = tokens[at].text
     if name is None:
-        raise ConfigurationError(f"{_OPTION} does not begin with a login module, {_EXAMPLE}")
+        raise ConfigurationError(f"{JAAS} does not begin with a login module, {_EXAMPLE}")
     flag = tokens[at + 1].text if at + 1 < len(tokens) else None
     if flag is None or flag.lower() not in _FLAGS:
         raise ConfigurationError(
-            f"{_OPTION} lacks the control flag after the login module ({', '.join(_FLAGS)}), {_EXAMPLE}"
+            f"{JAAS} lacks the control flag after the login module ({', '.join(_FLAGS)}), {_EXAMPLE}"
         )
     at += 2
     options: dict[str, Secret] = {}
@@ -95,7 +94,7 @@ def _entry(tokens: list[_Token], at: int) -> tuple[LoginModule, int]:
             last = ""
             options.clear()
             raise ConfigurationError(
-                f'{_OPTION}: an option of the login module ({after}) is not name="value". Quote values, and '
+                f'{JAAS}: an option of the login module ({after}) is not name="value". Quote values, and '
                 "put a backslash before each quote and backslash inside them"
             )
         options[option[0]] = option[1]
@@ -103,8 +102,8 @@ def _entry(tokens: list[_Token], at: int) -> tuple[LoginModule, int]:
     if at >= len(tokens):
         options.clear()
         option = None
-        raise ConfigurationError(f"{_OPTION} does not end with a semicolon, {_EXAMPLE}")
-    return LoginModule(name.removeprefix(_SHADED), options), at + 1
+        raise ConfigurationError(f"{JAAS} does not end with a semicolon, {_EXAMPLE}")
+    return LoginModule(name.removeprefix(SHADED), options), at + 1
 
 
 def _option(tokens: list[_Token]) -> tuple[str, Secret] | None:

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import SinkOptions
+from kafka_sink.options.unsupported import SHADED
 from kafka_sink.options.values import check_url, looks_like_key
 from kafka_sink.secret import Secret
-from kafka_sink.security.jaas import LoginModule, parse_jaas
+from kafka_sink.security.jaas import JAAS, LoginModule, parse_jaas
 
 _KAFKA_MODULES = "org.apache.kafka.common.security"
 # The mechanisms of each login module.
@@ -28,7 +29,6 @@ _RETRIEVERS = {
 }
 _ASSERTION = "kafka.sasl.oauthbearer.assertion"
 _PROTOCOLS = ("TLSv1.2", "TLSv1.3")
-_JAAS = "Option 'kafka.sasl.jaas.config'"
 
 
 @dataclass(frozen=True)
@@ -267,10 +267,10 @@ def _check_module(module: LoginModule, mechanism: str) -> None:
     mechanisms = _MECHANISMS_OF.get(module.name)
     if mechanisms is None:
         known = ", ".join(name.rpartition(".")[2] for name in _MECHANISMS_OF)
-        raise ConfigurationError(f"{_JAAS} has the login module {module.name}; supported are {known}")
+        raise ConfigurationError(f"{JAAS} has the login module {module.name}; supported are {known}")
     if mechanism not in mechanisms:
         raise ConfigurationError(
-            f"{_JAAS} has {module.name.rpartition('.')[2]}, but kafka.sasl.mechanism is {mechanism}"
+            f"{JAAS} has {module.name.rpartition('.')[2]}, but kafka.sasl.mechanism is {mechanism}"
             f"{' by default' if mechanism == 'GSSAPI' else ''}: set kafka.sasl.mechanism="
             + " or ".join(mechanisms)
         )
@@ -285,9 +285,9 @@ def _password_login(options: SinkOptions, login: LoginModule) -> SaslSettings:
                 "set either kafka.sasl.jaas.config, or kafka.sasl.username and kafka.sasl.password, not both"
             )
         if login.get("tokenauth").lower() == "true":
-            raise ConfigurationError(f"{_JAAS}: tokenauth (delegation tokens) is not supported")
+            raise ConfigurationError(f"{JAAS}: tokenauth (delegation tokens) is not supported")
         username, password = login.get("username"), _secret(login, "password")
-        missing = f"{_JAAS} lacks username or password"
+        missing = f"{JAAS} lacks username or password"
     if not username or password is None:
         raise ConfigurationError(
             f"kafka.sasl.mechanism={mechanism} needs a username and a password: {missing}"
@@ -347,7 +347,7 @@ def _tokens(options: SinkOptions, login: LoginModule) -> TokenSettings:
 def _retriever(options: SinkOptions, scheme: str) -> str:
     """Return Java's name of the flow, or "" if the default class needs none: for a file or a user's function,
     whose ``scheme`` is ""."""
-    name = options.sasl_oauthbearer_jwt_retriever_class.removeprefix("kafkashaded.")
+    name = options.sasl_oauthbearer_jwt_retriever_class.removeprefix(SHADED)
     flow = name.removeprefix(f"{_KAFKA_MODULES}.oauthbearer.")
     schemes = _RETRIEVERS.get(flow)
     option = f"Option 'kafka.sasl.oauthbearer.jwt.retriever.class' = {name}"
@@ -419,7 +419,7 @@ def _secret(login: LoginModule, name: str) -> Secret | None:
         return Secret.of_one_line(given.reveal())
     except ValueError as error:
         problem = str(error)
-    raise ConfigurationError(f"{_JAAS}: {name} {problem}")
+    raise ConfigurationError(f"{JAAS}: {name} {problem}")
 
 
 def _extensions(login: LoginModule) -> tuple[tuple[str, str], ...]:
@@ -432,7 +432,7 @@ def _extensions(login: LoginModule) -> tuple[tuple[str, str], ...]:
         key, value = name.removeprefix(prefix), login.get(name)
         if not key.isalpha() or not key.isascii() or key == "auth" or not value.isascii() or "\1" in value:
             raise ConfigurationError(
-                f"{_JAAS}: {name} is not a valid SASL extension (letters only, and not auth)"
+                f"{JAAS}: {name} is not a valid SASL extension (letters only, and not auth)"
             )
         extensions.append((key, value))
     return tuple(extensions)
@@ -447,7 +447,7 @@ def _endpoint_tls(login: LoginModule) -> TlsSettings:
         return TlsSettings()
     kind = (login.get("ssl.truststore.type") or "JKS").upper()
     if looks_like_key(location):
-        raise ConfigurationError(f"{_JAAS}: ssl.truststore.location contains a certificate instead of a path")
+        raise ConfigurationError(f"{JAAS}: ssl.truststore.location contains a certificate instead of a path")
     option = "kafka.sasl.jaas.config (ssl.truststore.location)"
     password = _secret(login, "ssl.truststore.password")
     return TlsSettings(Store(option, kind, location, certificates, password))
@@ -456,7 +456,7 @@ def _endpoint_tls(login: LoginModule) -> TlsSettings:
 def _iam(login: LoginModule) -> IamSettings:
     for name in ("awsRoleAccessKeyId", "awsRoleSecretAccessKey", "awsRoleSessionToken"):
         if name in login.options:
-            raise ConfigurationError(f"{_JAAS}: {name} is not supported; set awsProfileName to a profile")
+            raise ConfigurationError(f"{JAAS}: {name} is not supported; set awsProfileName to a profile")
     return IamSettings(
         profile=login.get("awsProfileName"),
         role_arn=login.get("awsRoleArn"),
@@ -475,5 +475,5 @@ def _kerberos(options: SinkOptions, login: LoginModule) -> KerberosSettings:
         )
     keytab = login.get("keyTab") if login.get("useKeyTab").lower() == "true" else None
     if keytab == "":
-        raise ConfigurationError(f"{_JAAS} has useKeyTab=true without keyTab")
+        raise ConfigurationError(f"{JAAS} has useKeyTab=true without keyTab")
     return KerberosSettings(service, login.get("principal"), keytab or "")

@@ -57,7 +57,7 @@ def plan(
     _warn((*parsed.warnings, *ignored), query)
     _check(options)
     encoding = None
-    if (options.value_format, options.key_format) != ("bytes", "bytes"):
+    if options.has_format:
         from kafka_sink.formats import planning as formats
 
         encoding = formats.plan(options, columns, partial(_arrow_schema, schema), query)
