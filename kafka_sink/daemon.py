@@ -5,8 +5,8 @@ time. PySpark's own daemon imports little, so each worker has to import PySpark,
 package. It even has to compile PySpark's modules if they come from an archive, because archives contain no
 bytecode. This daemon imports everything once, and the workers share its memory.
 
-A fork copies only the calling thread. If an import has started a thread, or if the process cannot list its
-threads, this module therefore runs PySpark's daemon instead.
+A fork copies only the calling thread. If an import has started a thread, this module therefore runs PySpark's
+daemon instead.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ MODULES = (
     "kafka_sink.task.producer_cache",
     "kafka_sink.rows.rebatching",
 )
-_THREADS = "/proc/self/task"
 # Arrow includes jemalloc, which starts a thread when Arrow is imported, although Arrow prefers mimalloc.
 _JEMALLOC_SETTINGS, _NO_THREAD = "JE_ARROW_MALLOC_CONF", "background_thread:false"
 
@@ -68,11 +67,8 @@ def _import_all() -> None:
 
 
 def is_single_threaded() -> bool:
-    """Whether the process has one thread, so that it may fork. False if the system does not list threads."""
-    try:
-        return len(os.listdir(_THREADS)) == 1
-    except OSError:
-        return False
+    """Whether the process has one thread, so that it may fork."""
+    return len(os.listdir("/proc/self/task")) == 1
 
 
 def _reseed(daemon: int) -> None:
@@ -83,19 +79,18 @@ def _reseed(daemon: int) -> None:
         random.seed()
 
 
-def _run_unchanged(reason: str) -> None:
+def _run_unchanged() -> None:
     """Replace this process by PySpark's own daemon, with the same arguments, input and output."""
-    print(f"kafka_sink.daemon: {reason}. {_UNCHANGED} runs in its place", file=sys.stderr, flush=True)
+    line = f"kafka_sink.daemon: an import has started a thread. {_UNCHANGED} runs in its place"
+    print(line, file=sys.stderr, flush=True)
     os.execv(sys.executable, [sys.executable, "-m", _UNCHANGED, *sys.argv[1:]])  # noqa: S606 - this interpreter
 
 
 def main() -> None:
     """The entry point. Spark passes the name of the worker's module as argument."""
-    if not is_single_threaded():
-        _run_unchanged("it is not known whether threads are running")
     preload()
     if not is_single_threaded():
-        _run_unchanged("an import has started a thread")
+        _run_unchanged()
     from kafka_sink.spark import worker
 
     worker.forget_spark_archives()

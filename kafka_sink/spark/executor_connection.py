@@ -38,7 +38,6 @@ _log = logging.getLogger(__name__)
 # POLLRDHUP is reported if the peer has closed or half-closed the socket, even if there are bytes left to
 # read. The kernel reports the other two in any case.
 _HANG_UP = select.POLLRDHUP | select.POLLHUP | select.POLLERR
-_WAKE_BYTES = 4096
 _WORKER_FILE = "pyspark/worker.py"
 
 
@@ -62,7 +61,8 @@ def watched(descriptor: int | None, on_hang_up: Callable[[Exception], None]) -> 
 
     with ExitStack() as ends:
         ends.callback(os.close, duplicate)
-        ends.callback(WATCHER.remove, WATCHER.add(duplicate, on_hang_up))
+        WATCHER.add(duplicate, on_hang_up)
+        ends.callback(WATCHER.remove, duplicate)
         yield check
 
 
@@ -98,7 +98,7 @@ def _acknowledge(connection: socket.socket) -> None:
 
 
 class Watcher:
-    """A thread that waits for hang-ups in poll, without a timeout, so that it uses no CPU time until an
+    """A thread that waits for hang-ups with epoll, without a timeout, so that it uses no CPU time until an
     event.
 
     The thread is kept from task to task: on a busy CPU, starting and ending a thread for each task took
@@ -110,10 +110,9 @@ class Watcher:
         # also holds the lock while it calls ``on_hang_up``. Without this, ``remove`` could return while the
         # call is still running.
         self._lock = threading.Lock()
-        self._watched: dict[int, tuple[int, Callable[[Exception], None]]] = {}
-        self._count = 0
-        # The pipe that wakes the thread; None before the thread is started.
-        self._wakeup: tuple[int, int] | None = None
+        self._watched: dict[int, Callable[[Exception], None]] = {}
+        # None before the thread is started.
+        self._epoll: select.epoll | None = None
         # The handler can never be unregistered, but the watcher exists as long as the process anyway.
         os.register_at_fork(after_in_child=self._after_fork)
 
@@ -122,76 +121,62 @@ class Watcher:
         lock."""
         self._lock = threading.Lock()
         self._watched.clear()
-        wakeup, self._wakeup = self._wakeup, None
-        for end in wakeup or ():
-            os.close(end)
+        epoll, self._epoll = self._epoll, None
+        if epoll is not None:
+            epoll.close()
 
-    def add(self, descriptor: int, on_hang_up: Callable[[Exception], None]) -> int:
-        """Watch the descriptor until ``remove`` is called with the number that this method returns.
+    def add(self, descriptor: int, on_hang_up: Callable[[Exception], None]) -> None:
+        """Watch the descriptor until ``remove`` is called.
 
         Raises OSError or RuntimeError, and watches nothing, if no descriptor or no thread is left.
         """
         with self._lock:
-            if self._wakeup is None:
-                self._wakeup = self._start_locked()
-            self._count += 1
-            self._watched[self._count] = descriptor, on_hang_up
-            _wake(self._wakeup)
-            return self._count
+            if self._epoll is None:
+                self._epoll = self._start()
+            self._epoll.register(descriptor, select.EPOLLRDHUP)
+            self._watched[descriptor] = on_hang_up
 
-    def remove(self, number: int) -> None:
+    def remove(self, descriptor: int) -> None:
         """End the watch, and wait for a call that is already running. Afterwards the descriptor may be
         closed."""
         with self._lock:
-            # After a hang-up or a fork, it is no longer watched.
-            if self._watched.pop(number, None) is not None and self._wakeup is not None:
-                _wake(self._wakeup)
+            self._forget(descriptor)
 
-    def _start_locked(self) -> tuple[int, int]:
-        wakeup = os.pipe()
-        for end in wakeup:
-            os.set_blocking(end, False)
+    def _forget(self, descriptor: int) -> Callable[[Exception], None] | None:
+        """Return the call of a descriptor that was watched until now. The caller holds the lock."""
+        on_hang_up = self._watched.pop(descriptor, None)
+        if on_hang_up is not None and self._epoll is not None:
+            self._epoll.unregister(descriptor)
+        return on_hang_up
+
+    def _start(self) -> select.epoll:
+        epoll = select.epoll()
         thread = threading.Thread(
-            target=self._run, args=(wakeup[0],), name="kafka-chunked-executor-watch", daemon=True
+            target=self._run, args=(epoll,), name="kafka-chunked-executor-watch", daemon=True
         )
         try:
             thread.start()
         except BaseException:
-            for end in wakeup:
-                os.close(end)
+            epoll.close()
             raise
-        return wakeup
+        return epoll
 
-    def _run(self, wakeup: int) -> None:
+    def _run(self, epoll: select.epoll) -> None:
         while True:
-            with self._lock:
-                watched = {descriptor: number for number, (descriptor, _) in self._watched.items()}
-            poller = select.poll()
-            poller.register(wakeup, select.POLLIN)
-            for descriptor in watched:
-                poller.register(descriptor, _HANG_UP)
-            for descriptor, _ in poller.poll():
-                if descriptor == wakeup:
-                    with suppress(BlockingIOError):
-                        os.read(wakeup, _WAKE_BYTES)
-                else:
-                    self._hung_up(watched[descriptor])
+            for descriptor, _ in epoll.poll():
+                self._check(descriptor)
 
-    def _hung_up(self, number: int) -> None:
+    def _check(self, descriptor: int) -> None:
         with self._lock:
-            # Since the poll began, the descriptor may have been removed and closed, and its number reused.
-            watch = self._watched.pop(number, None)
-            if watch is not None:
-                try:
-                    watch[1](_disconnected())
-                except Exception:  # noqa: BLE001 - a bug there must not end the watch of later tasks
-                    _log.exception("a task could not be ended after its executor had hung up")
-
-
-def _wake(wakeup: tuple[int, int]) -> None:
-    # If the pipe is full, the thread wakes anyway.
-    with suppress(BlockingIOError):
-        os.write(wakeup[1], b"\0")
+            # Since epoll returned, the descriptor may have been removed and closed, and its number reused.
+            if descriptor not in self._watched or not _has_hung_up(descriptor):
+                return
+            on_hang_up = self._forget(descriptor)
+            try:
+                if on_hang_up is not None:
+                    on_hang_up(_disconnected())
+            except Exception:  # noqa: BLE001 - a bug there must not end the watch of later tasks
+                _log.exception("a task could not be ended after its executor had hung up")
 
 
 WATCHER = Watcher()
@@ -209,7 +194,7 @@ def _has_hung_up(descriptor: int) -> bool:
     return bool(poller.poll(0))
 
 
-def executor_socket(environ: Mapping[str, str] = os.environ, descriptors: str = "/dev/fd") -> int | None:
+def executor_socket(environ: Mapping[str, str] = os.environ) -> int | None:
     """The descriptor of the socket from which this thread's task reads its rows. None outside Spark's
     workers.
 
@@ -223,7 +208,7 @@ def executor_socket(environ: Mapping[str, str] = os.environ, descriptors: str = 
     try:
         descriptor = infile.fileno()
     except (AttributeError, OSError, ValueError):
-        return _connected_to_factory(environ, descriptors)
+        return _connected_to_factory(environ)
     return descriptor if _is_socket(descriptor) else None
 
 
@@ -231,22 +216,18 @@ def _infile_of_worker() -> IO[bytes] | None:
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         code = frame.f_code
-        if code.co_name == "main" and code.co_filename.replace(os.sep, "/").endswith(_WORKER_FILE):
+        if code.co_name == "main" and code.co_filename.endswith(_WORKER_FILE):
             infile: IO[bytes] | None = frame.f_locals.get("infile")
             return infile
         frame = frame.f_back
     return None
 
 
-def _connected_to_factory(environ: Mapping[str, str], descriptors: str) -> int | None:
+def _connected_to_factory(environ: Mapping[str, str]) -> int | None:
     """The open socket whose peer has the address that PythonWorkerFactory put into the environment."""
     path = environ.get("PYTHON_WORKER_FACTORY_SOCK_PATH")
     port = environ.get("PYTHON_WORKER_FACTORY_PORT")
-    try:
-        names = os.listdir(descriptors)
-    except OSError:
-        return None  # a container without /dev/fd or /proc
-    for descriptor in map(int, names):
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
         with suppress(OSError):
             if not _is_socket(descriptor):
                 continue

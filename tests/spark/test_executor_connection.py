@@ -81,7 +81,7 @@ def test_the_watch_ends_with_the_task_and_leaves_nothing_open(pair: Pair) -> Non
     jvm, worker = pair
     causes: list[Exception] = []
     with watched(worker.fileno(), causes.append):
-        """Starts the thread, which keeps a pipe."""
+        """Starts the thread, which keeps an epoll."""
     before = open_descriptors()
     with watched(worker.fileno(), causes.append):
         """Does nothing."""
@@ -163,13 +163,12 @@ def watches() -> list[threading.Thread]:
 
 @pytest.mark.parametrize("is_busy", [False, True], ids=["idle", "busy"])
 def test_a_forked_process_watches_with_a_thread_of_its_own(pair: Pair, *, is_busy: bool) -> None:
-    """Catches: no watch, the parent's as well, its pipe left open, or a lock that was held at the fork."""
+    """Catches: no watch, the parent's as well, its epoll left open, or a lock that was held at the fork."""
     jvm, worker = pair
     watcher, of_parent = Watcher(), list[Exception]()
     closed = [descriptor for descriptor in range(256) if not is_open(descriptor)]
-    number = watcher.add(worker.fileno(), of_parent.append)
-    pipe = list(filter(is_open, closed))
-    assert len(pipe) == 2
+    watcher.add(worker.fileno(), of_parent.append)
+    (epoll,) = filter(is_open, closed)
     begins, ends = threading.Event(), threading.Event()
 
     def is_held(_: Exception) -> None:
@@ -178,10 +177,10 @@ def test_a_forked_process_watches_with_a_thread_of_its_own(pair: Pair, *, is_bus
 
     def watches_anew() -> bool:
         noticed = threading.Event()
-        kept = [end for end in pipe if is_open(end)]
+        is_kept = is_open(epoll)
         half_close(jvm)
         watcher.add(os.dup(worker.fileno()), lambda _: noticed.set())
-        return noticed.wait(PATIENCE_S) and not kept and not of_parent
+        return noticed.wait(PATIENCE_S) and not is_kept and not of_parent
 
     other_jvm, other_worker = socket.socketpair()
     with other_jvm, other_worker:
@@ -193,7 +192,7 @@ def test_a_forked_process_watches_with_a_thread_of_its_own(pair: Pair, *, is_bus
         assert in_a_fork(watches_anew)
         ends.set()
         other_jvm.close()
-        watcher.remove(number)
+        watcher.remove(worker.fileno())
 
 
 def test_without_a_socket_nothing_is_watched_and_rows_pass_as_they_are() -> None:
@@ -287,12 +286,10 @@ def test_a_default_timeout_does_not_change_the_workers_socket(pair: Pair) -> Non
 # -- where the socket is found --------------------------------------------------------------------------
 
 
-def in_a_worker(
-    infile: object, environ: Mapping[str, str] = os.environ, descriptors: str = "/dev/fd"
-) -> int | None:
+def in_a_worker(infile: object, environ: Mapping[str, str] = os.environ) -> int | None:
     """What a task finds below a function in the place of pyspark.worker.main."""
     source = "def main(infile, outfile):\n    return run()\n"
-    names: dict[str, Any] = {"run": lambda: executor_socket(environ, descriptors)}
+    names: dict[str, Any] = {"run": lambda: executor_socket(environ)}
     exec(compile(source, "/spark/python/lib/pyspark.zip/pyspark/worker.py", "exec"), names)
     found: int | None = names["main"](infile, None)
     return found
@@ -322,9 +319,8 @@ def test_a_worker_without_daemon_finds_a_unix_socket() -> None:
 
 
 def test_outside_of_a_worker_there_is_none(tmp_path: Path) -> None:
-    """Catches: FileNotFoundError for /dev/fd in place of a task."""
     assert executor_socket() is None
     with (tmp_path / "rows").open("wb+") as file:
         assert in_a_worker(file) is None
     with io.BytesIO() as infile:
-        assert in_a_worker(infile, descriptors="/no/such/folder") is None
+        assert in_a_worker(infile) is None
