@@ -90,8 +90,8 @@ class TaskCounts:
         return {name: value for name, value in zip(NAMES, _VALUES(self), strict=True) if value}
 
 
-NAMES = tuple(one.name for one in fields(TaskCounts))
-SPECS: Mapping[str, CountSpec] = {one.name: one.metadata["spec"] for one in fields(TaskCounts)}
+NAMES = tuple(count.name for count in fields(TaskCounts))
+SPECS: Mapping[str, CountSpec] = {count.name: count.metadata["spec"] for count in fields(TaskCounts)}
 _VALUES = attrgetter(*NAMES)
 
 

@@ -183,13 +183,8 @@ class TopicPreparation:
         # Each question has max.block.ms of its own: the look-up has used up its time.
         self._started = time.monotonic()
         node = self._client.connect()
-        found: BrokerConfigs | None = self._client.ask(
-            node,
-            apis.DESCRIBE_CONFIGS,
-            lambda version: admin_requests.encode_describe_broker(version, node, [_AUTO_CREATE]),
-            self._request_timeout_ms(),
-        )
-        setting = None if found is None else found.configs.get(_AUTO_CREATE)
+        configs = self._configs_of(node, [_AUTO_CREATE])
+        setting = None if configs is None else configs.configs.get(_AUTO_CREATE)
         return None if setting is None else setting == "true"
 
     def _creator(self) -> int:
@@ -232,22 +227,27 @@ class TopicPreparation:
         unset = [name for name, number in numbers.items() if number == -1]
         version = self._client.api_version(node, apis.CREATE_TOPICS)
         if unset and version < admin_requests.CREATE_TOPICS_BY_DEFAULTS:
-            configs: BrokerConfigs | None = self._client.ask(
-                node,
-                apis.DESCRIBE_CONFIGS,
-                lambda version: admin_requests.encode_describe_broker(version, node, unset),
-                self._request_timeout_ms(),
-            )
+            configs = self._configs_of(node, unset)
             if configs is None:
                 return None
             numbers |= self._defaults(configs, unset)
         return numbers[_PARTITIONS], numbers[_REPLICATION_FACTOR]
 
-    def _defaults(self, found: BrokerConfigs, names: Sequence[str]) -> dict[str, int]:
+    def _configs_of(self, node: int, names: Sequence[str]) -> BrokerConfigs | None:
+        """Request these settings of a broker. Returns None if it sent no response."""
+        configs: BrokerConfigs | None = self._client.ask(
+            node,
+            apis.DESCRIBE_CONFIGS,
+            lambda version: admin_requests.encode_describe_broker(version, node, names),
+            self._request_timeout_ms(),
+        )
+        return configs
+
+    def _defaults(self, configs: BrokerConfigs, names: Sequence[str]) -> dict[str, int]:
         try:
-            return {name: int(found.configs[name]) for name in names}
+            return {name: int(configs.configs[name]) for name in names}
         except (KeyError, ValueError):
-            why = f": {_named(found.error_code)}" if found.error_code else ""
+            why = f": {_named(configs.error_code)}" if configs.error_code else ""
             raise ConfigurationError(
                 "topic.create=true: brokers before Kafka 2.4 do not apply defaults to a new topic, and this "
                 f"broker does not reveal its settings ({' and '.join(names)}{why}). Set topic.partitions and "

@@ -36,7 +36,7 @@ def expanded(option: str, value: str, environ: Mapping[str, str] = os.environ) -
         if warning not in _warned:
             _warned.add(warning)
             _log.warning("%s", warning)
-    text = _VARIABLE.sub(lambda found: environ.get(found[1], ""), value)
+    text = _VARIABLE.sub(lambda match: environ.get(match[1], ""), value)
     # Variables may hold bytes that are not valid UTF-8.
     data = text.encode("utf-8", "surrogateescape")
     if len(data) > _MAX_BYTES:

@@ -237,9 +237,9 @@ def _check_topic_config(options: SinkOptions) -> None:
 
 def _check_schemes(addresses: str, options: SinkOptions) -> None:
     """Refuse an address with another protocol in front. Java ignores it, and would send rows unencrypted."""
-    if others := schemes(addresses) - {options.security_protocol}:
+    if other_schemes := schemes(addresses) - {options.security_protocol}:
         raise ConfigurationError(
-            f"Option 'kafka.bootstrap.servers' has the protocol {sorted(others)[0]} in front of an "
+            f"Option 'kafka.bootstrap.servers' has the protocol {sorted(other_schemes)[0]} in front of an "
             f"address, but kafka.security.protocol is {options.security_protocol}"
         )
 

@@ -253,7 +253,7 @@ def check_url(text: str, allowed: Sequence[str]) -> None:
         )
     if text.partition("://")[0].lower() not in allowed or "://" not in text:
         raise ValueError(
-            f"has an entry that does not begin with {' or '.join(f'{one}://' for one in allowed)}"
+            f"has an entry that does not begin with {' or '.join(f'{scheme}://' for scheme in allowed)}"
         )
     try:
         parts = urlsplit(text)
@@ -273,11 +273,11 @@ def topics() -> Kind:
     """Valid topic names, separated by commas."""
 
     def parse(text: str) -> tuple[str, ...]:
-        found = names().parse(text)
-        for name in found:
+        topic_names = names().parse(text)
+        for name in topic_names:
             if problem := topic_problem(name):
                 raise ValueError(f"has an entry that {problem}")
-        return tuple(dict.fromkeys(found))
+        return tuple(dict.fromkeys(topic_names))
 
     return Kind("list", "legal topic names, comma-separated", parse, ",".join)
 

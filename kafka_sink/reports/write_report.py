@@ -329,8 +329,8 @@ def _has_trouble(ended: EndedWrite) -> bool:
     """Whether someone may want to look at this write: rows were skipped, batches were sent again, the circuit
     breaker tripped, or transactions were aborted."""
     counts = total(ended.results)
-    others = sum(count for name, count in ended.transactions.items() if name != "committed")
-    return bool(counts.skipped or counts.retries or counts.breaker_trips or others)
+    uncommitted = sum(count for name, count in ended.transactions.items() if name != "committed")
+    return bool(counts.skipped or counts.retries or counts.breaker_trips or uncommitted)
 
 
 def _noted(key: str) -> _UnreportedWrites | None:

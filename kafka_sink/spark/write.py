@@ -365,14 +365,11 @@ class PlannedWrite:
 
         Returns why the write failed, if a task has reported it.
         """
-        if self.coordinator.address is None:
-            return ""
-        from kafka_sink.coordinator.rendezvous import address_for_driver
-        from kafka_sink.coordinator.writes import end_attempts
-
-        address = address_for_driver()
+        address = self._running_coordinator()
         if address is None:
             return ""
+        from kafka_sink.coordinator.writes import end_attempts
+
         # A restarted query may write the same micro-batch again, under the same name.
         return end_attempts(address, self._name_of(batch_id), again=batch_id is not None)
 
@@ -400,9 +397,10 @@ class PlannedWrite:
     def _waits_shown(self, step: str, batch_id: int | None) -> DriverWaiting:
         batch = self.micro_batch if batch_id is None else batch_id
         label = "a write" if batch is None else f"micro-batch {batch}"
-        return DriverWaiting(self.options, self.name, step, label, self._address_of_view)
+        return DriverWaiting(self.options, self.name, step, label, self._running_coordinator)
 
-    def _address_of_view(self) -> CoordinatorAddress | None:
+    def _running_coordinator(self) -> CoordinatorAddress | None:
+        """The address of the coordinator as the driver knows it; None without a coordinator."""
         from kafka_sink.coordinator.rendezvous import address_for_driver
 
         return None if self.coordinator.address is None else address_for_driver()

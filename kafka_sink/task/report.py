@@ -190,13 +190,14 @@ class ProducerTask:
         timeout_ms, made = self._parts.accumulator.options.delivery_timeout_ms, []
         for mute, age_ms in muted:
             unsent = waiting.get(mute.target, [])
+            oldest_ms = min((since_ms for _, _, since_ms in unsent), default=now_ms)
             made.append(
                 MuteReport(
                     cut(str(mute.target)),
                     cut(mute.reason),
                     round(age_ms),
                     sum(rows for _, rows, _ in unsent),
-                    max(0.0, min(one[2] for one in unsent) + timeout_ms - now_ms) if unsent else None,
+                    max(0.0, oldest_ms + timeout_ms - now_ms) if unsent else None,
                     tuple(cut(str(partition)) for partition, _, _ in unsent[:MAX_PARTITIONS]),
                 )
             )
@@ -214,12 +215,12 @@ def first_dead_letters(rows: Mapping[tuple[str, str], int]) -> tuple[DeadLetterC
         DeadLetterCount(cut(topic, TOPIC_MAX_LENGTH), cut(reason), number)
         for (topic, reason), number in islice(rows.items(), MAX_DEAD_LETTERS - 1)
     ]
-    others = sum(rows.values()) - sum(entry.rows for entry in entries)
-    return (*entries, DeadLetterCount("", "", others)) if others else tuple(entries)
+    other_rows = sum(rows.values()) - sum(entry.rows for entry in entries)
+    return (*entries, DeadLetterCount("", "", other_rows)) if other_rows else tuple(entries)
 
 
 def named_topics(counts: Mapping[str, TopicMetrics]) -> dict[str, TopicMetrics]:
     """The counts of the first topics, and the sum of all further ones under ""."""
     topics = dict(islice(counts.items(), MAX_TOPICS - 1))
-    others = reduce(TopicMetrics.plus, islice(counts.values(), MAX_TOPICS - 1, None), TopicMetrics())
-    return {**topics, "": others} if others.batches else topics
+    other_topics = reduce(TopicMetrics.plus, islice(counts.values(), MAX_TOPICS - 1, None), TopicMetrics())
+    return {**topics, "": other_topics} if other_topics.batches else topics
