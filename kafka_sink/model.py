@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import count, repeat
-from typing import NamedTuple, overload
+from typing import NamedTuple
 
 from kafka_sink.counts import TaskCounts
 
@@ -64,7 +64,7 @@ class PartitionMetadata(NamedTuple):
     leader_epoch: int = UNKNOWN_EPOCH
 
 
-class Partitions(Sequence[PartitionMetadata]):
+class Partitions:
     """The partitions of a topic, numbered from 0, in 8 bytes each.
 
     Reading an item creates a PartitionMetadata.
@@ -88,17 +88,8 @@ class Partitions(Sequence[PartitionMetadata]):
     def __len__(self) -> int:
         return len(self.leaders)
 
-    @overload
-    def __getitem__(self, index: int) -> PartitionMetadata: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> tuple[PartitionMetadata, ...]: ...
-
-    def __getitem__(self, index: int | slice) -> PartitionMetadata | tuple[PartitionMetadata, ...]:
-        if isinstance(index, slice):
-            return tuple(self[at] for at in range(*index.indices(len(self))))
-        at = index if index >= 0 else len(self) + index
-        return PartitionMetadata(self.topic, at, self.leaders[at], self.epochs[at])
+    def __getitem__(self, partition: int) -> PartitionMetadata:
+        return PartitionMetadata(self.topic, partition, self.leaders[partition], self.epochs[partition])
 
     def __iter__(self) -> Iterator[PartitionMetadata]:
         return map(PartitionMetadata, repeat(self.topic), count(), self.leaders, self.epochs)
