@@ -65,12 +65,12 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.mark.usefixtures("_programs")
-def test_nothing_to_mend_here() -> None:
+def test_doctor_reports_no_problem_here() -> None:
     assert problems(HERE) == ""
     assert "no broker was asked" in notes(HERE)
 
 
-def test_it_says_which_spark_was_found_and_what_works_there(tmp_path: Path) -> None:
+def test_doctor_reports_the_spark_version_and_its_entry_points(tmp_path: Path) -> None:
     environ = {"PATH": HERE["PATH"], "PYSPARK_PYTHON": python_that_prints(tmp_path, "[[3, 12], null, []]")}
     only = "no data sources in Python: use kafka_sink.write, and kafka_sink.foreach_batch for streams"
     for pyspark, pandas, text, is_problem in (
@@ -275,7 +275,7 @@ def test_the_settings_of_a_session_are_checked() -> None:
     assert [one.level for one in quiet] == [Level.OK]
 
 
-def test_all_mistakes_in_options_are_told_at_once(here: dict[str, str]) -> None:
+def test_doctor_reports_all_mistakes_in_options_at_once(here: dict[str, str]) -> None:
     wrong = {"kafka.acsk": "all", "kafka.linger.ms": "soon", "max.rows.per.secnd": "5"}
     text = problems(here, {**wrong, "topic": "t", "kafka.bootstrap.servers": "127.0.0.1:1"})
     assert all(f"'{name}'" in text for name in wrong), text

@@ -19,7 +19,7 @@ from kafka_sink import libraries
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def test_they_are_those_of_pyproject() -> None:
+def test_libraries_match_pyproject() -> None:
     declared = re.search(r"^dependencies = \[(.*?)^\]", (ROOT / "pyproject.toml").read_text(), re.M | re.S)
     assert declared is not None
     names = set(re.findall(r'"([a-z0-9-]+)>=', declared[1]))
@@ -54,7 +54,7 @@ def test_a_missing_library_has_an_explanation_with_all_that_are_missing() -> Non
     assert libraries.explanation(ImportError("lz4")) is None
 
 
-def test_what_others_may_write_to_is_not_imported_by_child_processes(tmp_path: Path) -> None:
+def test_child_processes_import_nothing_from_folders_that_other_users_may_write_to(tmp_path: Path) -> None:
     """Catches: folders of another user; and theirs below."""
     own, shared, below = (tmp_path / name for name in ("own", "shared", "shared/below"))
     for folder, mode in ((own, 0o755), (shared, 0o777), (below, 0o755)):
@@ -75,7 +75,7 @@ def test_what_others_may_write_to_is_not_imported_by_child_processes(tmp_path: P
     assert not libraries.others_may_write(str(tmp_path / "missing"))
 
 
-def test_what_a_group_may_write_to_is_others_unless_it_is_the_users_own(
+def test_group_writable_folder_is_unsafe_unless_the_group_is_the_users_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tmp_path.chmod(0o775)

@@ -25,7 +25,7 @@ def assert_plain(text: str) -> None:
     assert text.isprintable()
 
 
-def test_one_line_of_any_text() -> None:
+def test_printable_text_is_one_line_without_control_characters() -> None:
     assert_plain(one_line(FORGED))
     assert_plain(printable(FORGED))
     assert_plain(printable_list([FORGED, FORGED]))

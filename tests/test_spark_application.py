@@ -63,7 +63,7 @@ def test_once_per_application_where_sparks_first_folder_cannot_be_written_to(
         assert not spark_application.happened_within("b", 60)
 
 
-def test_where_nothing_can_be_remembered_nothing_is(temporary_folder: Callable[[str], None]) -> None:
+def test_notes_are_dropped_without_a_usable_folder(temporary_folder: Callable[[str], None]) -> None:
     temporary_folder("/nor/here")
     for folder in ("", "/nowhere/at/all"):
         with planning_for(of(folder)):

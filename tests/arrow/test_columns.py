@@ -283,7 +283,7 @@ def test_lists_whose_offsets_are_damaged_are_errors() -> None:
             list(ArrowColumns.of(batch.schema, "t").converted(batch))
 
 
-def test_what_cannot_be_written_is_refused_with_what_to_do() -> None:
+def test_unwritable_columns_are_refused_with_a_remedy() -> None:
     value = ("value", pa.string())
     mistakes: list[tuple[list[tuple[str, pa.DataType]], str]] = [
         ([("Value", pa.string())], "'value' not found .found 'Value', and names are case-sensitive"),

@@ -39,7 +39,7 @@ class OnlyAnArray:
     ],
     ids=lambda data: type(data).__name__,
 )
-def test_everything_with_arrow_data(data: Any) -> None:
+def test_record_batches_accepts_any_source_of_arrow_data(data: Any) -> None:
     _, batches = record_batches(data)
     assert [value for batch in batches for value in batch.column("value").to_pylist()] == ["a", "b", "c"]
 
@@ -61,7 +61,7 @@ def test_the_schema_is_known_before_rows_are_read_and_an_iterator_is_read_as_its
     assert read == [0]
 
 
-def test_what_is_no_arrow_data_is_refused_and_a_lazy_frame_is_to_be_collected() -> None:
+def test_record_batches_rejects_lazy_frames_and_data_that_is_not_arrow() -> None:
     with pytest.raises(SchemaError, match="Collect it first"):
         record_batches(SimpleNamespace(collect=None, collect_schema=None))
     for data in (None, 7, "text", b"bytes", {"value": ["a"]}, [{"value": "a"}], ["a"], TABLE.column(0)):

@@ -43,7 +43,7 @@ def values(start: int, count: int) -> pa.Table:
     return pa.table({"value": [f"{number}" for number in range(start, start + count)]})
 
 
-def test_what_was_acknowledged_is_returned_by_partition() -> None:
+def test_write_arrow_returns_the_acknowledged_offsets_by_partition() -> None:
     with FakeCluster({"t": 2}) as cluster:
         given = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "topic": "t", "log.summary": False}
         rows = pa.table({"value": ["a", "b", "c"], "partition": pa.array([0, 1, 1], pa.int32())})
@@ -161,7 +161,7 @@ def test_ctrl_c_ends_a_write_at_once_and_says_what_became_of_its_rows(
     assert committed_values(broker, topic) == []
 
 
-def test_nothing_of_spark_is_imported_and_no_process_is_started(
+def test_write_arrow_neither_imports_pyspark_nor_starts_a_process(
     broker: LocalBroker, topic: str, project_environment: dict[str, str]
 ) -> None:
     """Catches: an environment without pyspark cannot write."""

@@ -73,22 +73,22 @@ def test_every_benchmark_is_run() -> None:
 
 
 @pytest.mark.parametrize("name", FROM_COMMAND_LINE)
-def test_it_runs_from_the_command_line(name: str, project_environment: dict[str, str]) -> None:
+def test_benchmark_runs_from_the_command_line(name: str, project_environment: dict[str, str]) -> None:
     run_command([sys.executable, "-m", "benchmarks", name, "--smoke"], project_environment)
 
 
 @each(ON_ONE_BROKER)
-def test_it_runs_on_a_broker(name: str, run: Run, broker: LocalBroker) -> None:
+def test_benchmark_runs_on_a_broker(name: str, run: Run, broker: LocalBroker) -> None:
     run(name, broker)
 
 
 @each(ON_SPARK)
-def test_it_runs_on_spark(name: str, run: Run, broker: LocalBroker, spark: SparkSession) -> None:
+def test_benchmark_runs_on_spark(name: str, run: Run, broker: LocalBroker, spark: SparkSession) -> None:
     run(name, None if name in NOT_ON_OURS else broker, spark)
 
 
 @each(ON_SPARK_AND_THREE_BROKERS)
-def test_it_runs_on_spark_and_three_brokers(
+def test_benchmark_runs_on_spark_and_three_brokers(
     name: str, run: Run, cluster3: LocalBroker, spark: SparkSession
 ) -> None:
     run(name, cluster3, spark)

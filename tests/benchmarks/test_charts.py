@@ -30,7 +30,7 @@ def test_a_long_title_and_long_conditions_are_not_cut_off(tmp_path: Path) -> Non
         assert box.x1 <= whole.x1
 
 
-def test_what_is_kept_can_be_drawn_again(tmp_path: Path) -> None:
+def test_charts_are_redrawn_from_the_kept_figures(tmp_path: Path) -> None:
     """Catches: figures of an earlier version, which lack what the plot shows."""
     redraw(DRAWN, tmp_path)
     assert {f"{name}.png" for name in DRAWN} <= {one.name for one in tmp_path.iterdir()}

@@ -21,12 +21,12 @@ def counts(found: paced_rows.Stored) -> tuple[int, int, int]:
     return found.lost(4), found.doubled(), found.reordered()
 
 
-def test_what_is_whole_and_in_order_counts_as_such() -> None:
+def test_complete_rows_in_order_count_no_faults() -> None:
     # Tasks and partitions may interleave as they like.
     assert counts(stored((1, 0, 1), (0, 1, 0), (0, 0, 0), (1, 1, 1))) == (0, 0, 0)
 
 
-def test_what_is_wrong_is_counted() -> None:
+def test_lost_doubled_and_reordered_rows_are_counted() -> None:
     assert counts(stored((0, 0, 0), (0, 0, 1), (0, 0, 2))) == (1, 0, 0)
     assert counts(stored((0, 0, 0), (0, 0, 1), (0, 0, 2), (1, 0, 2), (0, 0, 3))) == (0, 1, 0)
     assert counts(stored((0, 0, 0), (0, 0, 2), (0, 0, 1), (0, 0, 3))) == (0, 0, 1)
@@ -59,7 +59,7 @@ def test_rows_keep_their_pace_and_tell_who_they_are() -> None:
     assert len({key for batch in batches for key in batch.column(0).to_pylist()}) == 400
 
 
-def test_it_is_even_again_when_the_thawed_broker_takes_its_share_of_new_rows() -> None:
+def test_rate_is_even_again_when_the_thawed_broker_takes_its_share_of_new_rows() -> None:
     run = SimpleNamespace(thawed=100.0, partitions=(0, 1, 2, 3))
     offered = np.arange(90.0, 120.0, 0.01)
     thirds = np.arange(len(offered)) % 3 == 0

@@ -12,7 +12,7 @@ from tests.support.breaker_cluster import A0, A1, B0, P0, P1, Bench, Cluster
 from tests.support.brokers import batch
 
 
-def test_one_probe_then_success_unmutes(manager: CircuitBreakManager) -> None:
+def test_broker_is_unmuted_after_one_probe_and_a_success(manager: CircuitBreakManager) -> None:
     manager.mute(1, "slow")
     manager.task_mutes.now_ms = 1_999.0
     assert manager.task_mutes.brokers_to_probe() == []

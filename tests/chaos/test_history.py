@@ -60,7 +60,7 @@ def of(task: bytes, log: list[Record], key: bytes | None = None) -> list[int]:
     ]
 
 
-def test_nothing_is_found_where_all_is_well() -> None:
+def test_check_reports_nothing_for_a_correct_log() -> None:
     attempts, log = history()
     assert not check(attempts, log)
     assert str(check(attempts, log)) == ""
@@ -118,7 +118,7 @@ def strange(**change: bytes | None) -> Callable[[list[Record]], None]:
         (strange(key=None), {Invariant.OURS}, set()),
     ],
 )
-def test_what_a_log_breaks_is_found(
+def test_check_reports_each_broken_invariant_of_a_log(
     change: Callable[[list[Record]], None], found: set[Invariant], not_found: set[Invariant]
 ) -> None:
     attempts, log = history()

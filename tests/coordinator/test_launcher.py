@@ -84,7 +84,7 @@ def found_in(application: Application) -> Any:
     return read_found(application.folder / FOLDER / "found")
 
 
-def test_none_is_started_if_the_option_or_the_environment_refuses_it(tmp_path: Path) -> None:
+def test_coordinator_is_not_started_if_the_option_or_the_environment_refuses_it(tmp_path: Path) -> None:
     with Application(tmp_path) as quiet:
         assert planned(coordinator_enabled="false").address is None
         assert planned(environ={"KAFKA_CHUNKED_COORDINATOR_ENABLED": "false"}).address is None
@@ -109,7 +109,7 @@ def test_the_first_write_starts_it_and_the_next_find_it(application: Application
 
 
 @pytest.mark.parametrize("gone", ["the driver", "the folder", "its place"])
-def test_it_goes_with_what_it_serves(gone: str, application: Application) -> None:
+def test_coordinator_ends_with_its_driver_or_folder(gone: str, application: Application) -> None:
     planned()
     if gone == "the driver":
         # Nobody waits for it: like a JVM whose parent lives on, it stays as a zombie.
@@ -195,7 +195,7 @@ SECRET_ENVIRONMENT = {
 }
 
 
-def test_nothing_shows_a_secret(application: Application) -> None:
+def test_coordinator_process_shows_no_secret(application: Application) -> None:
     found = planned(
         environ={
             "PYTHON_WORKER_FACTORY_SECRET": SPARKS_SECRET,
@@ -354,7 +354,7 @@ def test_relative_paths_are_those_of_the_planning_worker(
 
 
 @pytest.mark.usefixtures("application")
-def test_it_imports_nothing_from_folders_that_others_may_write_to(
+def test_coordinator_imports_nothing_from_folders_that_other_users_may_write_to(
     tmp_path: Path, imports_in: Callable[[Path, list[str]], None]
 ) -> None:
     """Catches: a driver started in /tmp whose coordinator imports a json.py that lies there."""
@@ -388,7 +388,7 @@ def test_a_live_view_that_cannot_open_costs_one_warning(caplog: pytest.LogCaptur
 
 
 @pytest.mark.parametrize("by", ["the job", "environment", "Spark's configuration"])
-def test_it_can_be_switched_off(by: str, application: Application) -> None:
+def test_coordinator_can_be_switched_off(by: str, application: Application) -> None:
     if by == "Spark's configuration":
         application.arguments = ["java", "-c", "spark.kafka-chunked.coordinator.enabled=false"]
     environ = {"KAFKA_CHUNKED_COORDINATOR_ENABLED": "false"} if by == "environment" else {}
@@ -406,7 +406,7 @@ def test_it_can_be_switched_off(by: str, application: Application) -> None:
         ([], {"SPARK_LOCAL_IP": "0.0.0.0"}, "127.0.0.1"),
     ],
 )
-def test_it_listens_where_the_driver_does(
+def test_coordinator_listens_on_the_address_of_the_driver(
     conf: list[str], environ: dict[str, str], expected: str, application: Application
 ) -> None:
     """Catches: one that listens on all addresses, and one that cannot be had where hosts have IPv6 only."""

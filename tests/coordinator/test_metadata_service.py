@@ -383,7 +383,7 @@ def test_a_fetch_that_lied_misleads_until_the_next_refresh(lie: TopicMetadata) -
 
 
 @pytest.mark.parametrize("said", [metadata("a", 2, 6), MANY], ids=["two elections", "partitions"])
-def test_many_elections_and_new_partitions_need_the_word_of_a_second_task(said: TopicMetadata) -> None:
+def test_elections_and_new_partitions_need_confirmation_by_a_second_task(said: TopicMetadata) -> None:
     """Catches: keyed rows of all tasks went by a number of partitions that one of them had made up."""
     coordinator = lied_to(said)
     assert coordinator.cache.topic("a") == TRUTH

@@ -61,6 +61,8 @@ def test_without_settings_it_is_the_drivers_address(monkeypatch: pytest.MonkeyPa
         ("some.host", False, "some.host"),
     ],
 )
-def test_how_this_host_and_others_reach_an_address(address: str, is_loopback: bool, local: str) -> None:
+def test_placement_tells_loopback_and_local_addresses_apart(
+    address: str, is_loopback: bool, local: str
+) -> None:
     where = Placement(address, 1)
     assert (where.is_loopback, where.local_host) == (is_loopback, local)

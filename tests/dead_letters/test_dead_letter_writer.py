@@ -102,7 +102,7 @@ def test_a_dead_letter_has_its_content_and_the_headers_of_kafka_connect() -> Non
     ]
 
 
-def test_what_a_row_lacks_is_left_out_and_the_context_is_bounded() -> None:
+def test_dead_letter_omits_missing_fields_and_bounds_its_context() -> None:
     rows = replace(rejected((None, None, ())), topic=None, partition=-1, timestamps_ms=np.array([-1]))
     [found] = dead_letters(rows)
     assert (found["key"], found["value"]) == (None, None)

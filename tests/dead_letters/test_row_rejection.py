@@ -123,7 +123,7 @@ def test_a_dead_letter_keeps_all_of_its_row() -> None:
     assert list(map(headers_of, split(rows, plan)[1])) == [[(b"trace", b"v3")], [], []]
 
 
-def test_what_is_not_about_rows_still_fails_the_task() -> None:
+def test_errors_not_about_rows_still_fail_the_task() -> None:
     def no_metadata(_plan: ColumnPlan, _rest: pa.Table) -> Any:
         raise MetadataTimeoutError("no broker responded")
 

@@ -279,7 +279,7 @@ def test_dead_letters_that_are_refused_or_too_large_for_their_topic_fail_the_tas
         assert "Raise that topic's max.message.bytes" in message
 
 
-def test_more_rows_than_errors_max_fail_the_task() -> None:
+def test_task_fails_if_more_rows_than_errors_max_are_rejected() -> None:
     with FakeCluster({TOPIC: 1, DEAD_LETTERS: 1}, max_message_bytes={TOPIC: 1000}) as cluster:
         rejected = [large(number, 2000) for number in range(3)]
         assert "more than errors.max = 2" in failure(cluster, *rejected, **{"errors.max": "2"})
@@ -287,7 +287,7 @@ def test_more_rows_than_errors_max_fail_the_task() -> None:
         assert "more than errors.max = 2" in failure(cluster, negative, **{"errors.max": "2"})
 
 
-def test_what_a_missing_partition_costs_does_not_shorten_the_valid_rows_wait_for_memory(
+def test_wait_for_a_missing_partition_does_not_use_up_max_block_ms(
     bound_waits: BoundWaits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Catches: good rows of a table that failed after 0 ms behind a row that had waited for max.block.ms."""
@@ -395,7 +395,7 @@ def on(broker: LocalBroker, topic: str) -> dict[str, str]:
     return servers | {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": f"{topic}-dead-letters"}
 
 
-def test_one_row_in_thousands_is_too_large_or_has_a_wrong_partition(
+def test_single_bad_rows_among_thousands_become_dead_letters(
     spark: SparkSession, broker: LocalBroker
 ) -> None:
     """The whole way, on a real broker: all others written, dead letters complete, counts equal."""

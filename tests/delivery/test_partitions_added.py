@@ -63,7 +63,9 @@ def test_a_partition_that_never_comes_fails_after_max_block_by_name() -> None:
         assert 2 <= lookups(cluster) <= 6
 
 
-def test_all_tasks_learn_of_a_partition_that_one_task_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_added_partition_that_one_task_missed_becomes_known_to_all_tasks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A task that is run again, in another worker, must not be given the old number of partitions."""
     monkeypatch.setattr(cluster_metadata, "COORDINATOR_WAIT_MS", 10_000.0)
     with FakeCluster({TOPIC: 2}) as cluster:

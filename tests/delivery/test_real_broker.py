@@ -124,7 +124,7 @@ def test_memory_full_of_batches_that_are_too_large_does_not_stall(broker: LocalB
     assert_once_and_in_order(numbers_in(broker.bootstrap_servers, topic), 50_000)
 
 
-def test_one_refused_record_of_a_large_batch_costs_one_dead_letter(broker: LocalBroker) -> None:
+def test_refused_record_of_a_large_batch_costs_one_dead_letter(broker: LocalBroker) -> None:
     """Its batch of 1 MiB holds more raw bytes than the pool has."""
     topic = "one-refused"
     limits = {"max.message.bytes": 2 << 20, "message.timestamp.after.max.ms": 3_600_000}

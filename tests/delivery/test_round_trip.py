@@ -77,9 +77,7 @@ def positions(records: list[Row]) -> dict[bytes, list[bytes | None]]:
     return by_key
 
 
-def test_everything_arrives_once_and_in_order_with_each_codec(
-    spark: SparkSession, broker: LocalBroker
-) -> None:
+def test_records_arrive_once_and_in_order_with_each_codec(spark: SparkSession, broker: LocalBroker) -> None:
     for codec in CODECS:
         topic = f"round-trip-{codec}"
         broker.create_topic(topic, PARTITIONS)

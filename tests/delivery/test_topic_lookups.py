@@ -43,7 +43,7 @@ def write(bootstrap: str, *topics: str, **options: object) -> TaskResult:
         return producer.finish()
 
 
-def test_all_new_topics_of_a_unit_are_asked_for_at_once_and_only_they() -> None:
+def test_new_topics_of_a_unit_are_requested_together_without_known_topics() -> None:
     names = [f"t{number}" for number in range(60)]
     with FakeCluster(dict.fromkeys(names, 1)) as cluster:
         with writing(cluster.bootstrap_servers) as producer:
@@ -149,7 +149,7 @@ def test_brokers_that_are_silent_for_the_trigger_time_are_given_up() -> None:
 
 
 @pytest.mark.parametrize("breaker", [{}, {"producer_circuit_breaker_class": "none"}])
-def test_who_leads_after_a_dead_broker_is_asked_until_somebody_does(breaker: dict[str, object]) -> None:
+def test_metadata_is_requested_until_a_dead_leader_has_a_successor(breaker: dict[str, object]) -> None:
     """The cluster misses a broker after its session only; till then it names the dead one."""
     with FakeCluster({"t": 1}, brokers=2) as cluster:
         cluster.move_leader("t", 0, 1)

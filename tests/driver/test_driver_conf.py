@@ -81,7 +81,7 @@ def test_the_expression_covers_every_secret_option_by_its_name() -> None:
     assert [name for name in hidden if not default.search(name)] == []
 
 
-def test_what_spark_would_show_is_found_by_name_and_value() -> None:
+def test_secrets_that_spark_would_show_are_found_by_name_and_value() -> None:
     given = {
         "kafka.ssl.Keystore.Key": KEY,
         "kafka.ssl.key.pem": KEY,

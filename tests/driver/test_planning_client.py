@@ -87,7 +87,7 @@ def test_an_address_that_is_silent_does_not_end_planning_while_another_is_untrie
             assert client.connect() == -1
 
 
-def test_one_live_broker_of_two_is_enough(broker: LocalBroker, topic: str) -> None:
+def test_planning_needs_one_live_broker_of_two(broker: LocalBroker, topic: str) -> None:
     with refusing_port() as port:
         prepare_topic(options(f"127.0.0.1:{port},{broker.bootstrap_servers}", topic))
 

@@ -75,7 +75,7 @@ def test_a_missing_topic_is_created_as_told(cluster3: LocalBroker, topic: str) -
     assert settled(cluster3, topic) == dict.fromkeys(range(5), 2)
 
 
-def test_by_default_it_gets_what_the_broker_has_as_defaults(broker: LocalBroker, topic: str) -> None:
+def test_created_topic_gets_the_defaults_of_the_broker(broker: LocalBroker, topic: str) -> None:
     prepare_topic(options(broker.bootstrap_servers, topic, topic_create="true"))
     auto = f"{topic}-auto"
     prepare_topic(options(broker.bootstrap_servers, auto))
@@ -113,7 +113,7 @@ def test_a_login_that_may_not_read_brokers_settings_must_set_both_numbers(topic:
         assert not new.received(DESCRIBE_CONFIGS)
 
 
-def test_it_is_created_once_however_many_want_it(
+def test_topic_is_created_once_by_concurrent_writes(
     broker: LocalBroker, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     given = options(broker.bootstrap_servers, topic, topic_create="true", topic_partitions="3")
@@ -143,7 +143,7 @@ def test_a_missing_topic_is_an_error_where_brokers_may_not_create_it(broker: Loc
     assert partitions(broker, topic) == {}
 
 
-def test_where_brokers_do_not_create_it_planning_says_so(topic: str) -> None:
+def test_planning_fails_if_brokers_do_not_create_the_topic(topic: str) -> None:
     with FakeCluster({"another": 1}) as cluster:
         why = rf"no topic '{topic}' .*auto\.create\.topics\.enable"
         assert_refused(cluster, topic, why, kafka_max_block_ms="700")

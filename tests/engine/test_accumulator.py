@@ -109,7 +109,7 @@ def test_open_batches_wait_for_linger_and_the_oldest_says_when_to_check_again() 
     assert bench.ready(580) == ({0: {2}}, 10)
 
 
-def test_what_makes_a_batch_ready_at_once() -> None:
+def test_full_followed_and_flushed_batches_are_ready_at_once() -> None:
     full, followed, flushed = Bench(), Bench(), Bench()
     full.closed(P[0])
     followed.batch(P[0])
@@ -170,7 +170,7 @@ def test_a_retry_waits_for_its_backoff_and_holds_back_what_stands_behind() -> No
 
 
 @pytest.mark.parametrize("guarded", [False, True])
-def test_one_in_flight_where_order_asks_for_it(guarded: bool) -> None:
+def test_guarded_partition_has_one_batch_in_flight(guarded: bool) -> None:
     bench = Bench(max_in_flight_requests_per_connection=1 if guarded else 5)
     bench.closed(P[0])
     taken = bench.flying()
@@ -209,7 +209,7 @@ def test_no_partition_starves() -> None:
     assert [sorted(taken[start : start + 3]) for start in range(0, 12, 3)] == [[0, 2, 4]] * 4
 
 
-def test_what_may_not_be_sent_stays_in_its_place() -> None:
+def test_batches_that_may_not_be_sent_stay_in_place() -> None:
     bench = Bench()
     held, free = bench.closed(P[0]), bench.closed(P[2])
     assert bench.drain(0, may_send=lambda batch: batch is free) == [free]
@@ -369,7 +369,7 @@ def test_only_free_batches_that_no_request_had_move_and_they_keep_their_order() 
             batch.move_to_partition(partition_of(P[1]))
 
 
-def test_they_go_behind_what_is_queued_where_least_is() -> None:
+def test_movable_batches_go_after_queued_ones_of_the_shortest_queue() -> None:
     bench = Bench()
     waiting = [bench.closed(P[1]), bench.closed(P[1]), bench.batch(P[1])]
     moving = [movable(bench.closed(P[0])) for _ in range(5)]

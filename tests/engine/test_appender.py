@@ -300,7 +300,7 @@ def test_rows_that_the_pool_cannot_hold_first_fill_the_batch_that_has_room() -> 
 
 
 @each_codec(CompressionType.GZIP, CompressionType.ZSTD)
-def test_where_raw_rows_take_all_memory_a_batch_closes_for_the_next_one(codec: CompressionType) -> None:
+def test_batch_closes_for_the_next_one_if_raw_rows_take_all_memory(codec: CompressionType) -> None:
     """gzip and zstd compress a batch when it closes. What that frees is enough: nobody waits, though the
     broker takes nothing."""
     bench = Bench(memory=4 << 20, batch_size=1 << 20, compression=codec, strategy=incremental_allocator)
@@ -364,7 +364,7 @@ def refuse(bench: Bench, partition: int = 0) -> int:
     return size
 
 
-def test_where_a_broker_takes_less_than_batch_size_later_batches_are_smaller() -> None:
+def test_batches_shrink_after_a_broker_refuses_batch_size() -> None:
     bench = Bench()
     bench.append(unit(0, [0] * 100))
     size = refuse(bench)
@@ -387,7 +387,7 @@ def test_where_a_broker_takes_less_than_batch_size_later_batches_are_smaller() -
     assert min(sizes) // 4 < max(batch.size for batch in bench.batches(2)) <= max(sizes) // 2
 
 
-def test_what_sealed_batches_shrank_to_lets_more_rows_into_later_ones() -> None:
+def test_compression_of_sealed_batches_lets_more_rows_into_later_batches() -> None:
     bench = Bench(batch_size=4_096, compression=CompressionType.LZ4)
     for start in range(0, 2_000, 50):
         bench.append(unit(start, [0] * 50, size=100))
@@ -478,7 +478,9 @@ def test_to_seal_a_batch_takes_the_heap_that_it_needs() -> None:
 
 @each_codec(CompressionType.LZ4, CompressionType.SNAPPY)
 @pytest.mark.parametrize("blocks", [0, 1])
-def test_what_does_not_shrink_is_reserved_for_with_its_framing(codec: CompressionType, blocks: int) -> None:
+def test_incompressible_rows_have_memory_reserved_with_their_framing(
+    codec: CompressionType, blocks: int
+) -> None:
     """Wherever near a chunk's end a batch may end: a few bytes too few would cost a chunk of heap."""
     content = random.Random(7).randbytes(65_536 * blocks + 400)
     for size in range(len(content) - 140, len(content)):

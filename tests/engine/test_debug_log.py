@@ -40,7 +40,7 @@ def _refused(model: Model, code: int) -> None:
     model.respond(0)
 
 
-def test_what_happens_to_a_batch_is_logged_with_its_facts(lines: Lines) -> None:
+def test_debug_log_has_the_requests_retries_and_expiry_of_a_batch(lines: Lines) -> None:
     """A request's broker, batches and bytes; a retry's error, attempt, backoff and whether it may be written;
     what a batch expired of."""
     model = _sent()
@@ -102,7 +102,7 @@ def test_partitions_that_were_not_sent_cost_one_line_a_response(caplog: pytest.L
     assert len(line) < 500
 
 
-def test_nothing_is_logged_above_debug(caplog: pytest.LogCaptureFixture) -> None:
+def test_retries_are_logged_at_debug_only(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     _refused(_sent(), NOT_LEADER)
     assert not caplog.records

@@ -52,7 +52,7 @@ def test_an_id_is_asked_for_once_and_again_after_growing_waits() -> None:
 
 
 @pytest.mark.parametrize("code", [31, 53, 35])
-def test_some_refusals_are_final(code: int) -> None:
+def test_final_producer_id_errors_fail_the_task(code: int) -> None:
     of = ProducerIdentity(ExponentialBackoff(100, 1000, lambda: 0.5))
     failure = of.on_response(ProducerIdResponse(code, -1, -1), 0)
     assert isinstance(failure, DeliveryError)

@@ -90,7 +90,7 @@ def test_an_estimate_that_was_too_low_sends_back_what_exceeds_the_request(codec:
     assert min(sizes) > MAX_REQUEST_BYTES - 20_000
 
 
-def test_what_is_sent_back_keeps_its_place_and_is_no_longer_in_flight() -> None:
+def test_returned_batch_keeps_its_place_and_is_no_longer_in_flight() -> None:
     bench = Bench(CompressionType.LZ4, 0.05)
     chance = random.Random(5)
     noise = [chance.randbytes(1_000) for _ in range(600)]

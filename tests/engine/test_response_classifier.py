@@ -79,9 +79,7 @@ def test_an_offset_beside_an_error_fixes_the_sequence_but_where_nothing_was_appe
 
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("is_next", [False, True])
-def test_what_may_have_been_written_stays_so_and_is_neither_split_nor_renumbered(
-    count: int, is_next: bool
-) -> None:
+def test_possibly_written_batch_is_neither_split_nor_renumbered(count: int, is_next: bool) -> None:
     for code in ERRORS:
         pinned: list[dict[str, Any]] = [{"possibly_written": True}]
         if code not in (45, 100):

@@ -208,7 +208,7 @@ def test_pieces_of_pieces_stay_within_the_memory_of_the_first_batch(codec: Compr
     [(0, 7, 8, 1_000, 1_999), range(2_000), range(1_999)],
     ids=["some", "all", "all but the last"],
 )
-def test_what_is_left_of_a_batch_goes_into_its_memory(
+def test_remaining_records_reuse_the_memory_of_their_batch(
     codec: CompressionType, positions: Sequence[int]
 ) -> None:
     """One refused record needed the whole batch raw in memory beside it."""

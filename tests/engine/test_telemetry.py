@@ -166,7 +166,7 @@ def test_brokers_that_do_not_offer_it_are_asked_nothing_and_nothing_is_recorded(
 
 
 @pytest.mark.parametrize(("draw", "first"), [(0.0, 0.5), (0.999, 1.499)])
-def test_it_asks_at_once_and_pushes_first_after_a_random_part_of_the_interval(
+def test_telemetry_subscribes_at_once_and_first_pushes_after_a_random_part_of_the_interval(
     draw: float, first: float
 ) -> None:
     client = Client(1, draw=draw).at(0)
@@ -319,7 +319,7 @@ def test_a_lost_connection_drops_the_push_and_the_next_goes_elsewhere() -> None:
     assert [node for node, _ in client.network.requests] == [1, 1, 2, 2, 1]
 
 
-def test_where_nobody_is_connected_a_push_is_put_off_and_no_more() -> None:
+def test_push_is_postponed_while_no_broker_is_connected() -> None:
     """Until the next connection, or the end of a login that is being renewed."""
     client = Client(1).subscribed().answered(PushResponse(0))
     client.network.connected = set()

@@ -92,7 +92,9 @@ def test_streaming_and_spark_submit(broker: LocalBroker, run_here: Run, topic: s
     assert len({row.key for row in rows}) == 500
 
 
-def test_many_topics(broker: LocalBroker, run_here: Run, topic: str) -> None:
+def test_many_topics_example_writes_each_country_to_its_topic(
+    broker: LocalBroker, run_here: Run, topic: str
+) -> None:
     run_here("many_topics.py", broker.bootstrap_servers, topic)
     for country in ("de", "fr", "it", "nl", "pl"):
         rows = read_topic(broker, f"{topic}-{country}")

@@ -140,7 +140,9 @@ _OTHER_DEFAULT = (field("x", "int"), field("y", "int", default="z"))
         (None, {"x": pa.int32()}, "is not JSON"),
     ],
 )
-def test_what_does_not_fit_is_named_at_planning(fields: Any, kind: dict[str, pa.DataType], said: str) -> None:
+def test_planning_reports_columns_that_do_not_fit_the_schema(
+    fields: Any, kind: dict[str, pa.DataType], said: str
+) -> None:
     schema = "{" if fields is None else record(*fields)
     with pytest.raises(SchemaError, match=said):
         avro.encoder(avro_schema.read(schema), pa.struct(list(kind.items())), "")

@@ -28,6 +28,6 @@ _DOUBLING = {str(one): {"allOf": [{"$ref": f"#/d/{one - 1}"}] * 2} for one in ra
         ({"properties": {"x": {"$ref": "#/d/40"}}, "d": {"0": {}} | _DOUBLING}, "too often"),
     ],
 )
-def test_what_does_not_fit_is_named_at_planning(schema: dict[str, Any], said: str) -> None:
+def test_planning_reports_columns_that_do_not_fit_the_schema(schema: dict[str, Any], said: str) -> None:
     with pytest.raises(SchemaError, match=said):
         json_schema.check(json.dumps(schema), (), pa.struct([("x", pa.int64())]), "")

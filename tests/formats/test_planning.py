@@ -53,7 +53,7 @@ def test_a_write_goes_on_with_the_schemas_of_the_one_before_with_a_warning(
         planned(options(schema__registry__url=known.url, topic="new"))
 
 
-def test_many_topics_share_one_schema(known: Server, tmp_path: Path) -> None:
+def test_topics_share_one_schema(known: Server, tmp_path: Path) -> None:
     """Catches: a note of a megabyte for a thousand topics, and as much for every task."""
     topics = ",".join(f"shared-{number}" for number in range(20))
     plain = {"kafka.bootstrap.servers": "127.0.0.1:1", "value.format": "avro"}

@@ -259,7 +259,7 @@ def test_rows_that_do_not_fit_are_marked(row: dict[str, Any], said: str) -> None
         (pa.int64(), "a Protobuf message needs a struct"),
     ],
 )
-def test_what_does_not_fit_is_named_at_planning(kind: pa.DataType, said: str) -> None:
+def test_planning_reports_columns_that_do_not_fit_the_schema(kind: pa.DataType, said: str) -> None:
     with pytest.raises(SchemaError, match=said):
         protobuf.encoder(protobuf_schema.read(NESTED), "Order", kind, "")
 

@@ -33,7 +33,7 @@ def test_a_group_in_a_descriptor_is_refused() -> None:
         protobuf.encoder(schema, "", pa.struct([("x", pa.struct([("y", pa.int32())]))]), "")
 
 
-def test_what_is_no_schema_is_refused_and_what_does_not_end_is_read_once() -> None:
+def test_invalid_schema_is_refused_and_unterminated_text_is_read_once() -> None:
     """Catches: a search to the end from each sign, which takes half an hour."""
     file = descriptor_pb2.FileDescriptorProto(name="row.proto")
     file.message_type.add(name="Row").field.add(name="without a type", number=1)

@@ -251,7 +251,7 @@ def test_tokens_are_asked_for_with_client_credentials(fake: Server) -> None:
     assert (headers["target-sr-cluster"], headers["Confluent-Identity-Pool-Id"]) == ("lsrc-1", "pool-1")
 
 
-def test_what_may_pass_is_tried_again_and_other_addresses_are_tried(fake: Server) -> None:
+def test_registry_requests_retry_transient_errors_and_other_addresses(fake: Server) -> None:
     answers = iter([503, 500, 200])
     fake.respond = lambda _: (next(answers), {}, b'{"id": 7, "version": 2}')
     with socket.socket() as refusing:

@@ -83,7 +83,7 @@ time.sleep(600)
     ("how", "kind"),
     [(signal.SIGKILL, "fork"), (signal.SIGTERM, "fork"), (signal.SIGINT, "plain")],
 )
-def test_everything_ends_with_the_parent(
+def test_supervised_processes_end_with_their_parent(
     folder: Path, project_environment: dict[str, str], how: signal.Signals, kind: str
 ) -> None:
     command = [sys.executable, "-c", PARENT, folder, kind]

@@ -74,9 +74,7 @@ def opened(allocator: BufferAllocator, projected: int) -> Memory:
 
 
 @pytest.mark.parametrize("sizes", [[90] * 40, [90, 150, 90], [BATCH + 50, 90], []])
-def test_many_batches_are_opened_as_one_by_one_and_returned_together(
-    strategy: Strategy, sizes: list[int]
-) -> None:
+def test_try_open_all_opens_the_same_batches_as_try_open(strategy: Strategy, sizes: list[int]) -> None:
     """Up to the first that the pool has no memory for."""
     pools = [pool_of(8 * BATCH, 128 if strategy is incremental_allocator else BATCH) for _ in range(2)]
     together = strategy(pools[0], BATCH).try_open_all(sizes)
@@ -286,9 +284,7 @@ def test_any_contiguous_bytes_are_taken(strategy: Strategy) -> None:
     [memoryview(array("q", range(20))), memoryview(bytes(range(200)))[::2]],
     ids=["wide items", "strided"],
 )
-def test_what_is_no_contiguous_bytes_is_refused_and_changes_nothing(
-    strategy: Strategy, data: memoryview
-) -> None:
+def test_write_rejects_non_contiguous_memory(strategy: Strategy, data: memoryview) -> None:
     for size in (0, 10, 120, 127, 130):
         pool = pool_of(10_000, 128 if strategy is incremental_allocator else BATCH)
         scatter(pool, 1)
@@ -343,7 +339,7 @@ def test_over_neighbours_writing_goes_straight_on() -> None:
     assert content(buffer) == b"\1" * 130 + b"\2" * 380
 
 
-def test_what_is_not_written_is_neither_viewed_nor_truncated_to(strategy: Strategy) -> None:
+def test_unwritten_bytes_are_neither_viewed_nor_truncated_to(strategy: Strategy) -> None:
     buffer = opened(strategy(pool_of(10_000)), 100)
     buffer.write_growing(b"0123456789")
     for start, end in [(-1, 5), (0, 11), (6, 5), (11, None)]:

@@ -326,7 +326,7 @@ def test_a_timeout_gives_back_what_was_gathered_and_serves_the_next() -> None:
     assert metrics.bufferpool_wait_ratio >= 50 / 30_000 * 0.99
 
 
-def test_what_a_request_waits_for_is_reserved_also_while_the_heap_exceeds_its_limit() -> None:
+def test_waiting_request_reserves_memory_even_while_the_heap_exceeds_its_limit() -> None:
     """Catches: a batch that grew took the memory of a request that had only to wait for the heap."""
     pool = WatchedPool(256, heap_limit_bytes=10)
     arena, heap = pool.arena(64), pool.heap_arena(64)
@@ -355,7 +355,7 @@ def test_memory_that_comes_with_the_timeout_is_taken() -> None:
     assert pool.metrics().buffer_exhausted_total == 0
 
 
-def test_whoever_waits_looks_at_once_and_again_whether_to_go_on() -> None:
+def test_waiting_client_checks_at_once_and_repeatedly_whether_to_go_on() -> None:
     pool = WatchedPool(1000)
     arena, client = pool.arena(100), PoolClient()
     held = pool.take(arena, 7, 0, client)
@@ -378,7 +378,7 @@ def test_whoever_waits_looks_at_once_and_again_whether_to_go_on() -> None:
     assert pool.metrics().waiting_threads == 0
 
 
-def test_more_than_the_pool_has_fails_at_once_and_names_sizes_and_options() -> None:
+def test_request_larger_than_the_pool_fails_at_once_with_sizes_and_options() -> None:
     pool = WatchedPool(1000)
     arena = pool.arena(100)
     with pytest.raises(RecordTooLargeError) as caught:

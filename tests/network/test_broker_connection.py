@@ -399,7 +399,7 @@ def ready(security: Stub) -> BrokerConnection:
     return one
 
 
-def test_nothing_is_connected_before_the_login_is_prepared_and_one_that_hangs_is_not_used_later() -> None:
+def test_connection_waits_for_its_login_and_drops_one_that_hangs() -> None:
     one = connection(security := Stub())
     one.open(0.0)
     one.on_prepared(0.0)

@@ -198,7 +198,7 @@ def test_a_wrong_head_is_told_before_the_rest_arrives() -> None:
         refused_at(Peer().ready(), 4, claimed_length(length), rf"a response of {length} bytes")
 
 
-def test_what_cannot_be_the_first_response_is_told_of_tls() -> None:
+def test_impossible_first_response_is_reported_as_tls() -> None:
     """More than ApiVersions has, and a TLS alert."""
     too_long = APIS[API_VERSIONS].largest_response(1_000, 0, 0).to_bytes(4, "big")
     for begin in (too_long, bytes.fromhex("15030300020246")):

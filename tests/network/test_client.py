@@ -348,7 +348,7 @@ def test_a_broker_that_is_gone_is_kept_until_its_requests_are_done_and_one_that_
     cluster.thaw(0)
 
 
-def test_all_addresses_of_a_name_are_tried(cluster: FakeCluster) -> None:
+def test_addresses_of_a_name_are_all_tried(cluster: FakeCluster) -> None:
     places: list[Any] = []
     many = Driver("many.example:9092", resolve=lambda host, port, flags: list(places))
     with refusing_port() as refused, many as driver:

@@ -34,7 +34,7 @@ def test_find_coordinator() -> None:
         )
 
 
-def test_what_belongs_to_a_transaction() -> None:
+def test_transaction_requests_match_kafka_python() -> None:
     same(
         apis.ADD_PARTITIONS_TO_TXN,
         lambda version: ours.encode_add_partitions(version, "id", 5, 6, PARTITIONS),

@@ -64,7 +64,7 @@ def test_mechanisms_on_offer_are_cut() -> None:
     assert is_safe(str(caught.value).partition(" but ")[2].partition(": set")[0])
 
 
-def test_what_is_no_host_is_refused_and_forges_no_line() -> None:
+def test_invalid_host_is_refused_and_forges_no_log_line() -> None:
     """Catches: a host name from Metadata with a newline in it, which forged a line of the log."""
     for host in ("", "a\nb", "a b", "x" * 256, "h/path", "u@h", "h;rm", "\x1b[2J", "a\u202eb"):
         with pytest.raises(ProtocolError, match="broker 1 has the address") as caught:

@@ -106,7 +106,7 @@ def test_level_of_the_chosen_codec() -> None:
         assert found == [3 if codec == "zstd" else None, LEVELS.get(codec)]
 
 
-def test_both_names_of_the_idle_time() -> None:
+def test_idle_time_has_two_names_which_must_agree() -> None:
     former = {"metadata__evict__ms": "5000"}
     for given in (former, {**former, "metadata__max__idle__ms": "5000"}):
         assert parsed(**given).options.metadata_max_idle_ms == 5000

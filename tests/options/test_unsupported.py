@@ -48,7 +48,7 @@ def test_unsupported_options_name_themselves_and_hide_their_value() -> None:
         assert error_of({f"kafka.{name}": ""}).startswith(f"Kafka option '{name}' is not supported: ")
 
 
-def test_what_is_nearly_an_option_of_this_sink_is_an_error() -> None:
+def test_misspelt_option_of_this_sink_is_an_error() -> None:
     """Catches: a warning among hundreds of lines, and a job at least once, or without a limit."""
     for name, meant in {
         "kafka.linger": "kafka.linger.ms",
@@ -86,7 +86,7 @@ def test_options_of_a_kafka_source_are_ignored_with_one_warning() -> None:
     )
 
 
-def test_one_error_names_all_options_that_are_unknown_or_not_supported() -> None:
+def test_unknown_and_unsupported_options_are_reported_in_one_error() -> None:
     """Catches: a migrated job that failed once for each of its options."""
     raw = {"kafka.linger": "5", "kafka.zzz.yyy": SECRET, "errors.tolerence": "all", "acks": "1"}
     assert error_of({**raw, "kafka.partitioner.class": "a.B"}) == (

@@ -69,7 +69,7 @@ def test_topics() -> None:
         assert parse({**SERVERS, "topic": name}).options.topic == name
 
 
-def test_what_is_shown_can_be_read_back() -> None:
+def test_shown_default_parses_to_the_same_value() -> None:
     for spec in SPECS:
         if not spec.required and spec.default not in (None, "", ()):
             assert spec.kind.parse(spec.kind.show(spec.default)) == spec.default, spec.name

@@ -34,7 +34,9 @@ def run(folder: Path, version: str, more: str = "", oldest: str = "1.4") -> int:
     return int(audit.main([str(folder), str(folder / "pins.txt"), str(folder / "oldest.txt")]))
 
 
-def test_what_an_advisory_names_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_audit_reports_versions_that_an_advisory_lists(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for version in ("0.9", "1.0", "1.2", "1.3.9", "1.4", "2.0", "2.1", "2.1.1"):
         has_hole = version in ("0.9", "1.2", "1.3.9", "2.0", "2.1")
         assert run(tmp_path, version) == has_hole, version
@@ -48,7 +50,7 @@ def test_what_an_advisory_names_is_found(tmp_path: Path, capsys: pytest.CaptureF
     assert audit.main([str(tmp_path / "vulns")]) == 2
 
 
-def test_all_that_is_pinned_is_read() -> None:
+def test_audit_reads_every_pin() -> None:
     lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line]
     assert len(audit.pins(ROOT / "constraints.txt")) == len([one for one in lines if not one.startswith("#")])
     oldest = dict(audit.oldest(ROOT / "pyproject.toml"))

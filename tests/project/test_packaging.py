@@ -96,7 +96,7 @@ def test_a_scan_of_the_wheel_finds_no_weakness_but_those_with_a_reason(wheel: Pa
     assert [line for line in excepted if not re.search(r"# noqa: [A-Z]+\d+(, [A-Z]+\d+)* - \w", line)] == []
 
 
-def test_what_the_sdist_builds_is_what_the_clone_builds(wheel: Path, wheel_of_the_sdist: Path) -> None:
+def test_sdist_builds_the_same_wheel_as_the_clone(wheel: Path, wheel_of_the_sdist: Path) -> None:
     assert contents(wheel_of_the_sdist) == contents(wheel)
 
 

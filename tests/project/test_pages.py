@@ -66,7 +66,7 @@ def test_the_quickstart_runs(read: Reader, broker: LocalBroker) -> None:
     assert read_topic(broker, "quick-ticks")
 
 
-def test_how_to_runs(read: Reader, broker: LocalBroker) -> None:
+def test_how_to_page_runs(read: Reader, broker: LocalBroker) -> None:
     with Server() as catalogue:
         read("docs/how-to.md", {"http://127.0.0.1:5000": catalogue.url})
         ((method, path, _, body),) = catalogue.requests

@@ -27,7 +27,7 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
 
 
-def test_it_says_what_it_is_then_how_to_see_it_and_which_call_is_for_whom() -> None:
+def test_readme_has_its_purpose_then_the_demo_and_the_calls() -> None:
     commands = [line.split("#")[0].strip() for line in blocks("sh")[0].splitlines()]
     assert commands == ["make demo"]
     before, _, after = README.partition("```sh")

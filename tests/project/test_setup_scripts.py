@@ -51,7 +51,7 @@ def machine(_programs: None, tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def test_what_is_there_is_left_alone(machine: Machine) -> None:
+def test_setup_leaves_installed_programs_alone(machine: Machine) -> None:
     machine.has("apt-get", 'echo "$@" >> "$CALLS"')
     for program in ("chromium", "chromedriver"):
         machine.has(program, "exit 0")
@@ -113,7 +113,9 @@ def test_root_with_apt_installs_a_browser_and_its_driver(machine: Machine) -> No
         ("ensure_chromium.sh", "apt-get", "sudo apt-get install -y chromium chromium-driver"),
     ],
 )
-def test_others_are_told_the_one_command(machine: Machine, script: str, program: str, command: str) -> None:
+def test_setup_prints_the_command_to_install_a_missing_program(
+    machine: Machine, script: str, program: str, command: str
+) -> None:
     machine.has(program, 'echo "$@" >> "$CALLS"')
     done = machine.runs(script)
     assert done.returncode == 1
@@ -141,7 +143,7 @@ def test_others_are_told_the_one_command(machine: Machine, script: str, program:
         ),
     ],
 )
-def test_what_is_wrong_is_told(
+def test_setup_reports_each_unusable_tool(
     machine: Machine, tmp_path: Path, script: str, program: str, text: str, said: str
 ) -> None:
     machine.has(program, text)

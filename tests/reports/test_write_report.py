@@ -48,7 +48,7 @@ def test_memory_of_the_task_that_held_most() -> None:
     assert details(tasks[:1]).endswith("; 2.0 MB of memory at most in a task")
 
 
-def test_nothing_written() -> None:
+def test_summary_of_no_rows() -> None:
     assert summarise([]) == summarise([TaskResult()]) == "0 rows acknowledged"
 
 
@@ -58,7 +58,7 @@ def test_unconfirmed_rows_are_not_called_acknowledged() -> None:
     assert both == "2 rows acknowledged and 3 rows sent unconfirmed"
 
 
-def test_many_topics_are_counted() -> None:
+def test_summary_counts_the_topics_that_it_does_not_list() -> None:
     line = summarise([wrote(*((f"t{number}", 0, 1) for number in range(2000)))])
     assert line == "2,000 rows acknowledged in t0, t1, t10 and 1,997 more topics (2,000 partitions)"
 
@@ -70,7 +70,7 @@ def test_sizes() -> None:
         assert details([task]) == f"1 task, {text} as 0 B in 1 batch and 0 requests"
 
 
-def test_many_tasks_without_rows_have_advice() -> None:
+def test_empty_tasks_are_reported_if_most_tasks_are_empty() -> None:
     some, none = wrote(("t", 0, 1)), TaskResult()
     advice = about_empty_tasks([some, some, *[none] * 198])
     assert advice is not None

@@ -81,7 +81,7 @@ def test_buffers_that_hold_more_than_keys() -> None:
 
 
 @pytest.mark.parametrize("long_keys", [1, 30, 70])
-def test_few_long_keys_among_short_ones(long_keys: int) -> None:
+def test_long_keys_among_short_ones_hash_correctly(long_keys: int) -> None:
     number = random.Random(long_keys)
     keys = [text(number, number.randrange(14)) for _ in range(1000)]
     for place in number.sample(range(1000), long_keys):

@@ -47,7 +47,7 @@ STEPS: dict[str, Callable[[Model], None]] = {
 }
 
 
-def test_what_is_too_old_while_held_fails_once_it_is_let_go() -> None:
+def test_batch_that_expires_while_held_fails_once_it_is_released() -> None:
     model = Model()
     model.append([0], 5, lambda: None)
     model.expire_while_held()

@@ -227,7 +227,7 @@ def test_a_chunk_is_returned_exactly_once(path: Callable[[Model], None]) -> None
 
 
 @pytest.mark.usefixtures("allocation_strategy")
-def test_nobody_waits_for_memory_while_holding_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_appender_never_waits_for_memory_while_holding_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sender could then not send that batch, whose memory may be what the wait is for."""
     model = Model()
     held: list[list[ProducerBatch]] = []

@@ -136,7 +136,7 @@ def test_a_profile_is_read(environ: Environ, tmp_path: Path) -> None:
     assert message["host"] == "localhost"
 
 
-def test_what_is_missing_is_told_with_what_to_set_or_install(environ: Environ, modules: Modules) -> None:
+def test_missing_aws_settings_are_reported_with_a_remedy(environ: Environ, modules: Modules) -> None:
     def said(host: str = HOST) -> str:
         with pytest.raises(AuthenticationError) as caught:
             IamLogin(IamSettings()).steps(host)

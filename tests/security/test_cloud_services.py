@@ -65,7 +65,7 @@ def test_each_configuration_is_valid(name: str, options: dict[str, str]) -> None
 _LOGIN = ("kafka.sasl.username", "kafka.sasl.password")
 
 
-def test_what_a_page_gives_in_a_login_module_arrives() -> None:
+def test_login_module_settings_of_a_page_arrive() -> None:
     confluent = dict(CONFIGURATIONS[1][1])
     sasl = SecuritySettings.from_options(parse(confluent).options).sasl
     assert sasl is not None

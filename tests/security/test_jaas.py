@@ -48,7 +48,7 @@ REFUSED = [
 ]
 
 
-def test_what_java_refuses_is_refused_and_never_shown() -> None:
+def test_invalid_jaas_text_is_refused_and_never_shown() -> None:
     for text, problem in REFUSED:
         with pytest.raises(ConfigurationError) as caught:
             parse_jaas(Secret(text))

@@ -123,7 +123,7 @@ def test_keytools_stores_are_read_and_jks_is_refused_with_the_line_that_converts
     assert "kafka.ssl.keystore.type=PKCS12" in text
 
 
-def test_what_cannot_be_used_says_why(tmp_path: Path) -> None:
+def test_unusable_key_material_is_reported_with_the_reason(tmp_path: Path) -> None:
     path = tmp_path / "x"
 
     def said(content: bytes, kind: str = "PEM", *, trust: bool = False) -> str:

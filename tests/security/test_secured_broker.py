@@ -219,7 +219,7 @@ def test_each_mistake_has_its_own_message_at_planning_in_its_bound(
         assert secret not in str(caught.value)
 
 
-def test_one_good_address_of_several_is_enough_and_all_bad_ones_are_named_in_time(secured: Secured) -> None:
+def test_planning_needs_one_good_address_and_reports_all_bad_ones_in_time(secured: Secured) -> None:
     given = secured.options("TLS")
     with socket.create_server(("127.0.0.1", 0), backlog=5) as silent:
         mute = f"127.0.0.1:{silent.getsockname()[1]}"

@@ -174,7 +174,9 @@ def test_tokens_and_iam_by_options_and_by_jaas() -> None:
         ("SASL_PLAINTEXT", {"sasl.mechanism": "AWS_MSK_IAM"}, "needs kafka.security.protocol=SASL_SSL"),
     ],
 )
-def test_what_cannot_be_is_refused_with_what_to_set(protocol: str, raw: dict[str, str], problem: str) -> None:
+def test_contradictory_settings_are_refused_with_a_remedy(
+    protocol: str, raw: dict[str, str], problem: str
+) -> None:
     with pytest.raises(ConfigurationError) as caught:
         settings(protocol, raw)
     assert problem in str(caught.value), caught.value

@@ -134,7 +134,7 @@ def test_tries_wait_longer_each_time_and_a_refusal_is_final() -> None:
         source([-1.0], clock).get()
 
 
-def test_all_that_want_a_token_at_once_share_one_fetch() -> None:
+def test_concurrent_token_requests_share_one_fetch() -> None:
     fetched = []
     begin = threading.Barrier(8)
 
@@ -179,7 +179,7 @@ def test_a_fork_has_token_sources_of_its_own(modules: Modules) -> None:
     importing.join(20)
 
 
-def test_what_a_jwt_says_of_its_end_and_what_is_no_token() -> None:
+def test_jwt_expiry_is_read_and_invalid_tokens_are_refused() -> None:
     assert jwt_expiry(TokenIssuer().token(exp=123)) == 123.0
     huge = base64.urlsafe_b64encode(b'{"exp":1' + b"0" * 400 + b"}").decode()
     middles = (huge, "b", base64.b64encode(b"[]").decode(), "W" * 9000)
@@ -226,7 +226,7 @@ def asking(url: str, **changes: Any) -> TokenEndpoint:
     return TokenEndpoint(TokenSettings(url=url, **{**given, **changes}))
 
 
-def test_it_is_asked_as_rfc_6749_has_it(endpoint: TokenServer) -> None:
+def test_token_request_follows_rfc_6749(endpoint: TokenServer) -> None:
     found = asking(endpoint.url, scope="kafka read").fetch()
     assert found.text == Secret("opaque")
     assert found.expires_at_s is not None

@@ -92,7 +92,9 @@ def test_rows_of_many_small_and_uneven_batches_and_of_none(
     assert values(read_topic(broker, topic)) == sorted(expected)
 
 
-def test_what_is_refused_before_a_task_runs(spark: SparkSession, broker: LocalBroker, write: Write) -> None:
+def test_invalid_columns_and_options_are_refused_before_a_task_runs(
+    spark: SparkSession, broker: LocalBroker, write: Write
+) -> None:
     """The error of planning ends with our text. tests/spark/test_datasource.py and tests/options have all."""
     unknown = "ConfigurationError: Unknown option 'kafka.lingr.ms' (did you mean 'kafka.linger.ms'?)"
     for name, options, text in (

@@ -80,7 +80,7 @@ MISTAKES: dict[str, tuple[dict[str, DataType], dict[str, str], str]] = {
 }
 
 
-def test_one_line_of_the_log_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+def test_planning_error_is_logged_in_one_line_with_a_remedy(capsys: pytest.CaptureFixture[str]) -> None:
     for mistake, (columns, options, pattern) in MISTAKES.items():
         schema = StructType([StructField(name, kind) for name, kind in columns.items()])
         with pytest.raises(KafkaSinkError) as caught:

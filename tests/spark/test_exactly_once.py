@@ -117,7 +117,7 @@ def test_a_job_that_is_run_again_under_its_version_writes_nothing_and_says_so(
     await_rows(broker, topic, list(range(20)))
 
 
-def test_of_a_job_that_fails_readers_see_nothing_and_nothing_stays_open(
+def test_failed_job_leaves_no_visible_rows_and_no_open_transaction(
     spark: SparkSession, job: Job, broker: LocalBroker, topic: str
 ) -> None:
     failing = spark.range(0, 1000, 1, 4).selectExpr("if(id = 999, raise_error('no'), id) id")
@@ -296,7 +296,7 @@ def test_a_query_that_is_stopped_in_a_batch_holds_up_nobody(
     await_rows(broker, topic, [1000000])
 
 
-def test_what_cannot_hold_is_refused_when_the_write_is_planned(spark: SparkSession, job: Job) -> None:
+def test_impossible_guarantee_is_refused_at_planning(spark: SparkSession, job: Job) -> None:
     for option, value, reason in (
         ("kafka.acks", "1", "needs kafka.acks=all"),
         ("kafka.transaction.timeout.ms", "86400000", "transaction.max.timeout.ms"),

@@ -87,7 +87,7 @@ def test_every_row_arrives_and_the_result_says_where(
     assert (line["outcome"], line["partitions"]) == ("committed", written.partitions)
 
 
-def test_it_shares_the_application_with_the_data_source(
+def test_map_in_arrow_shares_the_application_with_the_data_source(
     spark: SparkSession, options: Options, environ: Environ
 ) -> None:
     """Catches: a coordinator of its own, in a folder that the user's applications share."""
@@ -107,7 +107,7 @@ def test_it_shares_the_application_with_the_data_source(
         assert "org.apache.spark.deploy.SparkSubmit" in driver.arguments()
 
 
-def test_of_a_job_that_fails_the_log_says_what_was_written(
+def test_failed_job_logs_the_rows_that_were_written(
     spark: SparkSession, options: Options, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Spark gives no row of such a job to the driver."""
@@ -161,7 +161,7 @@ def test_a_query_writes_each_micro_batch_once_even_if_spark_runs_it_again(
     await_values(broker, topic, list(range(200)))
 
 
-def test_what_cannot_hold_is_refused_with_the_reason(spark: SparkSession, options: Options) -> None:
+def test_invalid_writes_are_refused_with_the_reason(spark: SparkSession, options: Options) -> None:
     frame = numbers(spark, 1)
     with pytest.raises(ConfigurationError, match=r"foreachBatch\(kafka_sink.foreach_batch\(options\)\)"):
         kafka_sink.write(spark.readStream.format("rate").load(), options())
@@ -175,7 +175,7 @@ def test_what_cannot_hold_is_refused_with_the_reason(spark: SparkSession, option
         kafka_sink.foreach_batch(options(**{"kafka.lingerms": 1}))
 
 
-def test_what_is_no_dataframe_of_spark_is_refused() -> None:
+def test_write_refuses_data_that_is_not_a_spark_dataframe() -> None:
     with pytest.raises(ConfigurationError, match=r"not pyarrow\.lib\.Table; kafka_sink\.write_arrow accepts"):
         kafka_sink.write(pa.table({"value": ["a"]}), {})  # type: ignore[arg-type]
 

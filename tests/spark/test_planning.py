@@ -75,9 +75,7 @@ def test_the_tasks_and_the_commits_of_a_query_use_one_name(options: dict[str, st
     assert planned().name != planned().name, "two queries without this option are not mixed up"
 
 
-def test_what_two_writes_without_a_name_wait_for_is_told_apart(
-    options: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unnamed_writes_show_separate_waits(options: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches: the live view showed one wait where two jobs waited."""
     waiting: list[str] = []
 

@@ -31,7 +31,7 @@ def _no_thread_is_left() -> Iterator[None]:
     assert feeder_threads() == []
 
 
-def test_all_rows_arrive_in_order_without_the_columns_nobody_reads() -> None:
+def test_rows_arrive_in_order_without_unread_columns() -> None:
     producer, without = FakeProducer(), FakeProducer()
     largest = send_tables(iter([batch("a", "b"), batch(), batch("c")]), producer, PLAN, linger_ms=1e9)
     assert producer.values == ["a", "b", "c"]
@@ -79,7 +79,7 @@ def test_a_micro_batch_of_one_batch_and_large_ones_are_read_by_the_task_alone(
 
 
 @pytest.mark.parametrize("before", [[], [batch("a")], [batch("x" * TARGET_TABLE_BYTES)]])
-def test_what_the_iterator_raises_surfaces_in_the_task(before: list[pa.RecordBatch]) -> None:
+def test_iterator_error_surfaces_in_the_task(before: list[pa.RecordBatch]) -> None:
     def broken() -> Iterator[pa.RecordBatch]:
         yield from before
         raise EOFError("the JVM is gone")

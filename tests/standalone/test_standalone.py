@@ -101,7 +101,7 @@ def job_done(
             job.kill()
 
 
-def test_both_executors_write_and_every_row_arrives_once(secured: Secured, run: Run) -> None:
+def test_executors_both_write_and_every_row_arrives_once(secured: Secured, run: Run) -> None:
     """To a secured cluster: what proves who they are reaches executors, too."""
     found = read_topic(secured.broker, NUMBERS)
     assert sorted(int(row.value or b"-1") for row in found) == list(range(standalone_job.NUMBERS))
@@ -109,7 +109,7 @@ def test_both_executors_write_and_every_row_arrives_once(secured: Secured, run: 
 
 
 @pytest.mark.usefixtures("run")
-def test_of_an_attempt_that_spark_speculates_against_readers_see_nothing(secured: Secured) -> None:
+def test_rows_of_an_attempt_that_lost_to_speculation_stay_invisible(secured: Secured) -> None:
     """The copy of a task won while rows of the first attempt were in the topic."""
     servers = secured.broker.bootstrap_servers
     out = io.StringIO()

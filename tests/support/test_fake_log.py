@@ -91,6 +91,6 @@ def test_sequences_and_epochs(log: PartitionLog, name: str) -> None:
     assert [log.append(written(*batch)) for batch, _ in steps] == [expected for _, expected in steps]
 
 
-def test_what_is_too_large(log: PartitionLog) -> None:
+def test_too_large_batch_is_refused(log: PartitionLog) -> None:
     assert log.append(parsed(batch(1, value=bytes(2_000)))) == (MESSAGE_TOO_LARGE, -1)
     assert log.batches == []

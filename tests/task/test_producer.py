@@ -231,7 +231,7 @@ def test_a_task_whose_executor_hangs_up_ends_at_once_and_leaves_nothing_behind(
     assert "Sending has stopped: of" in caplog.text
 
 
-def test_what_was_not_sent_when_the_executor_hung_up_is_never_sent(cluster: FakeCluster) -> None:
+def test_unsent_rows_are_never_sent_after_the_executor_hung_up(cluster: FakeCluster) -> None:
     jvm, worker = socket.socketpair()
     first, second = rows(0, 10), rows(10, 10, partition=2)  # both led by the broker that freezes
     options = parse(
@@ -327,7 +327,7 @@ def test_a_sender_that_breaks_down_before_the_first_task_begins_says_why(
         producer.close()
 
 
-def test_what_was_held_when_the_sender_broke_down_is_given_back_with_the_task(
+def test_memory_held_when_the_sender_broke_down_is_returned_with_the_task(
     cluster: FakeCluster, instead_of_poll: InsteadOfPoll
 ) -> None:
     def ends_its_sender(producer: Producer) -> None:

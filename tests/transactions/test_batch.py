@@ -130,7 +130,7 @@ def times_out(cluster: Cluster, *tasks: int) -> Callable[[Operation], bool]:
     ],
     ids=["application", "query", "unnamed job"],
 )
-def test_what_completes_a_batch_is_said_of_those_that_can_be_completed(
+def test_incomplete_batch_error_advises_a_rerun_only_if_that_can_complete_it(
     batch: BatchIdentity, advice: str, never: str
 ) -> None:
     """Catches: an unnamed job was to be run again to write what was missing, and wrote all rows."""
@@ -154,7 +154,7 @@ def test_a_batch_that_is_lost_in_the_commit_itself_is_just_run_again(protocol: i
     assert dict(cluster.kafka.visible) == {(0, 0): 1, (0, 1): 1}
 
 
-def test_of_two_queries_under_one_name_no_batch_is_doubled_without_a_warning() -> None:
+def test_queries_under_one_name_double_no_batch_without_a_warning() -> None:
     """Catches: a query killed behind its decided batch wrote it twice, if another began under its name."""
     cluster = Cluster()
     doubts = [
@@ -243,7 +243,7 @@ def test_a_batch_that_is_run_again_with_other_rows_is_refused() -> None:
         again(cluster, replace(written, rows=4), compare="rows")
 
 
-def test_of_two_writes_with_one_name_the_second_is_refused() -> None:
+def test_second_write_with_the_same_name_is_refused() -> None:
     """Catches: of two sinks of foreachBatch with one txnAppId the second one lost everything."""
     cluster = Cluster()
     cluster.commit(cluster.write(cluster.plan(), 1, 0, 1, 2, app="first"))

@@ -304,7 +304,7 @@ def test_offsets_fetched_behind_recorded_ones_are_of_the_coordinator_that_took_t
     assert network.asked[-2:] == [(2, apis.TXN_OFFSET_COMMIT), (2, apis.OFFSET_FETCH)]
 
 
-def test_who_owns_an_id_is_not_told_while_it_gets_another_producer_id() -> None:
+def test_describe_waits_while_an_id_gets_another_producer_id() -> None:
     """Catches: what an id still showed at its last epoch was taken for another driver's."""
     states = iter([("PrepareCommit", 7, 32_767), ("CompleteCommit", 1007, 0)])
 
@@ -316,7 +316,7 @@ def test_who_owns_an_id_is_not_told_while_it_gets_another_producer_id() -> None:
     assert found["p-driver"].producer == ProducerEpoch(1007, 0)
 
 
-def test_who_waits_hears_which_broker_is_to_do_what_since_when_and_until_when(network: Network) -> None:
+def test_wait_listener_gets_the_awaited_broker_step_and_times(network: Network) -> None:
     """Catches: a minute of silence while a frozen broker is to begin the driver's transaction."""
     network.silent, heard = {1}, []
     client = network.client()
@@ -377,7 +377,7 @@ def test_a_broker_that_does_not_name_the_coordinator_is_not_asked_as_fast_as_it_
 
 
 @pytest.mark.parametrize("code", [kafka_errors.COORDINATOR_LOAD_IN_PROGRESS, kafka_errors.INVALID_REQUEST])
-def test_what_a_failed_step_asked_for_is_not_asked_again(code: int) -> None:
+def test_requests_of_a_failed_step_are_not_repeated(code: int) -> None:
     """A task whose progress marker fails aborts over the same client."""
     refused = TopicPartition("t", 0)
     sent: list[int] = []

@@ -213,7 +213,7 @@ def test_any_text_is_a_decision_within_bounds_or_a_protocol_error(texts: list[st
     assert all(found.marker_key(SCOPE, part).partition.partition < found.partitions for part in found.parts)
 
 
-def test_more_transactions_than_can_be_read_again_are_not_decided() -> None:
+def test_decision_refuses_more_transactions_than_can_be_read_again() -> None:
     part = Part(1 << 20, 3, ProducerEpoch(1 << 50, 32_000), RowsDigest(1 << 50, 1 << 60, (1 << 64) - 1))
     with pytest.raises(TransactionError, match=r"100,000 transactions.*with fewer tasks"):
         encode(replace(decision(3, 2), parts=(part,) * 100_000), 4)
@@ -253,7 +253,7 @@ def test_a_repair_replaces_the_missing_parts_and_no_others() -> None:
     assert mended.number == 4
 
 
-def test_what_tasks_do_follows_from_what_planning_found() -> None:
+def test_task_role_follows_from_the_state_that_planning_found() -> None:
     driver_epoch = ProducerEpoch(1, 1)
     fresh, done, later = (BatchIdentity("query", number) for number in (6, 5, 7))
     whole = TaskHandover.of(SCOPE, Ownership(driver_epoch, decision(1, 3)), 0)

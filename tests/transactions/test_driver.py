@@ -175,7 +175,7 @@ def test_the_command_leaves_a_batch_alone_that_is_lost_as_a_whole(*, rewrite: bo
     assert cluster.plan().role(reports[0].run.batch, 0) is TaskRole.WRITE
 
 
-def test_all_chunks_of_a_decision_are_waited_for() -> None:
+def test_planning_waits_for_all_chunks_of_a_decision() -> None:
     """Catches: planning failed where another group's coordinator reported its chunk later."""
     scope = replace(SCOPE, partitions=1)
     cluster = Cluster()

@@ -106,7 +106,7 @@ class Thawing:
 
 # A broker is away until others replace it, so the next run's way is gone where there is time.
 @pytest.mark.parametrize("dies", [False, True] if EFFORT > 1 else [False])
-def test_what_was_decided_is_committed_although_a_former_coordinator_refuses(
+def test_decided_batch_is_committed_although_a_former_coordinator_refuses(
     cluster: LocalBroker, clients: ExitStack, *, dies: bool
 ) -> None:
     """Catches: it answers PRODUCER_FENCED from memory once it thaws, as it never saw the transaction. The

@@ -38,14 +38,14 @@ def test_an_id_tells_its_prefix() -> None:
     assert {prefix_of(scope.task_id(10, 2)), prefix_of(scope.driver_id)} == {scope.prefix}
 
 
-def test_one_path_on_two_file_systems_is_two_checkpoints() -> None:
+def test_same_path_on_two_file_systems_is_two_checkpoints() -> None:
     """Catches: strangers that fenced each other."""
     places = ["hdfs://a/c", "hdfs://b/c", "s3a://a/c", "abfss://x@a/c", "abfss://y@a/c", "dbfs:/c", "dbfs:/C"]
     assert len({Location.of(place) for place in places}) == len(places)
     assert Location.of("HDFS://A//c/./") == Location.of("hdfs://a/c")
 
 
-def test_how_far_epochs_are_behind_at_the_end_of_a_producer_id() -> None:
+def test_epochs_behind_counts_past_the_last_epoch_of_a_producer_id() -> None:
     last = ProducerEpoch(7, LAST_EPOCH)
     assert epochs_behind(ProducerEpoch(7, 3), ProducerEpoch(7, 5)) == 2
     assert epochs_behind(last, ProducerEpoch(8, 0)) == 1

@@ -214,7 +214,7 @@ def test_an_abort_in_another_process_knows_what_planning_took(tmp_path: Path) ->
     assert aborted_under() == [ProducerEpoch(5, 9)]
 
 
-def test_what_cannot_hold_or_has_no_effect_is_refused() -> None:
+def test_options_that_contradict_or_have_no_effect_are_refused() -> None:
     without = {"kafka.bootstrap.servers": "a:1"}
     no_effect = r"no effect without delivery\.guarantee=exactly-once"
     for raw, reason in (

@@ -44,7 +44,7 @@ def test_a_decided_transaction_that_a_former_coordinator_refused_to_commit_is_co
     assert dict(cluster.kafka.visible) == {(0, 0): 1}
 
 
-def test_what_a_former_coordinator_does_not_know_to_be_decided_is_not_aborted() -> None:
+def test_decided_batch_that_a_former_coordinator_does_not_know_is_not_aborted() -> None:
     """Catches: a batch that was decided, and could have been completed, became incomplete."""
     cluster = Cluster()
     first = cluster.plan()

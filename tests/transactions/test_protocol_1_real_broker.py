@@ -76,7 +76,7 @@ def _commit(scene: Scene, producer: ProducerEpoch) -> None:
 
 
 @pytest.mark.parametrize(("commit", "seen"), [(True, [b"late"]), (False, [])])
-def test_where_two_transactions_share_an_epoch_late_requests_begin_and_end_one(
+def test_late_requests_begin_and_end_a_transaction_if_two_share_an_epoch(
     old_broker: LocalBroker, *, commit: bool, seen: list[bytes]
 ) -> None:
     """What protocol 1 allows. Verification helps only while nothing is open."""

@@ -369,7 +369,7 @@ AND_A_TIMEOUT = replace(SMALL, faults=replace(SMALL.faults, timeouts=1))
 
 # With a timeout they are ten times as many, of which a usual run walks through some.
 @pytest.mark.parametrize("settings", [SMALL, *([AND_A_TIMEOUT] if EFFORT > 1 else [])])
-def test_all_orders_of_one_task_with_one_crash(settings: Settings) -> None:
+def test_one_task_with_one_crash_in_all_orders(settings: Settings) -> None:
     count = 0
     for count, world in enumerate(in_all_orders(settings, 200_000)):  # noqa: B007 - the last one's
         wrong = world.doubled() or world.lost() or world.undone()
@@ -377,5 +377,5 @@ def test_all_orders_of_one_task_with_one_crash(settings: Settings) -> None:
     assert count >= 10
 
 
-def test_some_orders_of_one_task_with_a_crash_and_a_timeout() -> None:
+def test_one_task_with_a_crash_and_a_timeout_in_random_orders() -> None:
     assert problems(AND_A_TIMEOUT, WALKS) == []

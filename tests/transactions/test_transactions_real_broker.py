@@ -126,7 +126,7 @@ def test_an_abort_completes_its_own_decision_only_where_the_epoch_behind_it_was_
 
 
 @_PROTOCOL_1
-def test_nothing_is_decided_of_which_a_transaction_timed_out(job: Callable[..., Job]) -> None:
+def test_batch_with_a_timed_out_transaction_is_not_decided(job: Callable[..., Job]) -> None:
     run = job(**{"kafka.transaction.timeout.ms": "1000"})
     handover = run.take_over()
     report = run.write(handover, 0, 0, ["late"])
@@ -290,7 +290,7 @@ def test_a_complete_batch_stays_complete_when_its_markers_have_expired(job: Call
 
 
 @_PROTOCOL_2
-def test_what_brokers_have_forgotten_is_called_unknown_and_not_missing(job: Callable[..., Job]) -> None:
+def test_forgotten_transactions_are_reported_as_unknown_and_not_missing(job: Callable[..., Job]) -> None:
     run = job()
     _commit_and_expire_marks(run)
     # As an attempt does that was frozen just before.

@@ -274,7 +274,7 @@ def test_rows_that_keep_their_partition_keep_their_order_through_mutes_and_retri
     assert result.retries > 0
 
 
-def test_one_request_to_a_frozen_broker_is_enough_to_mute_it(cluster: FakeCluster) -> None:
+def test_frozen_broker_is_muted_after_one_request(cluster: FakeCluster) -> None:
     """Catches: a sender that sleeps until the response, though the breaker has a deadline for it."""
     patient = {"request_timeout_ms": 300_000, "delivery_timeout_ms": 600_000}
     with task(cluster, **QUICK, **patient) as producer:

@@ -70,7 +70,7 @@ def test_successes_of_others_outweigh_one_tasks_failures() -> None:
     assert job.tasks[0].sent[-1][1] == P0, "and by its own clock it probes"
 
 
-def test_one_probe_an_interval_for_the_whole_job() -> None:
+def test_job_sends_one_probe_per_interval() -> None:
     job = started(28)
     frozen(job)
     for task in job.tasks[1:]:
@@ -359,7 +359,7 @@ def test_a_mute_that_one_task_kept_is_refuted_by_those_that_know_better() -> Non
         assert job.mutes()[:2] == [set(), set()]
 
 
-def test_one_tasks_bad_network_does_not_make_all_mute_and_unmute() -> None:
+def test_bad_network_of_one_task_does_not_mute_brokers_for_all_tasks() -> None:
     """Catches: a mute by one task, ended by the others' responses, found again by the one, and so on."""
     job = started(3)
     lonely, others = job.tasks[0], job.tasks[1:]

@@ -184,7 +184,7 @@ def test_jobs_of_which_nothing_was_heard_for_longest_make_room() -> None:
     assert "q21" not in shown
 
 
-def test_more_jobs_than_are_shown_go_on_to_count() -> None:
+def test_jobs_beyond_the_shown_ones_still_count() -> None:
     """Catches: the quietest of more than 100 jobs was forgotten, with all that its tasks reported later."""
     board = Board()
     board.report(report(1, of(write="long")), 0.0)
