@@ -17,9 +17,10 @@ from kafka_sink.dead_letters.rejected_rows import (
     STAGE,
     DeadLetters,
     OwnHeaders,
+    RejectedRecords,
     RejectedRows,
 )
-from kafka_sink.dead_letters.row_rejection import headers_with
+from kafka_sink.dead_letters.row_rejection import headers_with, rows_of_records
 from kafka_sink.errors import BufferExhaustedError, DeliveryError, InvalidRowError, MetadataTimeoutError
 from kafka_sink.model import NO_TIMESTAMP
 from kafka_sink.options.values import TOPIC_MAX_LENGTH
@@ -64,12 +65,20 @@ class DeadLetterWriter:
         self._is_writing = True
         try:
             plan = dead_letter_plan(dead_letters.topic)
-            while (rejected := dead_letters.take()) is not None:
-                for rows in slices(rejected):
-                    table = dead_letter_table(rows, dead_letters.max_bytes, dead_letters.task)
-                    self._write(plan, table, dead_letters.topic)
+            for rows in self._waiting():
+                self._write(
+                    plan,
+                    dead_letter_table(rows, dead_letters.max_bytes, dead_letters.task),
+                    dead_letters.topic,
+                )
         finally:
             self._is_writing = False
+
+    def _waiting(self) -> Iterator[RejectedRows]:
+        while (rejected := self._dead_letters.take()) is not None:
+            if isinstance(rejected, RejectedRecords):
+                rejected = rows_of_records(rejected, self._dead_letters.max_bytes)
+            yield from slices(rejected)
 
     def _write(self, plan: ColumnPlan, table: pa.Table, topic: str) -> None:
         try:

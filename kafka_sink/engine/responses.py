@@ -17,6 +17,7 @@ from kafka_sink.cluster.partition import Partition
 from kafka_sink.dead_letters.rejected_rows import (
     MAX_WAITING_BYTES,
     DeadLetters,
+    RejectedRecords,
 )
 from kafka_sink.engine import response_classifier
 from kafka_sink.engine.accumulator import HOLD_MS, RecordAccumulator
@@ -342,17 +343,12 @@ class ResponseHandler:
         if may_wait and not dead_letters.has_room:
             self._await_dead_letters(batch, positions, cause)
             return
-        # Few tasks need it.
-        from kafka_sink.dead_letters.row_rejection import rows_of_records
-
         pieces, records = take_out(batch, positions or (0,), MAX_WAITING_BYTES)
         ends, times = (np.array(numbers, dtype=np.int64) for numbers in (records.ends, records.timestamps_ms))
         # The error's name in Kafka, or the class of the exception.
         code = _code_of(cause)
         error = error_of(code).name if code else type(cause).__name__
-        rejected = rows_of_records(
-            records.bodies, ends, times, batch.topic_partition, str(cause), error, dead_letters.max_bytes
-        )
+        rejected = RejectedRecords(records.bodies, ends, *batch.topic_partition, times, str(cause), error)
         try:
             dead_letters.add(rejected)
         except TooManyDeadLettersError as too_many:
