@@ -131,7 +131,6 @@ class TokenEndpoint:
         self._settings = settings
         contexts = TlsContexts(settings.tls)
         self._http = HttpClient(settings.url, contexts.current, settings.connect_timeout_s, bound)
-        self._shown = self._http.shown
         self._sent = Secret("")
 
     def fetch(self) -> Token:
@@ -146,12 +145,12 @@ class TokenEndpoint:
         except ssl.SSLError as error:
             why = explain(error, self._http.host)
             problem: Exception = AuthenticationError(
-                f"OAUTHBEARER: TLS with the token endpoint {self._shown} failed: {why}"
+                f"OAUTHBEARER: TLS with the token endpoint {self._http.shown} failed: {why}"
             )
         except (OSError, http.client.HTTPException, ValueError) as error:
             reason = str(error) or type(error).__name__
             problem = TokenUnavailableError(
-                f"the token endpoint {self._shown} cannot be reached: {printable(reason)}"
+                f"the token endpoint {self._http.shown} cannot be reached: {printable(reason)}"
             )
         else:
             return self._read(status, body)
@@ -200,7 +199,7 @@ class TokenEndpoint:
         if status != 200:
             names = ("error", "error_description")
             words = [printable(str(response[name])) for name in names if response.get(name)]
-            text = f"the token endpoint {self._shown} responded {status}"
+            text = f"the token endpoint {self._http.shown} responded {status}"
             text += f" ({': '.join(words)})" if words else ""
             if status in _REFUSALS:
                 proved = "client secret" if self._settings.assertion is None else "assertion (key and claims)"
@@ -209,7 +208,7 @@ class TokenEndpoint:
         access_token = response.get("access_token", response.get("id_token"))
         if not isinstance(access_token, str):
             raise AuthenticationError(
-                f"OAUTHBEARER: the token endpoint {self._shown} responded without an access_token"
+                f"OAUTHBEARER: the token endpoint {self._http.shown} responded without an access_token"
             )
         token = from_text(access_token)
         lifetime = response.get("expires_in")
