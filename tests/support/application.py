@@ -13,7 +13,8 @@ from kafka_sink.coordinator.live import messages
 from kafka_sink.driver import driver_process
 from kafka_sink.driver.driver_process import DriverProcess
 
-# How long planning and commit wait for a coordinator that is only slow, as on a busy machine all are.
+# How long planning and commit wait for a coordinator that is only slow, as all processes are on a busy
+# machine.
 _PATIENT_MS = 60_000.0
 _PATIENCE = (
     *((launcher, name) for name in ("_START_MS", "_LOCK_MS", "_LIVE_VIEW_MS")),

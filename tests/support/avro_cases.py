@@ -37,7 +37,7 @@ def _decimals(precision: int, scale: int) -> st.SearchStrategy[decimal.Decimal]:
     context = decimal.Context(prec=60)
     powers = st.integers(0, top.bit_length() - 1).flatmap(lambda n: st.sampled_from([1 << n, -(1 << n)]))
     numbers = st.one_of(st.integers(-top, top), st.integers(-300, 300), powers)
-    # As Python counts digits, none of -0.
+    # The number of digits as Python counts them; -0 has none.
     return numbers.map(lambda n: decimal.Decimal(n).scaleb(-scale, context))
 
 
@@ -92,7 +92,7 @@ def values(kind: pa.DataType) -> st.SearchStrategy[Any]:
 
 
 def of_field(field: pa.Field) -> st.SearchStrategy[Any]:
-    """Values of a field, nulls among them where it may be null."""
+    """Values of a field; they contain nulls if the field may be null."""
     return st.one_of(st.none(), values(field.type)) if field.nullable else values(field.type)
 
 

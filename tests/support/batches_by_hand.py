@@ -62,7 +62,7 @@ class Job:
         return self.run(batch.commit(reports, records_empty=False))
 
     def record_only(self, handover: TaskHandover, *reports: AttemptReport) -> None:
-        """What a driver has done that dies before its decision counts."""
+        """The steps of a driver that dies before its decision counts."""
 
         def steps() -> TransactionSteps[None]:
             parts = [report.part for report in reports if report.part is not None]
@@ -74,7 +74,7 @@ class Job:
         self.run(steps())
 
     def decide_only(self, handover: TaskHandover, *reports: AttemptReport) -> None:
-        """What a driver has done that dies between its decision and the first transaction's end."""
+        """The steps of a driver that dies between its decision and the end of the first transaction."""
 
         def steps() -> TransactionSteps[None]:
             yield (EndTransaction(self.scope.driver_id, handover.driver_epoch, commit=True),)
@@ -83,7 +83,7 @@ class Job:
         self.run(steps())
 
     def decided(self, number: int, tasks: int) -> list[AttemptReport]:
-        """A batch of one row a task, whose driver dies right behind its decision."""
+        """A batch with one row per task, whose driver dies right after its decision."""
         handover = self.take_over()
         reports = [self.write(handover, number, index, [f"{number}-{index}"]) for index in range(tasks)]
         self.decide_only(handover, *reports)
@@ -109,11 +109,11 @@ class Job:
         return found
 
     def read(self) -> list[str]:
-        """What readers of committed rows see now."""
+        """The rows that readers of committed rows see now."""
         return sorted(value.decode() for value in read_to_end(self.servers, self.scope.topic))
 
     def await_end(self) -> None:
-        """Of open transactions, by their time; brokers look for such ones every 10 s."""
+        """Wait until the open transactions have timed out; brokers look for such transactions every 10 s."""
         until(lambda: not self.open(), "the end of all transactions", 90, 0.2)
 
     def await_rows(self, expected: list[str]) -> None:

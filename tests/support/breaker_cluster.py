@@ -24,7 +24,7 @@ def numbers(infos: Iterable[PartitionMetadata]) -> list[int]:
 
 
 def run_pass(gate: Breaker, now_ms: float) -> Container[TopicPartition]:
-    """What a pass of the sender does with it; return what is muted then."""
+    """Call the breaker as a pass of the sender does; return the partitions that are muted then."""
     if gate.is_due(now_ms):
         gate.run(now_ms)
     return gate.avoided
@@ -34,7 +34,7 @@ class IdleBreaker(PartitionCircuitBreaker):
     """A user's class that keeps its manager and mutes nothing."""
 
     def configure(self, configs: Mapping[str, str]) -> None:
-        """Nothing to configure."""
+        """This class has no options."""
 
     def set_circuit_break_manager(self, circuit_break_manager: CircuitBreakManager) -> None:
         self.manager = circuit_break_manager
@@ -68,7 +68,7 @@ class Cluster:
         return CircuitBreakManager(cast(ClusterMetadata, self), retry_interval_ms, self.partition)
 
     def send(self, gate: Breaker, partition: TopicPartition, rows: int, now_ms: float) -> None:
-        """One batch, as ResponseHandler.send does."""
+        """Send one batch, as ResponseHandler.send does."""
         found = self.leader(partition)
         assert found is not None
         batch = batch_of(self.partition(partition), rows)
@@ -169,7 +169,7 @@ class Bench:
         return self.now - start
 
     def answer_probes(self, *nodes: int) -> None:
-        """These brokers respond to requests without rows, the others do not."""
+        """The given brokers respond to requests without rows; the other brokers do not."""
         for node in self.task_mutes.brokers_to_probe():
             self.gate.on_probe(node, self.now)
             if node in nodes:

@@ -1,4 +1,4 @@
-"""What the tests' real brokers have otherwise than others."""
+"""Settings in which the tests' real brokers differ from a default broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Brokers at exact times: real ones, whose connections are what a test says."""
+"""Brokers at exact times: real Broker objects, whose connections behave as a test says."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.queues import partition_of
 
 
 class Connection:
-    """Ready, unless a test says otherwise."""
+    """A connection that is ready, unless a test says otherwise."""
 
     def __init__(self, node_id: int) -> None:
         self.node = Node(node_id, f"host{node_id}", 9092)
@@ -55,7 +55,7 @@ class _Batch:
 
 
 def batch_of(queue: Partition, rows: int) -> ProducerBatch:
-    """Of a hundred bytes."""
+    """A batch of a hundred bytes."""
     return cast(ProducerBatch, _Batch(queue, rows))
 
 
@@ -67,7 +67,7 @@ def _nothing(*_: object) -> None: ...
 
 
 class Brokers(dict[int, Broker]):
-    """By id, made at first use."""
+    """The brokers by id, each made at its first use."""
 
     def __init__(self, *ids: int) -> None:
         super().__init__()

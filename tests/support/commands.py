@@ -42,7 +42,7 @@ def run(
 
 
 def printed_by(code: str, environ: Mapping[str, str] | None = None, folder: Path | None = None) -> str:
-    """What a new Python prints that runs this code, without the indentation that its lines share."""
+    """Run this code in a new Python, without the indentation that its lines share; return its output."""
     return run([sys.executable, "-c", textwrap.dedent(code)], environ, folder=folder).stdout.strip()
 
 
@@ -61,7 +61,7 @@ def interruptible() -> Iterator[None]:
 
 
 def start(command: Sequence[object], environ: Mapping[str, str], **more: Any) -> subprocess.Popen[str]:
-    """Start it, with pipes for what it prints. SIGINT interrupts it, wherever the tests run."""
+    """Start it, with pipes for its output. SIGINT interrupts it, wherever the tests run."""
     with interruptible():
         return subprocess.Popen(
             [str(word) for word in command],

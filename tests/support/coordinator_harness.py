@@ -1,4 +1,4 @@
-"""A coordinator in a thread with a service that says back what it hears, and what a service's test needs."""
+"""A coordinator in a thread with a service that repeats its messages, and helpers for tests of services."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Echo(Service):
 
 
 class RecordingChannel(Channel):
-    """Sends what is in ``to_tell``, and records what comes."""
+    """Sends the messages in ``to_tell``, and records the messages that arrive."""
 
     scope = ServiceScope.CLUSTER
 
@@ -171,7 +171,7 @@ class Serving:
         return self.server.state()
 
     def messages(self) -> int:
-        """How many the server has handled."""
+        """The number of messages that the server has handled."""
         return int(self.state()["messages"])
 
 

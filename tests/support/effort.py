@@ -1,4 +1,4 @@
-"""How many examples the tests that search try: fewer in `make quick`, more in `make fuzz`."""
+"""The number of examples that the searching tests try: fewer in `make quick`, more in `make fuzz`."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ EFFORT = float(os.environ.get("KAFKA_CHUNKED_TEST_EFFORT", "1"))
 
 
 def tries(usual: int) -> int:
-    """How many examples to try if `make test` tries ``usual``."""
+    """The number of examples to try if `make test` tries ``usual``."""
     return max(1, int(usual * EFFORT))

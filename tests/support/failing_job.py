@@ -40,7 +40,7 @@ def main(servers: str, checkpoint: str) -> None:
         "cast": spark.sql("SELECT string(int(id || 'x')) AS value FROM range(9)"),
         "udf": spark.range(9).select(udf(lambda id: str(1 / 0))("id").alias("value")),
     }.items():
-        # One task: Spark waits for others that it kills.
+        # One task: Spark waits for other tasks that it kills.
         fails(options(rows.coalesce(1).write).mode("append").save, name)
     stream = spark.readStream.format("rate").option("rowsPerSecond", 100).load()
     stream = stream.selectExpr("cast(value as string) value", "7 as partition").coalesce(1)

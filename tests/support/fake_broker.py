@@ -132,7 +132,7 @@ class FakeCluster(AbstractContextManager["FakeCluster"]):
         for thread in self._threads:
             thread.join(10)
 
-    # -- what a test looks at -------------------------------------------------------------------------
+    # -- methods with which a test looks at the cluster -----------------------------------------------
 
     @property
     def bootstrap_servers(self) -> str:
@@ -154,10 +154,11 @@ class FakeCluster(AbstractContextManager["FakeCluster"]):
         with self.lock:
             return list(self._state.topics[topic].logs[partition].batches)
 
-    # -- what a test does -----------------------------------------------------------------------------
+    # -- methods with which a test changes the cluster ------------------------------------------------
 
     def script(self, api_key: int, *replies: Reply, node_id: int | None = None) -> None:
-        """The next requests of this API get these, one each; on one broker only where it is named."""
+        """Answer the next requests of this API with these replies, one each; only on that broker if it is
+        given."""
         with self.lock:
             self._scripts[api_key, node_id].extend(replies)
 
@@ -171,17 +172,17 @@ class FakeCluster(AbstractContextManager["FakeCluster"]):
             self._state.zones[client_id] = node_id
 
     def advertise(self, *ports: int) -> None:
-        """Let metadata name these instead of those where the brokers listen."""
+        """Let metadata contain these addresses instead of the addresses on which the brokers listen."""
         with self.lock:
             self._state.ports = list(ports)
 
     def create_topic(self, name: str, partitions: int) -> None:
-        """Or recreate: a new id, empty logs, epochs from 0. Leaders go round the brokers."""
+        """Create or recreate a topic: a new id, empty logs, epochs from 0. Leaders go round the brokers."""
         with self.lock:
             self._state.create_topic(name, partitions)
 
     def add_partitions(self, name: str, partitions: int) -> None:
-        """Up to this number; brokers tell of them at once."""
+        """Add partitions up to this number; brokers report them at once."""
         with self.lock:
             self._state.add_partitions(name, partitions)
 
@@ -190,7 +191,7 @@ class FakeCluster(AbstractContextManager["FakeCluster"]):
             del self._state.topics[name]
 
     def move_leader(self, topic: str, partition: int, node_id: int) -> None:
-        """With the next epoch."""
+        """Move the leader, with the next epoch."""
         with self.lock:
             leaders = self._state.topics[topic].leaders
             leaders[partition] = (node_id, leaders[partition][1] + 1)
@@ -202,7 +203,7 @@ class FakeCluster(AbstractContextManager["FakeCluster"]):
             _reset(connection)
 
     def stop(self, node_id: int) -> None:
-        """Refuses connections and resets those that are open."""
+        """Let the broker refuse connections, and reset its open ones."""
         node = self._nodes[node_id]
         with self.lock:
             node.running = False

@@ -23,23 +23,23 @@ INVALID_RECORD = 87
 _HEADER = struct.Struct(">qiibIhiqqqhii")
 _CRC_FROM = 21
 _SEQUENCES = 2**31
-# Of a topic, as brokers have it by default.
+# The limits of a topic, as brokers have them by default.
 MAX_MESSAGE_BYTES = 1_048_588
 _REMEMBERED = 5
 _NUMBER = re.compile(rb"<(\d+)>")
 
 
 def numbers_in(data: bytes) -> list[int]:
-    """The numbers of a batch's rows, each of which says its own as `<12>`; the batch is not compressed.
+    """The numbers of a batch's rows, each of which contains its own as `<12>`; the batch is not compressed.
 
-    Without its header: one checksum in a million looks like such a number.
+    The header is left out: one checksum in a million looks like such a number.
     """
     return [int(number) for number in _NUMBER.findall(data[_HEADER.size :])]
 
 
 @dataclass(frozen=True)
 class RecordBatch:
-    """One batch as it arrived. ``base_offset`` is where it was appended, -1 where it was not."""
+    """One batch as it arrived. ``base_offset`` is the offset of its append, -1 if it was not appended."""
 
     topic: str
     partition: int
@@ -82,7 +82,7 @@ class _Producer:
 
 
 class PartitionLog:
-    """One partition: batches in order, and what is known of the producers that wrote them."""
+    """One partition: batches in order, and the state of the producers that wrote them."""
 
     def __init__(self, max_message_bytes: int) -> None:
         self.batches: list[RecordBatch] = []
@@ -92,7 +92,7 @@ class PartitionLog:
         self._producers: dict[int, _Producer] = {}
 
     def forget_producers(self) -> None:
-        """As after producer.id.expiration.ms."""
+        """Forget all producers, as brokers do after producer.id.expiration.ms."""
         self._producers.clear()
 
     def append(self, batch: RecordBatch) -> tuple[int, int]:
@@ -122,7 +122,7 @@ class PartitionLog:
         for earlier in known.recent:
             if (earlier.base_sequence, earlier.record_count) == (batch.base_sequence, batch.record_count):
                 return NONE, earlier.base_offset
-        # A producer that the partition does not know may begin anywhere, as after its state expired.
+        # A producer that is new to the partition may begin anywhere, as after its state expired.
         if known.recent and batch.base_sequence != (known.recent[-1].last_sequence + 1) % _SEQUENCES:
             return OUT_OF_ORDER_SEQUENCE_NUMBER, -1
         return NONE, -1

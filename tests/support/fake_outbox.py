@@ -1,4 +1,4 @@
-"""What services put into their outbox, without a server."""
+"""The messages that services put into their outbox, without a server."""
 
 from __future__ import annotations
 

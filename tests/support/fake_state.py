@@ -25,7 +25,7 @@ VERSIONS = {
     INIT_PRODUCER_ID: (0, 6),
     DESCRIBE_CONFIGS: (0, 4),
 }
-# What the brokers' own settings are, as DescribeConfigs tells them.
+# The brokers' own settings, as DescribeConfigs lists them.
 BROKER_CONFIGS = {
     "num.partitions": "4",
     "default.replication.factor": "1",
@@ -65,10 +65,10 @@ class FakeState:
         self.ports = ports
         self.versions = versions
         self.topics: dict[str, FakeTopic] = {}
-        # Of client metrics, where ``versions`` offers them.
+        # The state of client metrics, if ``versions`` offers them.
         self.wanted = Wanted()
-        # By client id, the broker that leads all partitions for this client. Brokers over object storage
-        # answer each zone so, and each of them takes rows for every partition.
+        # The broker that leads all partitions for a client, by client id. Brokers over object storage answer
+        # each zone so, and each of them takes rows for every partition.
         self.zones: dict[str, int] = {}
         self._max_message_bytes = max_message_bytes
         self._next_producer_id = 999
@@ -93,7 +93,7 @@ class FakeState:
             topic.leaders.append((partition % len(self.ports), 0))
 
     def answer(self, node_id: int, api_key: int, version: int, request: Any, reply: Reply) -> Any:
-        """kafka-python's response; what the request asks for is done, as far as ``reply`` lets it."""
+        """Do what the request asks for, as far as ``reply`` allows it, and return kafka-python's response."""
         if api_key == PRODUCE:
             return self._produce(version, node_id, request, reply)
         if api_key == GET_SUBSCRIPTIONS:
@@ -173,7 +173,8 @@ class FakeState:
         return DescribeConfigsResponse(version=version, throttle_time_ms=reply.throttle_ms, results=[row])
 
     def _init_producer_id(self, version: int, _request: Any, reply: Reply) -> Any:
-        """Without a transactional id a broker gives a new id each time, whatever the request carries."""
+        """Return a producer id. Without a transactional id a broker gives a new one each time, whatever the
+        request carries."""
         self._next_producer_id += not reply.error
         return InitProducerIdResponse(
             version=version,
@@ -186,7 +187,7 @@ class FakeState:
     # -- Produce --------------------------------------------------------------------------------------
 
     def parse_batches(self, request: Any) -> tuple[RecordBatch, ...]:
-        """What a Produce request carries, as far as it can be read."""
+        """The batches that a Produce request carries, as far as they can be read."""
         parsed = [
             parse_batch(self._topic_of(topic)[0] or topic.name, row.index, bytes(row.records or b""))
             for topic in request.topic_data
@@ -230,7 +231,7 @@ class FakeState:
         return returned or found, offset, reply.leader or moved_to
 
     def _append(self, node_id: int, name: str, row: Any) -> tuple[int, int, tuple[int, int] | None]:
-        """(error code, base offset, the leader where it is another broker)."""
+        """Return (error code, base offset, the leader if it is another broker)."""
         topic = self.topics[name]
         if row.index >= len(topic.logs):
             return UNKNOWN_TOPIC_OR_PARTITION, -1, None
@@ -262,5 +263,5 @@ def _produce_partition(
 def framed(response: Any, correlation: int) -> bytes:
     """A response as bytes, its length and header included."""
     response.with_header(correlation_id=correlation)
-    # Without version=, which the library's setter takes for requests alone once there is a header.
+    # This has no version=, which the library's setter takes for requests only, once there is a header.
     return bytes(response.encode(header=True, framed=True))

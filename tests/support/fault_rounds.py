@@ -1,9 +1,10 @@
-"""Rounds of tasks that write while something befalls their coordinator; ``make faults`` runs a hundred.
+"""Rounds of tasks that write while their coordinator suffers a fault; ``make faults`` runs a hundred.
 
-``python -m tests.support.fault_rounds 100 [seed]`` takes each fault in turn and prints what it saw.
+``python -m tests.support.fault_rounds 100 [seed]`` takes each fault in turn and prints its observations.
 
-In each, a real coordinator process serves four tasks that need ever new topics of a scripted cluster. Every
-row must be there once, in a bounded time, with one warning at most, and no process may be left.
+In each round, a real coordinator process serves four tasks that keep needing new topics of a scripted
+cluster. Every row must be there once, in a bounded time, with at most one warning, and no process may be
+left.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a process holds, as Linux tells it."""
+"""Threads, files and memory of a process, as Linux reports them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ARROW_SEGMENT_BYTES = 32 << 20
 
 
 def release_arrow() -> None:
-    """Give back what Arrow's allocator keeps in this process, so that resident memory is what is in use."""
+    """Give back the memory that Arrow's allocator keeps, so that resident memory is memory in use."""
     pa.default_memory_pool().release_unused()
 
 

@@ -11,7 +11,8 @@ _PATIENCE_S = 60
 
 
 def in_a_fork(works: Callable[[], bool]) -> bool:
-    """What ``works`` returns there; False if it raises, or does not return within a minute."""
+    """Return the result of ``works`` in a forked child; False if it raises, or does not return within a
+    minute."""
     with warnings.catch_warnings():
         # Python 3.12 and later warn of threads, which are what such tests are about.
         warnings.simplefilter("ignore", DeprecationWarning)

@@ -1,4 +1,4 @@
-"""An HTTP server of a test: it responds what the test says, and keeps the requests."""
+"""An HTTP server for tests: it responds as the test says, and keeps the requests."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ class Server:
             do_GET = do_POST = do_CONNECT = _answer  # noqa: N815 - named by the library
 
             def log_message(self, *_: Any) -> None:
-                """Nothing: tests look at the requests."""
+                """Log nothing: tests look at the requests."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
         if context is not None:
             self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
         self.url = f"{'https' if context else 'http'}://127.0.0.1:{self._server.server_port}"
-        # It looks that often whether it was shut down.
+        # The server checks at this interval whether it was shut down.
         threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
 
     def __enter__(self) -> Self:

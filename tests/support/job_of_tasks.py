@@ -25,7 +25,7 @@ def named(count: int, topic: str = "t") -> list[TopicPartition]:
 
 
 def service(out: FakeOutbox, budget: MemoryBudget | None = None, /, **breaker: str) -> BreakerService:
-    """Of the default breaker class, unless ``breaker`` names another."""
+    """A service with the default breaker class, unless ``breaker`` sets another one."""
     given = {
         "trigger.message.count": "100",
         **{name.replace("_", "."): text for name, text in breaker.items()},
@@ -38,7 +38,7 @@ def service(out: FakeOutbox, budget: MemoryBudget | None = None, /, **breaker: s
 class Task:
     """One task's breaker and channel. ``waiting``: partitions with a queued batch.
 
-    ``probed``: brokers that got a request without rows. ``answering``: those that respond at once.
+    ``probed``: brokers that got a request without rows. ``answering``: brokers that respond at once.
     """
 
     def __init__(self, job: Job, number: int) -> None:
@@ -51,7 +51,7 @@ class Task:
         self.cluster.leaders, self.brokers = job.cluster.leaders, self.cluster.brokers
         self.manager = self.cluster.manager(INTERVAL)
         self.gate = Breaker(breaker, self.manager)
-        # None before its first metadata.
+        # This is None before its first metadata.
         self.cluster_id: str | None = "kafka"
         self.exchange = BreakerChannel(
             self.manager, self._call_breaker, lambda: self.cluster_id, lambda: job.random.random()
@@ -169,7 +169,7 @@ class Job:
 
 
 def started(tasks: int, **breaker: str) -> Job:
-    """A job whose tasks know their coordinator."""
+    """A job whose tasks have a coordinator."""
     job = Job(tasks, **breaker)
     job.run(100)
     return job

@@ -1,7 +1,7 @@
-"""What the tests' JVMs are started with, so that they cost little.
+"""The options that the tests' JVMs are started with, so that they cost little.
 
 ``python -m tests.support.jvms`` keeps the classes that Spark loads, for these jars and this Java. A run of
-all tests starts some twenty of Spark's JVMs. Where they map these classes, and do not read and verify each, a
+all tests starts some twenty of Spark's JVMs. If they map these classes, and do not read and verify each, a
 small job costs 7 s of processor time, not 12.
 """
 
@@ -18,10 +18,10 @@ import pyspark
 from local_kafka.jars import find_java
 from local_kafka.start_cache import StartCache
 
-# For every JVM. Most live for seconds: the second compiler, and a collector with threads of its own, cost
-# them more than they save.
+# Options of every JVM. Most live for seconds: the second compiler, and a collector with threads of its own,
+# cost more than they save.
 OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-# What bin/spark-submit gives to a driver's JVM, too.
+# Options that bin/spark-submit also gives to a driver's JVM.
 SPARK_VARIABLE = "SPARK_SUBMIT_OPTS"
 _JOB = """
 from pyspark.sql import SparkSession
@@ -37,7 +37,7 @@ spark.stop()
 
 
 def of_spark() -> str:
-    """For ``SPARK_VARIABLE``; empty where no classes are kept."""
+    """The options for ``SPARK_VARIABLE``; empty if no classes are kept."""
     return " ".join(_kept().flags_to_read_classes())
 
 
@@ -51,7 +51,7 @@ def keep() -> None:
         print("Keeping the classes that Spark loads, for quicker starts ...", flush=True)
         environ = {"JAVA_TOOL_OPTIONS": OPTIONS, **os.environ, "PYSPARK_PYTHON": sys.executable}
         environ[SPARK_VARIABLE] = " ".join(writing)
-        # Whatever is wrong with this Spark, the tests will say it.
+        # If something is wrong with this Spark, the tests will report it.
         subprocess.run(
             [sys.executable, "-c", _JOB], env=environ, cwd=folder, capture_output=True, timeout=600
         )

@@ -1,9 +1,9 @@
-"""How the suite is shared out to the workers of pytest-xdist, and how far it is.
+"""How the suite is distributed to the workers of pytest-xdist, and its progress.
 
 A worker is a process with session fixtures of its own. Tests that share something slow to start form a group.
 A group runs in one worker, so Spark, three brokers and each module's own broker start once. All other tests
 go one by one to the worker that is free. Groups start in the order of ``FIRST``. Tests without a group come
-last: they fill what is left.
+last: they fill the remaining time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections import defaultdict
 
 import pytest
 
-# What tests with one of these session fixtures share. The first that a test has names its group.
+# The session fixtures that form a group. The first one that a test has names its group.
 SHARED = ("cluster3", "spark", "broker", "security_broker", "old_broker", "chromium")
 FIRST = (
     "spark",
@@ -29,7 +29,7 @@ FIRST = (
     "chromium",
 )
 # Modules whose tests each start JVMs or other processes. Two tests of one such module never run side by side,
-# but those that need no more than what others share run where that is.
+# except that tests which need only a shared fixture run in the worker of that fixture.
 ALONE = frozenset(name for name in FIRST if name.endswith(".py"))
 # The whole suite on two cores.
 BOUND_S = 600.0
@@ -41,7 +41,7 @@ def group_of(item: pytest.Item) -> str | None:
     module = item.nodeid.partition("::")[0]
     names = getattr(item, "fixturenames", ())
     if "registry" in names:
-        # One worker starts it, and most of its tests need Spark, too.
+        # One worker starts it, and most of its tests also need Spark.
         return "spark"
     for name in SHARED:
         if name in names:

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def lent(spark: SparkSession, *, with_packages: bool = True) -> Iterator[None]:
-    """What is built meanwhile is a session with settings and packages of its own on the same context.
+    """Sessions built meanwhile have settings and packages of their own on the same context.
 
-    Without ``with_packages`` none are fetched. ``stop`` does nothing. Settings that hold for a whole
+    Without ``with_packages`` no packages are fetched. ``stop`` does nothing. Settings that hold for a whole
     application, such as the master, stay as they are.
     """
     from pyspark.sql import SparkSession as Session

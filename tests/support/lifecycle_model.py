@@ -59,7 +59,7 @@ _PLAN = ColumnPlan.of([("value", "binary"), ("partition", "int")], TOPIC)
 
 
 class Metadata:
-    """What the sender asks of ClusterMetadata."""
+    """The part of ClusterMetadata that the sender uses."""
 
     def __init__(self) -> None:
         self.leaders = [index % NODES for index in range(PARTITIONS)]
@@ -96,7 +96,7 @@ class Metadata:
 
 
 class NotedDeliveries(TaskDeliveries):
-    """Notes the rows of acknowledged batches, too."""
+    """Also records the rows of acknowledged batches."""
 
     def __init__(self, rows: list[int]) -> None:
         super().__init__()
@@ -121,11 +121,11 @@ class Pending:
 
 @dataclass
 class Model:
-    """One task. Every method is one step; ``check`` raises AssertionError where an invariant is broken."""
+    """One task. Every method is one step; ``check`` raises AssertionError if an invariant is broken."""
 
     # The default is smaller than a batch, so that batches are split; larger than any row.
     max_message_bytes: int = 500
-    # With errors.tolerance=all.
+    # The model runs with errors.tolerance=all.
     dead_letters: DeadLetters | None = None
     now: float = 1_000.0
     next_row: int = 0
@@ -206,7 +206,7 @@ class Model:
         try:
             self.appender.append(unit, lambda: None)
         except BufferExhaustedError:
-            self.exhausted = True  # the task fails with it; what it did not append is never sent
+            self.exhausted = True  # the task fails; the rest is never sent
         finally:
             encoder.encode = encode
 
@@ -248,7 +248,8 @@ class Model:
             self.pending.append(Pending(node, sent, views))
 
     def move_unsent(self, source: TopicPartition) -> None:
-        """What was never sent to a partition goes to those that are not muted, as if no row had a key."""
+        """Rows that were never sent to a partition go to partitions that are not muted, as if no row had a
+        key."""
         queue = self.accumulator.partitions.get(source)
         targets = [one for one in self.logs if one != source and one not in self.muted]
         if queue is None or not targets:
@@ -260,7 +261,7 @@ class Model:
             assert rows, "an empty batch"
             left = self.appended[source]
             self.appended[source] = [row for row in left if row not in rows]
-            # From now on their order is this one.
+            # From now on the order of these rows is the order in their new partition.
             self.appended.setdefault(batch.topic_partition, []).extend(rows)
             self.moved += len(rows)
 
@@ -302,9 +303,9 @@ class Model:
         log_start: int = 0,
         leader: tuple[int, int] | None = None,
     ) -> None:
-        """A broker handles its next request; with an error code it answers that, and appends or not.
+        """A broker handles its next request; with an error code it answers that, and appends the rows or not.
 
-        ``leader``: node and epoch that it names beside the error (KIP-951).
+        ``leader``: the node and epoch that the response carries besides the error (KIP-951).
         """
         request = self.unhandled(node)
         if request is None:
@@ -344,7 +345,7 @@ class Model:
         self.responses.on_produce(self.brokers[node], request.response, self.now)
 
     def disconnect(self, node: int, *, unread: str) -> None:
-        """All of a broker's requests fail. Those it has not read are ``lost``, or read ``late``."""
+        """All requests of a broker fail. The requests that it has not read are ``lost``, or read ``late``."""
         broken = [request for request in self.pending if request.node == node]
         self.pending = [request for request in self.pending if request.node != node]
         for request in broken:
@@ -361,10 +362,10 @@ class Model:
             self.write(*self.zombies.pop(0))
 
     def forget(self, partition: TopicPartition) -> None:
-        """A broker no longer knows the producer (producer.id.expiration.ms), and takes any sequence.
+        """A broker forgets the producer (producer.id.expiration.ms), and takes any sequence.
 
-        Only while all that it wrote is acknowledged and nothing written is under way: against a broker that
-        forgets what it may be sent again, no producer can do anything.
+        This happens only while all written rows are acknowledged and no written request is under way: against
+        a broker that forgets batches which may be sent again, no producer can do anything.
         """
         written = {row for batch in self.logs[partition].batches for row in numbers_in(batch.data)}
         under_way = any(late == partition for late, _ in self.zombies)
@@ -449,7 +450,7 @@ class Model:
         assert set(self.acknowledged) <= written, "acknowledged rows that no log has"
 
     def check_end(self) -> None:
-        """After ``settle`` or ``close``: nothing is lost without a word, nothing is held."""
+        """After ``settle`` or ``close``: no row is lost without an error, and no memory is held."""
         if not self.deliveries.has_failed and not self.exhausted and not self.closed:
             for partition, rows in self.appended.items():
                 log = [row for batch in self.logs[partition].batches for row in numbers_in(batch.data)]

@@ -1,4 +1,4 @@
-"""Rows for named topics, and what brokers were asked for them and got."""
+"""Rows for named topics, the topics that brokers were asked for, and the rows that they got."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ ELECTION_TRIES = 8
 WAITED_FOR = 1500.0
 UNKNOWN, DENIED = 3, 29
 
-# What a broker may say of one topic.
+# The states of one topic that a broker may report.
 OK, NEWER_EPOCH, LEADERLESS, MISSING, FORBIDDEN, SILENT = "ok", "newer", "leaderless", "missing", "denied", ""
 ANSWERS = [OK, OK, OK, NEWER_EPOCH, LEADERLESS, MISSING, FORBIDDEN, SILENT]
 
@@ -30,7 +30,7 @@ def backoff(attempts: int) -> float:
 @dataclass
 class Known:
     used: float
-    epoch: int | None = None  # None: no metadata
+    epoch: int | None = None  # None means no metadata.
     leaderless: bool = False
     refreshed: float = 0.0
     stale: bool = False

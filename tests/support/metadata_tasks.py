@@ -34,7 +34,7 @@ def metadata(name: str, leader: int = 1, epoch: int = 0, topic_id: bytes = ID) -
 
 
 class Cache(ClusterMetadata):
-    """Notes what it is pushed."""
+    """Records the messages that it is pushed."""
 
     def __init__(self) -> None:
         super().__init__(OPTIONS, lambda: 0.0, random=lambda: 0.5)

@@ -1,4 +1,4 @@
-"""What the network tests share: a clock that only tests move, a client that is driven by hand."""
+"""Helpers that the network tests share: a clock that only tests move, a client that is driven by hand."""
 
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ def _nothing(*_: object) -> None: ...
 
 
 def request(api_key: int, version: int, body: list[Any], **more: Any) -> Request:
-    """Nobody hears of its end, until ``Driver.send`` does."""
+    """A request without a listener for its end; ``Driver.send`` sets one."""
     return Request(api_key, version, body, 30_000, _nothing, _nothing, **more)
 
 
 def response_to(sent: Request, answer: bytes) -> Any:
-    """What a connection makes of a response to it, as it follows the correlation id."""
+    """The response as a connection decodes it, after the correlation id."""
     protocol = BrokerProtocol("client", "broker", 1000.0)
     ours = [(key, 0, 20) for key in range(90)]
     outgoing = protocol.send_buffer
@@ -175,7 +175,7 @@ class Driver(AbstractContextManager["Driver"]):
         return self.client.connections[node_id]
 
     def ready_for_any(self, node_id: int = -1) -> bool:
-        """At the clock's time; starts to connect."""
+        """Start to connect, at the clock's time."""
         connection = self.client.connections.get(node_id)
         return connection is not None and self.client.is_ready(connection, self.clock.now)
 
@@ -203,7 +203,7 @@ class Driver(AbstractContextManager["Driver"]):
         self.client.send(self.connection(node_id), request, self.clock.now)
 
     def of(self, kind: type, name: object = None) -> list[Any]:
-        """Events of this class so far, of one request where a name is given."""
+        """Events of this class so far; only those of one request if a name is given."""
         found = [event for event in self.events if isinstance(event, kind)]
         return [event for event in found if name is None or getattr(event, "name", None) == name]
 

@@ -1,4 +1,4 @@
-"""An environment with what a page of the documentation installs, and nothing else.
+"""An environment with the packages that a page of the documentation installs, and nothing else.
 
 The libraries are those of the tests' own environment, to which the new one has links. So this needs no
 package index, and takes no second copy of PySpark.
@@ -29,7 +29,7 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def installed_by(page: Path) -> list[Requirement]:
-    """What the lines `pip install` of a page name."""
+    """The packages in the `pip install` lines of a page."""
     lines = [line for block in blocks(page, "sh") for line in block.splitlines()]
     words = [
         word
@@ -52,7 +52,7 @@ def make_environment(page: Path, folder: Path) -> Path:
     seen: set[tuple[str, str]] = set()
     for requirement in installed_by(page):
         for found in _with_dependencies(requirement, seen):
-            # Where the distribution's files are, in a folder that is on sys.path.
+            # The folder on sys.path that contains the distribution's files.
             source = Path(str(found.locate_file("")))
             names = {
                 file.parts[0] for file in found.files or () if file.parts[0] not in ("..", "__pycache__")
@@ -78,6 +78,6 @@ def _with_dependencies(requirement: Requirement, seen: set[tuple[str, str]]) -> 
         for line in found.requires or ():
             needed = Requirement(line)
             is_new = needed.marker is None or needed.marker.evaluate({"extra": extra})
-            # With an extra, what is needed without it has been yielded already.
+            # If there is an extra, the requirements without it have been yielded already.
             if is_new and (not extra or "extra" in str(needed.marker)):
                 yield from _with_dependencies(needed, seen)

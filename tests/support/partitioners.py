@@ -1,4 +1,4 @@
-"""Rows with partitions, and a partitioner without chance, for tests of what comes behind it."""
+"""Rows with partitions, and a partitioner without chance, for tests of the code after the partitioner."""
 
 from __future__ import annotations
 

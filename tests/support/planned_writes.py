@@ -1,4 +1,4 @@
-"""Writes as planning makes them, and what their tasks committed."""
+"""Writes as planning makes them, and the results that their tasks committed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ports that nobody else takes between two uses: other tests run beside this one."""
+"""Ports that no other process takes between two uses: other tests run at the same time."""
 
 from __future__ import annotations
 
@@ -60,5 +60,5 @@ def silent_port() -> Iterator[int]:
 
 
 def free_port() -> int:
-    """For a process that will bind it: outside the range that connections and port 0 take theirs from."""
+    """A port for a process that will bind it: outside the range used for connections and for port 0."""
     return node_config.free_port(set())
