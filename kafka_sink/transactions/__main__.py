@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TextIO
 
@@ -14,6 +14,7 @@ from kafka_sink.errors import ConfigurationError, KafkaSinkError, ProtocolError
 from kafka_sink.options import parse
 from kafka_sink.printable import one_line
 from kafka_sink.transactions import driver, proof
+from kafka_sink.transactions.batch import counted
 from kafka_sink.transactions.client import TransactionClient
 from kafka_sink.transactions.decision import Decision
 from kafka_sink.transactions.operations import (
@@ -163,7 +164,7 @@ def _list_prefixes(client: TransactionClient, known: Iterable[str], out: TextIO)
             decided = "nothing decided" if decision is None else _decided(client, scope, decision)
         except (ProtocolError, ConfigurationError) as error:
             decided = f"its decision cannot be read: {error}"
-        _say(f"{prefix}: {decided}; {_count_open(client.run(_open(scope), *_TIMEOUT))}", out)
+        _say(f"{prefix}: {decided}; {counted(len(client.run(_open(scope), *_TIMEOUT)), 'open')}", out)
     if not prefixes:
         _say("brokers list no prefix", out)
     return 0
@@ -178,7 +179,7 @@ def _list(client: TransactionClient, scope: Scope, out: TextIO) -> int:
         _say(f"written of {decision.batch.writer}: {decision.written}", out)
     transactions = client.run(_open(scope), *_TIMEOUT)
     _warn_of_brokers(client)
-    _say(_count_open(transactions), out)
+    _say(counted(len(transactions), "open"), out)
     now_ms = wall_ms()
     for name, described in sorted(transactions.items()):
         _say(
@@ -195,10 +196,6 @@ def _decided(client: TransactionClient, scope: Scope, decision: Decision) -> str
     state = f"{len(missing)} of them not committed" if missing else "all committed"
     state = "which counts as not written" if decision.is_lost else state
     return f"{decision.batch}, {decision.tasks} tasks, {len(decision.parts)} transactions, {state}"
-
-
-def _count_open(transactions: Mapping[str, Described]) -> str:
-    return f"{len(transactions):,} transaction{'' if len(transactions) == 1 else 's'} open"
 
 
 def _open(scope: Scope) -> TransactionSteps[dict[str, Described]]:

@@ -109,14 +109,14 @@ class TaskHandover:
         writer, written = self.last.writer, self.last.written
         if batch.writer != writer:
             if writer and batch.number:
-                raise ChangedBatchError(not_its_own(batch, writer))
+                raise ChangedBatchError(_not_its_own(batch, writer))
             return TaskRole.WRITE
         if (in_query or batch.is_of_query) and batch.number < written.highest:
-            raise ChangedBatchError(went_back(batch, written))
+            raise ChangedBatchError(_went_back(batch, written))
         if batch.number in written:
             return TaskRole.SKIP
         if batch.number <= written.forgotten:
-            raise ChangedBatchError(not_known(batch, written))
+            raise ChangedBatchError(_not_known(batch, written))
         return TaskRole.WRITE
 
 
@@ -178,14 +178,14 @@ class BatchOutcome:
             text += " with the same rows" if self.compared else "; it is not known whether with the same rows"
         else:
             done = "committed to complete the batch" if self.repaired else "committed"
-            text = described(self.committed, done)
+            text = counted(self.committed, done)
         if self.aborted:
-            text += "; " + described(self.aborted, "of other attempts aborted")
+            text += "; " + counted(self.aborted, "of other attempts aborted")
         return text
 
 
-def described(count: int, what: str) -> str:
-    """Count transactions for a line of the log: "2 transactions aborted"."""
+def counted(count: int, what: str) -> str:
+    """Count transactions for a line of text: "2 transactions aborted"."""
     return f"{count:,} transaction{'' if count == 1 else 's'} {what}"
 
 
@@ -250,12 +250,13 @@ def _skipped(
             "job again"
         )
     given = RowsDigest.total(report.digest for report in reports)
-    target = run.scope.target if compare == "none" else previous.target_of_batch(batch.number)
-    if given.rows and target not in (None, run.scope.target):
-        raise ChangedBatchError(elsewhere(batch, target or "", run.scope.target))
-    written = None if compare == "none" else previous.digest_of_batch(batch.number)
-    if written is not None and (given.rows != written.rows if compare == "rows" else given != written):
-        raise ChangedBatchError(changed(batch, written, given))
+    written = None if compare == "none" else previous.numbers_up_to(batch.number)
+    if written is not None:
+        if given.rows and written.target != run.scope.target:
+            raise ChangedBatchError(_elsewhere(batch, written.target, run.scope.target))
+        differs = given.rows != written.digest.rows if compare == "rows" else given != written.digest
+        if differs:
+            raise ChangedBatchError(_changed(batch, written.digest, given))
     return BatchOutcome(skipped=given.rows, batch=batch, compared=written is not None)
 
 
@@ -305,7 +306,7 @@ def _repairable(
 _SEE = "See 'A batch that has changed' in docs/exactly-once.md"
 
 
-def changed(batch: BatchIdentity, written: RowsDigest, given: RowsDigest) -> str:
+def _changed(batch: BatchIdentity, written: RowsDigest, given: RowsDigest) -> str:
     """The message for a batch that was written before and is run again with other rows."""
     if (written.rows, written.size) == (given.rows, given.size):
         how = f"this run has other rows: {given.rows:,} of the same size"
@@ -330,7 +331,7 @@ def changed(batch: BatchIdentity, written: RowsDigest, given: RowsDigest) -> str
     )
 
 
-def elsewhere(batch: BatchIdentity, target: str, now: str) -> str:
+def _elsewhere(batch: BatchIdentity, target: str, now: str) -> str:
     """The message for a batch that was written before to another topic than this run's."""
     return (
         f"{batch} was written before to {_named(target)}, but this run would write it to {_named(now)}. "
@@ -345,7 +346,7 @@ def _named(target: str) -> str:
     return f"topic '{target}'" if target else "the topics that its rows name"
 
 
-def went_back(batch: BatchIdentity, written: WrittenNumbers) -> str:
+def _went_back(batch: BatchIdentity, written: WrittenNumbers) -> str:
     """The message for a micro-batch below the last one that was written. Spark never plans one by itself."""
     return (
         f"{batch} comes after batch {written.highest} was written, and Spark does not go back by itself: the "
@@ -355,7 +356,7 @@ def went_back(batch: BatchIdentity, written: WrittenNumbers) -> str:
     )
 
 
-def not_its_own(batch: BatchIdentity, other: str) -> str:
+def _not_its_own(batch: BatchIdentity, other: str) -> str:
     """The message for a query that has written before, under a name that another query has used since."""
     return (
         f"it is not known which batches of {batch.writer} were written before, because {other} has written "
@@ -382,7 +383,7 @@ def _doubt(batch: BatchIdentity, last: LastDecision) -> str:
     return ""
 
 
-def not_known(batch: BatchIdentity, written: WrittenNumbers) -> str:
+def _not_known(batch: BatchIdentity, written: WrittenNumbers) -> str:
     """The message for a version that is so old that no record shows whether it was written."""
     return (
         f"it is not known whether {batch} was written before: only these versions of its application are "

@@ -388,15 +388,16 @@ class TransactionClient(BlockingCalls):
             problem = ""
             for name in names:
                 coordinator = response.found.get(name)
-                error = None if coordinator is None else kafka_errors.error_of(coordinator.error_code)
-                if coordinator is not None and coordinator.node is not None:
+                if coordinator is None:
+                    problem = f"the coordinator of '{name}' is not known: {_INCOMPLETE}"
+                    continue
+                error = kafka_errors.error_of(coordinator.error_code)
+                if coordinator.node is not None:
                     self.coordinators[kind, name] = coordinator.node.id
-                    new |= (
-                        {} if coordinator.node.id in self.nodes else {coordinator.node.id: coordinator.node}
-                    )
-                elif coordinator is None or error is None or error.retriable:
-                    reason = _INCOMPLETE if error is None else error.label
-                    problem = f"the coordinator of '{name}' is not known: {reason}"
+                    if coordinator.node.id not in self.nodes:
+                        new[coordinator.node.id] = coordinator.node
+                elif error.retriable:
+                    problem = f"the coordinator of '{name}' is not known: {error.label}"
                 else:
                     advice = _ADVICE.get(coordinator.error_code, coordinator.error_message or "")
                     raise ConfigurationError(f"'{name}' may not be used: {error.name}; {advice}")

@@ -241,17 +241,9 @@ class Decision:
     def covers(self, batch: BatchIdentity) -> bool:
         return batch.writer == self.batch.writer and batch.number in self.written
 
-    def digest_of_batch(self, number: int) -> RowsDigest | None:
-        """The digest of a batch of this writer; None unless it is one of the last two written."""
-        return next(
-            (numbers.digest for numbers in (self.written, self.before) if numbers.last == number), None
-        )
-
-    def target_of_batch(self, number: int) -> str | None:
-        """The target of a batch of this writer; None unless it is one of the last two written."""
-        return next(
-            (numbers.target for numbers in (self.written, self.before) if numbers.last == number), None
-        )
+    def numbers_up_to(self, number: int) -> WrittenNumbers | None:
+        """The writer's numbers when this one was the last; None unless it is one of the last two."""
+        return next((numbers for numbers in (self.written, self.before) if numbers.last == number), None)
 
     def marker_key(self, scope: Scope, part: Part) -> OffsetKey:
         """The place of the part's progress marker. The topic may have got partitions since it was written."""

@@ -111,20 +111,17 @@ def _settle(scope: Scope, driver_epoch: ProducerEpoch, clock_ms: Clock) -> Trans
         offsets = list((yield read))
     seen: Mapping[OffsetKey, str] = offsets[0]
     decision = yield from _decision_in(scope, seen, waits=True)
-    decided = () if decision is None else decision.parts
-    unseen: tuple[Part, ...] = ()
-    if decision is not None:
-        absent = yield from proof.not_visible(scope, decision, seen)
-        unseen = tuple(part for part in absent if part.outcome is not Outcome.LOST)
-    ids = tuple(part.id_in(scope) for part in unseen)
+    if decision is None:
+        aborted = yield from proof.abort_others(left_open, scope, ())
+        return Ownership(driver_epoch, aborted=aborted)
+    unseen = yield from proof.not_visible(scope, decision, seen)
     descriptions: Mapping[str, Described] = {}
     failed: tuple[Part, ...] = ()
     if unseen:
+        ids = tuple(part.id_in(scope) for part in unseen)
         descriptions, *results = yield (Describe(ids), *proof.ends_of(scope, unseen))
         failed = proof.failed_of(unseen, results)
-    aborted = yield from proof.abort_others(left_open, scope, decided)
-    if decision is None:
-        return Ownership(driver_epoch, aborted=aborted)
+    aborted = yield from proof.abort_others(left_open, scope, decision.parts)
     judgement = yield from proof.judge(scope, driver_epoch, decision, failed, clock_ms)
     # The commit of these parts has just proved itself. But the tasks of this run take their ids over, so the
     # next run needs a marker or a recorded outcome.

@@ -38,7 +38,7 @@ from kafka_sink.errors import ConfigurationError, KafkaSinkError
 from kafka_sink.options import SinkOptions
 from kafka_sink.transactions import batch as batches
 from kafka_sink.transactions import driver
-from kafka_sink.transactions.batch import LONG_OPEN, AttemptReport, BatchOutcome, TaskHandover, described
+from kafka_sink.transactions.batch import LONG_OPEN, AttemptReport, BatchOutcome, TaskHandover, counted
 from kafka_sink.transactions.decision import BatchIdentity
 from kafka_sink.transactions.operations import (
     Location,
@@ -233,9 +233,9 @@ def abort_or_explain(
             "so after kafka.transaction.timeout.ms. Until then, consumers with "
             "isolation.level=read_committed wait"
         )
-    note = described(ended.aborted, "aborted")
+    note = counted(ended.aborted, "aborted")
     if ended.committed:
-        note += "; " + described(ended.committed, "committed, because the batch was decided")
+        note += "; " + counted(ended.committed, "committed, because the batch was decided")
     return ended.transactions, note
 
 

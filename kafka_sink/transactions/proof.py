@@ -269,11 +269,11 @@ def uncommitted(scope: Scope, decision: Decision) -> TransactionSteps[tuple[Part
 def not_visible(
     scope: Scope, decision: Decision, seen: Mapping[OffsetKey, str]
 ) -> TransactionSteps[tuple[Part, ...]]:
-    """The parts that are not known to be committed and whose progress marker is not visible at this moment.
+    """The parts without a recorded outcome whose progress marker is not visible at this moment.
 
     They may be committed all the same. ``seen`` contains the offsets of the first group of markers.
     """
-    parts = tuple(part for part in decision.parts if part.outcome is not Outcome.COMMITTED)
+    parts = tuple(part for part in decision.parts if part.outcome is Outcome.UNRECORDED)
     groups = {decision.marker_key(scope, part).group for part in parts} - {scope.marker_key(0).group}
     markers = set(seen.values())
     if groups:
