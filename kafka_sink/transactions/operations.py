@@ -7,15 +7,11 @@ retries retriable errors and requests whose response was lost, so each operation
 
 from __future__ import annotations
 
-import json
-import os
-import posixpath
 import re
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
-from kafka_sink.errors import ConfigurationError
 from kafka_sink.model import TopicPartition
 
 Result = TypeVar("Result")
@@ -291,68 +287,3 @@ def task_id_pattern(prefix: str) -> str:
 def prefix_of(transactional_id: str) -> str:
     """The prefix of an id that matches ``ANY_ID_PATTERN``."""
     return re.sub("-(driver|task-[0-9]+-[0-9]+)$", "", transactional_id)
-
-
-# Spark writes this file into a checkpoint before it plans the first batch. It contains the query's id, which
-# never changes.
-_METADATA = "metadata"
-
-
-class Location(NamedTuple):
-    """A location, split and normalised as Hadoop's Path does it.
-
-    ``scheme`` and ``authority`` may be empty.
-    """
-
-    scheme: str
-    authority: str
-    path: str
-
-    @classmethod
-    def of(cls, text: str) -> Location:
-        """Take any text, as Path does, without any quoting. Hadoop ignores the case of its file systems."""
-        before, colon, rest = text.partition(":")
-        scheme = before.lower() if colon and "/" not in before else ""
-        path, authority = rest if scheme else text, ""
-        if path.startswith("//") and len(path) > 2:
-            authority, slash, below = path[2:].partition("/")
-            path = slash + below
-        path = posixpath.normpath(path) if path else ""
-        # normpath keeps two leading slashes, because POSIX gives them a meaning of their own.
-        return cls(scheme, authority.lower(), "/" + path.lstrip("/") if path.startswith("/") else path)
-
-    @property
-    def is_local(self) -> bool:
-        """Whether it may be on this host. Without a scheme, Spark's default file system decides."""
-        return self.scheme in ("", "file") and self.authority in ("", "localhost")
-
-
-def query_id(text: str, *, is_required: bool = True) -> str | None:
-    """The id of the query whose checkpoint this is, or None if the checkpoint is not on this host.
-
-    Raises ConfigurationError if the folder is here and the id cannot be read from it. If the id is required,
-    it also raises if the file system of the location is not certain.
-    """
-    location = Location.of(text)
-    if location.is_local:
-        try:
-            with open(posixpath.join(location.path, _METADATA), encoding="utf-8") as file:
-                return str(json.load(file)["id"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            why = f"its file '{_METADATA}' cannot be read here: {error}"
-            if is_required:
-                raise ConfigurationError(_unknown(text, why)) from None
-            # An earlier run may have read the file. If the location stood for the query now, its last batch
-            # would be written again under another name.
-            if os.path.isdir(location.path) and not isinstance(error, FileNotFoundError):
-                raise ConfigurationError(f"Option 'checkpointLocation' = {text}: {why}") from None
-    elif is_required and (not location.scheme or (location.scheme == "hdfs" and not location.authority)):
-        raise ConfigurationError(_unknown(text, "it leaves the choice of its file system to a default"))
-    return None
-
-
-def _unknown(text: str, why: str) -> str:
-    return (
-        f"Option 'checkpointLocation' = {text} does not identify the query, because {why}. Write it in full, "
-        " such as hdfs://namenode:8020/checkpoints/orders, or set transactional.id.prefix"
-    )

@@ -39,13 +39,9 @@ from kafka_sink.options import SinkOptions
 from kafka_sink.transactions import batch as batches
 from kafka_sink.transactions import driver
 from kafka_sink.transactions.batch import LONG_OPEN, AttemptReport, BatchOutcome, TaskHandover, counted
+from kafka_sink.transactions.checkpoint import Location, query_id
 from kafka_sink.transactions.decision import BatchIdentity
-from kafka_sink.transactions.operations import (
-    Location,
-    ProducerEpoch,
-    Scope,
-    query_id,
-)
+from kafka_sink.transactions.operations import ProducerEpoch, Scope
 
 if TYPE_CHECKING:
     from kafka_sink.transactions.client import TransactionClient

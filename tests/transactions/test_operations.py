@@ -1,4 +1,4 @@
-"""Names of groups and ids by scope, places of checkpoints, and how far an epoch is behind another."""
+"""Names of groups and ids by scope, and how far an epoch is behind another."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import re
 
 from kafka_sink.transactions.operations import (
     LAST_EPOCH,
-    Location,
     ProducerEpoch,
     Scope,
     epochs_behind,
@@ -36,13 +35,6 @@ def test_the_pattern_of_ids_takes_no_other_prefix() -> None:
 def test_an_id_tells_its_prefix() -> None:
     scope = Scope("a-task-1-b", "t", 1)
     assert {prefix_of(scope.task_id(10, 2)), prefix_of(scope.driver_id)} == {scope.prefix}
-
-
-def test_same_path_on_two_file_systems_is_two_checkpoints() -> None:
-    """Catches: strangers that fenced each other."""
-    places = ["hdfs://a/c", "hdfs://b/c", "s3a://a/c", "abfss://x@a/c", "abfss://y@a/c", "dbfs:/c", "dbfs:/C"]
-    assert len({Location.of(place) for place in places}) == len(places)
-    assert Location.of("HDFS://A//c/./") == Location.of("hdfs://a/c")
 
 
 def test_epochs_behind_counts_past_the_last_epoch_of_a_producer_id() -> None:
