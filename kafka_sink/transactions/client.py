@@ -377,7 +377,7 @@ class TransactionClient(BlockingCalls):
         for node in {self.coordinators[key] for key in self._soon if key in self.coordinators}:
             self._is_ready(node, now_ms)
         for kind in KeyType:
-            names = [name for of, name in keys if of is kind and (of, name) not in self.coordinators]
+            names = [name for asked, name in keys if asked is kind and (kind, name) not in self.coordinators]
             if names and self._look_ups.get(kind) not in self.calls:
                 self._look_ups[kind] = self._finding_coordinators(kind, names)
                 self.calls.append(self._look_ups[kind])
@@ -419,8 +419,8 @@ class TransactionClient(BlockingCalls):
 
     def _calls(self, answer: _StepAnswer, operation: ops.Operation) -> list[Call]:
         match operation:
-            case ops.InitProducer(name, of):
-                return [self._init(answer, name, of)]
+            case ops.InitProducer(name, expected):
+                return [self._init(answer, name, expected)]
             case ops.EndTransaction():
                 return [self._end(answer, operation)]
             case ops.RecordOffsets():
@@ -437,12 +437,12 @@ class TransactionClient(BlockingCalls):
             case ops.ListOpen() | ops.ListIds():
                 return self._list(answer, operation)
 
-    def _init(self, answer: _StepAnswer, name: str, of: ops.ProducerEpoch | None) -> Call:
+    def _init(self, answer: _StepAnswer, name: str, expected: ops.ProducerEpoch | None) -> Call:
         timeout = self._options.transaction_timeout_ms
 
         def take(call: Call, response: requests.ProducerIdResponse) -> bool:
             code = response.error_code
-            if of is None and code in _REFUSALS:
+            if expected is None and code in _REFUSALS:
                 # Another producer is taking the id over at this moment.
                 return self._again(call, kafka_errors.error_of(code).name)
             if code in _REFUSALS and answer.result is not None:
@@ -453,7 +453,7 @@ class TransactionClient(BlockingCalls):
 
         return Call(
             apis.INIT_PRODUCER_ID,
-            lambda version: requests.encode_init_producer_id(version, *(of or (-1, -1)), name, timeout),
+            lambda version: requests.encode_init_producer_id(version, *(expected or (-1, -1)), name, timeout),
             take,
             (KeyType.TRANSACTION, name),
         )

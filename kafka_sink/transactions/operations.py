@@ -52,14 +52,14 @@ def epochs_behind(owner: ProducerEpoch, now: ProducerEpoch) -> int | None:
 class InitProducer:
     """Take over a transactional id: fence its owner and abort its transaction. Result: ProducerEpoch.
 
-    ``of``: do so only if the id's epoch is this one (KIP-360). If it was raised from this one, by such a
-    request or by the end of a transaction, and not again since, the result is the raised epoch. The result is
-    Failed if another producer has taken the id over, or if the coordinator was replaced since the raise,
+    ``expected``: do so only if the id's epoch is this one (KIP-360). If it was raised from this one, by such
+    a request or by the end of a transaction, and not again since, the result is the raised epoch. The result
+    is Failed if another producer has taken the id over, or if the coordinator was replaced since the raise,
     because it keeps the previous epoch only in memory.
     """
 
     transactional_id: str
-    of: ProducerEpoch | None = None
+    expected: ProducerEpoch | None = None
 
 
 @dataclass(frozen=True, slots=True)

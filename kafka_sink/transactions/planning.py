@@ -14,8 +14,8 @@ reports its
 driver.py). 4. ``abort`` runs instead if a task failed. It completes the batch if it was decided, and
 otherwise ends what is open.
 
-Spark may create the writer anew for 3 and 4, so nothing but tasks' reports and the notes of
-``spark_application`` connects these functions. All of them block the thread that calls them.
+Spark may create the writer anew for 3 and 4. Then only tasks' reports and the notes of ``spark_application``
+connect these functions. All of them block the thread that calls them.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ class TaskAttempt:
                 self._slot, self._producer = self._client.run(steps, self._timeout_ms)
                 self.metrics[INIT_TIME_METRIC] = time.monotonic_ns() - began
                 name = self._scope.task_id(self._task, self._slot)
-                self._open_time.began(monotonic_ms())
+                self._open_time.on_begin(monotonic_ms())
                 begin_transaction(name, *self._producer, self._client.protocol == PROTOCOL_1)
 
     def finish(self) -> AttemptReport:
@@ -161,7 +161,7 @@ class OpenTime:
         self._timeout_ms = timeout_ms
         self._since_ms = math.inf
 
-    def began(self, now_ms: float) -> None:
+    def on_begin(self, now_ms: float) -> None:
         """Start to measure: the transaction has begun."""
         self._since_ms = now_ms
 

@@ -16,7 +16,7 @@ from tests.support.transaction_steps import Cluster
 def test_a_task_warns_once_when_half_of_its_transactions_time_is_over() -> None:
     one = OpenTime(900_000)
     assert one.problem(1e9) is None, "nothing is open before the first row"
-    one.began(1_000)
+    one.on_begin(1_000)
     assert one.problem(451_000) is None
     said = one.problem(452_000)
     assert said is not None
@@ -24,7 +24,7 @@ def test_a_task_warns_once_when_half_of_its_transactions_time_is_over() -> None:
     assert "kafka.transaction.timeout.ms = 900000 ms" in said
     assert one.problem(800_000) is None
     without_limit = OpenTime(math.inf)
-    without_limit.began(0)
+    without_limit.on_begin(0)
     assert without_limit.problem(1e12) is None
 
 
