@@ -1,4 +1,4 @@
-"""Processes of this machine, as Linux tells of them."""
+"""Processes of this machine, as Linux reports them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 class Process(NamedTuple):
-    """Seconds are of processor time, those of children that it has waited for apart."""
+    """Seconds are of processor time; the seconds of children that it has waited for are counted apart."""
 
     parent: int
     own_s: float
@@ -18,11 +18,11 @@ class Process(NamedTuple):
 
 
 def processes() -> dict[int, Process]:
-    """All, by their ids."""
+    """All processes, by their ids."""
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            # proc(5): behind the name, which may hold anything, come state and parent, and further on utime,
+            # proc(5): after the name, which may hold any text, come state and parent, and further on utime,
             # stime, cutime, cstime.
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
         except OSError:
@@ -33,7 +33,7 @@ def processes() -> dict[int, Process]:
 
 
 def below(root: int) -> dict[int, Process]:
-    """Those that descend from this one."""
+    """The descendants of this process."""
     known = processes()
 
     def is_below(pid: int) -> bool:
@@ -45,7 +45,7 @@ def below(root: int) -> dict[int, Process]:
 
 
 def command_of(pid: int) -> list[str]:
-    """Its command line; empty where it has ended."""
+    """The command line of the process; empty if it has ended."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:
@@ -53,7 +53,8 @@ def command_of(pid: int) -> list[str]:
 
 
 def memory_of(pid: int) -> tuple[int, int]:
-    """Resident bytes that it shares with no other process, and all. Raises OSError where it has ended."""
+    """Resident bytes that it shares with no other process, and all resident bytes. Raises OSError if it has
+    ended."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
     kib = {line.split(":")[0]: int(line.split()[1]) for line in lines}
     return (kib["Private_Clean"] + kib["Private_Dirty"]) << 10, kib["Rss"] << 10

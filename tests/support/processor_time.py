@@ -1,8 +1,8 @@
-"""Processor time per test: what a test costs, also on a machine that is busy with other work.
+"""Processor time per test: the cost of a test, even on a machine that is busy with other work.
 
 It counts this process, the children that it has waited for, and on Linux all descendants that still run, such
-as brokers and Spark's workers. Once its parent has ended, a process is not counted any more: the coordinator
-is one, and the JVM of a driver that a test runs as a process of its own.
+as brokers and Spark's workers. Once its parent has ended, a process is no longer counted: the coordinator is
+one, and the JVM of a driver that a test runs as a process of its own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ATTRIBUTE = "processor_s"
 
 
 def of_running_descendants(root: int) -> float:
-    """User and system seconds of all processes below ``root``, and of children that those have waited for."""
+    """User and system seconds of the processes below ``root``, and of children that they have waited for."""
     return sum(one.own_s + one.waited_s for one in below(root).values())
 
 
@@ -38,7 +38,7 @@ class Meter:
         own, running = self._of_this_process(), self._running
         if report.duration >= _LIST_PROCESSES_FROM_S:
             running = of_running_descendants(os.getpid())
-        # A process that has ended moved from the running ones to those waited for.
+        # A process that has ended moved from the running processes to the children waited for.
         used = own - self._own + running - self._running
         if used >= 0:
             self._own, self._running = own, running

@@ -198,12 +198,12 @@ class Proxy(AbstractContextManager["Proxy"]):
         try:
             pump(pair)
         except (OSError, _Cut):
-            pair.reset()  # the other pump must end, too
+            pair.reset()  # the other pump must also end
 
     def _questions(self, pair: _Pair) -> None:
         received = bytearray()
         while data := pair.client.recv(_PIECE):
-            # Its end comes last, so that a request is known before there can be a response.
+            # A request is recorded before its end is forwarded, so before there can be a response.
             received += data
             for frame in frames(received):
                 api_key, version, correlation = struct.unpack_from(">hhi", frame, 4)
@@ -245,7 +245,7 @@ class Proxy(AbstractContextManager["Proxy"]):
                 elif left is not None:
                     del self._cut_after[direction]
             if left is not None:
-                # Half a message must arrive before the reset: shutdown sends what is queued, first.
+                # Half a message must arrive before the reset: shutdown first sends the queued bytes.
                 sink.sendall(piece[:left])
                 sink.shutdown(socket.SHUT_WR)
                 self._closed.wait(0.05)
@@ -254,7 +254,7 @@ class Proxy(AbstractContextManager["Proxy"]):
 
 
 def rewritten(api_key: int, version: int, frame: bytes, addresses: Mapping[Address, Address]) -> bytes:
-    """A response frame with brokers' addresses exchanged; as it came where there are none in it."""
+    """A response frame with brokers' addresses exchanged; unchanged if it contains none."""
     if api_key == METADATA and addresses:
         response = MetadataResponse.decode(frame[4:], version=version, header=True)
         nodes = response.brokers

@@ -1,4 +1,4 @@
-"""Partitions by themselves, and what a topic's batches shrink to."""
+"""Partitions without an accumulator, and the ratio to which a topic's batches shrink."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kafka_sink.options import SinkOptions
 
 
 def partition_of(name: TopicPartition) -> Partition:
-    """One of no accumulator's, with batches of 16 KiB."""
+    """A partition that belongs to no accumulator, with batches of 16 KiB."""
     return Partition(name, TopicLimits(name.topic, 16_384))
 
 
@@ -28,7 +28,7 @@ def limits_of(accumulator: RecordAccumulator, topic: str = "t") -> TopicLimits:
 
 
 def teach_ratio(accumulator: RecordAccumulator, ratio: float) -> None:
-    """As many batches of topic t that shrank to ``ratio`` would."""
+    """Estimate as if many batches of topic t had shrunk to ``ratio``."""
     limits = limits_of(accumulator)
     while limits.ratio > ratio:
         limits.observe(ratio)

@@ -13,7 +13,7 @@ import pytest
 # The fixture that every fixture requests if it starts a JVM, a broker, Spark, a browser or another program.
 PROGRAMS = "_programs"
 QUICK = "not slow"
-# How many quick tests each collected file has.
+# The number of quick tests in each collected file.
 FILES = pytest.StashKey[dict[Path, int]]()
 _FORBIDDEN = ("java", "chromium", "chromedriver", "spark-submit")
 
@@ -29,7 +29,7 @@ def mark(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 
 def forbid_programs(config: pytest.Config) -> None:
-    """In `make quick`, a test that starts a program without the fixture fails and says what is missing."""
+    """In `make quick`, fail a test that starts a program without the fixture, and report the fixture."""
     if config.getoption("markexpr") == QUICK:
         sys.addaudithook(_refuse)
 

@@ -1,4 +1,4 @@
-"""A transactional producer by hand: each request when the test says so, as late as it likes."""
+"""A transactional producer by hand: it sends each request when the test says so, as late as it likes."""
 
 from __future__ import annotations
 
@@ -85,14 +85,14 @@ class RawProducer:
         return self._answer(apis.END_TXN, _END_VERSION, body, lambda it: it.error_code)
 
     def _find(self, key: str, *, of_groups: bool) -> None:
-        """Makes the broker create the topic that its coordinators need, where it is not there yet."""
+        """Make the broker create the topic that its coordinators need, if it does not exist yet."""
         body = transaction_requests.encode_find_coordinator(_FIND_VERSION, [key], of_groups=of_groups)
         api = apis.FIND_COORDINATOR
         found = self._answer(api, _FIND_VERSION, body, lambda it: it.found[key].error_code)
         assert found == "NONE", found
 
     def _answer(self, api: int, version: int, body: bytes, code_of: Callable[[Any], int]) -> str:
-        """The error that stays; others pass, as in a transaction whose markers are being written."""
+        """Return the lasting error, after temporary errors such as those while markers are being written."""
 
         def lasting() -> str:
             error = kafka_errors.error_of(code_of(self._ask(api, version, body)))

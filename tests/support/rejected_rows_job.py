@@ -1,4 +1,4 @@
-"""A task of which brokers reject every row, in a process of its own: what it takes in memory.
+"""A task whose rows brokers all reject, in a process of its own: it measures the memory.
 
 ``python -m tests.support.rejected_rows_job BOOTSTRAP TOPIC DEAD_LETTERS ROWS VALUE_BYTES [OPTION=VALUE ...]``
 prints JSON. The topic is compacted, so that it rejects rows without a key; every ``keyed=N``th row has one.

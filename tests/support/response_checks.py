@@ -1,4 +1,4 @@
-"""What each decoder must make of a response, by Kafka's own message schemas."""
+"""The values that each decoder must make of a response, according to Kafka's own message schemas."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def of_metadata(response: requests.MetadataResponse, values: Values, version: in
         ]
 
 
-# -- responses that are equal to what is expected of the values ---------------------------------------------
+# -- responses that are equal to the expected ones ----------------------------------------------------------
 
 
 def produced(values: Values) -> produce.ProduceResponse:
@@ -213,7 +213,7 @@ EXPECTED: dict[int, Callable[[Values], Any]] = {
 
 
 def check(api: int, response: Any, values: Values, version: int) -> None:
-    """Whether the response is what comes of the values."""
+    """Whether the response equals the expected one for the values."""
     if api == apis.METADATA:
         of_metadata(response, values, version)
     else:
@@ -223,7 +223,7 @@ def check(api: int, response: Any, values: Values, version: int) -> None:
 def cost(decode: Callable[[], Any]) -> tuple[int, float, bool]:
     """Peak of memory in bytes, processor time in milliseconds, and whether the response was refused.
 
-    Only this thread's, and without collections of garbage: those walk through all that other tests have left.
+    Only this thread is measured, without garbage collections: those walk through all objects of other tests.
     """
     refused = False
     gc.disable()

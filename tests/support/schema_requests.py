@@ -8,13 +8,14 @@ from typing import Any
 from kafka_sink.model import TopicPartition
 from tests.support.response_checks import every_version
 
-# Longer than what one byte of a compact length can say, and no ASCII.
+# This text is longer than one byte of a compact length can express, and is not ASCII.
 LONG = "töpic" * 40
 PARTITIONS = [TopicPartition(LONG, 3), TopicPartition("t", 0), TopicPartition(LONG, 2**31 - 1)]
 
 
 def same(api: int, ours: Callable[[int], bytes | memoryview], theirs: Any, **fields: Any) -> None:
-    """In each version that this client writes. Elements of lists are tuples, in the schema's order."""
+    """Compare the request in each version that this client writes. Elements of lists are tuples, in the
+    schema's order."""
     for version in every_version(api):
         expected = bytes(theirs(version=version, **fields).encode(version=version))
         assert bytes(ours(version)) == expected, version

@@ -137,7 +137,7 @@ class ResponseWriter:
         return [value for value, _ in found], self._length(count) + b"".join(data for _, data in found)
 
     def _of_list(self, field: dict[str, Any], kind: str, given: dict[str, Any]) -> dict[str, Any]:
-        """What is given for the list and its elements."""
+        """The values given for the list and its elements."""
         return given
 
     def _length(self, length: int, *, short: bool = False) -> bytes:
@@ -154,8 +154,8 @@ class ResponseWriter:
 
 
 class FloodWriter(ResponseWriter):
-    """Writes one list of ``count`` elements that are as short as can be, and all different; the lists in and
-    around them have ``others``."""
+    """Writes one list of ``count`` elements that are as short as possible, and all different; the lists in
+    and around this list have ``others`` elements."""
 
     def __init__(self, name: str, version: int, flooded: str, count: int, others: int) -> None:
         super().__init__(name, version, random.Random(1))

@@ -1,4 +1,4 @@
-"""What the tests of delivery on the scripted cluster share."""
+"""Helpers that the tests of delivery on the scripted cluster share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.partitioners import row_batch
 TOPIC = "t"
 PLAN = ColumnPlan.of([("value", "binary"), ("partition", "int")], TOPIC)
 SECRET = "payload-that-no-message-may-show"
-# For what should take a moment: on a busy machine it may take long.
+# The bound for steps that should take a moment: on a busy machine they may take long.
 PATIENCE_S = 60.0
 
 
@@ -31,12 +31,12 @@ def rows(start: int, count: int, partition: int = 0) -> pa.RecordBatch:
 
 
 def keyless(number: int) -> pa.RecordBatch:
-    """Without a partition, and larger than a batch.size of 1,024, so that every partition gets its turn."""
+    """Rows without a partition, and larger than a batch.size of 1,024, so that partitions take turns."""
     return row_batch([b"<%d>" % number + b"x" * 2_000], [None])
 
 
 def task_options(cluster: FakeCluster, **options: object) -> dict[str, str]:
-    """What a user would write; short backoffs, no linger."""
+    """Options as a user would write them; short backoffs, no linger."""
     raw = {
         "kafka.bootstrap.servers": cluster.bootstrap_servers,
         "topic": TOPIC,

@@ -18,7 +18,7 @@ P0, P1 = partition_of(TopicPartition("t", 0)), partition_of(TopicPartition("t", 
 
 
 def identity(epoch: int = 0) -> ProducerIdentity:
-    """With an id, and partitions that were never written to."""
+    """An identity with a producer id, and partitions that were never written to."""
     P0.forget_sequences()
     P1.forget_sequences()
     made = ProducerIdentity(ExponentialBackoff(100, 1000, lambda: 0.5))

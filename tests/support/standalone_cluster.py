@@ -25,9 +25,9 @@ from tests.support.jvms import SPARK_VARIABLE
 from tests.support.ports import free_port
 from tests.support.waiting import until, within
 
-# Small and quickly up: these JVMs only start others.
+# These JVMs are small and start quickly: they only start other JVMs.
 _JVM = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
-# PySpark 4's only one; workers look for a build of Spark where nothing says it.
+# This is PySpark 4's only Scala version; workers look for a build of Spark if nothing sets it.
 _SCALA = "2.13"
 _DEPLOY = "org.apache.spark.deploy"
 _START_S = 120.0
@@ -38,8 +38,8 @@ _POLL_S = 0.05
 class StandaloneCluster:
     """One master on 127.0.0.1, ``workers`` on 127.0.0.2 and following, with ``cores`` each.
 
-    ``environ``: of the workers, and so of executors; it should name ``PYSPARK_PYTHON``, and the folders of
-    the sink in ``PYTHONPATH``. Where it does not start, the error has what was logged.
+    ``environ``: of the workers, and so of executors; it should set ``PYSPARK_PYTHON``, and the folders of the
+    sink in ``PYTHONPATH``. If the cluster does not start, the error contains the log.
     """
 
     def __init__(self, workers: int = 2, cores: int = 2, environ: Mapping[str, str] = os.environ) -> None:
@@ -75,7 +75,7 @@ class StandaloneCluster:
                 self._start(host, "worker.Worker", "--host", host, *size, *ui, *work, self.url)
             for host in self.hosts:
                 self._await(host, "Successfully registered with master")
-        except BaseException:  # Ctrl-C too: nothing may stay behind
+        except BaseException:  # on Ctrl-C also: no process may stay behind
             self.close()
             raise
         return self
@@ -100,11 +100,11 @@ class StandaloneCluster:
         import pyspark
 
         home = Path(pyspark.__file__).resolve().parent
-        # With SPARK_LOCAL_IP, a worker would announce that in place of its host.
+        # If SPARK_LOCAL_IP were set, a worker would announce that address in place of its host.
         environ = ["env", "-u", "SPARK_LOCAL_IP", f"SPARK_HOME={home}", f"SPARK_SCALA_VERSION={_SCALA}"]
         environ += [f"{key}={value}" for key, value in self._environ.items()]
-        # As bin/spark-class would start it, without the JVM that this starts to find out how. Kept classes of
-        # a driver are read where the class path is a driver's.
+        # This is the command of bin/spark-class, without the JVM that it starts to find out how. A driver's
+        # kept classes are read if the class path is a driver's.
         (slf4j,) = home.glob("jars/slf4j-api-*.jar")
         jvm = [*_JVM, *self._environ.get(SPARK_VARIABLE, "").split()]
         class_path = f"{home}/conf:{slf4j}:{home}/jars/*"

@@ -42,7 +42,7 @@ def tell_executor(batches: _Batches) -> _Batches:
 
 
 def hangs_at_first(go: Path) -> Callable[[_Batches], _Batches]:
-    """For ``mapInArrow``."""
+    """The function for ``mapInArrow``."""
 
     def rows(batches: _Batches) -> _Batches:
         context = TaskContext.get()
@@ -59,7 +59,8 @@ def hangs_at_first(go: Path) -> Callable[[_Batches], _Batches]:
 
 
 def look(batches: _Batches) -> _Batches:
-    """The worker's pid, whether what writes need is imported, its parent's command, two draws by chance."""
+    """The worker's pid, whether the modules that writes need are imported, its parent's command, two random
+    draws."""
     import random
 
     import numpy as np
@@ -96,7 +97,7 @@ def main(master: str, folder: str) -> None:
         .getOrCreate()
     )
     options = json.loads(sys.stdin.readline())
-    # First: a worker that has run another task has imported what that needed.
+    # This runs first: a worker that has run another task has imported that task's modules.
     seen = spark.range(0, 4, 1, 4).mapInArrow(look, "seen string").collect()
     numbers = spark.range(0, NUMBERS, 1, NUMBERS_TASKS).selectExpr("cast(id AS string) AS value")
     _write(numbers.mapInArrow(tell_executor, "key string, value string"), options["numbers"])

@@ -1,4 +1,4 @@
-"""Types of fixtures that change what other libraries read of this process: see conftest.py."""
+"""Types of fixtures that change the environment which other libraries read: see conftest.py."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from collections.abc import Callable
 
 # Sets variables, by name, and removes those that are None.
 Environ = Callable[..., None]
-# Puts others in the place of packages, by name; None: it is not installed.
+# Puts substitutes in the place of packages, by name; None: the package is not installed.
 Modules = Callable[..., None]

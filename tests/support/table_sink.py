@@ -1,4 +1,4 @@
-"""A producer that keeps what it is sent, and batches for it."""
+"""A producer that keeps the tables it is sent, and batches for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tasks and the driver report, and as an HTTP client sees it added up."""
+"""Reports of tasks and of the driver, and their totals as an HTTP client gets them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def of(task: int = TASK.task, **changes: Any) -> TaskIdentity:
 
 
 def report(records: int, identity: TaskIdentity = TASK, **changes: Any) -> TaskReport:
-    """A task that has written so many rows of 10 bytes to topic t."""
+    """A task that has written this many rows of 10 bytes to topic t."""
     made = TaskReport(
         CLUSTER,
         identity,
@@ -97,9 +97,9 @@ class Board:
         return found
 
     def rows(self) -> tuple[int, int, int]:
-        """Of the cluster, the topic and the job."""
+        """The totals of the cluster, the topic and the job."""
         return self.total(), self.topic(), self.job()["counters"]["records"]
 
     def texts(self) -> list[str]:
-        """Of the events, the last first."""
+        """The events, the latest first."""
         return [one["text"] for one in self.shown()["events"]]

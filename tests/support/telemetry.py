@@ -1,4 +1,4 @@
-"""What clients push, read by OpenTelemetry's own classes."""
+"""Metrics that clients push, read by OpenTelemetry's own classes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Pushed:
     resource: dict[str, str] = field(default_factory=dict)
     values: dict[str, float] = field(default_factory=dict)
     sums: dict[str, bool] = field(default_factory=dict)
-    # Of the last sum and of the last value, in seconds since 1970.
+    # The times of the last sum and of the last value, in seconds since 1970.
     start_s: float = 0.0
     end_s: float = 0.0
 
@@ -28,7 +28,7 @@ def read(data: bytes) -> Pushed:
         pushed.resource |= _labels(resource_metrics.resource.attributes)
         for scope in resource_metrics.scope_metrics:
             for metric in scope.metrics:
-                # Java's client has others, too.
+                # Java's client also pushes other metrics.
                 if metric.name.startswith(PREFIX):
                     _take(pushed, metric)
     return pushed

@@ -13,7 +13,7 @@ _NO_TAGS = b"\0"
 
 @dataclass
 class Wanted:
-    """What the broker wants to know."""
+    """The metrics that the broker wants."""
 
     instance_id: bytes = bytes(range(16))
     subscription_id: int = 7
@@ -41,7 +41,7 @@ class TelemetryRequest:
 
 
 class TelemetryResponse:
-    """As kafka-python's objects are used."""
+    """An object that is used as kafka-python's objects are."""
 
     def __init__(self, body: bytes) -> None:
         self._body, self._correlation = body, 0

@@ -166,7 +166,7 @@ def test_silence_delay_and_connections_that_end(cluster: FakeCluster, driver: Dr
 
 def test_librdkafka_is_content_with_it() -> None:
     """An independent client negotiates, finds leaders and produces idempotently."""
-    # It writes V2 batches only where Fetch could read them, so Fetch is announced here (and never asked for).
+    # It writes V2 batches only if Fetch could read them, so Fetch is announced here (and never requested).
     with FakeCluster({"t": 3}, brokers=2, versions={1: (4, 11)}) as cluster:
         producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "enable.idempotence": True})
         results: list[Any] = []

@@ -1,4 +1,4 @@
-"""The fake partition against what Kafka's log layer does with sequences, epochs and broken batches."""
+"""Compares the fake partition with Kafka's log layer: sequences, epochs and broken batches."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_repeat_gets_its_offset_again_and_is_not_doubled(log: PartitionLog) ->
 OUT_OF_ORDER, OLD_EPOCH = (OUT_OF_ORDER_SEQUENCE_NUMBER, -1), (INVALID_PRODUCER_EPOCH, -1)
 
 
-# Of each batch its sequence, records, producer and epoch, and what comes of it.
+# The sequence, records, producer and epoch of each batch, and its result.
 SCENARIOS: dict[str, list[tuple[tuple[int, ...], tuple[int, int]]]] = {
     "a gap": [((0,), (0, 0)), ((3,), OUT_OF_ORDER), ((2,), (0, 2))],
     "an unknown producer may begin anywhere": [((500,), (0, 0))],

@@ -48,11 +48,11 @@ def _places(consumer: Consumer, topic: str) -> list[TopicPartition]:
 
 
 def messages(bootstrap: str, topic: str, isolation_level: str = "read_committed") -> Iterator[Message]:
-    """What such a reader sees now, each partition's in order: to where an open transaction holds it up, or to
-    the end. Nothing if the topic does not exist."""
+    """The records that such a reader sees now, each partition's in order: up to an open transaction that
+    holds it up, or to the end. Nothing if the topic does not exist."""
     with _consumer(bootstrap, isolation_level) as consumer:
         places = _places(consumer, topic)
-        # A new leader says where its log ends only when it knows; reading ends earlier at first.
+        # A new leader reports the end of its log only once it has it; reading first ends earlier.
         ends = {place.partition: log_end(consumer, place) for place in places}
         consumer.assign(places)
         while ends:
@@ -62,7 +62,8 @@ def messages(bootstrap: str, topic: str, isolation_level: str = "read_committed"
             if error is None:
                 yield message
             elif error.name() != "_PARTITION_EOF":
-                # Of a broker that has just come back, say: librdkafka goes on. The value is the error's text.
+                # An error of a broker that has just come back, for example: librdkafka goes on. The value is
+                # the error's text.
                 assert not error.fatal(), error
             elif (message.offset() or 0) >= ends.get(message.partition() or 0, 0):
                 ends.pop(message.partition() or 0, None)
@@ -90,13 +91,13 @@ def read_to_end(bootstrap: str, topic: str, isolation_level: str = "read_committ
 
 
 def log_ends(bootstrap: str, topic: str) -> list[int]:
-    """Where each partition's log ends, rows of open and aborted transactions included."""
+    """The end of each partition's log, rows of open and aborted transactions included."""
     with _consumer(bootstrap, "read_uncommitted") as consumer:
         return [log_end(consumer, place) for place in _places(consumer, topic)]
 
 
 def log_end(consumer: Consumer, place: TopicPartition) -> int:
-    """Where the partition's log ends. A broker may still refuse to say, if the topic was just created."""
+    """The end of the partition's log. A broker may refuse to report it if the topic was just created."""
     return retry(lambda: int(consumer.get_watermark_offsets(place, timeout=10)[1]), KafkaException)
 
 
@@ -114,7 +115,7 @@ def producer_ids(folders: Iterator[Path]) -> set[int]:
 
 
 def moved_in(numbers: list[int]) -> list[int]:
-    """Those behind a higher one: of a partition whose rows are numbered, rows that came from another one."""
+    """Rows after a higher one: if rows are numbered by partition, they came from another partition."""
     highest, found = -1, []
     for number in numbers:
         if number < highest:

@@ -34,7 +34,7 @@ class Connection:
 
 
 class Network:
-    """``happened`` is what the next poll reports."""
+    """The next poll reports ``happened``."""
 
     def __init__(self, protocol: int = 2) -> None:
         self.now_ms = 0.0
@@ -43,7 +43,7 @@ class Network:
         self.happened: list[Callable[[], object]] = []
 
     def client(self) -> TransactionClient:
-        """On this network, and in its time."""
+        """A client on this network, with its clock."""
         network: Any = self
         return TransactionClient(_OPTIONS, network, lambda: self.now_ms)
 

@@ -87,7 +87,7 @@ class Cluster:
         app: str | None = None,
         query: str = "one",
     ) -> AttemptReport:
-        """One attempt of a task, with these rows; of a query's batch, or of an application's job."""
+        """One attempt of a task, with these rows; it belongs to a query's batch or an application's job."""
         batch = BatchIdentity.of_query(query, number)
         if app is not None:
             batch = BatchIdentity.of_application(app, scope.topic, number)
@@ -110,7 +110,7 @@ class Cluster:
         return run, [self.write(run, number, index, index) for index in range(tasks)]
 
     def decided(self, *lost: int, number: int = 0) -> list[AttemptReport]:
-        """A batch of two tasks whose driver dies behind the decision; these transactions time out."""
+        """A batch of two tasks whose driver dies after the decision; these transactions time out."""
         _, reports = self.wrote(number)
         self.dies(*reports, before=ends_task(min(lost)))
         for index in lost:
@@ -150,6 +150,6 @@ def ends_driver(one: Operation) -> bool:
 
 
 def reports_of(cluster: Cluster, batch: BatchIdentity) -> list[AttemptReport]:
-    """Of two tasks that have written, by one planning."""
+    """The reports of two tasks that have written after one planning."""
     _, reports = cluster.wrote()
     return [replace(one, run=replace(one.run, batch=batch)) for one in reports]

@@ -1,6 +1,6 @@
 """Kafka's transactions as values: transaction protocols 1 and 2, with markers that take their time.
 
-Brokers are there only as former coordinators, which answer from memory until they learn that others took
+Brokers exist only as former coordinators, which answer from memory until they learn that other brokers took
 their place. Left out: failures of brokers (an operation is repeated until its response is there).
 """
 
@@ -43,7 +43,7 @@ class Produce:
 
 @dataclass(frozen=True)
 class RaiseEpoch:
-    """What the client sends behind an EndTxn with protocol 1; response: the epoch that the next one has."""
+    """The request that the client sends after an EndTxn with protocol 1; its response is the next epoch."""
 
     transactional_id: str
     producer: ProducerEpoch
@@ -57,18 +57,18 @@ class NotYet(Exception):
 class Transaction:
     producer: ProducerEpoch
     state: str = "Empty"
-    # With which epoch the last transaction was ended, which a repeated EndTxn carries.
+    # The epoch with which the last transaction was ended, which a repeated EndTxn carries.
     ended_with: ProducerEpoch | None = None
-    # From which epoch its owner has raised it, by a request that named that one (KIP-360).
+    # The epoch from which its owner has raised it, by a request that named that epoch (KIP-360).
     raised_from: ProducerEpoch | None = None
-    # Under the present epoch: copies of them are not written.
+    # Rows written under the present epoch: copies of them are not written.
     written: set[Row] = field(default_factory=set)
     rows: list[Row] = field(default_factory=list)
     offsets: dict[OffsetKey, str] = field(default_factory=dict)
     # Committed, and not reported yet by a group's coordinator that takes its time.
     late_offsets: dict[OffsetKey, str] = field(default_factory=dict)
     began_ms: int = -1
-    # By Kafka.inits, when it was taken over last.
+    # The value of Kafka.inits when it was last taken over.
     taken: int = 0
 
 
@@ -76,21 +76,21 @@ class Kafka:
     """Executes operations; ``visible`` counts the rows that readers of committed rows see."""
 
     def __init__(self, last_epoch: int = 32_766, protocol: int = 2, *, delays_offsets: bool = False) -> None:
-        # As the client that asks next speaks it.
+        # The protocol that the next client speaks.
         self.protocol = protocol
         # Whether offsets are reported some time after their transaction is over, as by brokers of Kafka 3.
         self._delays_offsets = delays_offsets
-        # An id gets another producer id behind it.
+        # After this epoch an id gets another producer id.
         self._last_epoch = last_epoch
         self.transactions: dict[str, Transaction] = {}
         self.offsets: dict[OffsetKey, str] = {}
         self.visible: Counter[Row] = Counter()
         self._producer_ids = 0
-        # What former coordinators of groups still answer, which have not learnt that others took their place.
+        # Answers of former coordinators of groups, which have not learnt that other brokers took their place.
         self.former: dict[str, dict[OffsetKey, str]] = {}
-        # And former coordinators of transactional ids.
+        # Answers of former coordinators of transactional ids.
         self.former_ids: dict[str, Transaction] = {}
-        # How often ids were taken over.
+        # The number of times that ids were taken over.
         self.inits = 0
         # The brokers' clock.
         self.now_ms = 0
@@ -101,8 +101,8 @@ class Kafka:
         return response if follows is None else self.execute(follows)
 
     def send(self, operation: Any) -> tuple[Any, RaiseEpoch | None]:
-        """As ``execute``, but an operation's first request alone, and the one that follows it: under protocol
-        1 the client raises the epoch behind most ends, once the markers are written."""
+        """Execute only an operation's first request, and return the request that follows it: under protocol 1
+        the client raises the epoch after most ends, once the markers are written."""
         match operation:
             case EndTransaction(name, producer, commit, afresh, of_task):
                 if afresh:
@@ -192,10 +192,10 @@ class Kafka:
         if found.state.startswith("Prepare"):
             raise NotYet
         if found.state == OPEN:
-            # Whoever has it open: brokers compare epochs behind that.
+            # It does not matter who has it open: brokers compare epochs after that.
             self.time_out(name)
         if of != found.producer and found.producer.epoch == self._last_epoch:
-            # Brokers fail there, whoever has raised it, and so does whoever asks.
+            # Brokers fail here, whoever has raised the epoch, and so does the request.
             return Failed("UNKNOWN_SERVER_ERROR")
         if of not in (found.producer, found.raised_from):
             return Failed("PRODUCER_FENCED")
@@ -218,7 +218,8 @@ class Kafka:
         return ProducerEpoch(self._producer_ids, 0)
 
     def time_out(self, name: str) -> None:
-        """transaction.timeout.ms has passed: aborted, under an epoch that no client knows."""
+        """Abort the transaction, under an epoch that no client has seen, as transaction.timeout.ms has
+        passed."""
         found = self.transactions[name]
         found.rows, found.offsets = [], {}
         self._begin_epoch(found)
@@ -229,7 +230,7 @@ class Kafka:
     ) -> Failed | None:
         found = self.transactions.get(name)
         is_ending = found is not None and found.state.startswith("Prepare") and found.ended_with == producer
-        # With protocol 1 the group is added to the transaction before, which is refused meanwhile.
+        # With protocol 1 the group is first added to the transaction, which is refused meanwhile.
         is_ending &= self.protocol == 2
         if found is not None and is_ending and offsets.keys() & found.offsets.keys():
             # A partition that has not got the marker yet takes it into the transaction that is being ended.
@@ -253,7 +254,7 @@ class Kafka:
             remembered = self._end_of(copy.deepcopy(former), producer, commit)
             if isinstance(remembered, Failed) or former.ended_with == producer:
                 return remembered
-            # It would have to append to its log, which it cannot.
+            # The coordinator would have to append to its log, which it cannot.
             self._find_again(name)
         return self._end_of(self.transactions.get(name), producer, commit)
 
@@ -315,7 +316,7 @@ class Kafka:
         return lambda: self.former.update({group: known})
 
     def replace_coordinator_of_id(self, name: str) -> Callable[[], None]:
-        """As ``replace_coordinator``, of a transactional id; it may not be known yet."""
+        """Replace a transactional id's coordinator, as ``replace_coordinator`` does; the id may be new."""
         known = self.transactions.get(name, Transaction(ProducerEpoch(-1, -1), "Dead"))
         known = self.former_ids[name] = copy.deepcopy(known)
         return lambda: self.former_ids.update({name: known})

@@ -35,21 +35,21 @@ from tests.support.transactions_of_kafka import Kafka, NotYet, Produce, Row
 # More versions of one writer than this there are not.
 _KEYS = 100
 Choose = Callable[[int], int]
-# What can happen: the fault that it uses up or "", what it is, to whom or what, and how it is done. The names
-# are for people who read a trace, and most of what can happen never does: nothing is put into words before.
+# The possible events: the fault that an event uses up or "", its kind, its target, and its function. The
+# names are for people who read a trace, and most possible events never happen, so no text is made beforehand.
 Move = tuple[str, str, object, Callable[[], object]]
 Body = Generator[Any, Any, Any]
 # Steps of a run without faults; one that waits for ever counts as never done.
 _MAX_RUN = 300
 # Jobs of one schedule that fail before it is given up.
 _MAX_FAILURES = 4
-# In traces: a message that arrives although its sender has given it up, and an answer to repeat it.
+# In traces: a message that arrives although its sender has given it up, and a repeated answer.
 _LATE, _NOT_YET = "late", "not yet"
 
 
 @dataclass
 class Faults:
-    """How many of each may still happen."""
+    """How many faults of each kind may still happen."""
 
     crashes: int = 1
     drivers: int = 1
@@ -61,13 +61,13 @@ class Faults:
     former_coordinators_of_ids: int = 0
     weeks: int = 0
     expires_ids: bool = False
-    # A job of which its user knows that it is written, and which runs again.
+    # Reruns of a job whose user has seen that it is written.
     reruns: int = 0
     # The command, run by a person.
     operators: int = 0
-    # Brokers go from transaction protocol 1 to 2; processes that run go on with what they know.
+    # Brokers go from transaction protocol 1 to 2; running processes keep the protocol that they found.
     upgrades: int = 0
-    # The progress topic gets another partition; processes that run go on with the number that they know.
+    # The progress topic gets another partition; running processes keep the number that they found.
     growths: int = 0
 
 
@@ -79,7 +79,7 @@ class Actor:
     body: Body
     waiting: dict[int, Any] = field(default_factory=dict)
     responses: dict[int, Any] = field(default_factory=dict)
-    # Of an attempt: what it was given, its task, and its number.
+    # An attempt's handover, its task, and its number.
     given: tuple[Any, ...] = ()
     task: int = 0
     attempt: int = 0
@@ -88,11 +88,11 @@ class Actor:
     result: Any = None
     error: Exception | None = None
     children: list[Actor] = field(default_factory=list)
-    # By Kafka.inits, when it asked for what is open last.
+    # The value of Kafka.inits when it last asked for open transactions.
     listed: int = -1
-    # As it found brokers when it started.
+    # The protocol of the brokers when it started.
     protocol: int = 2
-    # Of a driver: the one that it has taken last.
+    # The last epoch that a driver has taken.
     driver_epoch: tuple[Scope, ProducerEpoch] | None = None
 
 
@@ -141,7 +141,8 @@ class World:
         self.actors: list[Actor] = []
         self.copies: list[tuple[Any, int]] = []
         self.loud: list[Exception] = []
-        # Decided transactions that a driver aborted, and ids that a driver left for others to write under.
+        # Decided transactions that a driver aborted, and ids that a driver left for other tasks to write
+        # under.
         self.aborted_decided: list[str] = []
         self.escaped: list[str] = []
         self.trace: list[tuple[str, object]] = []
@@ -168,7 +169,7 @@ class World:
         self._advance(actor, None)
 
     def undone(self) -> list[tuple[int, int]]:
-        """What has to be run now, or in any order. A query runs its micro-batches in turn."""
+        """The steps that have to be run now, or in any order. A query runs its micro-batches in turn."""
         count, writers = self.settings.count, self.settings.writers
         left = [(w, n) for w in range(max(1, writers)) for n in range(count) if (w, n) not in self.reported]
         return left if writers else left[:1]
@@ -205,7 +206,7 @@ class World:
             with contextlib.suppress(TransactionError):
                 yield from self.settings.abort(scope, ownership.driver_epoch, self._now_ms)
             raise
-        # Spark's own commit log refuses what another driver of the checkpoint has written.
+        # Spark's own commit log refuses a batch that another driver of the checkpoint has written.
         if (writer, number) in self.reported and not self.settings.writers:
             raise TransactionError("the commit log has it already")
         self.reported.add((writer, number))
@@ -231,9 +232,10 @@ class World:
         return BatchIdentity.of_query("query", number)
 
     def _look_for_escaped(self, me: Actor, scope: Scope) -> None:
-        """No id may be written under that a task had taken over when the driver looked for such ids.
+        """Check that no id may be written under if a task had taken it over when the driver looked for such
+        ids.
 
-        With protocol 1 it cannot tell them from ids that are not in use.
+        With protocol 1 the driver cannot distinguish them from ids that are not in use.
         """
         if me.protocol == 1:
             return
@@ -243,7 +245,7 @@ class World:
             if name.startswith(f"{scope.prefix}-task-")
             and one.state in (OPEN, NO_TRANSACTION)
             and one.taken <= me.listed
-            # Behind a commit with protocol 1 a late copy of a request begins another one without rows.
+            # After a commit with protocol 1 a late copy of a request begins another transaction without rows.
             and (one.ended_with != one.producer or one.rows)
         ]
 
@@ -310,10 +312,10 @@ class World:
             if not wanted:
                 self._advance(actor, ())
 
-    # -- what can happen --------------------------------------------------------------------------
+    # -- possible events ----------------------------------------------------------------------------
 
     def moves(self) -> list[Move]:
-        """What goes on without faults."""
+        """The events that happen without faults."""
         found: list[Move] = []
         for actor in self.actors:
             if actor.done:
@@ -375,14 +377,14 @@ class World:
         asked = ((a, w) for w in range(len(self.scopes)) for a in ("complete", "rewrite", "abandon"))
         add("operators", ((a, self.scopes[w].prefix, partial(self._operate, w, a)) for a, w in asked))
         add("upgrades", [("upgrades", "brokers", partial(setattr, self, "protocol", 2))])
-        # Before anything is recorded, it makes no difference.
+        # Before any progress is recorded, the growth of the topic makes no difference.
         add("growths", [("grows", "the progress topic", self._grow)] if kafka.offsets else [])
         add("weeks", [("passes", "a week", self._pass_week)])
         add("layout_changes", [("changes", "the layout", self._change_layout)])
         return found
 
     def step(self) -> bool:
-        """One thing happens; false where nothing is left to do."""
+        """Let one event happen; return false if no event is left."""
         moves, faults = self.moves(), self.fault_moves()
         if not moves and not any(what == _LATE for _, what, *_ in faults):
             return False
@@ -500,8 +502,7 @@ class World:
     # -- the end ----------------------------------------------------------------------------------
 
     def quiet_end(self) -> None:
-        """All actors are gone; then drivers run without faults until the batches are done or one says why
-        not."""
+        """End all actors; then run drivers without faults until the batches are done or one fails."""
         for actor in self.actors:
             actor.done = True
         self.kafka.former.clear()

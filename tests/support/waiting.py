@@ -15,7 +15,7 @@ def until(
     within_s: float = 60.0,
     poll_s: float = 0.005,
 ) -> Found:
-    """The first true value of ``condition``; fails the test with ``what`` where there is none in time."""
+    """The first true value of ``condition``; fails the test with ``what`` if none comes in time."""
     found = within(condition, within_s, poll_s)
     if not found:
         said = what() if callable(what) else what
@@ -24,7 +24,7 @@ def until(
 
 
 def within(condition: Callable[[], Found], within_s: float, poll_s: float = 0.005) -> Found:
-    """The first true value of ``condition``, or the last one where the time is over."""
+    """The first true value of ``condition``, or its last value when the time is over."""
     deadline = time.monotonic() + within_s
     while not (found := condition()) and time.monotonic() < deadline:
         time.sleep(poll_s)

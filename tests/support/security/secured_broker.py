@@ -36,7 +36,7 @@ USER = "ali=ce,"
 ISSUER, AUDIENCE = "https://issuer.test", "kafka"
 # Azure Event Hubs ends connections with larger requests, and that are not used for this long.
 MAX_REQUEST_BYTES, MAX_IDLE_MS = 1_046_528, 240_000
-# How long a login on the listener SHORT holds.
+# How long a login on the listener SHORT is valid.
 SHORT_SESSION_MS = 3_000
 _MODULES = "org.apache.kafka.common.security"
 _OAUTH_MODULE = f"{_MODULES}.oauthbearer.OAuthBearerLoginModule"
@@ -51,12 +51,12 @@ LISTENERS = {
 
 
 def jaas_quoted(text: str) -> str:
-    """As a value in a JAAS text is quoted."""
+    """The text quoted as a value in a JAAS text."""
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def plain_jaas(user: str = USER, password: str = PASSWORD, module: str = "plain.PlainLoginModule") -> str:
-    """What a Spark user has in kafka.sasl.jaas.config."""
+    """The text that a Spark user has in kafka.sasl.jaas.config."""
     pair = f"username={jaas_quoted(user)} password={jaas_quoted(password)}"
     return f"{_MODULES}.{module} required {pair};"
 
@@ -140,7 +140,7 @@ def _properties(folder: Path) -> dict[str, object]:
 
 @contextmanager
 def secured_broker(folder: Path, *, brokers: int = 1, **settings: object) -> Iterator[Secured]:
-    """The broker runs within the block. ``settings`` of it, with underscores for dots, beside all others."""
+    """The broker runs within the block. ``settings``: further broker settings, with underscores for dots."""
     authority = Authority()
     authority.pem_file(folder / "authority.pem")
     authority.issue("server", "127.0.0.1", "localhost").pem_file(folder / "server.pem")

@@ -1,4 +1,4 @@
-"""A token endpoint (RFC 6749) of a test: responses what the test says, keeps the requests."""
+"""A token endpoint (RFC 6749) for tests: it responds as the test says, and keeps the requests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support.http_server import Server
 
 
 class TokenServer(Server):
-    """``response`` gives status and body of each request, beside ``headers``."""
+    """``response`` gives status and body of each request, next to ``headers``."""
 
     def __init__(self, context: ssl.SSLContext | None = None) -> None:
         self.response: Callable[[], tuple[int, bytes]] = lambda: (200, b"{}")
@@ -24,11 +24,11 @@ class TokenServer(Server):
         return status, self.headers, body
 
     def responds(self, status: int, body: bytes) -> None:
-        """From now on, to each request."""
+        """Respond to each request in this way from now on."""
         self.response = lambda: (status, body)
 
     def gives(self, token: Callable[[], str], lifetime_s: int = 60) -> None:
-        """From now on each request gets a token."""
+        """Respond to each request with a token from now on."""
 
         def response() -> tuple[int, bytes]:
             return 200, json.dumps({"access_token": token(), "expires_in": lifetime_s}).encode()

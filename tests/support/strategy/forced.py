@@ -1,8 +1,8 @@
-"""Runs what was written for one allocation strategy under the other.
+"""Runs tests written for one allocation strategy under the other one.
 
 KAFKA_SINK_TEST_STRATEGY names the strategy that every producer of a process then gets, whatever its options
-say. ``pytest --allocation-strategy full`` sets it for the whole run, subprocesses and Spark's workers
-included: they find ``sitecustomize`` beside this file on their PYTHONPATH.
+are. ``pytest --allocation-strategy full`` sets it for the whole run, subprocesses and Spark's workers
+included: they find ``sitecustomize`` next to this file on their PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def is_full() -> bool:
 
 
 def allocator(pool: BufferPool, batch_size: int, chunk: int) -> BufferAllocator:
-    """For tests that make their own pool: ``chunk`` is the size that `incremental` takes at a time."""
+    """The strategy for tests that make their own pool: ``chunk`` is the size that `incremental` takes at a
+    time."""
     if is_full():
         return full_allocator(pool, batch_size)
     return incremental_allocator(pool, chunk)

@@ -1,4 +1,4 @@
-"""Python imports this at its start where its folder is on PYTHONPATH; see forced.py."""
+"""Python imports this at its start if its folder is on PYTHONPATH; see forced.py."""
 
 from __future__ import annotations
 
