@@ -83,8 +83,7 @@ class TaskHandover:
         decision, broken = ownership.decision, None
         problem = driver.problem_of(scope, ownership)
         if problem is not None and decision is not None:
-            # If the outcome is unknown, not even the batch's own tasks may write, because their rows may be
-            # there.
+            # If the outcome is unknown, the rows may be there, so not even the batch's own tasks may write.
             batch = None if ownership.unknown else decision.batch
             broken = Incomplete(batch, ownership.missing, problem)
         last = LastDecision() if decision is None else decision.summary
@@ -217,8 +216,7 @@ def commit(
         try:
             incomplete = _repairable(run.batch, previous, reports)
         except IncompleteBatchError:
-            # If another driver has taken over, what this driver read may be out of date, and its advice would
-            # do harm.
+            # If another driver has taken over, what this one read is out of date: its advice would do harm.
             yield from proof.require_owner(run.scope, run.driver_epoch)
             raise
         decision = decisions.repaired(run.scope, incomplete, parts)

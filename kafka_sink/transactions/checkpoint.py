@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 from kafka_sink.errors import ConfigurationError
 
-# Spark writes this file into a checkpoint before it plans the first batch. It contains the query's id, which
-# never changes.
+# Spark writes this file into a checkpoint before it plans the first batch. It has the query's permanent id.
 _METADATA = "metadata"
 
 

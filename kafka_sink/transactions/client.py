@@ -38,8 +38,7 @@ _FIRST_TXN_OFFSET_COMMIT = 4
 _LIST_PATIENCE_MS = 6000.0
 # The timeout of a request that any of several brokers can answer.
 _NODE_TIMEOUT_MS = 3000.0
-# How long an offset may stay pending before the protocol gets that as the result. Brokers write markers
-# faster.
+# How long an offset may stay pending until that is the result. Brokers write markers faster.
 _PENDING_PATIENCE_MS = 500.0
 # DescribeTransactions' names of states in which a transaction's markers are being written begin with this.
 _PREPARED = "Prepare"
@@ -106,8 +105,7 @@ class TransactionClient(BlockingCalls):
         self._network.on_disconnected = self._on_disconnected
         backoff_ms = min(options.retry_backoff_ms, 20)
         self._backoff = ExponentialBackoff(backoff_ms, options.retry_backoff_max_ms, RANDOM.random)
-        # Kafka's coordinators: the broker for each kind of key and name, as far as brokers have returned
-        # them.
+        # Kafka's coordinators: the broker for each kind of key and name that brokers have returned.
         self.coordinators: dict[tuple[KeyType, str], int] = {}
         self.nodes: dict[int, Node] = {}
         # For each topic, its number of partitions and when a broker returned it.
@@ -569,8 +567,7 @@ class TransactionClient(BlockingCalls):
             }
             return True
 
-        # Such a group has offsets of one topic's partitions, or of two topics if jobs have changed their
-        # topic.
+        # Such a group has offsets of one topic, or of two topics if jobs have changed their topic.
         known = max((count for count, _ in self._partitions.values()), default=0)
         return Call(
             apis.OFFSET_FETCH,
@@ -592,8 +589,7 @@ class TransactionClient(BlockingCalls):
             if not self._judge(call, transaction.error_code):
                 return False
             if transaction.producer_epoch > ops.LAST_EPOCH and transaction.state.startswith(_PREPARED):
-                # The transaction's end has chosen the next producer id, which is not shown before the end is
-                # complete.
+                # The end has chosen the next producer id, which is not shown before the end is complete.
                 return self._again(call, f"'{name}' is about to get another producer id")
             if once_ended and transaction.state.startswith(_PREPARED):
                 return self._again(call, f"the transaction of '{name}' is being ended")

@@ -134,8 +134,7 @@ class WrittenNumbers:
             runs = _joined(sorted([*runs, (number, number)]))
         forgotten = self.forgotten
         if len(runs) > _MAX_RUNS:
-            # The lowest run goes, but never the one with the new number: a run of that version will look for
-            # it.
+            # The lowest run goes, but never the one with the new number, which will be looked up again.
             lowest = next(run for run in runs if not run[0] <= number <= run[1])
             runs.remove(lowest)
             forgotten = max(forgotten, lowest[1])

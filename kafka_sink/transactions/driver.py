@@ -7,19 +7,18 @@ decision is either made by the driver that planned the batch, with no other driv
 How one batch passes through this module:
 
 1. ``take_over`` reads the last decision and lists the transactions that are open under the prefix. It commits
-those
-   that were decided and aborts the others (``_settle``). If the proof of what became of the decided ones may
-   soon be gone, it records their outcomes in a new decision (``_remember``).
-2. Tasks write and leave their transactions open, each with a progress marker. 3. ``decide`` puts the decision
-into the driver's transaction (``record``), requires that the tasks' transactions
-   are still open (``require_open``), and commits the driver's transaction: from then on the batch is decided.
-   Then it commits the tasks' transactions and aborts those of other attempts (``_commit_parts``).
+   those that were decided and aborts the others (``_settle``). If the proof of what became of the decided
+   ones may soon be gone, it records their outcomes in a new decision (``_remember``).
+2. Tasks write and leave their transactions open, each with a progress marker.
+3. ``decide`` puts the decision into the driver's transaction (``record``), requires that the tasks'
+   transactions are still open (``require_open``), and commits the driver's transaction: from then on the
+   batch is decided. Then it commits the tasks' transactions and aborts those of other attempts
+   (``_commit_parts``).
 4. If the batch failed, ``abort`` first ends the driver's own transaction, so that no decision can follow, and
-then
-   settles what is open as ``take_over`` does.
+   then settles what is open as ``take_over`` does.
 
 A crash between any two messages leaves the batch either undecided, and the next ``take_over`` aborts it, or
-decided, and the next ``take_over`` completes it. What brokers' answers prove is proof.py's business.
+decided, and the next ``take_over`` completes it. proof.py decides what the brokers' answers prove.
 """
 
 from __future__ import annotations
@@ -97,8 +96,8 @@ def _settle(scope: Scope, driver_epoch: ProducerEpoch, clock_ms: Clock) -> Trans
     """Complete what was decided and abort everything else, as the owner of the prefix."""
     key, marker_key = scope.decision_key(0), scope.marker_key(0)
     read: tuple[Operation, ...] = FetchOffsets((key.group, marker_key.group)), FetchStableOffsets((key,))
-    # All requests are in one step, because every micro-batch waits for it. If nothing is left open, this is
-    # all.
+    # All requests are in one step, because every micro-batch waits for it. Usually nothing is left open, and
+    # no other step follows.
     names, *offsets = yield (ListOpen(scope.prefix), *read)
     left_open: Mapping[str, Described] = {}
     if names:
@@ -349,8 +348,7 @@ def _commit_parts(
     scope: Scope, driver_epoch: ProducerEpoch, decision: Decision, parts: tuple[Part, ...]
 ) -> TransactionSteps[int]:
     """Commit the parts of a new decision; returns how many other transactions were aborted."""
-    # The list comes first: a broker handles the requests of a connection in order, and commits wait for its
-    # log.
+    # The list comes first: a connection's requests are handled in order, and commits wait for the log.
     names, *results = yield (ListOpen(scope.prefix), *proof.ends_of(scope, parts))
     failed = proof.failed_of(parts, results)
     # The list was requested together with the commits, so it may still contain parts that have just been

@@ -21,8 +21,7 @@ OPEN, NO_TRANSACTION = "Ongoing", "Empty"
 # The last epoch that clients get of a producer id. Ending a transaction at this epoch gives the transactional
 # id another producer id, with epoch 0 (KAFKA-18660).
 LAST_EPOCH = 32_766
-# The names for a transaction that was ended or is being ended. Protocol 2 raises the epoch in the first of
-# each.
+# The names for a transaction that was ended or is being ended. With protocol 2 the first raises the epoch.
 COMMITTED = frozenset({"PrepareCommit", "CompleteCommit"})
 ABORTED = frozenset({"PrepareAbort", "CompleteAbort", "PrepareEpochFence"})
 

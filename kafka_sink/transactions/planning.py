@@ -3,16 +3,15 @@
 The story of one batch:
 
 1. ``plan`` runs before the tasks. It derives the prefix of all transactional ids from the options, the
-query's id or
-   the application, and takes that prefix over (``driver.take_over``): earlier drivers are fenced, a batch
-   that they decided is completed, and everything else that they left open is aborted. What it learnt goes to
-   the tasks as a TaskHandover.
+   query's id or the application, and takes that prefix over (``driver.take_over``): earlier drivers are
+   fenced, a batch that they decided is completed, and everything else that they left open is aborted. What it
+   learnt goes to the tasks as a TaskHandover.
 2. Each task attempt writes its rows in a transaction of its own and leaves it open (task_attempt.py). It
-reports its
-   transaction and the digest of its rows.
+   reports its transaction and the digest of its rows.
 3. ``commit`` gets all reports. It records the decision and commits the tasks' transactions (batch.py,
-driver.py). 4. ``abort`` runs instead if a task failed. It completes the batch if it was decided, and
-otherwise ends what is open.
+   driver.py).
+4. ``abort`` runs instead if a task failed. It completes the batch if it was decided, and otherwise ends what
+   is open.
 
 Spark may create the writer anew for 3 and 4. Then only tasks' reports and the notes of ``spark_application``
 connect these functions. All of them block the thread that calls them.
@@ -197,8 +196,7 @@ def commit(
 
 
 def abort(options: SinkOptions, planned: PlannedTransactions, clients: Clients = client_of) -> BatchOutcome:
-    """End the open transactions of a failed batch, or complete it if it was decided; returns how many of
-    each.
+    """End a failed batch's open transactions, or complete it if it was decided; returns how many of each.
 
     If another driver has taken over, this does nothing, because that driver ends them. Raises what ``plan``
     raises.

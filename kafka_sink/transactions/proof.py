@@ -2,15 +2,16 @@
 
 Three answers of Kafka are proof: an EndTxn that succeeds, a progress marker that is visible, and a
 description of the transaction right after it was ended. Everything else proves nothing. An error may come
-from the memory of a former coordinator, and a missing marker may have expired. What these three cannot decide
-is reported as unknown.
+from the memory of a former coordinator, and a missing marker may have expired. What cannot be concluded is
+reported as unknown.
 
 The story of a decided batch: the driver sends EndTxn for its parts (``ends_of``). Parts whose EndTxn failed
 go to ``judge``, which looks for their progress markers. A pending marker belongs to an open transaction,
 which is committed again by way of its current coordinator. If a marker is absent, the driver proves that it
 still owns the prefix (``require_owner``), looks again, and then asks for a description of the transaction
 (``_without_markers``). If the description proves nothing either, an absent marker means that the part is
-lost, but only within an hour of the decision, as long as markers certainly last. Later the part is unknown.
+lost, but only within an hour of the batch's first transaction, because no marker expires that soon. Later the
+part is unknown.
 
 Before this code concludes that rows are missing, or ends a transaction that it did not begin, it proves that
 it owns the prefix at that moment. Otherwise a driver that was replaced would abort what its successor has

@@ -65,8 +65,7 @@ class TaskAttempt:
         try:
             self.role = handover.role(batch, task, in_query=in_query)
         except IncompleteBatchError:
-            # If another driver has taken over, what planning read may be out of date, and its advice would do
-            # harm.
+            # If another driver has taken over, what planning read is out of date: its advice would do harm.
             client.run(require_driver_epoch(scope, handover.driver_epoch), timeout_ms)
             raise
         # The thread that reads rows begins the transaction, and the task's thread aborts it after a failure.
