@@ -48,7 +48,7 @@ DRAWN = tuple(name for name, one in BENCHMARKS.items() if one.is_drawn)
 
 
 def redraw(names: Sequence[str], folder: Path = RESULTS) -> None:
-    """Draws the plots of those that have figures."""
+    """Draws the plots of the benchmarks that have figures."""
     for name in names:
         if figures := kept(name):
             importlib.import_module(f"benchmarks.{name}").plot(figures, folder / f"{name}.png")

@@ -4,10 +4,10 @@
 
 Each client gets the same Arrow table of keyed rows, has one process, compresses with lz4, and is done when
 brokers have acknowledged all rows. Each measurement is a process of its own, in an order drawn anew for each
-round, and does a short write first. Processor time is of all threads of the client, and not the broker's.
-Beside them stands the bound: LZ4, CRC and one copy of the same bytes, and nothing else. Slow clients write a
-share of the rows. A client that is not installed is left out, which the output says. Daft 0.7 has no sink of
-its own for Kafka.
+round, and does a short write first. Processor time is that of all threads of the client, without the
+broker's. The lower bound is shown next to the clients: LZ4, CRC and one copy of the same bytes, and nothing
+else. Slow clients write a share of the rows. A client that is not installed is left out, which the output
+says. Daft 0.7 has no sink of its own for Kafka.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def produce_batch(table: pa.Table, bootstrap: str, topic: str) -> None:
         pairs = zip(batch.column("key").to_pylist(), batch.column("value").to_pylist(), strict=True)
         rows = [{"key": key, "value": value} for key, value in pairs]
         while producer.produce_batch(topic, rows) < len(rows):
-            # What did not fit carries its error; the rest is in the queue.
+            # Messages that did not fit carry an error; the other messages are in the queue.
             rows = [row for row in rows if row.pop("_error", None) is not None]
             producer.poll(0.01)
         producer.poll(0)
@@ -191,7 +191,7 @@ def bound(table: pa.Table, _bootstrap: str, _topic: str) -> None:
 
 @dataclass(frozen=True)
 class Client:
-    """``share`` of the rows is enough for a slow one. ``module``: what must be installed."""
+    """A slow client writes only ``share`` of the rows. ``module``: the module that must be installed."""
 
     write: Callable[[pa.Table, str, str], None]
     module: str = "kafka_sink"
@@ -223,7 +223,7 @@ class Job:
 
 
 def measure(name: str, rows: int, size: int, bootstrap: str, topic: str) -> Job:
-    """In this process. Imports and the first connections come before."""
+    """Measure in this process. Imports and the first connections come before the measurement."""
     client = CLIENTS[name]
     table = rows_of(rows, size)
     client.write(table.slice(0, 1000), bootstrap, f"{topic}-first")
@@ -238,7 +238,7 @@ def run_client(name: str, rows: int, size: int, broker: LocalBroker, topic: str)
     """Creates its topics, and checks that all rows arrived."""
     for one in (topic, f"{topic}-first"):
         broker.create_topic(one, PARTITIONS)
-    os.sync()  # what the one before wrote is on the disk
+    os.sync()  # the previous client's data is on the disk
     command = [sys.executable, "-m", "benchmarks.arrow_clients", "--client", name, "--rows", str(rows)]
     command += ["--size", str(size), "--bootstrap", broker.bootstrap_servers, "--topic", topic]
     done = subprocess.run(command, env=environment(), check=True, stdout=subprocess.PIPE, text=True)

@@ -1,4 +1,4 @@
-"""How the benchmarks' plots look: one style, titles and conditions that fit, labels inside the frame.
+"""The style of the benchmarks' plots: titles and conditions that fit, labels inside the frame.
 
 Figures are opaque, so that they can be read on light and dark pages alike.
 """
@@ -63,7 +63,7 @@ def figure(
 
 
 def spark_of(conditions: str) -> str:
-    """For a title."""
+    """The version of PySpark, for a title."""
     version = re.search(r"pyspark ([\d.]+)", conditions)
     return f"PySpark {version[1]}" if version else ""
 
@@ -79,7 +79,7 @@ def bars(axes: Any, names: Sequence[str], values: Sequence[float], **look: Any) 
 
 
 def label(axes: Any, drawn: Any, texts: Sequence[str]) -> None:
-    """Texts beside the ends of bars."""
+    """Texts next to the ends of bars."""
     axes.bar_label(drawn, texts, padding=3, fontsize=8)
 
 

@@ -112,7 +112,7 @@ class Looker(Sampler):
 
 @dataclass(frozen=True)
 class Event:
-    """What one event has shown: seconds, milliseconds, percent of a core. Reports: to the live view."""
+    """The figures of one event: seconds, milliseconds, percent of a core. Reports: to the live view."""
 
     name: str
     told_s: float | None
@@ -128,7 +128,7 @@ class Event:
 
 
 class Run:
-    """The server, its tasks, and what each event has shown."""
+    """The server, its tasks, and the figures of each event."""
 
     def __init__(self, server: Server, crowd: Crowd, seconds: float) -> None:
         self.server, self.crowd = server, crowd

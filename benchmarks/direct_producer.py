@@ -16,7 +16,7 @@ from kafka_sink.options import SinkOptions, parse
 from kafka_sink.task.producer import Producer
 
 MIB = 1 << 20
-# As many rows as Spark puts in an Arrow batch.
+# Spark puts this many rows in an Arrow batch.
 BATCH_ROWS = 10_000
 VALUE_BYTES = 110
 LINGER_MS = 1000.0
@@ -75,7 +75,7 @@ def pool_of(producer: Producer) -> PoolMetrics:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One moment: bytes taken from the pool and beside it, and those written by the ``batches`` there."""
+    """One moment: bytes taken from the pool and from the heap, and bytes written by the ``batches`` there."""
 
     at_s: float
     used: int

@@ -38,7 +38,7 @@ _WARM_BATCHES = 250
 
 
 def main() -> int:
-    """0 where the goals are met."""
+    """0 if the goals are met."""
     parser = parser_of(__doc__)
     parser.add_argument("--parts", nargs="+", choices=_PARTS, default=_PARTS)
     arguments = parser.parse_args()

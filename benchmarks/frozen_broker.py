@@ -28,7 +28,7 @@ from local_kafka import LocalBroker
 BIN_MS = 500
 GOAL_RATIO = 0.90
 GOAL_EVEN_S = 5.0
-# From here on after the freeze the rate counts; it is even again when the thawed broker takes this part of
+# The rate counts from this time after the freeze; it is even again when the thawed broker takes this part of
 # an even share, over a window of this length.
 REACTION_S = 2.0
 EVEN_PART, EVEN_WINDOW_S = 0.75, 2.0
@@ -63,14 +63,14 @@ def confluent(frame: Any, bootstrap: str, topic: str) -> None:
     frame.mapInArrow(send, "done boolean").collect()
 
 
-# -- what came of it ----------------------------------------------------------------------------------
+# -- the results ---------------------------------------------------------------------------------------
 
 
 def outcome_of(stored: paced_rows.Stored, run: Run, load: Load, keyed: bool) -> dict[str, Any]:
     appended = stored.appended / 1000
     sick = np.isin(stored.partition, run.partitions)
     starts = stored.offered.min() / 1000
-    # Who started late may still be catching up: that must not count against the rate while frozen.
+    # A task that started late may still be catching up: that must not count against the rate while frozen.
     before = min(load.rate, _rate(appended, run.froze - load.before, run.froze))
     reaction = min(REACTION_S, load.frozen / 2)
     frozen = _rate(appended, run.froze + reaction, run.thawed)
@@ -111,7 +111,7 @@ def even_again_s(
     run: Run,
 ) -> float | None:
     """Seconds from the thaw until the start of the first window in which the thawed broker takes its share of
-    the rows that are offered then: what waited for it while it was stalled does not count. None: never."""
+    the rows that are offered then; rows that waited for it while it was stalled do not count. None: never."""
     fresh = offered >= run.thawed
     share = EVEN_PART * len(run.partitions) / PARTITIONS
     start = run.thawed
@@ -165,7 +165,7 @@ def _plot_part(part: str, figures: dict[str, Any], file: Path) -> None:
         axes.plot(found["time_s"], sick, color=charts.ALERT, linewidth=1, label="the frozen broker")
         axes.set_title(f"{name}: {found['ratio']:.0%} of the earlier rate while it is frozen")
         axes.set_ylabel("1,000 rows/s")
-    # What was held back comes at once and would make the rest flat.
+    # The rows that were held back come at once and would make the rest flat.
     steady = max(found["rows_per_second_before"] for found in outcomes.values())
     all_axes[0, 0].set_ylim(0, 2 * steady / 1000)
     all_axes[0, 0].legend(loc="upper left", ncols=3)
@@ -212,7 +212,8 @@ def measure(
 
 
 def keep_part(part: str, conditions: str, outcomes: dict[str, Any]) -> None:
-    """Writes one part's figures beside those of the others, and of contenders under the same conditions."""
+    """Writes one part's figures next to those of the other parts, and of contenders under the same
+    conditions."""
     found = kept("frozen_broker") or {}
     before = found.get(part, {})
     if before.get("conditions") == conditions:

@@ -16,7 +16,7 @@ from local_kafka import LocalBroker
 
 PARTITIONS = 12
 BROKERS = 3
-# A write that goes on for so long after its last row is ended.
+# A write that goes on for this long after its last row is ended.
 GIVE_UP_S = 180
 
 
@@ -42,7 +42,7 @@ class Load:
 
 
 def session(with_jvm_sink: bool, master: str, settings: Mapping[str, str] = MappingProxyType({})) -> Any:
-    # Else Spark would gather half a second's rows for a Python sink.
+    # Otherwise Spark would gather half a second's rows for a Python sink.
     used = {"spark.sql.execution.arrow.maxRecordsPerBatch": "500", **settings}
     return spark_session(master, used, with_jvm_sink=with_jvm_sink)
 
@@ -54,8 +54,8 @@ def frame_of(spark: Any, load: Load, keyed: bool) -> Any:
 
 @dataclass(frozen=True)
 class Run:
-    """When a write ended and the broker stalled, Unix seconds; the partitions that it leads; what the
-    write raised, if anything."""
+    """When a write ended and the broker stalled, in Unix seconds; the partitions that it leads; the error
+    that the write raised, if any."""
 
     froze: float
     thawed: float

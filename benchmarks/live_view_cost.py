@@ -1,4 +1,4 @@
-"""What the live view costs: processor time of a report in its task and in the coordinator, and of the pages.
+"""The cost of the live view: processor time of a report in its task and in the coordinator, and of the pages.
 
     python -m benchmarks.live_view_cost
 

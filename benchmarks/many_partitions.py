@@ -210,7 +210,7 @@ def plot(parts: dict[str, Any], file: Path) -> None:
 
 
 def _values(part: str, found: dict[str, Any]) -> dict[str, float]:
-    """What a bar shows, by name."""
+    """The values that a bar shows, by name."""
     if part == "rates":
         return {name: statistics.median(rates) / 1e3 for name, rates in found.items()}
     return {codec: one["private_mib"] for codec, one in found.items()}
@@ -228,7 +228,7 @@ def conditions_of(part: str, rows: int) -> str:
 
 
 def run_parts(parts: list[str], rows: int, repeats: int, smoke: bool) -> dict[str, Any]:
-    """Of one application: all its parts have workers that are reused, or none."""
+    """The settings of one application: all its parts have workers that are reused, or none."""
     timed = "rates" in parts
     with_jvm = timed and peers.jvm_sink_is_there() and not smoke
     settings = {} if timed else {"spark.python.worker.reuse": "false"}
@@ -248,7 +248,8 @@ def run_parts(parts: list[str], rows: int, repeats: int, smoke: bool) -> dict[st
                 found = rates(spark, job, folder, count, repeats)
             else:
                 codecs = CODECS[-1:] if smoke else CODECS
-                # Made before: making rows again would delete files that others of that number read.
+                # The rows are made once: making them again would delete files that other DataFrames of as
+                # many rows read.
                 data = (large_rows if part == "large" else throughput.source)(spark, count, folder)
                 is_small = part != "large" and count <= WARM_ROWS
                 warm = data if is_small else throughput.source(spark, WARM_ROWS, folder)
@@ -264,7 +265,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
     rows, repeats = (4000, 1) if options.smoke else (options.rows, options.repeats)
-    # What a worker holds is asked of new workers, how fast it is of reused ones.
+    # Memory is measured in new workers, speed in reused ones.
     groups = [[options.part]] if options.part else [["rates"], ["memory", "large"]]
     if options.smoke and not options.part:
         groups = [list(PARTS)]

@@ -33,7 +33,7 @@ from tests.support.proxy import ProxyCluster
 from tests.support.standalone_cluster import StandaloneCluster
 
 OURS, JVM = "kafka-chunked", "kafka"
-# With spark.python.daemon.module=kafka_sink.daemon.
+# This contender runs with spark.python.daemon.module=kafka_sink.daemon.
 WITH_DAEMON = "kafka-chunked, kafka_sink.daemon"
 APIS = {0: "Produce", 3: "Metadata", 22: "InitProducerId"}
 
@@ -50,7 +50,7 @@ class Write(NamedTuple):
 
 
 def job(form: str, bootstrap: str, master: str, rows: int, topics: int, tasks: int) -> None:
-    """Writes twice; says how long after each, and waits for a command to go on."""
+    """Writes twice; prints the time after each write, and waits for a command to go on."""
     settings = {"spark.python.daemon.module": "kafka_sink.daemon"} if form == WITH_DAEMON else {}
     spark = spark_session(master, settings, with_jvm_sink=form == JVM)
     frame = spark.range(0, rows, 1, tasks).selectExpr(
@@ -183,7 +183,7 @@ def report(outcome: dict[str, Any]) -> None:
 
 
 def _medians(figures: dict[str, Any]) -> list[float]:
-    """Seconds cold and again, then those of the processor where they were measured."""
+    """Seconds cold and again, then processor seconds if they were measured."""
     columns = [column for name in ("seconds", "processor_s") for column in zip(*figures[name], strict=True)]
     return [statistics.median(column) for column in columns]
 

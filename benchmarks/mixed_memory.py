@@ -37,7 +37,7 @@ LOGS_ROWS_S = 40_000_000 // VALUE_BYTES
 EVENTS_ROWS_S = 5_000
 LOGS_PARTITIONS, EVENTS_PARTITIONS = 4, 1000
 CHUNK = chunk_size(4 * MIB)
-# Of each case, for the plot.
+# The samples of each case, for the plot.
 SAMPLES_KEPT = 300
 
 
@@ -56,7 +56,7 @@ CASES = (
 
 
 def pump(producer: Producer, seconds: float) -> None:
-    """Hands over what is due every 20 ms, at most one Arrow batch at a time."""
+    """Hands over the rows that are due every 20 ms, at most one Arrow batch at a time."""
     rows = pa.Table.from_batches(direct.row_batches(20)).combine_chunks().to_batches()[0]
     started = time.monotonic()
     sent = {LOGS: 0, EVENTS: 0}
@@ -71,7 +71,7 @@ def pump(producer: Producer, seconds: float) -> None:
 
 
 def bound(sample: Sample) -> int:
-    """What KAFKA-20576 promises at most: the bytes buffered and a chunk for each batch."""
+    """The most memory that KAFKA-20576 promises: the bytes buffered and a chunk for each batch."""
     return sample.buffered + sample.batches * CHUNK
 
 
@@ -82,7 +82,7 @@ def figures_of(case: Case, result: TaskResult, samples: list[Sample], seconds: f
         rows[plan.topic] = sum(one.records for one in parts)
         batches[plan.topic] = sum(one.batches for one in parts)
         size[plan.topic] = sum(one.bytes for one in parts)
-    # Reserved for rows that are just being written, memory runs ahead of what is buffered.
+    # Memory is reserved for rows that are just being written, so it runs ahead of the buffered bytes.
     settled = [sample for sample in samples if not sample.writing]
     return {
         "case": case.name,

@@ -51,12 +51,13 @@ from kafka_sink.options import parse
 
 TOPIC, CLUSTER_ID, SICK, BROKERS = "orders", "modelled", 1, 3
 OPTIONS = parse({"kafka.bootstrap.servers": "127.0.0.1:9092", "topic": TOPIC}).options
-# As CoordinatorClient has them: a sign of life after so long without a message, and while anything is muted;
-# pauses, bounds.
+# The values of CoordinatorClient: a task sends a sign of life after this long without a message, and while
+# any broker is muted; pauses, bounds.
 ALIVE_S, ALIVE_MUTED_S = 60.0, 10.0
 BACKOFF_MS, BACKOFF_MAX_MS, AT_ONCE_S = 1000.0, 30_000.0, 0.1
 CONNECT_S, GIVE_UP_S = 10.0, COORDINATOR_SILENCE_MS / 1000
-# How soon tasks with requests at a frozen broker notice, how long such a probe takes, and one that succeeds.
+# How soon tasks with requests at a frozen broker notice it, how long such a probe takes, and one that
+# succeeds.
 SILENCE_S, NOTICE_S, PROBE_S, BACK_S = 0.5, 2.0, 1.0, 0.01
 OUTCOMES_S = WAITING_S = REPORT_OUTCOMES_MS / 1000
 SPREAD_S, STALLED_S = 0.0003, 0.5
@@ -68,7 +69,7 @@ _READ_BYTES = 1 << 18
 
 
 def report_of(number: int) -> TaskReport:
-    """Of a task with one topic on all brokers."""
+    """The report of a task with one topic on all brokers."""
     counts = tuple(range(len(TopicMetrics._fields)))
     brokers = {node: BrokerReport(f"kafka-{node}:9092", 9, latency_ms=99.0) for node in range(BROKERS)}
     identity = TaskIdentity("write", number, number, host=f"host-{number // 8}")
@@ -105,7 +106,7 @@ class Task:
 
 
 class Crowd:
-    """``find``: where the coordinator is that planning has found."""
+    """``find``: returns the address at which planning has found the coordinator."""
 
     def __init__(self, find: Callable[[], RunningCoordinator], tasks: int, partitions: int) -> None:
         self.find = find
@@ -118,7 +119,7 @@ class Crowd:
         self.informed: dict[int, float] = {}
         self.informed_from = 0.0
         self.lost = self.gave_up = self.unconnected = self.reports = 0
-        # What is muted, as the last message says; by message, what it changes, and what watchers answer.
+        # The mutes according to the last message; by message, its changes, and the responses of watchers.
         self._muted: set[TopicPartition] = set()
         self._changes: dict[int, tuple[bool | None, int]] = {}
         self._watched: dict[int, bytes] = {}
@@ -150,8 +151,8 @@ class Crowd:
         }
 
     def clock(self) -> float:
-        """Seconds in which the tasks could have read: as in the real client, what takes the model longer is
-        nobody's silence."""
+        """Seconds in which the tasks could have read: as in the real client, the time that the model itself
+        takes is not counted as a peer's silence."""
         return time.monotonic() - self._stalled_s
 
     # -- time ----------------------------------------------------------------------------------------
@@ -161,7 +162,7 @@ class Crowd:
         heapq.heappush(self._due, (time.monotonic() + seconds, self._order, act))
 
     def run_until(self, condition: Callable[[], bool], seconds: float) -> float | None:
-        """As ``run``, until this condition. Returns after how many seconds it did."""
+        """Like ``run``, until this condition is true. Returns the seconds that it took."""
         started = time.monotonic()
         while not condition():
             if time.monotonic() > started + seconds:
@@ -170,7 +171,7 @@ class Crowd:
         return time.monotonic() - started
 
     def run(self, seconds: float) -> None:
-        """Let the tasks do what is due for so long."""
+        """Let the tasks do the work that is due for this long."""
         end = time.monotonic() + seconds
         while (now := time.monotonic()) < end:
             for _ in range(1000):
@@ -186,7 +187,7 @@ class Crowd:
             self._stalled_s += took_s if took_s > STALLED_S else 0.0
 
     def mark(self) -> None:
-        """What follows counts anew."""
+        """Start counting anew."""
         self.latencies = []
         for kept in (self._decoded, self._changes, self._watched):
             kept.clear()
@@ -199,7 +200,8 @@ class Crowd:
     # -- connections ---------------------------------------------------------------------------------
 
     def connect_all(self, seconds: float | None = None) -> None:
-        """All tasks that have no connection, in so many seconds, or as fast as tasks of a stage start."""
+        """Start all tasks that have no connection, within this many seconds, or as fast as tasks of a stage
+        start."""
         away = [task for task in self.tasks if task.sock is None]
         seconds = len(away) / CONNECTS_PER_S if seconds is None else seconds
         for number, task in enumerate(away):
@@ -217,7 +219,7 @@ class Crowd:
                 self.after(self.chance.random() * AT_ONCE_S, partial(self._connect, task))
 
     def leave(self) -> None:
-        """All tasks end."""
+        """End all tasks."""
         for task in self.tasks:
             if task.sock is not None:
                 self._end(task)
@@ -295,7 +297,7 @@ class Crowd:
             self._on_message(task, self._decode(message))
 
     def _begin(self, task: Task) -> None:
-        """It has connected: the proof, the group, and what it does."""
+        """A task has connected: it sends the proof, the group, and its first messages."""
         found = self.find()
         hello = Hello(found.group_of(OPTIONS.identity_of_cluster()), CLUSTER_ID, OPTIONS.group_settings())
         proof = framed_bytes(bytes((VERSION,)) + found.address.token)
@@ -304,7 +306,8 @@ class Crowd:
         task.alive_at = self.clock()
         self._beat_after(task, ALIVE_S * self.chance.random())
         self.after(USE_S * self.chance.random(), partial(self._use, task, task.attempt))
-        # At first soon, so that it is seen; a task that connects again, within its interval.
+        # The first report comes soon, so that it is seen; a task that connects again reports within its
+        # interval.
         self._report_after(task, FIRST_REPORT_S + self.chance.random() * task.report_s)
 
     def _write(self, task: Task, data: bytes) -> None:
@@ -325,7 +328,7 @@ class Crowd:
             self._write(task, b"".join(frames))
 
     def _decode(self, data: bytes) -> Message:
-        """Of what many are informed, once for all."""
+        """Decode a message to many tasks once for all of them."""
         found = self._decoded.get(data)
         if found is None:
             found = self._decoded[data] = decode(data)
@@ -399,8 +402,8 @@ class Crowd:
     # -- the breaker ---------------------------------------------------------------------------------
 
     def freeze(self, share: float) -> None:
-        """A broker freezes, of which this share of the tasks has evidence of its own within some seconds. All
-        are to be informed from the moment on when the first of them says so."""
+        """A broker freezes, and this share of the tasks finds evidence of its own within some seconds. The
+        time until all are informed counts from the first of these tasks' reports."""
         self.responds = False
         self.begin_telling()
         self.informed_from = 0.0
@@ -426,7 +429,8 @@ class Crowd:
             self.after(self._spread_s(OUTCOMES_S), partial(self._report_failures, task))
 
     def _spread_s(self, least_s: float) -> float:
-        """When a task says what others will say, too: the more there are, the later."""
+        """The time at which a task reports what other tasks will also report: the more tasks there are, the
+        later."""
         return self.chance.random() * max(least_s, SPREAD_S * len(self.tasks))
 
     def recover(self) -> None:
@@ -439,7 +443,7 @@ class Crowd:
             self.after(OUTCOMES_S, partial(self._report_failures, task))
 
     def _outcomes(self, partitions: list[TopicPartition]) -> list[bytes]:
-        """The messages that say how these fare."""
+        """The messages that report how these partitions fare."""
         failed, written, error = (3, 0, "NOT_ENOUGH_REPLICAS") if self.fails else (0, 3, "")
         said = []
         for start in range(0, len(partitions), MAX_TARGETS):
@@ -470,7 +474,7 @@ class Crowd:
             self.after(PROBE_S, partial(self._say, task, framed(MuteChanges(failed=message.targets))))
 
     def _note(self, message: Mutes) -> None:
-        """What it adds and removes, for all who are informed."""
+        """The mutes that it adds and removes, for all tasks that are informed."""
         added, removed = dict(message.added), message.removed
         broker = SICK in added if SICK in (*added, *removed) else None
         partitions = {one for one in added if not isinstance(one, int)}
@@ -518,7 +522,7 @@ class Crowd:
         return len(self.informed) == len(self.tasks)
 
     def told_s(self) -> float | None:
-        """Until the last task has been informed of the last change, as far as all have."""
+        """Run until the last task has been informed of the last change, if all tasks have been."""
         if len(self.informed) < len(self.tasks):
             return None
         return max(self.informed.values()) - self.informed_from

@@ -33,13 +33,13 @@ Note = dict[str, Any]
 
 
 def notes_of(folder: Path) -> dict[str, list[Note]]:
-    """What each process wrote down, by its id."""
+    """The records that each process wrote, by its id."""
     files = sorted(folder.glob("*.jsonl"))
     return {path.stem: [json.loads(line) for line in path.read_text().splitlines()] for path in files}
 
 
 def judged(notes: dict[str, list[Note]], run: Run, victim: int) -> dict[str, Any]:
-    """Times are seconds. Before a task mutes a broker, it asks the others whether they respond: those
+    """Times are seconds. Before a task mutes a broker, it asks the other tasks whether it responds: those
     requests are no probes."""
     first: dict[str, Note] = {}
     back: list[float] = []

@@ -1,4 +1,4 @@
-"""Rows at a steady rate for any sink, and what became of them by what the brokers hold."""
+"""Rows at a steady rate for any sink, and their fate according to the brokers' logs."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ SCHEMA = "key binary, value binary"
 ROW_BYTES = 400
 KEYS = 10_000
 _STEP_S = 0.05
-# What a row tells of itself: its task, its number within the task, when it was offered (Unix milliseconds).
+# The fields of a row: its task, its number within the task, when it was offered (Unix milliseconds).
 STAMP = np.dtype([("task", ">i4"), ("number", ">i8"), ("offered", ">i8")])
 
 
 def paced(rate: float, seconds: float, keyed: bool) -> Callable[[Iterator[pa.RecordBatch]], Iterator[Any]]:
-    """For mapInArrow over one row per task that holds the task's number.
+    """A function for mapInArrow over one row per task that holds the task's number.
 
-    Offers ``rate`` rows a second each, whether or not they are taken: what a sink has kept waiting comes as
-    soon as it takes rows again, as from a source that has a backlog.
+    It offers ``rate`` rows a second each, whether or not they are taken: rows that a sink has kept waiting
+    come as soon as it takes rows again, as from a source that has a backlog.
     """
 
     def source(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -105,7 +105,7 @@ class Stored:
         """Rows that were appended after a later one of their key, in whatever partition."""
         order = np.argsort(self.appended, kind="stable")
         key = self.task[order] * KEYS + self.number[order] % KEYS
-        # The clock cannot tell what was appended within a millisecond.
+        # The clock cannot order rows that were appended within a millisecond.
         numbers, times = self.number[order], self.appended[order]
         by_key = np.lexsort((numbers, times, key))
         return _overtaken(key[by_key], numbers[by_key])

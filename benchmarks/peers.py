@@ -110,7 +110,7 @@ def _produce_batch(frame: Any, bootstrap: str, topic: str) -> None:
             values = batch.column("value").to_pylist()
             rows = [{"key": key, "value": value} for key, value in zip(keys, values, strict=True)]
             while producer.produce_batch(topic, rows) < len(rows):
-                # What did not fit carries its error; the rest is in the queue.
+                # Messages that did not fit carry an error; the other messages are in the queue.
                 rows = [row for row in rows if row.pop("_error", None) is not None]
                 producer.poll(0.01)
             producer.poll(0)
@@ -121,7 +121,7 @@ def _produce_batch(frame: Any, bootstrap: str, topic: str) -> None:
 
 
 class CountingSource(DataSource):
-    """Counts rows and drops them: what it costs Spark to pass rows to a Python sink."""
+    """Counts rows and drops them: the cost for Spark of passing rows to a Python sink."""
 
     @classmethod
     def name(cls) -> str:

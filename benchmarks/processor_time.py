@@ -29,12 +29,12 @@ class ProcessorTime:
 
 
 def grown(now: Mapping[int, float], then: Mapping[int, float]) -> float:
-    """The sum of what processes have used since then."""
+    """The processor time that the processes have used since then."""
     return sum(seconds - then.get(process, 0.0) for process, seconds in now.items())
 
 
 def of_spark(jvm: int) -> ProcessorTime:
-    """Of a Spark in local mode so far. ``jvm`` is the process id of its driver.
+    """The processor time of a Spark in local mode so far. ``jvm`` is the process id of its driver.
 
     Workers that have ended are missing: their daemon ignores SIGCHLD, so no process gets their time.
     """
@@ -49,7 +49,7 @@ def of_spark(jvm: int) -> ProcessorTime:
 
 
 def of_process(process: int) -> float:
-    """Of one process so far, without those that it started."""
+    """The processor time of one process so far, without its children."""
     return processes()[process].own_s
 
 

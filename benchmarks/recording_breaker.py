@@ -18,7 +18,7 @@ from kafka_sink.breaker import (
 from kafka_sink.breaker.breaker import Breaker
 
 FOLDER = "record.folder"
-# State changes are logged there once each, with those that other tasks found.
+# State changes are logged there once each, with the changes that other tasks found.
 _LOGGER = "kafka_sink.breaker.breaker"
 
 
@@ -41,7 +41,7 @@ class _Notes(logging.Handler):
 
 
 def _record_broker_probes(path: Path) -> None:
-    """Probes of brokers carry no batch, so that no breaker sees them: they are noted where they are sent."""
+    """Probes of brokers carry no batch, so no breaker sees them: they are recorded where they are sent."""
     known = Breaker.on_probe
     if hasattr(known, "noted"):
         return
@@ -57,7 +57,7 @@ def _record_broker_probes(path: Path) -> None:
 
 
 class RecordingBreaker(FailureRateCircuitBreaker):
-    """``record.folder``: where each worker process writes a file."""
+    """``record.folder``: the folder in which each worker process writes a file."""
 
     def __init__(self) -> None:
         super().__init__()

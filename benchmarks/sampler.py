@@ -30,4 +30,4 @@ class Sampler(threading.Thread, ABC):
 
     @abstractmethod
     def sample(self) -> None:
-        """One look."""
+        """Take one sample."""

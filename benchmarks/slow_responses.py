@@ -51,7 +51,7 @@ class LateProxy(Proxy):
 
 @contextlib.contextmanager
 def slow_responses(bootstrap: str, delay_ms: float) -> Iterator[str]:
-    """A bootstrap address whose broker responds ``delay_ms`` late; the broker's own where that is 0."""
+    """A bootstrap address whose broker responds ``delay_ms`` late; the broker's own address if that is 0."""
     if not delay_ms:
         yield bootstrap
         return

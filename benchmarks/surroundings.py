@@ -1,4 +1,4 @@
-"""What benchmarks share: their command lines and figures, topics' rows, and other processes of theirs."""
+"""Helpers that benchmarks share: command lines and figures, topics' rows, and other processes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 
 def environment(python: str = sys.executable) -> dict[str, str]:
-    """For a process that runs a module of this checkout; Spark's workers are this ``python``."""
+    """The environment of a process that runs a module of this checkout; Spark's workers use ``python``."""
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     path = [str(ROOT), str(ROOT / "packages" / "local_kafka"), *filter(None, given)]
     # An installed package has bytecode files. Without them, each worker compiles the package for 0.3 s.
@@ -59,7 +59,7 @@ def spark_session(
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.log.level": "ERROR",
-        # On a cluster: tasks would else all run on the executor that registers first.
+        # On a cluster, tasks would otherwise all run on the executor that registers first.
         "spark.scheduler.minRegisteredResourcesRatio": "1.0",
         "spark.scheduler.maxRegisteredResourcesWaitingTime": "60s",
     }
@@ -71,7 +71,7 @@ def spark_session(
 def parser_of(
     description: str | None, smoke: str = "tiny input", *, with_beside: bool = False
 ) -> argparse.ArgumentParser:
-    """With ``--smoke``, which is what is said, and what ``run_beside`` needs."""
+    """A parser with ``--smoke``, and with the options that ``run_beside`` needs if ``beside`` is given."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -84,7 +84,7 @@ def parser_of(
 
 
 def machine(kafka: str = "") -> str:
-    """The end of a run's conditions; ``kafka`` says more of the brokers."""
+    """The end of a run's conditions; ``kafka`` is a remark about the brokers."""
     return (
         f"Kafka {KAFKA_VERSION} on the same machine{kafka}, {os.cpu_count()} cores, "
         f"Python {platform.python_version()}"
@@ -92,7 +92,7 @@ def machine(kafka: str = "") -> str:
 
 
 def kept(name: str) -> Any:
-    """The figures of an earlier run; None where there are none."""
+    """The figures of an earlier run; None if there are none."""
     file = RESULTS / f"{name}.json"
     return json.loads(file.read_text()) if file.exists() else None
 
@@ -116,7 +116,7 @@ def run_beside(python: str, module: str, *words: object) -> Any:
 
 
 def rows_in(bootstrap: str, *topics: str) -> int:
-    """By the topics' end offsets. Waits up to a minute for leaders that are not ready."""
+    """Count rows from the topics' end offsets. Waits up to a minute for leaders that are not ready."""
     from confluent_kafka import KafkaException, TopicPartition
     from confluent_kafka.admin import AdminClient, OffsetSpec
 

@@ -14,7 +14,7 @@ from benchmarks.throughput import Job, medians
 
 _RESULTS = Path(__file__).with_name("results")
 _OURS, _JVM = "kafka-chunked", "JVM sink"
-# By the names of the results, as the page has them.
+# The tables by the names of the results, as the page has them.
 _SIZES = {"20": "20 B", "110": "110 B", "1000": "1 kB", "10000": "10 kB", "100000": "100 kB"}
 
 

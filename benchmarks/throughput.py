@@ -101,12 +101,12 @@ def measure(spark: Any, broker: LocalBroker, rows: int, repeats: int, folder: st
     frames = {share: source(spark, int(rows * share), folder) for share in {one.share for one in contenders}}
     jobs: dict[str, list[Job]] = {one.name: [] for one in contenders}
     for round_number in range(repeats + 1):
-        # Another order each round: in turn, each would always come after the same one and find what that
-        # one left.
+        # Each round has another order: in a fixed order, each contender would always inherit the state that
+        # the same one left.
         for one in random.Random(round_number).sample(contenders, len(contenders)):
             topic = f"{one.name.translate(str.maketrans(' ,', '--'))}-{round_number}"
             broker.create_topic(topic, PARTITIONS)
-            os.sync()  # what the one before wrote is on the disk
+            os.sync()  # the previous contender's data is on the disk
             sent = int(rows * one.share)
             job = run_job(one, frames[one.share], sent, {broker.pid(0)}, broker.bootstrap_servers, topic)
             jobs[one.name].append(job)
@@ -129,7 +129,7 @@ def report(jobs: dict[str, list[Job]]) -> None:
 
 
 def report_goals(goals: Sequence[tuple[str, str, float]], rates: Mapping[str, float]) -> None:
-    """Prints ratios of rates beside what they should be."""
+    """Prints ratios of rates next to their goals."""
     print(f"\n{'ratio':66}{'is':>7}{'goal':>7}")
     for ours, theirs, goal in goals:
         if theirs not in rates:
@@ -181,7 +181,7 @@ def _draw_costs(axes: Any, found: dict[str, Job], colours: list[str]) -> None:
     drawn = charts.bars(axes, names, brokers, left=spark, color=charts.BROKER, label="broker")
     axes.barh([0], [0], color=charts.OTHER, label="Spark with its workers")
     texts = [f"{ours:.2f} + {broker:.2f}" for ours, broker in zip(spark, brokers, strict=True)]
-    # The slowest would make all others too short to compare: their bars go beyond the frame.
+    # The slowest contenders would make all other bars too short to compare: their bars go beyond the frame.
     sums = [ours + broker for ours, broker in zip(spark, brokers, strict=True)]
     inside = [text if total < _MAX_COST_S else "" for text, total in zip(texts, sums, strict=True)]
     charts.label(axes, drawn, inside)

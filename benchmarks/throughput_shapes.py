@@ -143,7 +143,7 @@ def measure(spark: Any, broker: LocalBroker, case: Case, repeats: int, folder: s
 
 
 def run(cases: list[Case], repeats: int, with_jvm: bool) -> list[Found]:
-    """All cases: first those of one broker, then those of three."""
+    """All cases: first the cases with one broker, then the cases with three."""
     found = []
     with (
         tempfile.TemporaryDirectory(prefix="kafka-chunked-bench-", ignore_cleanup_errors=True) as folder,

@@ -35,7 +35,7 @@ Jobs = dict[str, list[Job]]
 
 
 def contenders(with_jvm: bool) -> list[peers.Contender]:
-    """Those that run here."""
+    """The contenders that run here."""
 
     def noop(frame: Any, _bootstrap: str, _topic: str) -> None:
         frame.write.format("noop").mode("append").save()
@@ -79,7 +79,7 @@ def measure(
         for one in random.Random(number).sample(everyone, len(everyone)):
             topic = f"{one.name}-{size}-{number}".replace(", ", "-").replace(" ", "-")
             broker.create_topic(topic, PARTITIONS)
-            os.sync()  # what the one before wrote is on the disk
+            os.sync()  # the previous contender's data is on the disk
             jobs[one.name].append(run_job(one, frame, rows, {broker.pid(0)}, broker.bootstrap_servers, topic))
             delete_topic(broker.bootstrap_servers, topic)  # all topics would take 40 GB
     return jobs

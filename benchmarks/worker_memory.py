@@ -25,8 +25,8 @@ class Peak:
 class WorkerMemory(Sampler):
     """Samples every Python worker below ``root`` (a process id) while the block runs.
 
-    ``peak`` is of the largest worker. Workers are forked by a daemon, whose pages they share until either
-    writes: those are the daemon's, not theirs.
+    ``peak`` is that of the largest worker. Workers are forked by a daemon, whose pages they share until
+    either writes: those pages are the daemon's, not the worker's.
     """
 
     def __init__(self, root: int) -> None:
