@@ -80,7 +80,7 @@ class Server:
                 pass_fds=(listening.fileno(), alive),
             )
         self.found = until(self._place.found, "a coordinator that serves", START_S, 0.02)
-        opened = ask(self.found.address, OpenView("127.0.0.1", 0), ViewOpened, 1000 * START_S)
+        opened = ask(self.found.of_driver, OpenView("127.0.0.1", 0), ViewOpened, 1000 * START_S)
         self.view = opened.url
 
     def kill(self) -> None:

@@ -275,7 +275,7 @@ def test_dead_letters_that_are_refused_or_too_large_for_their_topic_fail_the_tas
     small = {TOPIC: 2_000, DEAD_LETTERS: 3_000}
     with FakeCluster({TOPIC: 1, DEAD_LETTERS: 1}, max_message_bytes=small) as cluster:
         message = failure(cluster, large(0, 2_000), large(1, 2_000), large(2, 20_000), rows(3, 1))
-        assert "larger than errors.deadletterqueue.topic.name = 'dead-letters' takes" in message
+        assert "larger than errors.deadletterqueue.topic.name = 'dead-letters' accepts" in message
         assert "Raise that topic's max.message.bytes" in message
 
 
