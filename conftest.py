@@ -58,7 +58,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 def pytest_configure(config: pytest.Config) -> None:
     forced.install()
     quick.forbid_programs(config)
-    # Hypothesis bounds an example by wall time, which on a busy machine says nothing about the code.
+    # Hypothesis bounds an example by wall time, which depends on the machine's load and not on the code.
     settings.register_profile(
         "any-machine", deadline=None, max_examples=tries(50), suppress_health_check=[HealthCheck.too_slow]
     )
@@ -69,15 +69,15 @@ def pytest_configure(config: pytest.Config) -> None:
     strategy = config.getoption("--allocation-strategy")
     if strategy:
         os.environ[forced.VARIABLE] = strategy
-    # With xdist, workers run the tests and the process that shares them out reports.
+    # With xdist, workers run the tests, and the process that distributes them reports.
     if not config.getoption("numprocesses", default=None):
         config.pluginmanager.register(processor_time.Meter(), "processor-time")
-        # Nothing of what collecting tests makes is garbage, and to look for it takes a third of the time.
+        # Nothing that collecting tests makes is garbage, and searching it takes a third of the time.
         gc.disable()
     if config.getoption("durations") is not None and not hasattr(config, "workerinput"):
         summary = processor_time.Summary(config.getoption("durations"))
         config.pluginmanager.register(summary, "processor-time-summary")
-    # Only the process that shares the tests out to workers reports for all.
+    # Only the process that distributes the tests to workers reports for all of them.
     if config.getoption("numprocesses", default=None):
         config.pluginmanager.register(lanes.Progress(config), "lanes-progress")
 
@@ -88,7 +88,7 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-# First: pytest-randomly has shuffled by then, and others see the ids that xdist goes by.
+# This hook runs first: pytest-randomly has shuffled by then, and other hooks see the ids that xdist uses.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     quick.mark(config, items)
@@ -105,7 +105,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_runtest_teardown(
     item: pytest.Item, nextitem: pytest.Item | None
 ) -> Generator[None, object, object]:
-    """Side by side, what a group shares ends with its last test: idle brokers take processor time."""
+    """With workers, end a group's shared fixtures with its last test: idle brokers take processor time."""
     done = yield
     if hasattr(item.config, "workerinput"):
         lanes.end_shared(item, nextitem)
@@ -160,7 +160,7 @@ def application(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def environ(monkeypatch: pytest.MonkeyPatch) -> Environ:
-    """Sets variables for one test, and removes those that are None."""
+    """Sets variables for one test, and removes the variables that are None."""
 
     def give(**variables: str | None) -> None:
         for name, value in variables.items():
@@ -171,7 +171,7 @@ def environ(monkeypatch: pytest.MonkeyPatch) -> Environ:
 
 @pytest.fixture
 def modules(monkeypatch: pytest.MonkeyPatch) -> Modules:
-    """Puts others in the place of packages for one test; None: it is not installed."""
+    """Puts substitutes in the place of packages for one test; None: the package is not installed."""
 
     def give(**packages: object) -> None:
         for name, package in packages.items():
@@ -188,7 +188,7 @@ def temporary_folder(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 
 @pytest.fixture
 def in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The test's own folder, where this process then is."""
+    """The test's own folder, which is also the working directory of this process."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -203,7 +203,7 @@ def in_task(monkeypatch: pytest.MonkeyPatch) -> Callable[[object], None]:
 
 @pytest.fixture
 def bare_logging(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in Spark's workers, which set up no handler (pytest adds its own to every logger)."""
+    """Logging as in Spark's workers, which set up no handler (pytest adds its own to every logger)."""
     monkeypatch.setattr(driver_log, "LOGGER", logging.Logger("kafka_sink"))
 
 
@@ -215,7 +215,7 @@ def kafka_jars(_programs: None) -> Path:
 
 @pytest.fixture(scope="session")
 def broker(_programs: None) -> Iterator[LocalBroker]:
-    """One real broker for the whole run; tests use topics of their own, and one that stops it starts it
+    """One real broker for the whole run; tests use topics of their own, and a test that stops it starts it
     again."""
     with LocalBroker(properties=SETTINGS) as running:
         yield running
@@ -223,7 +223,7 @@ def broker(_programs: None) -> Iterator[LocalBroker]:
 
 @pytest.fixture
 def topic(broker: LocalBroker, request: pytest.FixtureRequest) -> str:
-    """A topic of the test's own, of three partitions or as many as its module's ``PARTITIONS`` says."""
+    """A topic of the test's own, with three partitions, or the number in its module's ``PARTITIONS``."""
     name = f"{request.module.__name__.rpartition('test_')[2].replace('_', '-')}-{next(_TOPICS)}"
     broker.create_topic(name, getattr(request.module, "PARTITIONS", 3))
     return name
@@ -238,7 +238,7 @@ def registry(_programs: None) -> Iterator[LocalRegistry]:
 
 @pytest.fixture(scope="session")
 def old_broker(_programs: None) -> Iterator[LocalBroker]:
-    """As ``broker``, of the last Kafka with transaction protocol 1."""
+    """A broker like ``broker``, but of the last Kafka with transaction protocol 1."""
     with LocalBroker(kafka_home=jars_of(LAST_OF_3), properties=SETTINGS) as running:
         yield running
 
@@ -254,8 +254,8 @@ def cluster3(_programs: None) -> Iterator[LocalBroker]:
 
 @pytest.fixture(scope="session")
 def live_view_port() -> int:
-    """Of the live view in the tests' Spark. An application has one, on the port that was asked for first,
-    whichever test that is: so the session's own setting names it."""
+    """The port of the live view in the tests' Spark. An application has one view, on the port that was
+    requested first, whichever test requests it: so the session's own setting contains the port."""
     return free_port()
 
 

@@ -37,13 +37,13 @@ class KafkaSink(DataSink):  # type: ignore[misc]
         return "Kafka"
 
     def schema(self) -> Any:
-        """Of the frame that comes back."""
+        """The schema of the DataFrame that comes back."""
         return daft.Schema.from_pyarrow_schema(pa.schema([("rows", pa.int64())]))
 
     def start(self) -> None: ...
 
     def write(self, micropartitions: Iterator[Any]) -> Iterator[Any]:
-        """In a task. Yields once all rows are acknowledged."""
+        """Runs in a task. Yields once all rows are acknowledged."""
         size = 0
         with kafka_sink.producer(self.options) as producer:
             for part in micropartitions:
@@ -53,7 +53,7 @@ class KafkaSink(DataSink):  # type: ignore[misc]
         yield WriteResult(rows, size, rows)
 
     def finalize(self, write_results: list[Any]) -> Any:
-        """On the driver."""
+        """Runs on the driver."""
         return MicroPartition.from_pydict({"rows": [sum(one.result for one in write_results)]})
 
 

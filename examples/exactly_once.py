@@ -90,8 +90,8 @@ with tempfile.TemporaryDirectory(prefix="exactly-once-example-") as folder:
     run_until_caught_up(source, checkpoint)
     print("1,000 payments sent.")
 
-    # As if the driver had died after the rows were committed in Kafka and before Spark noted it: Spark runs
-    # the same micro-batch again.
+    # Pretend that the driver died after the rows were committed in Kafka and before Spark recorded it: Spark
+    # runs the same micro-batch again.
     for name in ("0", ".0.crc"):
         (checkpoint / "commits" / name).unlink(missing_ok=True)
     add_file(source, 1_000, 500)

@@ -102,7 +102,7 @@ def load_flights() -> pa.Table:
 
 @contextlib.contextmanager
 def spark_session() -> Iterator[SparkSession]:
-    # Without it the workers take whatever python3 is on PATH, where nothing of this may be installed.
+    # Without this setting the workers take whatever python3 is on PATH, which may lack these packages.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     spark = (
@@ -168,7 +168,7 @@ def write(rows: DataFrame, servers: str, topic: str, total: int) -> None:
             .option("kafka.bootstrap.servers", servers)
             .option("topic", topic)
             .option("kafka.compression.type", "lz4")
-            .option("ui.port", "0")  # the live view; the sink says where
+            .option("ui.port", "0")  # the live view; the sink logs its address
             .save()
         )
         seconds = time.perf_counter() - started
@@ -234,7 +234,7 @@ def end_offsets(consumer: Consumer, topic: str) -> dict[int, int]:
 
 
 class Comparison:
-    """What came back, against the flights that were sent."""
+    """Compare the result with the flights that were sent."""
 
     def __init__(self, table: pa.Table) -> None:
         self.flights: list[dict[str, Any]] = table.to_pylist()
@@ -278,7 +278,7 @@ class Comparison:
 
 
 def read_back(servers: str, topic: str, table: pa.Table) -> int:
-    """Read everything with confluent-kafka, print what arrived and whether it is what was sent."""
+    """Read everything with confluent-kafka, print the rows and whether they are the rows that were sent."""
     say(f"Reading back {table.num_rows:,} rows with confluent-kafka ...")
     comparison = Comparison(table)
     with closing_consumer(servers) as consumer:
@@ -286,7 +286,7 @@ def read_back(servers: str, topic: str, table: pa.Table) -> int:
         consumer.assign([TopicPartition(topic, partition, 0) for partition in range(PARTITIONS)])
         reported = time.monotonic()
         while remaining > 0:
-            # It waits for as many as it is asked for.
+            # It waits for as many rows as it is asked for.
             messages = consumer.consume(min(remaining, 10_000), timeout=30)
             if not messages:
                 say(f"error: the broker has {remaining:,} more rows, but sent none for 30 s")
@@ -326,7 +326,7 @@ def report(found: Comparison, sent: int) -> int:
 
 
 def offer_a_look() -> None:
-    """In a terminal, keep Spark and the live view for a moment."""
+    """In a terminal, keep Spark and the live view running for a moment."""
     if sys.stdin.isatty() and sys.stdout.isatty():
         say(f"\nThe live view stays for {LOOK_S} s. Enter ends it.")
         select.select([sys.stdin], [], [], LOOK_S)

@@ -32,7 +32,7 @@ os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
 
 def metrics() -> dict[str, Any]:
-    """What the page shows, as JSON; nothing until the job serves it."""
+    """The page's data, as JSON; nothing until the job serves it."""
     try:
         with urllib.request.urlopen(f"{page}/metrics.json", timeout=5) as response:
             found: dict[str, Any] = json.load(response)
@@ -68,7 +68,7 @@ def freeze_and_thaw(kafka: LocalBroker) -> None:
 
 
 with LocalBroker(brokers=3) as kafka:
-    # A broker that is frozen holds up the others' partitions too if it is one of their replicas.
+    # A frozen broker also holds up partitions of other leaders if it is one of their replicas.
     kafka.create_topic(topic, partitions, replication_factor=1)
     spark = SparkSession.builder.master("local[2]").appName("frozen broker example").getOrCreate()
     print(f"Open {page} in a browser: it shows tasks, brokers, and what is muted.", flush=True)

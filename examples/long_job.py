@@ -23,7 +23,7 @@ if not servers:
     sys.exit("Give HOST:PORT of a broker, or set KAFKA_BOOTSTRAP_SERVERS")
 topic = sys.argv[2] if len(sys.argv) > 2 else f"long-job-{int(time.time())}"  # counted below
 ORDERS = 20_000
-# So many that each takes minutes. The same number whenever this version is run again.
+# This many parts, so that each takes minutes. The number is the same whenever this version is run again.
 PARTS = 4
 
 # Spark's workers otherwise use the python3 on PATH, which may lack pyarrow and kafka-chunked.
@@ -33,11 +33,12 @@ orders = spark.range(ORDERS).withColumnRenamed("id", "order")
 
 
 def write(version: int, dies_after: int = PARTS) -> None:
-    """All orders, as this version of the job."""
+    """All orders, in this version of the job."""
     for part in range(PARTS):
         if part == dies_after:
             raise RuntimeError(f"died after {dies_after} parts")
-        # By what a row is, not by where it lies: another run may find it in another task or order.
+        # The part depends on the row's content, not on its place: another run may find it in another task or
+        # order.
         mine = F.pmod(F.xxhash64("order"), F.lit(PARTS)) == part
         (
             orders.where(mine)

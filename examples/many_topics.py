@@ -37,7 +37,7 @@ sales = spark.range(20_000).select(
     .write.format("kafka-chunked")
     .mode("append")
     .option("kafka.bootstrap.servers", servers)
-    .option("topic.create", "true")  # those that do not exist, and brokers do not create by themselves
+    .option("topic.create", "true")  # even if brokers do not create topics
     .option("topic.create.names", ",".join(f"{prefix}-{country}" for country in countries))
     .option("topic.partitions", "2")
     .save()

@@ -29,7 +29,7 @@ from typing import Any
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.errors import KafkaError
 
-# What the sink adds to the headers of a dead letter. The first kind is Kafka Connect's (KIP-298).
+# The headers that the sink adds to a dead letter. The first kind is Kafka Connect's (KIP-298).
 CONTEXT = ("__connect.errors.", "kafka-chunked.errors.")
 ORIGIN, REASON = "__connect.errors.topic", "__connect.errors.exception.message"
 CUT = tuple(f"kafka-chunked.errors.{name}" for name in ("key.length", "value.length", "headers.dropped"))
@@ -79,7 +79,7 @@ def plain(data: bytes | None) -> Any:
 
 
 def as_bytes(value: Any) -> bytes | None:
-    """Raises ValueError for what ``plain`` does not make."""
+    """The bytes of a value that ``plain`` made. Raises ValueError for other values."""
     if value is None:
         return None
     if isinstance(value, dict) and set(value) == {"base64"}:

@@ -34,14 +34,14 @@ class KafkaDatasink(Datasink):  # type: ignore[misc]
         self.rows = 0
 
     def write(self, blocks: Iterable[Any], ctx: Any) -> int:
-        """In a task. Returns when all rows are acknowledged."""
+        """Runs in a task. Returns when all rows are acknowledged."""
         with kafka_sink.producer(self.options) as producer:
             for block in blocks:
                 producer.send(BlockAccessor.for_block(block).to_arrow())
         return 0 if producer.result is None else producer.result.rows
 
     def on_write_complete(self, write_result: Any) -> None:
-        """On the driver."""
+        """Runs on the driver."""
         self.rows = sum(write_result.write_returns)
 
 

@@ -22,7 +22,7 @@ if not servers:
 topic = sys.argv[2] if len(sys.argv) > 2 else "connect-example"
 remote = sys.argv[3] if len(sys.argv) > 3 else "local[2]"
 
-# For a server that starts here. A server elsewhere has its own PYSPARK_PYTHON.
+# This is for a server that starts here. A server elsewhere has its own PYSPARK_PYTHON.
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 spark = SparkSession.builder.remote(remote).getOrCreate()
 (

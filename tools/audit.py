@@ -23,7 +23,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 _PIN = re.compile(r"^([A-Za-z0-9][\w.-]*)==([^\s;]+)")
-# What pip installs for users. The other extras are for development.
+# The requirements that pip installs for users. The other extras are for development.
 _OF_USERS = re.compile(r"^(?:dependencies|spark|msk|kerberos) = \[(.*?)\]$", re.DOTALL | re.MULTILINE)
 _OLDEST = re.compile(r'"([A-Za-z0-9][\w.-]*)>=([^",]+)')
 
@@ -34,13 +34,13 @@ def pins(constraints: Path) -> list[tuple[str, Version]]:
 
 
 def oldest(project: Path) -> list[tuple[str, Version]]:
-    """The lower bounds of what users install."""
+    """The lower bounds of the packages that users install."""
     found = _OLDEST.findall("".join(_OF_USERS.findall(project.read_text())))
     return [(canonicalize_name(name), Version(version)) for name, version in found]
 
 
 def advisories(folder: Path, name: str) -> Iterator[Mapping[str, Any]]:
-    """Those about a package that were not withdrawn."""
+    """The advisories about a package that were not withdrawn."""
     for path in sorted((folder / "vulns" / name).glob("*.yaml")):
         entry = yaml.safe_load(path.read_text(encoding="utf-8"))
         if not entry.get("withdrawn"):

@@ -33,7 +33,7 @@ value may have a unit: `20ms`, `5min`, `64KiB`. All options are checked before a
 ## The twenty that people need first
 """
 
-# What one needs first, in the order in which one meets it.
+# The options that a user needs first, in the order in which they come up.
 FIRST: Mapping[str, str] = {
     "kafka.bootstrap.servers": "brokers to contact first: `host:port,host:port`",
     "topic": "topic for all rows, instead of a column `topic`",
@@ -111,7 +111,7 @@ def _facts(spec: OptionSpec) -> list[str]:
 
 
 def _kind(kind: Kind) -> str:
-    """Its name, with the values that it allows where the name does not say them."""
+    """The kind's name, with the values that it allows unless the name contains them."""
     return kind.label if kind.allowed in ("any", "true, false") else f"{kind.label} ({kind.allowed})"
 
 

@@ -43,7 +43,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def _notebook(path: Path) -> str:
-    """Its texts and code, one after another."""
+    """The notebook's texts and code, one after another."""
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
     texts = [(cell["cell_type"], "".join(cell["source"])) for cell in cells]
     return "\n\n".join(text if kind == "markdown" else f"```python\n{text}\n```" for kind, text in texts)

@@ -14,7 +14,7 @@ from tests.support.live_view_page import errors_of
 
 @pytest.fixture(scope="session")
 def chromium(_programs: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
-    """Chromium without a window. It fails, and says what to do, where Chromium is missing."""
+    """Chromium without a window. The fixture fails, with a remedy, if Chromium is missing."""
     found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     driver = shutil.which("chromedriver")
     if found is None or driver is None:

@@ -11,6 +11,6 @@ from tests.support.http_server import Server
 
 @pytest.fixture
 def fake() -> Iterator[Server]:
-    """A registry that says what a test wants."""
+    """A registry that responds as a test wants."""
     with Server() as running:
         yield running

@@ -1,4 +1,4 @@
-"""What the options are compared with."""
+"""The names with which the options are compared."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ from tests.support.kafka_names import KafkaNames, read_names
 
 @pytest.fixture(scope="session")
 def names(broker: LocalBroker) -> KafkaNames:
-    """Of the kafka-clients jar, read once: a JVM compiles and runs the program for it."""
+    """The names in the kafka-clients jar, read once: a JVM compiles and runs the program for it."""
     return read_names(broker)

@@ -1,4 +1,4 @@
-"""What tests of the sink's side of Spark share."""
+"""Fixtures that the tests of the sink's Spark side share."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class WholeProducer(FakeProducer):
 
 @pytest.fixture
 def producers(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What tasks ask for in a producer's place: each one's coordinator and task."""
+    """The arguments with which tasks request a producer: each one's coordinator and task."""
     asked: list[dict[str, Any]] = []
 
     def producer(

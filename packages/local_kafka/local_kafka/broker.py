@@ -33,9 +33,9 @@ from local_kafka.processes import SupervisedProcesses
 from local_kafka.start_cache import StartCache
 
 _START_TRIES = 4
-# How long a broker may take to end in order and to write down its classes; 4 s where nothing else runs.
+# How long a broker may take to end in order and to write its classes; it takes 4 s on an idle machine.
 _KEEP_CLASSES_S = 15.0
-# Properties of the caller that decide what formatting writes, or where.
+# Properties of the caller that decide what formatting writes, or in which folder.
 _FORMATTING = (
     *("log.dir", "log.dirs", "metadata.log.dir"),
     *("unstable.feature.versions.enable", "inter.broker.protocol.version"),
@@ -154,7 +154,7 @@ class LocalBroker:
             self._nodes, self._pids = [], {}
 
     def _keep_classes(self) -> None:
-        """After a first start: let the broker end in order, and keep the classes that it writes down then."""
+        """After a first start, let the broker end in order, and keep the classes that it then writes."""
         served, self._has_served = self._has_served, False
         if self._folder is None or not served or not self._flags_to_write_classes(self._folder):
             return
@@ -166,9 +166,10 @@ class LocalBroker:
                 self._starts.keep_classes(self._folder)
 
     def _flags_to_write_classes(self, folder: Path) -> list[str]:
-        """As StartCache's, but empty for three brokers.
+        """StartCache's flags for one broker, but none for three brokers.
 
-        Writing them makes a broker end more slowly, and with three brokers how one ends is often the point.
+        Writing the classes makes a broker end more slowly, and tests with three brokers are often about how
+        one ends.
         """
         return self._starts.flags_to_write_classes(folder) if self._count == 1 else []
 
@@ -178,13 +179,13 @@ class LocalBroker:
         return self.bootstrap_for(BROKER_LISTENER)
 
     def bootstrap_for(self, listener: str) -> str:
-        """As ``bootstrap_servers``, for one of ``extra_listeners``."""
+        """The addresses as in ``bootstrap_servers``, for one of ``extra_listeners``."""
         self._require_open()
         return ",".join(node.address(listener) for node in self._nodes)
 
     @property
     def classpath(self) -> str:
-        """For ``java -cp``: all of Kafka's jars, clients and tools included."""
+        """The class path for ``java -cp``: all of Kafka's jars, clients and tools included."""
         if self._jars is None:
             raise LocalBrokerError("the broker was never started")
         return f"{self._jars}/*"
@@ -363,7 +364,7 @@ class LocalBroker:
             time.sleep(_POLL_SECONDS)
 
     def _await_serving(self, nodes: list[NodeConfig]) -> None:
-        """Until every one of ``nodes`` listens and is listed in the metadata that it serves itself."""
+        """Wait until every one of ``nodes`` listens and is listed in the metadata that it serves itself."""
         deadline = time.monotonic() + self._start_timeout_s
         for node in nodes:
             for _ in self._until(deadline, node, "did not listen"):

@@ -81,7 +81,7 @@ def _installed() -> Iterator[str]:
 def find_java(environ: Mapping[str, str] | None = None, *, search_installed: bool = True) -> Java:
     """The first Java of at least MINIMUM_JAVA, from JAVA_HOME, PATH, then the usual folders.
 
-    Raises LocalBrokerError, which names the ones that were too old and says how to install one.
+    Raises LocalBrokerError, which lists the ones that were too old and how to install a newer one.
     """
     environ = os.environ if environ is None else environ
     too_old: list[str] = []
@@ -222,7 +222,8 @@ def _download(
     progress: Progress,
     then: Callable[[Path], Path],
 ) -> None:
-    """Of killed downloads nothing is left either: the caller holds the lock of the place."""
+    """Download the files. Leftovers of killed downloads are removed first: the caller holds the folder's
+    lock."""
     for leftover in final.parent.glob(f"{final.name}.part-*"):
         shutil.rmtree(leftover, ignore_errors=True)
     if not repository.startswith(("https://", "http://")) or "@" in repository:

@@ -68,7 +68,7 @@ class NodeConfig:
 def port_is_free(port: int) -> bool:
     """Whether a listener could bind the port now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        # As Java does: a port with connections in TIME_WAIT is free.
+        # Java sets the same option: a port with connections in TIME_WAIT counts as free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
@@ -118,7 +118,7 @@ def server_properties(
     extra_listeners: Mapping[str, str],
     properties: Mapping[str, str],
 ) -> dict[str, str]:
-    """The node's server.properties. The caller's ``properties`` override the others."""
+    """The node's server.properties. The caller's ``properties`` override the other properties."""
     replicas = min(3, len(nodes))
     in_sync = max(1, replicas - 1)
     protocols = {BROKER_LISTENER: "PLAINTEXT", CONTROLLER_LISTENER: "PLAINTEXT", **extra_listeners}
@@ -151,7 +151,8 @@ def server_properties(
         "group.initial.rebalance.delay.ms": 0,
         # A killed broker can register again only after its old session has ended: 9 s by default.
         "broker.heartbeat.interval.ms": 500,
-        # A record for the controllers, every half second by default, is a third of what idle brokers cost.
+        # The active controller writes a record every half second by default, a third of the cost of idle
+        # brokers.
         "metadata.max.idle.interval.ms": 5000,
         "broker.session.timeout.ms": 3000 if len(nodes) == 1 else 6000,
         # Retention follows the records' timestamps: rows with old event times would be deleted half a minute
@@ -165,7 +166,7 @@ def server_properties(
 
 
 def format_properties(values: Mapping[str, str]) -> str:
-    """As Java reads it: backslashes doubled, line ends escaped; a name ends at its first bare ``=``."""
+    """The text for Java: backslashes doubled, line ends escaped; a name ends at its first bare ``=``."""
     lines = (_escaped(name).replace("=", "\\=") + "=" + _escaped(value) for name, value in values.items())
     return "\n".join(lines) + "\n"
 

@@ -37,7 +37,7 @@ class SupervisedProcesses:
 
     @property
     def supervisor_pid(self) -> int:
-        """Also the id of the process group of everything started here."""
+        """The supervisor's pid, which is also the process group id of everything started here."""
         return self._supervisor.pid
 
     def start(self, name: str, argv: Sequence[str], *, log: Path, cwd: Path) -> int:
@@ -104,7 +104,7 @@ def run_until_stopped(command: Callable[[], None]) -> int:
 
 
 def announce(address: str, said: str) -> None:
-    """Print the address on stdout, and what is said on stderr; then wait for Ctrl-C or SIGTERM."""
+    """Print the address on stdout, and progress on stderr; then wait for Ctrl-C or SIGTERM."""
     print(address, flush=True)
     print(said, file=sys.stderr, flush=True)
     threading.Event().wait()

@@ -1,6 +1,7 @@
 """``local-kafka-registry``: a real schema registry on this machine.
 
-For examples and tests. It is Apicurio Registry, which has Confluent's API, too. Its schemas are in memory.
+It is for examples and tests. It is Apicurio Registry, which also has Confluent's API. Its schemas are in
+memory.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class LocalRegistry:
 
     @property
     def url(self) -> str:
-        """For ``schema.registry.url``."""
+        """The address for ``schema.registry.url``."""
         return f"http://{HOST}:{self._port}/apis/ccompat/v7"
 
     def close(self) -> None:

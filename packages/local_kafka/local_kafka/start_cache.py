@@ -1,14 +1,15 @@
-"""What the first start of a Kafka leaves for later ones, which take about half its processor time.
+"""Files of the first start of a Kafka, with which later starts take about half the processor time.
 
 ``bootstrap.checkpoint``: the features of a new cluster, as Kafka's StorageTool writes them into a data
-folder. They depend on the jars alone, and the tool is a JVM of its own. The file is kept with its checksum.
+folder. They depend only on the jars, and the tool is a JVM of its own. The file is kept with its checksum.
 From Kafka 4.4 on the tool writes it as the first snapshot of the metadata log instead.
 ``classes.jsa``: the classes that a broker has loaded, in a file that Java maps instead of reading and
-verifying each (class data sharing). A JVM writes it when it ends in order. Java goes on without one that is
-damaged, or of another Java or other jars.
+verifying each (class data sharing). A JVM writes it when it ends in order. Java goes on without a file that
+is damaged, or that belongs to another Java or other jars.
 
-Files appear by a rename, so that none is seen half-written. Where the cache folder cannot be written, every
-start is a first one. Each Java with each folder of jars has a folder of some 50 MB. Those used last are kept.
+Files appear by a rename, so that no process sees a half-written file. If the cache folder cannot be written,
+every start is a first one. Each Java with each folder of jars has a folder of some 50 MB. The most recently
+used folders are kept.
 """
 
 from __future__ import annotations
@@ -31,21 +32,21 @@ MAX_FOLDERS = 4
 CHECKPOINTS = ("bootstrap.checkpoint", "__cluster_metadata-0/00000000000000000000-0000000000.checkpoint")
 CLASSES = "classes.jsa"
 _CHECKSUM_BYTES = hashlib.sha256().digest_size
-# Other Javas than OpenJDK's do not know the options for classes.
+# JVMs other than OpenJDK's do not recognise the options for classes.
 _LENIENT = "-XX:+IgnoreUnrecognizedVMOptions"
 # A JVM that maps damaged classes crashes. It compares checksums only if asked, in some 20 ms.
 _CHECKED = ("-XX:+UnlockDiagnosticVMOptions", "-XX:+VerifySharedSpaces")
 
 
 class StartCache:
-    """Of one Java with one folder of jars. ``folder`` is None where the user has no cache folder."""
+    """The cache of one Java with one folder of jars. ``folder`` is None if the user has no cache folder."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
 
     @classmethod
     def of(cls, java: Java, jars: Path, environ: Mapping[str, str] = os.environ) -> StartCache:
-        """In the user's cache folder; a new one where Java or a jar has changed."""
+        """The cache in the user's cache folder; it is a new one if Java or a jar has changed."""
         program = Path(os.path.realpath(java.path))
         try:
             found = [(one, one.stat()) for one in (program, *sorted(jars.glob("*.jar")))]
@@ -99,11 +100,11 @@ class StartCache:
         return [_LENIENT, f"-XX:ArchiveClassesAtExit={folder / CLASSES}"]
 
     def keep_classes(self, folder: Path) -> None:
-        """Keep those that a broker has written into ``folder``, if it has."""
+        """Keep the classes that a broker has written into ``folder``, if it has written any."""
         self._keep(CLASSES, lambda path: shutil.copyfile(folder / CLASSES, path))
 
     def _keep(self, name: str, write: Callable[[Path], object]) -> None:
-        """By a rename: others may start a broker at the same time."""
+        """Write the file by a rename: other processes may start a broker at the same time."""
         if self._folder is None:
             return
         with contextlib.suppress(OSError):
