@@ -1,4 +1,4 @@
-"""What exactly once costs: jobs and micro-batches with both guarantees in turns.
+"""The cost of exactly once: jobs and micro-batches with both guarantees in turns.
 
     python -m benchmarks.exactly_once [--smoke] [--parts jobs micro_batches]
 

@@ -78,9 +78,9 @@ def report_of(number: int) -> TaskReport:
 
 @dataclass(eq=False, slots=True)
 class Task:
-    """``stage``: 0 not connected, 1 in TLS's handshake, 2 with proof. Times are seconds, 0 where there is
-    none; ``alive_at``, ``said_at`` and ``since``, when it began to connect, are those of ``Crowd.clock``.
-    What it has been informed is muted: the broker, and how many partitions."""
+    """``stage``: 0 not connected, 1 in TLS's handshake, 2 with proof. Times are seconds, 0 if there is none;
+    ``alive_at``, ``said_at`` and ``since``, when it began to connect, are those of ``Crowd.clock``. The mutes
+    that it has been informed of: the broker, and how many partitions."""
 
     number: int
     source: str

@@ -1,4 +1,4 @@
-"""What a micro-batch costs: 2,000 rows every 200 ms, against the JVM sink and an idle Python sink.
+"""The cost of a micro-batch: 2,000 rows every 200 ms, against the JVM sink and an idle Python sink.
 
     python -m benchmarks.streaming [--warm N] [--batches N] [--repeats N] [--beside PYTHON]
         [--conf NAME=VALUE] [--smoke]

@@ -1,8 +1,8 @@
-"""What a row costs by the size of its value, 20 bytes to 100 kB, with every sink in one run.
+"""The cost of a row for each size of its value, 20 bytes to 100 kB, with every sink in one run.
 
     python -m benchmarks.value_sizes [--sizes BYTES,...] [--repeats N] [--smoke]
 
-Keyed rows from Parquet, lz4, four partitions, local[2], a real broker on the same machine. Beside both sinks,
+Keyed rows from Parquet, lz4, four partitions, local[2], a real broker on this machine. Besides both sinks,
 at their defaults and tuned: Spark's ``noop`` sink, which takes rows in the JVM, and a sink that only counts,
 which takes them in Python. Contenders take turns, in an order drawn anew for each round; the first round is
 apart, since caches are cold in it. "tune" is with the settings of ``kafka_sink.tune``. Needs pyspark 4.1.1

@@ -142,14 +142,14 @@ class Bench:
     def batch(
         self, partition: TopicPartition, cause: Exception | None = None, rows: int = 100, ms: float = 10.0
     ) -> bool:
-        """Sent, and answered so much later; whether its partition is muted then."""
+        """Send a batch that is answered this much later; return whether its partition is muted then."""
         self.send(partition, rows)
         self.at(self.now + ms)
         self.answer(partition, cause, rows)
         return self.manager.is_muted(partition)
 
     def next_ms(self) -> float:
-        """For how long a sender would wait."""
+        """How long a sender would wait."""
         return self.gate.delay_ms(self.now)
 
     def pass_time(self, ms: float, step: float = 10.0) -> None:

@@ -10,5 +10,6 @@ SETTINGS = {
     "num.io.threads": 2,
     "num.network.threads": 1,
 }
-# Of three brokers that are killed often: one may register again only when its session is over.
+# These are for three brokers that are killed often: a broker may register again only when its session is
+# over.
 SHORT_SESSIONS = {**SETTINGS, "broker.session.timeout.ms": 3000, "replica.lag.time.max.ms": 5000}

@@ -88,7 +88,7 @@ class Brokers(dict[int, Broker]):
         return lambda partition: self.of(leader(partition.id))
 
     def broker(self, node_id: int) -> Broker:
-        """As ClusterMetadata has it."""
+        """The brokers as ClusterMetadata lists them."""
         return self.of(node_id)
 
     def send(self, node_id: int, partitions: Iterable[TopicPartition], now_ms: float) -> SentRequest:

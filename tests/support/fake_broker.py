@@ -72,7 +72,8 @@ REQUESTS: dict[int, Any] = {
 
 @dataclass(frozen=True)
 class Received:
-    """One request as it arrived; ``body`` is kafka-python's object, ``batches`` what Produce carried."""
+    """One request as it arrived; ``body`` is kafka-python's object, ``batches`` the batches of a Produce
+    request."""
 
     node_id: int
     api_key: int

@@ -1,4 +1,4 @@
-"""What a test tells the fake broker to do with one request. Immutable, so that a script can be reused."""
+"""The replies that a test scripts for the fake broker. They are immutable, so that a script can be reused."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ class Reply:
     ``delay_ms``: real time before the response goes out. ``throttle_ms``: throttle_time_ms in the response.
     ``leader``: (node id, epoch) as current_leader of partitions with an error, with its address (KIP-951).
     ``message``: error_message of partitions with an error.
-    ``mangle``: from the whole frame, length included, to what is sent instead; b"" is silence.
-    ``tell_offset``: an error beside the offset of what was appended, as from a leader that was deposed while
-    it waited for its replicas. ``log_start_offset``: beside errors; -1 is unknown.
-    ``producer_epoch``: of InitProducerId.
-    ``disconnect``: close after that. ``silent``: handle the request, send no response, keep the connection.
+    ``mangle``: maps the whole frame, length included, to the bytes that are sent instead; b"" is silence.
+    ``tell_offset``: send an error together with the offset of the appended batch, like a leader that was
+    deposed while it waited for its replicas. ``log_start_offset``: sent with errors; -1 is unknown.
+    ``producer_epoch``: the epoch in InitProducerId's response.
+    ``disconnect``: close the connection after that. ``silent``: handle the request, send no response, keep
+    the connection.
     """
 
     error: int = 0

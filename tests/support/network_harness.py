@@ -191,7 +191,7 @@ class Driver(AbstractContextManager["Driver"]):
         return None if connection is None else connection.node.id
 
     def send(self, request: Request, node_id: int = -1, name: object = "a request") -> None:
-        """At the clock's time. The events of its end have this name."""
+        """Send the request, at the clock's time. The events of its end have this name."""
 
         def on_response(response: Any, now_ms: float) -> None:
             self.events.append(Responded(node_id, name, response, now_ms - request.sent_ms))

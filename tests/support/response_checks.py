@@ -16,7 +16,7 @@ from kafka_sink.network import transaction_requests as transactions
 
 Values = dict[str, Any]
 HOSTS = ["b1", "10.0.0.7", "::1", "b.example.org"]
-# So that addresses and their ids are some, and partitions those of a topic.
+# Generators for these fields, so that addresses and ids are plausible and partitions belong to a topic.
 GIVEN: Values = {
     "Host": lambda chance: chance.choice(HOSTS),
     "Port": lambda chance: chance.randint(1, 65_535),
@@ -92,7 +92,7 @@ def coordinators(values: Values) -> transactions.CoordinatorsResponse:
 
 
 def partition_errors(topics: str, rows: str, error: str) -> Callable[[Values], transactions.PartitionErrors]:
-    """By what the fields are called."""
+    """The errors by partition; the arguments are the names of the fields that contain them."""
 
     def made(values: Values) -> transactions.PartitionErrors:
         errors = {
@@ -213,7 +213,7 @@ EXPECTED: dict[int, Callable[[Values], Any]] = {
 
 
 def check(api: int, response: Any, values: Values, version: int) -> None:
-    """Whether the response equals the expected one for the values."""
+    """Assert that the response equals the expected one for the values."""
     if api == apis.METADATA:
         of_metadata(response, values, version)
     else:

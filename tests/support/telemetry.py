@@ -12,7 +12,7 @@ PREFIX = "org.apache.kafka.producer."
 
 @dataclass
 class Pushed:
-    """``values`` by name, with a label behind it; ``sums`` says of each sum whether it is a delta."""
+    """``values`` by name, followed by a label; ``sums``: whether each sum is a delta."""
 
     resource: dict[str, str] = field(default_factory=dict)
     values: dict[str, float] = field(default_factory=dict)

@@ -99,10 +99,10 @@ class Actor:
 @dataclass
 class Settings:
     """``layouts``: rows of each task, by layout. ``patience``: how much likelier than a fault each other
-    event is. ``last_epoch``: of a producer id. ``protocol``: Kafka's of transactions. ``writers``: so many
-    applications, of which ``count`` versions each are run in any order; 0 is a query with as many
-    micro-batches. ``partitions``: of the progress topic at first. The callables are the sink's own, which
-    tests replace by wrong ones."""
+    event is. ``last_epoch``: the last epoch of a producer id. ``protocol``: Kafka's transaction protocol.
+    ``writers``: this many applications, of which ``count`` versions each are run in any order; 0 is a query
+    with as many micro-batches. ``partitions``: the progress topic's number at first. The callables are the
+    sink's own, which tests replace by wrong ones."""
 
     layouts: tuple[tuple[tuple[int, ...], ...], ...] = (((0, 1), (2,)),)
     count: int = 2

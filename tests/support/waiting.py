@@ -61,7 +61,7 @@ def throughout(condition: Callable[[], object], for_s: float, what: str = "it") 
 
 
 def retry(call: Callable[[], Found], on: type[Exception], within_s: float = 60.0) -> Found:
-    """What the first call returns that does not raise ``on``; where time is up, the error is raised."""
+    """The result of the first call that does not raise ``on``; if the time is up, the error is raised."""
     deadline = time.monotonic() + within_s
     while True:
         try:
