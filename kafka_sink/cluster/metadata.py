@@ -120,10 +120,10 @@ class ClusterMetadata:
     ) -> None:
         self._clock_ms = clock_ms
         self._network = network
-        # Guards all attributes below. The task's thread, the sender's thread and the coordinator's client all
-        # change them, and without the lock a request could be sent twice or a topic be lost from the
-        # schedule. It is an RLock because methods that take it call each other. Callers of a ``*_locked``
-        # method must hold it.
+        # Guards the attributes below, except those whose comment names the thread that sets them. The task's
+        # thread, the sender's thread and the coordinator's client all change the guarded attributes, and
+        # without the lock a request could be sent twice or a topic be lost from the schedule. It is an RLock
+        # because methods that take it call each other. Callers of a ``*_locked`` method must hold it.
         self._lock = threading.RLock()
         self._updated = threading.Condition(self._lock)
         self.version = 0
@@ -143,10 +143,10 @@ class ClusterMetadata:
         # The coordinator sends no rows, so this does not apply to it.
         tls = None if network is None else SecuritySettings.from_options(options).tls
         self.confirmed_nodes_only = tls is not None and tls.trust is None
-        # Shares metadata with other tasks; None if there is no coordinator. It is called with the lock held,
-        # so it must not wait for another thread.
+        # Shares metadata with other tasks; None if there is no coordinator. Only the task's thread sets it.
+        # It is called with the lock held, so it must not wait for another thread.
         self.coordinator: SharedMetadata | None = None
-        # Only the sender's thread adds and removes brokers.
+        # Only the sender's thread adds and removes brokers. Other threads iterate over a copy.
         self.brokers: dict[int, Broker] = {}
         self._max_age_ms = options.metadata_max_age_ms
         self._idle_ms = options.metadata_max_idle_ms
@@ -171,6 +171,7 @@ class ClusterMetadata:
         # When the last response arrived.
         self.response_ms = -math.inf
         self._not_before_ms = -math.inf
+        # The coordinator's client and the task's thread set it, and no lock is needed to replace a number.
         self._paused_until_ms = -math.inf
         self._paused_until_max_ms = math.inf
 

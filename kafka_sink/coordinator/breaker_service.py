@@ -228,10 +228,11 @@ class _Mute:
 class BreakerService(Service):
     """Shares mutes between tasks: it decides them, distributes them, and hands out permits for probes.
 
-    The life of a mute: ``_mute`` starts it, after a verdict of FailingPartitions, after an unanswered
-    question about a broker, or as soon as a task with a class of its own asks for it. ``_distribute`` sends
-    it to all tasks, gathered with other changes. ``_check_some`` permits one task to probe, and another task
-    when that probe fails. ``_unmute`` ends the mute when the prober or the origin reports a success.
+    The life of a mute: ``_mute`` starts it. A partition's mute follows a verdict of FailingPartitions, or
+    starts at once if a task with a class of its own asks for it. A broker's mute follows a question about the
+    broker (``_ask``) that no task answered in time, whichever class asks for it. ``_distribute`` sends the
+    mute to all tasks, gathered with other changes. ``_check_some`` permits one task to probe, and another
+    task when that probe fails. ``_unmute`` ends the mute when the prober or the origin reports a success.
 
     ``budget`` is shared by the services of all clusters. Mutes beyond it are not shared.
     """
@@ -249,7 +250,8 @@ class BreakerService(Service):
         self._budget, self._cost = MemoryBudget() if budget is None else budget, 0
         self._random = random
         settings = options.breaker
-        # None if a user's class decides. The mutes of such classes are shared without a vote.
+        # None if a user's class decides. Partitions that such a class mutes are shared without a vote. Other
+        # tasks are asked about a broker whichever class mutes it.
         self._failing: FailingPartitions | None = None
         if settings.class_path == DEFAULT_BREAKER:
             rule = failure_rate_settings(dict(settings.given))

@@ -1,7 +1,8 @@
 """The sender thread: it moves batches from the accumulator to brokers and handles their responses.
 
-It owns the producer's connections to brokers. Other threads only call ``NetworkClient.wakeup``, which ends
-the poll.
+It owns the producer's connections to brokers. Other threads wake it with ``NetworkClient.wakeup``, which ends
+the poll; it is the only method of ``NetworkClient`` that they call. ``Sender`` lists which of its own methods
+other threads may call, and what these methods write.
 
 ``run_once`` is one pass. It does whatever is due, in this order: fail batches that have expired, repair
 sequences, run the circuit breaker, refresh metadata, request a producer id, and send one Produce request to
@@ -50,8 +51,10 @@ _log = logging.getLogger(__name__)
 class Sender(threading.Thread):
     """The thread that sends batches. It is a daemon, so that it cannot keep a killed task's process alive.
 
-    It runs until ``close`` or ``abort``, which other threads call. They also call ``begin`` for each task,
-    and read ``unavailable``, ``broker_metrics`` and ``is_reusable``. The thread writes everything else.
+    It runs until ``close`` or ``abort``, which other threads call. These methods set flags and the error that
+    ends the thread (``_end_cause``), and wake the thread. The task's thread also calls ``begin`` for each
+    task, which sets all counts to zero and replaces ``dead_letters``. Other threads read ``unavailable``,
+    ``broker_metrics`` and ``is_reusable``. While the sender's thread runs, it writes everything else.
     """
 
     def __init__(  # noqa: PLR0913 - the parts of a producer
