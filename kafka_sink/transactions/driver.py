@@ -1,4 +1,5 @@
-"""The driver's part of the protocol: own a prefix, complete what was decided, decide each batch once.
+"""The driver's part of the protocol: own a ``transactional.id.prefix``, complete what was decided, and decide
+each batch once.
 
 Everything rests on the driver's own transactional id. ``take_over`` runs InitProducerId for it, which fences
 every earlier driver. The decision is a transaction under that id, with the epoch that ``take_over`` got. So a
@@ -62,7 +63,7 @@ from kafka_sink.transactions.proof import Clock
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """What planning found, and the epoch that it got: the decision is written with it.
+    """What planning found, and the driver epoch with which the decision is written.
 
     ``unknown``: tasks of ``decision`` for which brokers have forgotten how their transactions ended.
     ``completed`` and ``aborted`` count the transactions that an earlier driver had left open and that this
@@ -122,8 +123,8 @@ def _settle(scope: Scope, driver_epoch: ProducerEpoch, clock_ms: Clock) -> Trans
         failed = proof.failed_of(unseen, results)
     aborted = yield from proof.abort_others(left_open, scope, decision.parts)
     judgement = yield from proof.judge(scope, driver_epoch, decision, failed, clock_ms)
-    # The commit of these parts has just proved itself. But the tasks of this run take their ids over, so the
-    # next run needs a marker or a recorded outcome.
+    # We have just seen that these parts are committed. But the tasks of this run will use their ids again, so
+    # the next run needs a progress marker or a recorded outcome.
     is_proved_otherwise = bool(failed) or not (yield from proof.are_visible(scope, decision, unseen))
     driver_epoch, decision = yield from _remember(
         scope, judgement, decision, clock_ms(), is_proved_otherwise=is_proved_otherwise
@@ -191,12 +192,12 @@ def _renewed(scope: Scope, driver_epoch: ProducerEpoch) -> TransactionSteps[Prod
     id without any transaction until that driver opens one, and the end of that transaction raises the epoch
     further.
 
-    With protocol 1 only the client raises the epoch, after the end. So there the first end at the next epoch
-    is another driver's, and an abort without a transaction also fails. Then the id's coordinator is asked for
-    the epoch after this driver's (InitProducerId with the old epoch): it returns it if this driver raised it,
-    or raises it now. A coordinator that was replaced since then has no memory of it, and the result is None.
-    Two states forbid the question: another driver has a transaction open, which the question would abort; or
-    the epoch is the last one, for which brokers fail with UNKNOWN_SERVER_ERROR.
+    With protocol 1 only the client raises the epoch, after the end. So the first end at the next epoch is
+    another driver's, and an abort without a transaction also fails. InitProducerId with the old epoch then
+    asks the id's coordinator for the next epoch. The coordinator returns that epoch if this driver raised it,
+    or raises it now. A coordinator that was replaced since then does not remember the raise, and the result
+    is None. InitProducerId is not sent in two states: if another driver has a transaction open, the request
+    would abort it; and if the epoch is the last one, brokers fail with UNKNOWN_SERVER_ERROR.
 
     While a decision is being committed, brokers accept offsets under its epoch into the same transaction
     until they have written its marker: an offset that is only to prove ownership would replace the decision.
@@ -405,8 +406,8 @@ def record(
 ) -> TransactionSteps[Mapping[str, Described]]:
     """Put the decision into the driver's transaction, and check that its predecessor is still the last.
 
-    It also describes the transactions of ``parts``, in the same step: they must be open only before the
-    decision is committed.
+    It also describes the transactions of ``parts``, in the same step. They need not be known to
+    be open until just before the decision is committed.
 
     A broker that is no longer the group's coordinator cannot accept offsets, but may still return old ones.
     Both requests use one connection, and a broker handles the requests of a connection in turn. So the last
@@ -423,6 +424,7 @@ def record(
         ),
         FetchOffsets((scope.decision_key(0).group,)),
         Describe(tuple(part.id_in(scope) for part in parts)),
+        # This finds the coordinator that will commit the driver's transaction.
         LookUp((), (scope.driver_id,)),
     )
     for result in results:
