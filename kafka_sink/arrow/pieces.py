@@ -73,6 +73,8 @@ def pieces(batch: pa.RecordBatch, places: Sequence[int]) -> Iterator[pa.RecordBa
 def _longest(column: pa.Array) -> float:
     """Return an upper bound of an entry's bytes, or infinity if it would cost too much to compute."""
     kind = column.type
+    if not len(column):
+        return 0
     if is_view(kind):
         return int(view_parts(column)[:, 0].max(initial=0))
     if has_byte_offsets(kind):
@@ -182,7 +184,12 @@ def decoded(column: pa.DictionaryArray, convert: Callable[[pa.Array], pa.Array] 
         index, nulls = dictionary_index(column).astype(np.int64), null_mask(column.indices)
         used = np.unique(np.where(nulls, 0, index))
         runs = np.split(used, np.flatnonzero(np.diff(used) > 1) + 1)
-        dictionary = pa.concat_arrays([convert(dictionary.slice(run[0], len(run))) for run in runs])
+        # The only run is empty if the piece has no entries.
+        starts = [int(run[0]) if len(run) else 0 for run in runs]
+        converted = [
+            convert(dictionary.slice(start, len(run))) for start, run in zip(starts, runs, strict=True)
+        ]
+        dictionary = pa.concat_arrays(converted)
         places = with_nulls(indices(np.searchsorted(used, index)), nulls)
     else:
         dictionary = convert(dictionary)

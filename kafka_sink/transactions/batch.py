@@ -223,7 +223,10 @@ def commit(
     else:
         decision = decisions.next_decision(run.scope, run.last, run.batch, len(reports), parts)
     began = (report.began_ms for report in reports if report.part is not None)
-    decision = replace(decision, began_ms=min(began, default=run.planned_ms))
+    # Planning comes before every transaction of the batch, so a time before it comes from a host whose clock
+    # is wrong. It would make the markers look older than they are.
+    began_ms = max(min(began, default=run.planned_ms), run.planned_ms)
+    decision = replace(decision, began_ms=began_ms)
     began_ms, aborted = yield from driver.decide(run.scope, run.driver_epoch, decision, parts)
     return BatchOutcome(
         committed=len(parts),

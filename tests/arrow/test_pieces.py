@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from kafka_sink.arrow.pieces import CONVERTED_ROWS, entry_bytes, pieces
+from kafka_sink.arrow.pieces import CONVERTED_ROWS, decoded, entry_bytes, pieces
 from kafka_sink.errors import RecordTooLargeError
 
 
@@ -44,3 +44,27 @@ def test_a_row_beyond_any_request_is_an_error() -> None:
     row = pa.ListArray.from_arrays(pa.array([0, 2_200], pa.int32()), shared)
     with pytest.raises(RecordTooLargeError, match="a row has 2,200,000,000 bytes"):
         list(pieces(pa.record_batch({"value": row}), [0]))
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array(["a"]).dictionary_encode(),
+        pa.array(["a"], pa.string_view()),
+        pa.array(
+            [[{"key": "k", "value": b"v"}]],
+            pa.list_(pa.struct([("key", pa.string_view()), ("value", pa.binary_view())])),
+        ),
+    ],
+    ids=["dictionary", "view", "headers of views"],
+)
+def test_an_empty_batch_is_one_empty_piece(column: pa.Array) -> None:
+    """Polars hands over such a batch for a frame without rows. Catches: an unknown bound times no rows."""
+    batch = pa.record_batch({"value": column}).slice(1)
+    assert [piece.num_rows for piece in pieces(batch, [0])] == [0]
+
+
+def test_a_large_dictionary_of_which_no_entry_is_used_becomes_an_empty_column() -> None:
+    large = pa.array(["x" * 1_000_000] * 9, pa.string_view())
+    column = pa.DictionaryArray.from_arrays(pa.array([], pa.int8()), large)
+    assert decoded(column, lambda part: part.cast(pa.string())).to_pylist() == []
