@@ -146,7 +146,8 @@ class ClusterMetadata:
         # Shares metadata with other tasks; None if there is no coordinator. Only the task's thread sets it.
         # It is called with the lock held, so it must not wait for another thread.
         self.coordinator: SharedMetadata | None = None
-        # Only the sender's thread adds and removes brokers. Other threads iterate over a copy.
+        # The ``Broker`` objects by id; ``_nodes`` has the addresses. Only the sender's thread adds and
+        # removes brokers. Other threads iterate over a copy.
         self.brokers: dict[int, Broker] = {}
         self._max_age_ms = options.metadata_max_age_ms
         self._idle_ms = options.metadata_max_idle_ms
@@ -301,7 +302,8 @@ class ClusterMetadata:
                 if self.version == version:
                     self._updated.wait(min(left, _CHECK_MS) / 1000)
         if stale:
-            # Report again: the coordinator's copy may be older than the added partitions.
+            # The topics are reported again when this wait ends, because the coordinator's copy may still be
+            # older than the added partitions.
             self._report_stale(stale)
         return known
 
@@ -417,10 +419,10 @@ class ClusterMetadata:
         """Refresh a topic soon, because a response showed that its metadata is old (such as
         NOT_LEADER_OR_FOLLOWER).
 
-        The refresh waits for the backoff that follows the topic's last response. Without the backoff, the
-        same response would arrive again and again (franz-go #1413). A leader hint with a newer epoch needs no
-        refresh, so it does not mark the topic. A topic with a final error is requested once more, after its
-        backoff.
+        The refresh is not sent before the backoff that follows the topic's last response has ended. Without
+        the backoff, the same response would arrive again and again (franz-go #1413). A leader hint with a
+        newer epoch needs no refresh, so it does not mark the topic. A topic with a final error is requested
+        once more, after its backoff.
         """
         with self._lock:
             self._mark_stale_locked(topic, now_ms)
@@ -551,8 +553,8 @@ class ClusterMetadata:
         return news
 
     def pause_requests(self, until_ms: float) -> None:
-        """Send no request before this time, because a snapshot may arrive first. The pause never exceeds half
-        of the task's timeout."""
+        """Send no request for this task's topics before this time, because a snapshot may arrive first. The
+        pause ends after half of ``await_topics``'s timeout at the latest."""
         self._paused_until_ms = min(until_ms, self._paused_until_max_ms)
 
     def resume_requests(self, now_ms: float) -> None:
@@ -572,7 +574,7 @@ class ClusterMetadata:
     def request_for_other_tasks(self, topics: Iterable[str]) -> None:
         """Request these topics, which other tasks need, now or together with the next request.
 
-        They become neither topics in use, nor do they count for the target size of a request.
+        They are not counted as in use or towards the target size of a request.
         """
         with self._lock:
             self._for_others.update(dict.fromkeys(topics))
@@ -586,7 +588,8 @@ class ClusterMetadata:
             self._set_nodes_locked({})
 
     def _set_nodes_locked(self, nodes: dict[int, Node]) -> None:
-        # Leader hints and snapshots only add brokers. The next Metadata response removes those that are gone.
+        # Leader hints and snapshots only add brokers. The next Metadata response removes the brokers that are
+        # gone. A list of more than MAX_BROKERS is ignored, so that no peer can exhaust the memory.
         if nodes != self._nodes and len(nodes) <= MAX_BROKERS:
             self._nodes = nodes
             self.version += 1

@@ -8,8 +8,8 @@ a single task uses, applied to the sums.
 **Brokers.** A task that finds a broker silent wants it muted. The service asks twenty other tasks. If one of
 them has had a response, the mute stays with the first task. Otherwise it becomes a mute for all tasks.
 
-**Probes.** In each interval one task may probe each muted target, and a success ends the mute. A wrong mute
-therefore lasts for one interval.
+**Probes.** In each interval one task may probe each muted target, and a success ends the mute. So a mute that
+was wrong usually ends after one interval.
 
 Thousands of partitions may fail for thousands of tasks at once, so the work in one iteration of the loop is
 bounded, and so is the memory.
@@ -53,12 +53,15 @@ _WATCH_MS, _QUESTION_MS = 400.0, 250.0
 _IDLE_MS = 1_000.0
 # The most and the fewest tasks that watch a partition, and the most reports that all watchers may send.
 _MAX_WATCHERS, _MIN_WATCHERS, _MAX_REPORTS = 100, 10, 20_000
-# How many unsolicited reports about a partition count. The number is small compared to the fewest watchers.
+# How many unsolicited reports about a partition are accepted. The number is small compared to the fewest
+# watchers.
 _MAX_REPORTERS = 3
 # How many tasks are asked about one broker, and about how many brokers at a time.
 _MAX_ASKED, _MAX_QUESTIONS = 20, 200
-# Partitions in one iteration of the loop, and how often muted targets are checked.
+# For one iteration of the loop: the most partitions that are judged, the most partitions that begin to be
+# watched, and the most muted targets that are checked.
 _JUDGED_AT_ONCE, _WATCHED_AT_ONCE, _CHECKED_AT_ONCE = 300, 1_000, 250
+# How often muted targets are checked.
 _CHECK_MS = 20.0
 # For each mute, how many tasks are remembered that have batches or rows for it.
 _MAX_HOLDERS = 16
@@ -102,9 +105,9 @@ class FailingPartitions:
         # The rows that all tasks have sent, and whether there is no memory to watch more partitions.
         self.rows, self.is_full = 0, False
         self._watched: dict[TopicPartition, _Watched] = {}
-        # The watched partitions that have no watchers yet. Then, for each watched partition that has some,
-        # the deadline for their reports, the earliest first.
+        # The watched partitions that have no watchers yet.
         self._new: deque[TopicPartition] = deque()
+        # For each watched partition that has watchers: the deadline for their reports, the earliest first.
         self._open: OrderedDict[TopicPartition, float] = OrderedDict()
         # Partitions that did not fail, and until when they are left alone. Those that fail meanwhile are
         # watched next.
@@ -181,7 +184,7 @@ class FailingPartitions:
 
 
 def _due(times: Mapping[TopicPartition, float], now_ms: float) -> list[TopicPartition]:
-    """The partitions that are due, of the first few."""
+    """The partitions that are due, at most ``_JUDGED_AT_ONCE`` of them. ``times`` has the earliest first."""
     return list(takewhile(lambda partition: times[partition] <= now_ms, islice(times, _JUDGED_AT_ONCE)))
 
 
@@ -454,7 +457,8 @@ class BreakerService(Service):
             self.out.send(peer, Probe(tuple(targets), is_new))
 
     def _is_over(self, mute: _Mute, now_ms: float) -> bool:
-        """Whether, as far as is known, no task has written there for a long time."""
+        """Whether the mute is old, and its target is a broker or a partition for which no task that is still
+        connected has batches waiting."""
         if now_ms < mute.since_ms + _FORGET_MS:
             return False
         return isinstance(mute.target, int) or self._tasks.keys().isdisjoint(mute.waiting)

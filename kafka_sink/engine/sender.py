@@ -4,11 +4,16 @@ It owns the producer's connections to brokers. Other threads wake it with ``Netw
 the poll; it is the only method of ``NetworkClient`` that they call. ``Sender`` lists which of its own methods
 other threads may call, and what these methods write.
 
-``run_once`` is one pass. It does whatever is due, in this order: fail batches that have expired, repair
-sequences, run the circuit breaker, refresh metadata, request a producer id, and send one Produce request to
-each broker that has ready batches. Each of these steps returns how long it can wait. The pass then polls the
-network until the first of these times, and the network calls the handlers of the responses that arrive
-(``ResponseHandler``).
+``run_once`` is one pass. It does whatever is due, in this order:
+
+1. It fails batches that have expired, and repairs sequences.
+2. It runs the circuit breaker.
+3. It refreshes metadata.
+4. It requests a producer id if one is needed and missing. Otherwise, unless the task has failed, it sends one
+   Produce request to each broker that has ready batches.
+
+The pass collects when each step is next due. It then polls the network until the first of these times, and
+the network calls the handlers of the responses that arrive (``ResponseHandler``).
 """
 
 from __future__ import annotations
@@ -268,8 +273,8 @@ class Sender(threading.Thread):
     def _send_ready(self, now_ms: float, muted: Container[TopicPartition]) -> tuple[float, bool]:
         """Send one request to each broker that has ready batches and accepts one.
 
-        Returns the delay until more batches may be sendable, and True if no response alone can make more of
-        them sendable.
+        Returns the delay until more batches may be sendable, and whether only time, not a response, can make
+        more batches sendable.
         """
         # The version is read first: if another thread changes the metadata meanwhile, the version differs in
         # the next pass.
@@ -291,8 +296,8 @@ class Sender(threading.Thread):
                 only_time_helps = False
                 delays.append(broker.slow_starts.pause_ms(now_ms))
             elif any(partition.batches for partition in partitions):
-                # More batches may be ready. Without any, another pass would cost nearly as much as the
-                # request.
+                # More batches may be ready. If no batches are left, the next pass is skipped: it costs nearly
+                # as much as a request.
                 delays.append(0.0)
         if blocked or self._has_waits:
             self._record_waits(ready, blocked, now_ms)
@@ -482,7 +487,8 @@ class Sender(threading.Thread):
             self._telemetry.on_connected(node_id, now_ms)
 
     def _on_disconnected(self, node_id: int, cause: Exception, was_used: bool, now_ms: float) -> None:
-        """Fail the task if no remaining address can accept this client."""
+        """Fail the task after a final error of a broker that the metadata lists, of a connection with
+        requests in flight, or of the last bootstrap address that could accept this client."""
         if not is_final(cause):
             return
         bootstrap = [connection.last_error for connection in self._network.bootstrap]

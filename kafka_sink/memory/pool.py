@@ -6,12 +6,13 @@ it is returned. Memory is allocated on demand. At every moment outside the lock:
     used + free = allocated <= total        used: lent out; free: kept for reuse
     used + reserved <= total                reserved: gathered for waiting requests, not lent yet
     a request waits  =>  used + reserved = total, or it has gathered all it needs and waits for the heap
-                                                        so that no request overtakes it
+
+So no request overtakes another one.
 
 Heap memory is counted separately and never enters the pool. It holds what a codec needs in addition to a
 buffer of `full`, compressed data that is larger than estimated, and what the pieces of a split batch need
-beyond the batch's own memory. The last two cannot wait, so they may exceed the heap's limit. Until the heap
-is within its limit again, all requests wait, even if the pool has free memory.
+beyond the batch's own memory. Compressed data and pieces cannot wait, so they may exceed the heap's limit.
+Until the heap is within its limit again, all requests wait, even if the pool has free memory.
 """
 
 from __future__ import annotations
@@ -63,8 +64,9 @@ class PoolMetrics:
     """A snapshot of a pool, in bytes, nanoseconds and counts.
 
     ``used_bytes`` are lent out. ``reserved_bytes`` are gathered for waiting requests. ``allocated_bytes`` are
-    the used bytes and the free memory that is kept for reuse. ``available`` is the total without used and
-    reserved bytes. ``heap_*`` is not part of any of these. ``full_strategy_*`` is what `full` would hold.
+    the used bytes and the free memory that is kept for reuse. ``buffer_available_bytes`` is the total without
+    used and reserved bytes. ``heap_*`` is not part of any of these. ``full_strategy_*`` is what `full` would
+    hold.
     """
 
     buffer_total_bytes: int
@@ -96,7 +98,7 @@ _WATCH_MS = 100.0
 
 class PoolClient:
     """A producer that uses a pool. Closing it ends the waits of this producer only. The pool's lock guards
-    ``closed``: else a request could join the queue just after the close, and time out."""
+    ``closed``: otherwise a request could join the queue just after the close, and time out."""
 
     __slots__ = ("closed",)
 
@@ -126,11 +128,11 @@ class _Waiter:
 class BufferPool:
     """The pool that the producers of a worker process share. Thread-safe. Sizes are in bytes.
 
-    ``poolable_size`` is the size that the producer which created the pool takes; other producers get chunks
-    of their size through ``arena``. A request is granted completely or not at all, and ``try_take`` never
-    takes what a waiting request needs. ``full_bytes`` arguments are what the `full` strategy would hold for
-    the same data; only the metrics use them. ``open_batches`` is the number of batches of all
-    producers that hold memory; without the lock it is a hint.
+    ``poolable_size`` is the size of the chunks of the producer that created the pool. Other producers get
+    chunks of their own sizes through ``arena``. A request is granted completely or not at all, and
+    ``try_take`` never takes what a waiting request needs. ``full_bytes`` arguments are what the `full`
+    strategy would hold for the same data; only the metrics use them. ``open_batches`` is the number of
+    batches of all producers that hold memory. Code that reads it without the lock gets a hint.
     """
 
     def __init__(
@@ -177,7 +179,8 @@ class BufferPool:
                 self._serve()
 
     def withdraw_heap(self, client: PoolClient) -> None:
-        """Lower the heap's limit to what the other clients need. All requests wait while it holds more."""
+        """Lower the heap's limit to what the other clients need. All requests wait while the heap holds more
+        than that."""
         with self._lock:
             self._withdraw_heap(client)
 
@@ -397,8 +400,9 @@ class BufferPool:
     def give_all(self, lent: Sequence[LentChunks], *, ended: int | None = None) -> None:
         """Return chunks of batches. The request that has waited longest gets them first.
 
-        Chunks of one arena are returned in one step. ``ended`` is how many batches hold no chunks after this;
-        by default each of them. Raises BufferOwnershipError, before changing that arena, if one is not lent.
+        Chunks of one arena are returned in one step. ``ended`` is how many batches hold no chunks after this
+        call; by default, all batches of ``lent``. Raises BufferOwnershipError if a chunk is not lent. The
+        chunk's arena is then unchanged.
         """
         arenas: dict[ChunkArena, list[Chunk]] = {}
         full_bytes = 0
@@ -456,7 +460,7 @@ class BufferPool:
 
     @property
     def overdrawn(self) -> bool:
-        """Whether encoded rows hold more heap memory than its limit. Without the lock it is a hint."""
+        """Whether more heap memory is in use than its limit. Read without the lock, so it is a hint."""
         return self._heap > self.heap_limit_bytes
 
     @property
