@@ -71,7 +71,7 @@ class PartitionCounts:
             ranges[at - 1] = (ranges[at - 1][0], last)
         else:
             ranges.insert(at, (first, last))
-            if not may_grow and len(ranges) > 2:
+            if not may_grow and len(ranges) > max(2, before):
                 del ranges[-2]
         return len(ranges) - before
 

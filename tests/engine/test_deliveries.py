@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from kafka_sink.cluster.partition import PartitionCounts
 from kafka_sink.engine.deliveries import Deliveries, TaskDeliveries, task_metrics
 from kafka_sink.errors import BufferExhaustedError, KafkaSinkError
 from kafka_sink.memory.pool import BufferPool
@@ -46,6 +47,12 @@ def test_ranges_are_bounded_where_others_write_to_the_same_partition(monkeypatch
     assert (first.offset_ranges[0], first.offset_ranges[-1]) == ((0, 9), (19_980, 19_989))
     assert second.offset_ranges == ((0, 9), (19_980, 19_989))
     assert first.records == second.records == 10_000
+
+
+def test_a_range_that_joins_its_successor_drops_no_other_range() -> None:
+    counts = PartitionCounts(ranges=[(0, 9), (20, 29), (40, 49)])
+    assert counts.extend(35, 39, may_grow=False) == 0
+    assert counts.ranges == [(0, 9), (20, 29), (35, 49)]
 
 
 def test_the_next_task_counts_from_zero() -> None:
