@@ -128,10 +128,10 @@ class _Waiter:
 class BufferPool:
     """The pool that the producers of a worker process share. Thread-safe. Sizes are in bytes.
 
-    ``poolable_size`` is the size of the chunks of the producer that created the pool. Other producers get
-    chunks of their own sizes through ``arena``. A request is granted completely or not at all, and
-    ``try_take`` never takes what a waiting request needs. ``full_bytes`` arguments are what the `full`
-    strategy would hold for the same data; only the metrics use them. ``open_batches`` is the number of
+    ``poolable_size`` is the chunk size of the producer that created the pool, or its batch.size with `full`.
+    Other producers get chunks of their own sizes through ``arena``. A request is granted completely or not at
+    all, and ``try_take`` never takes what a waiting request needs. ``full_bytes`` arguments are what the
+    `full` strategy would hold for the same data; only the metrics use them. ``open_batches`` is the number of
     batches of all producers that hold memory. Code that reads it without the lock gets a hint.
     """
 
