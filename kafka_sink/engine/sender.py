@@ -359,13 +359,18 @@ class Sender(threading.Thread):
 
     def _targets(self, topic: str, muted: Container[TopicPartition], now_ms: float) -> list[TopicPartition]:
         """The partitions of a topic that can take rows now: only those of connected brokers, if there are
-        any."""
+        any.
+
+        A muted partition that is open to new rows takes one batch as its probe, so it is not a target. Its
+        queue is empty, and it would be given many of the moved batches.
+        """
         known = self._cluster.topic(topic)
         connected = {broker.id for broker in self._cluster.brokers.values() if broker.is_connected}
-        choices = Choices(()) if known is None else choices_of(known, (), muted, connected)
+        probes = self._breaker.avoided.probes
+        choices = Choices(()) if known is None else choices_of(known, (), muted, connected, probes)
         available = [TopicPartition(topic, number) for number in choices.available]
-        # `choices_of` returns every partition if all of them are muted.
-        targets = [name for name in available if name not in muted]
+        # `choices_of` also returns muted partitions and probes if no other partition is available.
+        targets = [name for name in available if name not in muted and name not in probes]
         written = self._accumulator.partitions
         failing = {name for name in targets if name in written and written[name].is_failing(now_ms)}
         return [name for name in targets if name not in failing]

@@ -326,6 +326,25 @@ def test_rows_stay_in_a_muted_partition_while_the_others_fail_too() -> None:
         assert producer.finish().records == 1
 
 
+def test_rows_do_not_move_to_a_muted_partition_that_is_open_for_its_probe() -> None:
+    """Catches: the empty queue of a partition that was due for one probe got most of the moved batches."""
+    options: dict[str, object] = {
+        "producer_circuit_breaker_class": f"{IdleBreaker.__module__}.{IdleBreaker.__name__}",
+        "producer_circuit_breaker_mute_retry_interval": 100,
+    }
+    muted, probed, healthy = (TopicPartition("t", number) for number in range(3))
+    with FakeCluster({"t": 3}) as cluster, task(cluster, **options) as producer:
+        producer.send(rows(0, 1))
+        until(lambda: producer.acknowledged == 1, "the topic is known")
+        producer.breaker.manager.mute(probed)
+        producer.network.wakeup()
+        until(lambda: probed in producer.breaker.avoided.probes, "the probe is due")
+        targets = producer.sender._targets
+        assert targets("t", {muted}, monotonic_ms()) == [healthy]
+        assert targets("t", {muted, healthy}, monotonic_ms()) == []
+        producer.close(abort=True)
+
+
 def test_tiny_batches_take_memory_for_their_objects_too() -> None:
     """Catches: 62,500 batches in a pool of 8 MB, whose objects took 70 MB beside it."""
     memory = 100_000
