@@ -231,8 +231,11 @@ class Partition:
         """
         if self.gap is not None:
             # It must be known whether earlier batches were written before the sequences after the gap change.
+            # A batch that was not written is also sent if it precedes such a batch.
             return (
-                batch.possibly_written and batch is self.unacknowledged[0] and not self._is_after_gap(batch)
+                bool(self.unacknowledged)
+                and batch is self.unacknowledged[0]
+                and any(not self._is_after_gap(earlier) for earlier in self.unresolved)
             )
         if not self.unacknowledged:
             return True

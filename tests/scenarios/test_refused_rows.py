@@ -16,7 +16,7 @@ from tests.support.fake_log import numbers_in
 from tests.support.lifecycle_model import NODES, Model
 
 MESSAGE_TOO_LARGE, RECORD_LIST_TOO_LARGE, INVALID_TIMESTAMP, INVALID_RECORD = 10, 18, 32, 87
-NOT_ENOUGH_REPLICAS = 19
+REQUEST_TIMED_OUT, NOT_ENOUGH_REPLICAS = 7, 19
 REFUSALS = [MESSAGE_TOO_LARGE, RECORD_LIST_TOO_LARGE, INVALID_TIMESTAMP, INVALID_RECORD]
 
 
@@ -149,3 +149,30 @@ def test_a_lost_connection_after_a_refusal_does_not_fail_the_task() -> None:
     """
     failures = [failure for failure in map(walk, range(tries(300))) if failure is not None]
     assert [text for text in failures if "does not skip these rows" not in text] == []
+
+
+def test_a_batch_that_was_not_written_goes_before_one_in_doubt_before_a_refused_row() -> None:
+    """Catches: with another batch in doubt after the refused row, nothing was sent until
+    delivery.timeout.ms."""
+    model = Refusing(2_000, dead_letters=DeadLetters(None, 1_000, 1_000))
+    append_and_send(model, 1)
+    model.arrive(0, 0, append=True)
+    model.respond(0)
+    append_and_send(model, 4)
+    for error in (NOT_ENOUGH_REPLICAS, REQUEST_TIMED_OUT, INVALID_RECORD):
+        model.arrive(0, error, append=False)
+        model.respond(0)
+    model.disconnect(0, unread="lost")
+    model.settle()
+    assert not model.deliveries.has_failed
+    (log,) = (log for log in model.logs.values() if log.batches)
+    assert [row for batch in log.batches for row in numbers_in(batch.data)] == [0, 1, 2, 4]
+
+
+def append_and_send(model: Model, count: int) -> None:
+    """Rows for broker 0, each in a request of its own."""
+    for _ in range(count):
+        model.append([0], 5, lambda: None)
+        model.flush()
+        model.send()
+    assert len(model.pending) == count
