@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -94,8 +94,8 @@ class TopicLimits:
         self._safety = 1.0 if codec is None else SAFETY
         self._store = store
         self.learnt = learnt
-        # When the limit may double; None until a broker takes the first batch after it was learnt. Only the
-        # sender's thread uses these three.
+        # When the limit may double; None until a broker takes the first large batch after it was learnt. Only
+        # the sender's thread uses these three.
         self._rises_at_ms: float | None = None
         self._rise_wait_ms, self._has_doubled = _FIRST_RISE_MS, False
         self.raw_limit = max(batch_size, _WHOLE_RAW_LIMIT) if isinstance(codec, WholeCodec) else None
@@ -127,11 +127,16 @@ class TopicLimits:
                 updated = min(updated, current * _FIRST_SHARE)
             self.ratio = max(updated, ratio)
 
-    def relearn(self, ratio: float) -> None:
-        """Correct an estimate that was too low, to at least 1.0 as Kafka's producer does, and apply the
-        learnt limit."""
-        self.ratio = max(INITIAL_RATIO, ratio)
-        self._has_risen = True
+    def relearn(self, ratio: float, estimate: float) -> None:
+        """Apply the learnt limit after a batch was too large. ``ratio`` is what its rows compressed to, and
+        ``estimate`` what was expected when it opened.
+
+        If the estimate was too low, it is corrected to at least 1.0 as in Kafka's producer. Otherwise only
+        the broker's limit was lower than ours, and a correction would keep many later batches small.
+        """
+        if ratio > estimate * self._safety:
+            self.ratio = max(INITIAL_RATIO, ratio)
+            self._has_risen = True
         self.write_limit = self.largest_batch
 
     def on_too_large(self, size: int, *, costs_task: bool = False) -> None:
@@ -148,12 +153,15 @@ class TopicLimits:
         if self._has_doubled:
             self._rise_wait_ms = min(2 * self._rise_wait_ms, _LONGEST_RISE_MS)
         self._rises_at_ms, self._has_doubled = None, False
-        self._keep(lambda kept: min(limit, kept))
+        self._keep(limit)
 
-    def may_rise(self, now_ms: float) -> bool:
-        """Whether a learnt limit may double now. Called by the sender's thread when a broker has taken a
-        batch."""
-        if self.learnt is None or self.learnt >= self._batch_size:
+    def may_rise(self, size: int, now_ms: float) -> bool:
+        """Whether a learnt limit may double now, because a broker has taken a batch of ``size`` bytes.
+
+        Only a batch larger than half the limit counts. Smaller batches neither need a larger limit nor show
+        that brokers take batches as large as the present one. Called by the sender's thread.
+        """
+        if self.learnt is None or self.learnt >= self._batch_size or 2 * size <= self.learnt:
             return False
         if self._rises_at_ms is None:
             self._rises_at_ms = now_ms + self._rise_wait_ms
@@ -161,19 +169,25 @@ class TopicLimits:
 
     def rise(self) -> None:
         """Double the learnt limit, up to batch.size. The caller holds the accumulator's lock, because the
-        task's thread reads ``write_limit`` with it."""
+        task's thread reads ``write_limit`` with it.
+
+        The new limit is not kept for later producers: no broker has taken such a batch yet, and another task
+        may just have learnt a lower limit. Each producer finds out for itself.
+        """
         limit = min(2 * self.largest_batch, self._batch_size)
         self.learnt = self.write_limit = limit
         self._rises_at_ms, self._has_doubled = None, True
-        self._keep(lambda _: limit)
 
-    def _keep(self, limit: Callable[[int], int]) -> None:
-        """Keep the learnt limit for later producers. ``limit`` computes it from the limit that is kept
-        now, because other tasks may have changed that."""
-        if self._store is not None and self.learnt is not None:
+    def _keep(self, limit: int) -> None:
+        """Keep the limit for later producers, unless a lower one is kept.
+
+        If nothing changes, nothing is written: the kept limits end an hour after the last write, so a refusal
+        of a larger batch every ten minutes would keep a limit that is too low for ever.
+        """
+        if self._store is not None:
             kept = self._store.read()
-            kept[self._topic] = limit(kept.get(self._topic, self.learnt))
-            self._store.write(kept)
+            if limit < kept.get(self._topic, limit + 1):
+                self._store.write({**kept, self._topic: limit})
 
     # -- asking -------------------------------------------------------------------------------------
 

@@ -74,7 +74,7 @@ class RecordAccumulator:
         self.held_batch_skipped = False
         # Batches that were too large for their brokers: the topic's limits and the batch's compression ratio.
         # The sender adds to the list, and the task's thread empties it when it plans its next append pass.
-        self.too_large_batches: list[tuple[TopicLimits, float]] = []
+        self.too_large_batches: list[tuple[TopicLimits, float, float]] = []
 
     # -- the task's thread --------------------------------------------------------------------------
 
@@ -376,15 +376,15 @@ class RecordAccumulator:
         batch.queue.limits.on_too_large(batch.size, costs_task=costs_task)
         self.any_learnt = True
         with self.lock:
-            self.too_large_batches.append((batch.queue.limits, batch.observed_ratio))
+            self.too_large_batches.append((batch.queue.limits, batch.observed_ratio, batch.ratio))
 
     def on_taken(self, batches: Iterable[ProducerBatch], now_ms: float) -> None:
         """Let the learnt limits of these batches' topics rise again, because brokers have taken the
         batches."""
-        for limits in {batch.queue.limits for batch in batches}:
-            if limits.may_rise(now_ms):
+        for batch in batches:
+            if batch.queue.limits.may_rise(batch.size, now_ms):
                 with self.lock:
-                    limits.rise()
+                    batch.queue.limits.rise()
 
     def complete(self, written: Sequence[WrittenBatch], *, confirmed: bool = True) -> None:
         """End batches that their broker has; ``confirmed`` unless acks is 0. A batch that had failed before

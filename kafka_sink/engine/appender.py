@@ -160,8 +160,8 @@ class AppendPass:
         ``give_back``.
         """
         accumulator, ordered, start = self.accumulator, self.ordered, self.start
-        for limits, ratio in accumulator.too_large_batches:
-            limits.relearn(ratio)
+        for limits, ratio, estimate in accumulator.too_large_batches:
+            limits.relearn(ratio, estimate)
         accumulator.too_large_batches.clear()
         self._taken = [] if granted is None else [granted]
         starts = ordered.starts

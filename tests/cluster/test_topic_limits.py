@@ -6,6 +6,7 @@ How many rows they take is in tests/records/test_ordered_rows.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -56,7 +57,7 @@ def test_a_refused_size_is_halved_and_the_task_goes_on_with_its_limit_until_it_l
     for size, largest in [(900, 450), (900, 450), (450, 225)]:
         limits.on_too_large(size)
         assert (limits.largest_batch, limits.learnt, limits.write_limit) == (largest, largest, 1_000)
-    limits.relearn(0.5)
+    limits.relearn(0.5, 1.0)
     assert (limits.write_limit, limits.ratio) == (225, 1.0)
 
 
@@ -95,12 +96,12 @@ def test_a_learnt_limit_doubles_after_a_wait_that_grows_while_brokers_refuse_it(
     """Catches: a limit that was restored at once and held batches down for an hour."""
     a = Store()
     limits = learnt(4_000, a)
-    assert not limits.may_rise(0.0)
+    assert not limits.may_rise(2_000, 0.0)
     limits.on_too_large(2_000)
     now_ms, waits = 100.0, []
     for _ in range(11):
         begun_ms = now_ms
-        while not limits.may_rise(now_ms):
+        while not limits.may_rise(501, now_ms):
             now_ms += 1_000.0
         waits.append((now_ms - begun_ms) / 1_000)
         limits.rise()
@@ -109,12 +110,35 @@ def test_a_learnt_limit_doubles_after_a_wait_that_grows_while_brokers_refuse_it(
     assert waits == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 600]
     # The broker's limit is restored.
     for largest in (2_000, 4_000):
-        assert not limits.may_rise(now_ms)
+        assert not limits.may_rise(largest // 2, now_ms)
         now_ms += 600_000.0
-        assert limits.may_rise(now_ms)
+        assert limits.may_rise(largest // 2, now_ms)
         limits.rise()
-        assert learnt(4_000, a).largest_batch == limits.write_limit == largest
-    assert not limits.may_rise(now_ms + 3_600_000.0)
+        assert limits.write_limit == largest
+    assert not limits.may_rise(4_000, now_ms + 3_600_000.0)
+
+
+def test_a_limit_doubles_only_after_a_batch_of_more_than_half_of_it() -> None:
+    """Catches: small batches raised the limit step by step, without a broker having taken one as large."""
+    limits = learnt(16_000)
+    limits.on_too_large(2_000)
+    for now_ms in (0.0, 1_000.0, 2_000.0):
+        assert not limits.may_rise(500, now_ms)
+    assert not limits.may_rise(501, 3_000.0)
+    assert limits.may_rise(501, 4_000.0)
+
+
+def test_a_raised_limit_does_not_replace_what_another_task_has_learnt() -> None:
+    a = Store()
+    one, two = learnt(4_000, a), learnt(4_000, a)
+    one.on_too_large(2_000)
+    two.on_too_large(800)
+    one.rise()
+    assert a.limits == {"t": 400}
+    # The refusal of a raised limit does not make the kept limits look new.
+    a.write = Mock()  # type: ignore[method-assign]
+    one.on_too_large(2_000)
+    a.write.assert_not_called()
 
 
 def seen(*ratios: float) -> tuple[TopicLimits, list[float]]:
@@ -145,10 +169,18 @@ def test_an_estimate_rises_at_once_and_by_a_step_at_least() -> None:
 @pytest.mark.parametrize(("ratio", "expected"), [(0.3, 1.0), (1.01, 1.01)])
 def test_after_a_split_the_topic_starts_over(ratio: float, expected: float) -> None:
     limits, _ = seen(*[0.2] * 200)
-    limits.relearn(ratio)
+    limits.relearn(ratio, 0.2)
     assert limits.ratio == expected
     limits.observe(0.2)
     assert limits.ratio == pytest.approx(expected - 0.005)
+
+
+def test_a_refusal_of_a_batch_that_was_as_small_as_estimated_leaves_the_estimate() -> None:
+    """Catches: each refusal of a raised limit made the next batches small for long."""
+    limits, _ = seen(*[0.2] * 200)
+    limits.on_too_large(900)
+    limits.relearn(0.2, 0.2)
+    assert (limits.write_limit, limits.ratio) == (450, 0.2)
 
 
 @given(st.lists(st.floats(0.01, 1.2), min_size=1, max_size=50))

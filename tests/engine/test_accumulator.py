@@ -403,3 +403,15 @@ def test_a_held_batch_neither_moves_nor_is_closed() -> None:
     assert (moving.state, open_there.state) == (BatchState.OPEN, BatchState.OPEN)
     assert move(bench, P[0], P[1], P[2]) == [moving]
     assert queued(bench, P[2]) == [moving]
+
+
+def test_only_a_large_batch_that_a_broker_took_raises_a_learnt_limit() -> None:
+    bench = Bench(batch_size=1_000)
+    large, small = bench.closed(P[0], size=800), bench.closed(P[1], size=100)
+    bench.accumulator.on_too_large(large)
+    limits = large.queue.limits
+    for batch, now_ms in [(small, 0.0), (small, 1_000.0), (large, 2_000.0)]:
+        bench.accumulator.on_taken([batch], now_ms)
+        assert limits.learnt == 400
+    bench.accumulator.on_taken([small, large], 3_000.0)
+    assert limits.learnt == 800
