@@ -418,6 +418,18 @@ def test_a_ratio_that_proved_too_low_is_learnt_anew() -> None:
     assert limits_of(bench.accumulator).write_limit == 100_000
 
 
+def test_a_ratio_that_proved_right_is_kept_after_a_refusal() -> None:
+    bench = Bench(batch_size=100_000, compression=CompressionType.LZ4)
+    teach_ratio(bench.accumulator, 0.6)
+    bench.append(half_noise(random.Random(5), 100, 2_500))
+    bench.appender.flush()
+    limits = limits_of(bench.accumulator)
+    estimate = limits.ratio
+    size = refuse(bench)
+    bench.append(unit(0, [0]))
+    assert (limits.write_limit, limits.ratio) == (size // 2, estimate)
+
+
 def test_a_batch_that_outgrew_its_estimate_beyond_the_pool_goes_early() -> None:
     bench = Bench(memory=96 << 10, batch_size=64 << 10, compression=CompressionType.LZ4)
     bench.pool.heap_limit_bytes = 0
