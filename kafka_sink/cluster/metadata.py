@@ -182,6 +182,11 @@ class ClusterMetadata:
         state = self._topics.get(name)
         return None if state is None else state.metadata
 
+    def is_stale(self, name: str) -> bool:
+        """Whether a response showed that the topic's metadata may be old, and no newer metadata has come."""
+        state = self._topics.get(name)
+        return state is not None and state.stale
+
     def describe_lookup_error(self, name: str) -> str | None:
         """The error in the last response about a topic; None if the response contained metadata."""
         state = self._topics.get(name)

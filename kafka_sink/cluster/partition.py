@@ -18,7 +18,14 @@ from kafka_sink.clock import OUTCOME_WINDOW_MS
 from kafka_sink.cluster.broker import Broker
 from kafka_sink.cluster.topic_limits import TopicLimits
 from kafka_sink.errors import KafkaSinkError
-from kafka_sink.model import IDEMPOTENT_IN_FLIGHT, NO_TIMESTAMP, TopicPartition
+from kafka_sink.model import (
+    IDEMPOTENT_IN_FLIGHT,
+    NO_LEADER,
+    NO_TIMESTAMP,
+    UNKNOWN_EPOCH,
+    PartitionMetadata,
+    TopicPartition,
+)
 from kafka_sink.records.batch_header import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE, ProducerSequence
 
 if TYPE_CHECKING:
@@ -85,7 +92,8 @@ class Partition:
     """
 
     __slots__ = (
-        *("_assigned", "_assigned_as", "_failed", "_failed_before", "_failed_ms", "_streak"),
+        *("_assigned", "_assigned_as", "_assigned_before_leader", "_led_by", "is_known_to_leader"),
+        *("_failed", "_failed_before", "_failed_ms", "_streak"),
         *("_taken", "_taken_before", "_taken_ms", "_window_ends_ms"),
         *("taken_after_gap", "topic_id", "batches", "counts", "established_until_ms", "gap", "has_taken"),
         *("id", "in_flight", "last_offset", "leader", "limits", "metadata_version", "missing_since_ms"),
@@ -110,6 +118,8 @@ class Partition:
         # The id of the topic to which batches were sent. None before the first batch, or if brokers send no
         # topic ids.
         self.topic_id: bytes | None = None
+        # The leader, its epoch and the topic id that were last seen.
+        self._led_by: tuple[int, int, bytes | None] | None = None
         # Whether a broker has taken a batch of this producer.
         self.has_taken = False
         # The numbers of batches that brokers took, and of failures, in the window that ends at
@@ -149,6 +159,10 @@ class Partition:
         # them. A piece of a split batch has the ordinal of that batch.
         self._assigned = 0
         self._assigned_as: dict[ProducerBatch, int] = {}
+        # The value of ``_assigned`` when the leader last changed or the sequences restarted, and whether a
+        # batch that was given its sequence since then was acknowledged.
+        self._assigned_before_leader = 0
+        self.is_known_to_leader = False
 
     def take(self, batch: ProducerBatch) -> None:
         """Take a batch out of the queue for the sender, until ``give_back``. The caller holds the lock."""
@@ -170,12 +184,28 @@ class Partition:
             place += 1
         self.batches.insert(place, batch)
 
-    def set_topic_id(self, topic_id: bytes) -> None:
-        """Record the id of the partition's topic. If the topic was deleted and created again, the new topic's
-        leader does not know the producer, so the first batch is sent alone (see ``may_send``)."""
-        if self.topic_id not in (None, topic_id):
-            self.established_until_ms, self.last_offset = -math.inf, -1
-        self.topic_id = topic_id
+    def set_leader(self, info: PartitionMetadata | None, topic_id: bytes | None) -> None:
+        """Record the partition's leader and the id of its topic, as the metadata contains them.
+
+        If the topic was deleted and created again, the new topic's leader does not know the producer, so the
+        first batch is sent alone (see ``may_send``). A new leader after an unclean election may not know it
+        either (see ``disprove_after_gap``).
+        """
+        if topic_id is not None:
+            if self.topic_id not in (None, topic_id):
+                self.established_until_ms, self.last_offset = -math.inf, -1
+            self.topic_id = topic_id
+        leader, epoch = (NO_LEADER, UNKNOWN_EPOCH) if info is None else (info.leader, info.leader_epoch)
+        led_by = leader, epoch, self.topic_id
+        if led_by != self._led_by:
+            self._led_by = led_by
+            self._await_first_of_leader()
+
+    def _await_first_of_leader(self) -> None:
+        """Assume that the leader does not know the producer until it acknowledges a batch that gets its
+        sequence from now on. An acknowledgement of an earlier batch may come from a former leader."""
+        self._assigned_before_leader = self._assigned
+        self.is_known_to_leader = False
 
     # -- outcomes: the evidence of the breaker's failure rate ------------------------------------------
     #
@@ -276,6 +306,7 @@ class Partition:
             self._taken += 1
         self.established_until_ms = now_ms + _ESTABLISHED_MS
         self.taken_after_gap |= self.gap is not None and self._is_after_gap(batch)
+        self.is_known_to_leader |= self._assigned_as.get(batch, 0) > self._assigned_before_leader
         self.last_offset = max(self.last_offset, last_offset)
         if self.unacknowledged and self.unacknowledged[0] is batch:
             self.unacknowledged.popleft()
@@ -326,6 +357,7 @@ class Partition:
             batch.withdraw_sequence()
         self.unacknowledged.clear()
         self._assigned_as.clear()
+        self._await_first_of_leader()
         self.producer = (NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
         self.restarts += 1
         self.established_until_ms = -math.inf
@@ -367,11 +399,15 @@ class Partition:
     def disprove_after_gap(self) -> None:
         """Record that the batches after dropped records were not written, although their responses were lost.
 
-        Several batches were in flight, so the leader had the producer's state when they were sent. It
-        therefore rejects all of them as long as the dropped records are missing. A copy of such a batch that
-        arrives late could still find that its sequence is the next one. So ``restart`` has to follow: after
-        it, brokers reject the former epoch.
+        The leader must be known to have the producer's state (``is_known_to_leader``). It therefore rejects
+        all of these batches as long as the dropped records are missing. Without the state it could take such
+        a batch as the producer's first one. A copy of such a batch that arrives late could still find that
+        its sequence is the next one. So ``restart`` has to follow: after it, brokers reject the former epoch.
+
+        Raises KafkaSinkError and changes nothing if the leader may lack the state.
         """
+        if not self.is_known_to_leader:
+            raise KafkaSinkError(f"the leader of {self.id} may have written batches after dropped records")
         for batch in self.after_gap:
             batch.possibly_written = False
 

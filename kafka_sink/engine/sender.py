@@ -264,8 +264,7 @@ class Sender(threading.Thread):
 
     def _leader(self, partition: Partition) -> Broker | None:
         topic, info = self._cluster.topic(partition.id.topic), self._cluster.leader(partition.id)
-        if topic is not None and topic.topic_id is not None:
-            partition.set_topic_id(topic.topic_id)
+        partition.set_leader(info, None if topic is None else topic.topic_id)
         return None if info is None or info.leader < 0 else self._cluster.broker(info.leader)
 
     # -- produce ----------------------------------------------------------------------------------

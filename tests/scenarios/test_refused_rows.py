@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Collection
+from typing import Any
 
 import pytest
 
@@ -167,6 +168,35 @@ def test_a_batch_that_was_not_written_goes_before_one_in_doubt_before_a_refused_
     assert not model.deliveries.has_failed
     (log,) = (log for log in model.logs.values() if log.batches)
     assert [row for batch in log.batches for row in numbers_in(batch.data)] == [0, 1, 2, 4]
+
+
+@pytest.mark.parametrize("change", [{"leader_epoch": 1}, {"topic_id": b"recreated"}])
+def test_a_batch_in_doubt_after_a_refused_row_fails_if_the_leader_has_changed(change: dict[str, Any]) -> None:
+    """Catches: a leader that had lost the producer's state took the batch as its first one, and it was
+    written a second time after the restart."""
+    model = Refusing(2_000, dead_letters=DeadLetters(None, 1_000, 1_000))
+    for _ in range(3):
+        append_and_send(model, 1)
+        model.arrive(0, 0, append=True)
+        model.respond(0)
+    append_and_send(model, 2)
+    for log in model.logs.values():
+        log.forget_producers()
+    model.arrive(0, 0, append=True)
+    model.respond(0)
+    model.arrive(0, 0, append=True)
+    model.disconnect(0, unread="lost")
+    model.metadata.stale = True
+    model.now += 1_000
+    model.send()
+    for name, value in {"stale": False, **change}.items():
+        setattr(model.metadata, name, value)
+    model.settle()
+    model.check()
+    with pytest.raises(
+        DeliveryError, match="may have lost its state of this producer, and the batch may have been"
+    ):
+        model.deliveries.raise_failure(1, 0)
 
 
 def append_and_send(model: Model, count: int) -> None:

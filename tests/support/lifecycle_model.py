@@ -65,12 +65,20 @@ class Metadata:
         self.leaders = [index % NODES for index in range(PARTITIONS)]
         self.brokers = Brokers()
         self.version = 0
+        self.leader_epoch = 0
+        self.topic_id: bytes | None = None
+        self.stale = False
 
     def leader(self, partition: TopicPartition) -> PartitionMetadata | None:
-        return PartitionMetadata(TOPIC, partition.partition, self.leaders[partition.partition], 0)
+        return PartitionMetadata(
+            TOPIC, partition.partition, self.leaders[partition.partition], self.leader_epoch
+        )
 
     def topic(self, name: str) -> TopicMetadata | None:
-        return None
+        return None if self.topic_id is None else self.described()
+
+    def is_stale(self, name: str) -> bool:
+        return self.stale
 
     def describe_lookup_error(self, name: str) -> str | None:
         return None
@@ -78,7 +86,7 @@ class Metadata:
     def described(self) -> TopicMetadata:
         return TopicMetadata.of(
             TOPIC,
-            None,
+            self.topic_id,
             tuple(PartitionMetadata(TOPIC, index, node, 0) for index, node in enumerate(self.leaders)),
         )
 
@@ -216,6 +224,7 @@ class Model:
 
     def leader(self, partition: Partition) -> Broker | None:
         known = self.metadata.leader(partition.id)
+        partition.set_leader(known, self.metadata.topic_id)
         return None if known is None or known.leader < 0 else self.brokers[known.leader]
 
     # -- the sender -----------------------------------------------------------------------------------
