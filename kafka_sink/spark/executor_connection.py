@@ -146,7 +146,9 @@ class Watcher:
         """Return the call of a descriptor that was watched until now. The caller holds the lock."""
         on_hang_up = self._watched.pop(descriptor, None)
         if on_hang_up is not None and self._epoll is not None:
-            self._epoll.unregister(descriptor)
+            # The kernel has already removed a descriptor that was closed.
+            with suppress(OSError):
+                self._epoll.unregister(descriptor)
         return on_hang_up
 
     def _start(self) -> select.epoll:
