@@ -46,7 +46,7 @@ demo: $(if $(wildcard $(STAMP)),$(STAMP),$(DEMO_STAMP)) java  ## write 336,776 r
 	@$(BIN)/python examples/flights.py
 
 quick: export KAFKA_CHUNKED_TEST_EFFORT := 0.1
-quick: $(COMPILED)  ## run in a minute the tests that start no Kafka, Spark or browser (ARGS="-k name" picks some)
+quick: $(COMPILED)  ## run in two to three minutes the tests that start no Kafka, Spark or browser (ARGS="-k name" picks some)
 	@$(BIN)/python -m pytest -q -m "not slow" -n auto --dist loadgroup --no-loadscope-reorder \
 		$(addprefix --ignore tests/,benchmarks endurance exactly_once chaos) --not-run "$(NOT_QUICK)" $(ARGS)
 
