@@ -27,7 +27,7 @@ from tests.support.broker_settings import SETTINGS
 from tests.support.effort import tries
 from tests.support.ports import free_port
 from tests.support.strategy import forced
-from tests.support.surroundings import Environ, Modules
+from tests.support.surroundings import Environ, Modules, replaced_modules
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -109,6 +109,8 @@ def pytest_runtest_teardown(
     done = yield
     if hasattr(item.config, "workerinput"):
         lanes.end_shared(item, nextitem)
+    replaced = replaced_modules()
+    assert not replaced, f"{item.nodeid} left other module objects than it found: {', '.join(replaced)}"
     return done
 
 
