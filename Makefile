@@ -67,10 +67,10 @@ exactly-once: $(STAMP) java  ## kill drivers, workers, brokers of queries that w
 	@$(BIN)/python -m tests.exactly_once --rounds $(ROUNDS) --seed $(SEED) $(ARGS)
 
 fuzz: export KAFKA_CHUNKED_TEST_EFFORT := $(EFFORT)
-fuzz: $(STAMP)  ## search for harmful responses and orders of events, ten times as long as make test does (EFFORT=10)
+fuzz: $(STAMP)  ## search for harmful responses, orders of events and wrong encoded rows, ten times as long as make test does (EFFORT=10)
 	@$(BIN)/python -m pytest tests/network tests/delivery/test_hostile_responses.py tests/scenarios/test_batch_lifecycle.py \
-		tests/scenarios/test_tight_memory.py tests/transactions/test_protocol_model.py \
-		-k "fuzz or client_faults or hostile or lifecycle or whatever or protocol_model" $(ARGS)
+		tests/scenarios/test_tight_memory.py tests/transactions/test_protocol_model.py tests/formats/test_encoders_against_oracles.py \
+		-k "oracles or fuzz or client_faults or hostile or lifecycle or whatever or protocol_model" $(ARGS)
 
 kerberos: $(STAMP) java  ## log in by Kerberos, with a KDC out of Debian's packages (unpacked, not installed)
 	@tools/with_kerberos.sh $(VENV)-kerberos $(BIN)/python $(BIN)/python -m pytest tests/security/test_kerberos.py $(ARGS)

@@ -25,6 +25,7 @@ from kafka_sink.records.arrays import (
     null_mask,
     numbers,
     offsets,
+    validity,
     with_nulls,
 )
 from kafka_sink.records.extension_types import BOOL8, UUID, content_type, shown
@@ -173,7 +174,18 @@ def plain(column: pa.Array) -> pa.Array:
     wanted = plain_type(kind)
     if pa.types.is_large_string(kind) or pa.types.is_large_binary(kind):
         return narrow(column, wanted)
+    if pa.types.is_fixed_size_list(kind):
+        return _as_list(column, wanted)
     return column if kind == wanted else column.cast(wanted)
+
+
+def _as_list(column: pa.Array, wanted: pa.ListType) -> pa.Array:
+    """A fixed-size list as a list over the same elements. Arrow's own cast makes an invalid array if a slice
+    has structs with fields of the null type, and reading that array ends the process."""
+    size, count = column.type.list_size, len(column)
+    ends = pa.py_buffer(np.arange(count + 1, dtype=np.int32) * np.int32(size))
+    elements = column.values.slice(column.offset * size, count * size)
+    return pa.Array.from_buffers(wanted, count, [validity(null_mask(column)), ends], children=[elements])
 
 
 def present_only(column: pa.Array, nulls: Bools, encode: Callable[[pa.Array], list[Piece]]) -> list[Piece]:

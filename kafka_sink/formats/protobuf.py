@@ -113,7 +113,8 @@ class _ProtobufCompiler:
         if field.kind == "message":
             value = self._message_value(self.schema.messages[field.type_name], kind, path)
         elif field.kind == "enum":
-            value = _enum(self.schema.enums[field.type_name], kind, path)
+            is_closed = field.type_name in self.schema.closed_enums
+            value = _enum(self.schema.enums[field.type_name], kind, path, is_closed=is_closed)
         else:
             value = _scalar(field.kind, kind, path)
         if value is None:
@@ -322,7 +323,8 @@ def _scalar(name: str, kind: pa.DataType, path: str) -> _Value | None:
 _KINDS = {"string": pa.string(), "bytes": pa.binary(), "bool": pa.bool_()}
 
 
-def _integer(name: str, kind: pa.DataType, path: str) -> _Value | None:
+def _integer(name: str, kind: pa.DataType, path: str, allowed: Int64s | None = None) -> _Value | None:
+    """How a whole number is written. A row is rejected if its number is not ``allowed``."""
     whole = _whole(name, kind, path)
     if whole is None:
         return None
@@ -341,6 +343,9 @@ def _integer(name: str, kind: pa.DataType, path: str) -> _Value | None:
 
     def numbers(column: pa.Array, nulls: Bools | None) -> UInt64s:
         result = whole(column, nulls)
+        if allowed is not None:
+            wrong = ~np.isin(result, allowed)
+            columns.reject(wrong, path, "is not a number in the schema's enum", _nulls(column, nulls))
         # Without zigzag, a negative int32 is written like an int64.
         return byte_columns.zigzag(result) if name.startswith("sint") else result.view(np.uint64)
 
@@ -387,12 +392,12 @@ def _whole(name: str, kind: pa.DataType, path: str) -> Callable[[pa.Array, Bools
     return numbers
 
 
-def _enum(symbols: dict[str, int], kind: pa.DataType, path: str) -> _Value | None:
+def _enum(symbols: dict[str, int], kind: pa.DataType, path: str, *, is_closed: bool) -> _Value | None:
     """How an enum is written. The column contains its names or its numbers."""
-    if kind != pa.string():
-        return _scalar("int32", kind, path) if pa.types.is_integer(kind) else None
     names = arrays.strings_of([*symbols])
     values = np.array([number & _ALL for number in symbols.values()], dtype=np.uint64).view(np.int64)
+    if kind != pa.string():
+        return _integer("int32", kind, path, values if is_closed else None)
 
     def numbers(column: pa.Array) -> Int64s:
         index = pc.index_in(column, value_set=names)

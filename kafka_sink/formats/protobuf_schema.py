@@ -64,13 +64,15 @@ class MessageType:
 
 @dataclasses.dataclass(slots=True)
 class ProtobufSchema:
-    """All messages and enums of a schema and its imports, by full name. An enum maps names to numbers.
+    """All messages and enums of a schema and its imports, by full name. An enum maps names to numbers. A
+    field of a closed enum, which proto2 has, can have no other number.
 
     ``own`` are the messages of the schema's file. Their ``place`` is the path of indexes after a schema's id.
     """
 
     messages: dict[str, MessageType] = dataclasses.field(default_factory=dict)
     enums: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
+    closed_enums: set[str] = dataclasses.field(default_factory=set)
     own: list[str] = dataclasses.field(default_factory=list)
 
     def message(self, name: str) -> MessageType:
@@ -205,6 +207,8 @@ class _Descriptor:
             entries = [_grouped(entry) for entry in enum.get(2, ())]
             name = _inside(scope, _string(enum, 1))
             self._schema.enums[name] = {_string(entry, 1): entry.get(2, [0])[-1] for entry in entries}
+            if not self._is_proto3:
+                self._schema.closed_enums.add(name)
 
     def _message(self, data: bytes, scope: str, place: tuple[int, ...]) -> None:
         if len(place) > _MAX_DEPTH:

@@ -99,7 +99,7 @@ def binary_of(entries: Sequence[bytes | None]) -> pa.Array:
     sizes = np.array([0, *(len(entry or b"") for entry in entries)], dtype=np.int64)
     nulls = np.array([entry is None for entry in entries], dtype=np.bool_)
     data = pa.py_buffer(b"".join(entry or b"" for entry in entries))
-    buffers = [_validity(nulls), pa.py_buffer(np.cumsum(sizes).astype(np.int32)), data]
+    buffers = [validity(nulls), pa.py_buffer(np.cumsum(sizes).astype(np.int32)), data]
     return pa.Array.from_buffers(pa.binary(), len(entries), buffers)
 
 
@@ -140,10 +140,10 @@ def with_nulls(array: pa.Array, nulls: Bools) -> pa.Array:
     """The array with nulls where ``nulls`` is true, over the same buffers. The array must not be a slice."""
     if not nulls.any():
         return array
-    return pa.Array.from_buffers(array.type, len(array), [_validity(nulls), *array.buffers()[1:]])
+    return pa.Array.from_buffers(array.type, len(array), [validity(nulls), *array.buffers()[1:]])
 
 
-def _validity(nulls: Bools) -> pa.Buffer | None:
+def validity(nulls: Bools) -> pa.Buffer | None:
     return pa.py_buffer(np.packbits(~nulls, bitorder="little")) if nulls.any() else None
 
 
@@ -186,7 +186,7 @@ def narrow(array: pa.Array, kind: pa.DataType) -> pa.Array:
         kind,
         len(array),
         [
-            _validity(null_mask(array)) if array.null_count else None,
+            validity(null_mask(array)) if array.null_count else None,
             pa.py_buffer((ends - first).astype(np.int32)),
             pa.py_buffer(b"") if data is None else data.slice(first, size),
         ],

@@ -88,3 +88,12 @@ def test_text_that_is_none_is_marked() -> None:
     with pytest.raises(UnfitRowsError, match="is no text") as caught:
         columns.require_utf8(column, "x", "is no text")
     assert caught.value.rows.tolist() == [False, True]
+
+
+def test_a_slice_of_fixed_size_lists_becomes_a_valid_list() -> None:
+    """Catches: Arrow's own cast, which makes an invalid array here. Reading it ends the process."""
+    structs = pa.array([{"a": None}] * 6, pa.struct([("a", pa.null())]))
+    column = pa.FixedSizeListArray.from_arrays(structs, 2, mask=pa.array([False, False, True])).slice(1)
+    plain = columns.plain(column)
+    plain.validate(full=True)
+    assert plain.to_pylist() == column.to_pylist()

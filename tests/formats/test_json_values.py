@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import base64
-import datetime
-import decimal
 import json
 import math
-from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import assume, given
 
 from kafka_sink.formats import byte_columns, json_schema, json_values
 from kafka_sink.formats.columns import UnfitRowsError
 from kafka_sink.formats.row_encoder import dead_letter_values
-from tests.support.avro_cases import tables
 
 
 def _encoded(schema: str, column: pa.Array) -> list[bytes]:
@@ -27,53 +21,6 @@ def _encoded(schema: str, column: pa.Array) -> list[bytes]:
 
 def _derived(column: pa.Array) -> str:
     return json_schema.derived(pa.field("", column.type, nullable=False), "Row")
-
-
-def _meant(value: Any) -> Any:
-    """A row as JSON has it, once it is read again."""
-    if isinstance(value, dict):
-        return {name: _meant(one) for name, one in value.items()}
-    if isinstance(value, list):
-        return [_meant(one) for one in value]
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
-    if isinstance(value, datetime.datetime):
-        return value.isoformat(timespec="microseconds").replace("+00:00", "Z")
-    if isinstance(value, datetime.date):
-        return value.isoformat()
-    if isinstance(value, decimal.Decimal):
-        return float(value)
-    return value
-
-
-@given(tables())
-def test_texts_mean_the_rows_and_fit_the_derived_schema(
-    table: tuple[pa.StructArray, list[dict[str, Any]]],
-) -> None:
-    column, rows = table
-    assume(not _is_infinite(rows))
-    schema = _derived(column)
-    found = [json.loads(text, parse_constant=pytest.fail) for text in _encoded(schema, column)]
-    assert _close(found, _meant(rows))
-    validator = pytest.importorskip("jsonschema").Draft7Validator(json.loads(schema))
-    for row in found:
-        validator.validate(row)
-
-
-def _is_infinite(value: Any) -> bool:
-    """JSON has no such numbers: see the test of them."""
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return value in (math.inf, -math.inf) or any(map(_is_infinite, inner))
-
-
-def _close(found: Any, meant: Any) -> bool:
-    if isinstance(meant, dict):
-        return found.keys() == meant.keys() and all(_close(found[name], meant[name]) for name in meant)
-    if isinstance(meant, list):
-        return len(found) == len(meant) and all(map(_close, found, meant))
-    if isinstance(meant, float):
-        return float(found) == pytest.approx(meant, rel=1e-6)
-    return bool(found == meant)
 
 
 def test_texts_are_those_of_json_dumps() -> None:
