@@ -11,8 +11,8 @@ from kafka_sink.clock import Clock
 from kafka_sink.memory.arena import ChunkArena
 from kafka_sink.memory.buffer import ChunkedBuffer
 from kafka_sink.memory.pool import BufferPool, PoolClient
+from kafka_sink.options.checks import MAX_CHUNK
 
-MAX_CHUNK = 16384
 # A chunk is never smaller than the 61-byte batch header.
 MIN_CHUNK = 128
 # If many batches are open, chunks are smaller by one of these divisors, but never smaller than 1 KiB.
@@ -55,7 +55,7 @@ class BufferAllocator:
         chunk = chunk_size(self._batch_size)
         sizes = [chunk, *(chunk // divisor for divisor in _FINER if chunk // divisor >= _MIN_FINER)]
         self._arenas = [pool.arena(size) for size in ([self._batch_size] if full else sizes)]
-        self._heap_arena = pool.heap_arena(chunk) if full else None
+        self._heap_arena = pool.arena(chunk, heap=True) if full else None
         self._share = pool.total_bytes // _SHARE_OF_CHUNKS
         # What batches may need beyond the pool. With `incremental`, one may grow and one be split.
         self._heap_bytes = pool.total_bytes if full else 2 * self._batch_size

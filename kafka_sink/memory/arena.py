@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from operator import attrgetter
 
 from kafka_sink.errors import BufferOwnershipError
@@ -27,17 +28,15 @@ _RETURNS_BEFORE_SORT = 16
 _FREE_CHUNKS_A_RETURN = 128
 
 
+@dataclass(slots=True, eq=False)
 class Chunk:
     """``size`` bytes of the mapping ``slab``, from ``start``. ``view`` is the same memory, writable.
     ``place`` orders an arena's chunks, so that chunks that are adjacent in memory have consecutive places."""
 
-    __slots__ = ("place", "slab", "start", "view")
-
-    def __init__(self, slab: mmap.mmap, start: int, view: memoryview, place: int) -> None:
-        self.place = place
-        self.slab = slab
-        self.start = start
-        self.view = view
+    slab: mmap.mmap
+    start: int
+    view: memoryview
+    place: int
 
 
 class ChunkArena:

@@ -21,7 +21,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kafka_sink.clock import Clock
 from kafka_sink.errors import BufferExhaustedError, ProducerClosedError, RecordTooLargeError
@@ -63,9 +63,9 @@ class WindowedRate:
 class PoolMetrics:
     """A snapshot of a pool, in bytes, nanoseconds and counts.
 
-    ``used_bytes`` are lent out. ``reserved_bytes`` are gathered for waiting requests. ``allocated_bytes`` are
-    the used bytes and the free memory that is kept for reuse. ``buffer_available_bytes`` is the total without
-    used and reserved bytes. ``heap_*`` is not part of any of these. ``full_strategy_*`` is what `full` would
+    ``used_bytes`` are lent out. ``allocated_bytes`` are the used bytes and the free memory that is kept for
+    reuse. ``buffer_available_bytes`` is the total without used bytes and without the bytes that waiting
+    requests have gathered. ``heap_*`` is not part of any of these. ``full_strategy_*`` is what `full` would
     hold.
     """
 
@@ -80,8 +80,6 @@ class PoolMetrics:
     max_allocated_bytes: int
     used_bytes: int
     max_used_bytes: int
-    reserved_bytes: int
-    free_bytes: int
     heap_bytes: int
     max_heap_bytes: int
     heap_total_bytes: int
@@ -96,16 +94,15 @@ _MIN_HEAP_BYTES = 1 << 20
 _WATCH_MS = 100.0
 
 
+@dataclass(slots=True, eq=False)
 class PoolClient:
     """A producer that uses a pool. Closing it ends the waits of this producer only. The pool's lock guards
     ``closed``: otherwise a request could join the queue just after the close, and time out."""
 
-    __slots__ = ("closed",)
-
-    def __init__(self) -> None:
-        self.closed = False
+    closed: bool = False
 
 
+@dataclass(slots=True, eq=False)
 class _Waiter:
     """A waiting request. It has gathered ``gathered`` of ``need`` bytes, and is granted when it has all of
     them and the heap is within its limit.
@@ -114,14 +111,13 @@ class _Waiter:
     blocks on it. The pool's lock guards all other fields.
     """
 
-    __slots__ = ("client", "gathered", "is_granted", "need", "turn")
+    need: int
+    client: PoolClient
+    gathered: int = 0
+    is_granted: bool = False
+    turn: threading.Lock = field(default_factory=threading.Lock)
 
-    def __init__(self, need: int, client: PoolClient) -> None:
-        self.need = need
-        self.client = client
-        self.gathered = 0
-        self.is_granted = False
-        self.turn = threading.Lock()
+    def __post_init__(self) -> None:
         self.turn.acquire()
 
 
@@ -152,8 +148,8 @@ class BufferPool:
         # Guards everything below, and all arenas. The task's thread takes memory and the sender's thread
         # returns it; without the lock they could lend one chunk twice, or lose a waiting request's wake-up.
         self._lock = threading.Lock()
-        self._arenas: dict[int, ChunkArena] = {}
-        self._heap_arenas: dict[int, ChunkArena] = {}
+        # The arenas whose chunks are kept for reuse, by the size of a chunk and whether it is heap memory.
+        self._arenas: dict[tuple[int, bool], ChunkArena] = {}
         self._heap_needs: dict[PoolClient, int] = {}
         self._waiters: deque[_Waiter] = deque()
         self._used = 0
@@ -191,20 +187,13 @@ class BufferPool:
     def _limit_heap(self) -> None:
         self.heap_limit_bytes = max(self._least_heap_limit, *self._heap_needs.values(), 0)
 
-    def arena(self, size: int) -> ChunkArena:
-        """The arena for chunks of this size, which are kept for reuse."""
+    def arena(self, size: int, *, heap: bool = False) -> ChunkArena:
+        """The arena for chunks of this size, which are kept for reuse: the pool's or, with ``heap``, those
+        outside the pool."""
         with self._lock:
-            arena = self._arenas.get(size)
+            arena = self._arenas.get((size, heap))
             if arena is None:
-                arena = self._arenas[size] = ChunkArena(size, kept=True)
-            return arena
-
-    def heap_arena(self, size: int) -> ChunkArena:
-        """The arena for heap chunks of this size, which are kept for reuse until ``trim_free``."""
-        with self._lock:
-            arena = self._heap_arenas.get(size)
-            if arena is None:
-                arena = self._heap_arenas[size] = ChunkArena(size, kept=True, heap=True)
+                arena = self._arenas[size, heap] = ChunkArena(size, kept=True, heap=heap)
             return arena
 
     # -- taking -----------------------------------------------------------------------------------
@@ -325,7 +314,7 @@ class BufferPool:
         """Drop free chunks of other sizes, so that ``arena`` can allocate these bytes within the total."""
         excess = self._allocated + fresh_bytes - self.total_bytes
         for other in self._arenas.values():
-            if excess > 0 and other is not arena:
+            if excess > 0 and other is not arena and not other.heap:
                 dropped = other.discard_free(-(-excess // other.size)) * other.size
                 self._allocated -= dropped
                 excess -= dropped
@@ -436,9 +425,8 @@ class BufferPool:
         """Return free memory to the system, so that an idle producer holds no memory."""
         with self._lock:
             for arena in self._arenas.values():
-                self._allocated -= arena.discard_free() * arena.size
-            for arena in self._heap_arenas.values():
-                arena.discard_free()
+                freed = arena.discard_free() * arena.size
+                self._allocated -= 0 if arena.heap else freed
 
     def close_client(self, client: PoolClient) -> None:
         """End a producer's waits with ProducerClosedError. Their memory goes to other producers. The heap's
@@ -489,8 +477,6 @@ class BufferPool:
                 max_allocated_bytes=self._peak_allocated,
                 used_bytes=self._used,
                 max_used_bytes=self._peak_used,
-                reserved_bytes=self.total_bytes - self._grantable,
-                free_bytes=self._allocated - self._used,
                 heap_bytes=self._heap,
                 max_heap_bytes=self._peak_heap,
                 heap_total_bytes=self._heap_total,

@@ -84,7 +84,7 @@ class Cycles:
         usual = parse(task_options(cluster)).options.buffer_memory
         for memory in (usual, FEW["buffer_memory"]):
             metrics = POOLS.allocator("incremental", memory, 16_384).pool.metrics()
-            assert (metrics.used_bytes, metrics.reserved_bytes, metrics.heap_bytes) == (0, 0, 0)
+            assert (metrics.buffer_available_bytes, metrics.heap_bytes) == (metrics.buffer_total_bytes, 0)
             kept = metrics.allocated_bytes, metrics.waiting_threads, metrics.full_strategy_bytes
             assert kept == (0, 0, 0)
 

@@ -57,7 +57,7 @@ def cluster() -> Iterator[FakeCluster]:
 def assert_nothing_is_left(cluster: FakeCluster, producer: Producer) -> None:
     assert sender_threads() == []
     metrics = producer.accumulator.allocator.pool.metrics()
-    assert (metrics.used_bytes, metrics.reserved_bytes, metrics.heap_bytes) == (0, 0, 0)
+    assert (metrics.buffer_available_bytes, metrics.heap_bytes) == (metrics.buffer_total_bytes, 0)
     assert metrics.waiting_threads == 0
     assert not producer.accumulator.live
     assert producer.accumulator.incomplete == 0
