@@ -151,7 +151,7 @@ bench: $(STAMP) $(SPARK41_STAMP) java  ## run the benchmarks against the peers (
 plots: $(STAMP)  ## draw the benchmarks' plots again from benchmarks/results (ARGS="throughput" picks one)
 	@$(BIN)/python -m benchmarks --redraw $(ARGS)
 
-docs: $(STAMP)  ## generate docs/options.md from the options table
+docs: $(STAMP)  ## write the facts of the options table into docs/options.md
 	$(BIN)/python -m tools.options_page > docs/options.md.part
 	@mv docs/options.md.part docs/options.md
 

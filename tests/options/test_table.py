@@ -1,4 +1,4 @@
-"""docs/options.md is what the table says, and has all that Kafka's producer has."""
+"""docs/options.md has the table's facts, a text for each option, and all that Kafka's producer has."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ TIME_OUTS_THAT_KAFKA_LACKS = {"sasl.login.connect.timeout.ms", "sasl.login.read.
 
 
 def test_page_is_current() -> None:
-    assert (ROOT / "docs" / "options.md").read_text() == document(), "run: make docs"
+    page = (ROOT / "docs" / "options.md").read_text()
+    assert page == document(), "run: make docs"
+    assert not re.search(r"\. $", page, re.MULTILINE), "write a text for each option"
 
 
 def test_the_page_has_every_option_of_kafkas_producer(names: KafkaNames) -> None:
