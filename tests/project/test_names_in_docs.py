@@ -20,10 +20,10 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 _PATH = re.compile(r"`([A-Za-z_][\w./-]*(?:\.py|\.json|\.md|\.toml|/))(?:`|:)")
 # Between double backticks in docstrings: a lone identifier, called or not, perhaps an attribute of one.
 _NAME = re.compile(r"``(?!TLS_)([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?:\(\))?``")
-# Of other projects: named, and nowhere in this package's code.
+# Of other projects, or put together from parts: named, and nowhere in this package's code.
 _OTHERS = """
     AdminClientConfig CommonClientConfigs ConsumerConfig DumpLogSegments JaasConfig KafkaWriter ProducerConfig
-    StreamTokenizer sock_accept
+    KAFKA_CHUNKED_COORDINATOR_PORT StreamTokenizer sock_accept to_avro
     invalidate_caches pyspark_kafka_chunked save sha256sum shutdownOutput to_numpy validate writeStream
 """
 
