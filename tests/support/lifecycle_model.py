@@ -414,9 +414,7 @@ class Model:
         assert metrics.used_bytes + metrics.heap_bytes == held_by(live), (
             "memory without an owner, or with two"
         )
-        assert (
-            metrics.used_bytes <= metrics.allocated_bytes <= metrics.buffer_total_bytes
-        )
+        assert metrics.used_bytes <= metrics.allocated_bytes <= metrics.buffer_total_bytes
         open_ones = [batch for batch in live if not batch.terminal]
         assert self.accumulator.incomplete == len(open_ones)
         self._check_rows(open_ones)
