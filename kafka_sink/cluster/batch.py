@@ -294,9 +294,9 @@ class ProducerBatch:
 
     @property
     def can_move(self) -> bool:
-        """Whether the batch may go to another partition: its rows may go to any, and it was never in a
-        request. A batch with a sequence has its place among the other batches of the partition."""
-        return self.is_movable and not self.attempts and self.sequence is NO_SEQUENCE
+        """Whether the batch may go to another partition: its rows may go to any, and it was surely not
+        written. A batch with a sequence has its place among the other batches of the partition."""
+        return self.is_movable and not self.possibly_written and self.sequence is NO_SEQUENCE
 
     def move_to_partition(self, queue: Partition) -> None:
         """Append the batch anew to another partition. Its bytes do not contain the partition, so they stay.

@@ -353,16 +353,31 @@ class Partition:
         """
         if self.is_in_flight or self.unresolved:
             raise KafkaSinkError(f"{self.id} has unresolved batches, which keep their sequences")
-        for batch in self.unacknowledged:
-            batch.withdraw_sequence()
-        self.unacknowledged.clear()
-        self._assigned_as.clear()
+        self._withdraw_all()
         self._await_first_of_leader()
         self.producer = (NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
         self.restarts += 1
         self.established_until_ms = -math.inf
         self.needs_restart = self.taken_after_gap = False
         self.gap = None
+
+    def release_unwritten(self) -> None:
+        """Withdraw all sequences without a restart, so that the batches can go to other partitions.
+
+        This does nothing if a batch is in flight or may have been written, or if sequences need a repair.
+        Otherwise the leader has every batch before the first unacknowledged one and none after it, so the
+        next batch of this partition gets that one's sequence.
+        """
+        if self.gap is None and not (self.needs_restart or self.is_in_flight or self.unresolved):
+            if self.unacknowledged:
+                self.next_sequence = self.unacknowledged[0].sequence.base_sequence
+            self._withdraw_all()
+
+    def _withdraw_all(self) -> None:
+        for batch in self.unacknowledged:
+            batch.withdraw_sequence()
+        self.unacknowledged.clear()
+        self._assigned_as.clear()
 
     def on_split(self, batch: ProducerBatch, pieces: list[ProducerBatch]) -> None:
         """Give the sequences of a batch that was certainly not written to its pieces."""

@@ -279,10 +279,10 @@ class RecordAccumulator:
             for pool, lent in returned.items():
                 pool.give_all(lent)
 
-    def move_unsent(
+    def move_unwritten(
         self, sources: Iterable[Partition], targets: Mapping[str, Sequence[TopicPartition]]
     ) -> dict[TopicPartition, list[ProducerBatch]]:
-        """Move batches that were never in a request, and whose rows may go to any partition, to other
+        """Move batches that were surely not written, and whose rows may go to any partition, to other
         partitions.
 
         ``targets`` lists the partitions that a topic's batches may move to, in any order: each batch goes to

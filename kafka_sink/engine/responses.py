@@ -376,6 +376,8 @@ class ResponseHandler:
             f"errors.deadletterqueue.topic.name = {dead_letters.topic!r}"
         )
         self.awaiting_dead_letters[batch] = positions, cause
+        # Its dead letters contain the partition that rejected them.
+        batch.is_movable = False
         self._accumulator.reenqueue(batch, 0.0)
 
     def resume_skipping(self) -> None:
@@ -407,7 +409,7 @@ class ResponseHandler:
         """Fail batches older than delivery.timeout.ms, and set ``expires_ms`` anew."""
         expired, delay = self._accumulator.expired(now_ms)
         for batch in expired:
-            last = batch.last_error or self._obstacle(batch.topic_partition)
+            last = batch.last_error or self.obstacle(batch.topic_partition)
             if lookup_error := self._cluster.describe_lookup_error(batch.topic_partition.topic):
                 last = f"{last}; the topic's metadata: {lookup_error}"
             if throttled := self._throttling(batch):
@@ -428,11 +430,11 @@ class ResponseHandler:
         self.expires_ms = now_ms + delay
 
     def expire_missing(self, topics: Collection[str], now_ms: float) -> None:
-        """Fail batches of ``topics`` whose partition has been missing for max.block.ms.
+        """Find the partitions that ``topics`` lack, and fail their batches after max.block.ms.
 
         If a topic is recreated with fewer partitions, the rows for its former partitions cannot be sent. The
-        partition may come back, but a task that fails soon is run again, and its rows then go to the
-        partitions that exist.
+        sender moves keyless rows that were surely not written. For other rows the partition may come back,
+        but a task that fails soon is run again, and its rows then go to the partitions that exist.
         """
         unfinished = self._accumulator.unfinished() if topics else []
         queued = [
@@ -447,13 +449,14 @@ class ResponseHandler:
         for partition in missing:
             if partition.missing_since_ms is None:
                 partition.missing_since_ms = now_ms
+            partition.release_unwritten()
         self.missing = missing
         max_block_ms = self._options.max_block_ms
         for batch in queued:
             since_ms = batch.queue.missing_since_ms
             if since_ms is not None and now_ms - since_ms >= max_block_ms:
                 reason = (
-                    f"{self._obstacle(batch.topic_partition)}, for kafka.max.block.ms = {max_block_ms:.0f} ms"
+                    f"{self.obstacle(batch.topic_partition)}, for kafka.max.block.ms = {max_block_ms:.0f} ms"
                 )
                 self._accumulator.fail(batch, DeliveryError(f"{batch.topic_partition}: {reason}"))
 
@@ -463,7 +466,8 @@ class ResponseHandler:
             return None
         return len(topic.partitions)
 
-    def _obstacle(self, partition: TopicPartition) -> str | None:
+    def obstacle(self, partition: TopicPartition) -> str | None:
+        """The reason why nothing can be sent to the partition, if there is one."""
         if self._identity is not None and not self._identity.ready:
             return self._identity.last_error
         count = self._partitions_without(partition)

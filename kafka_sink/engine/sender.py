@@ -305,7 +305,9 @@ class Sender(threading.Thread):
             delays.append(self._refresh_stale(leaderless, waiting, now_ms))
         for broker, partitions in muted_partitions.items():
             delays.append(self._probe(broker, partitions, now_ms))
-        if muted and self._move_unsent(muted_partitions, leaderless, muted, now_ms):
+        if (muted or self._responses.missing) and self._move_unwritten(
+            muted_partitions, leaderless, muted, now_ms
+        ):
             delays.append(0.0)
         return min(delays), only_time_helps and not (blocked or leaderless or self._has_waits)
 
@@ -330,15 +332,15 @@ class Sender(threading.Thread):
             self._cluster.mark_stale(topic, now_ms)
         return self._metadata.refresh(now_ms) if stale else math.inf
 
-    def _move_unsent(
+    def _move_unwritten(
         self,
         muted_partitions: Mapping[Broker, Sequence[Partition]],
         leaderless: Sequence[Partition],
         muted: Container[TopicPartition],
         now_ms: float,
     ) -> bool:
-        """Move keyless rows that were never sent from muted partitions to other ones. Return whether there
-        were any.
+        """Move keyless rows that were surely not written from muted partitions, and from partitions that
+        their topic lacks, to other ones. Return whether there were any.
 
         A task ends once all of its rows are acknowledged. Rows that were appended to a partition before its
         broker was found to be frozen would wait for that broker, although any other partition will do. The
@@ -346,14 +348,17 @@ class Sender(threading.Thread):
         may be sent as a probe also stays, even while there is no connection to its broker yet.
         """
         may_probe = self._breaker.task_mutes.may_probe
-        sources = [partition for partition in leaderless if partition.id in muted]
+        missing = self._responses.missing
+        sources = [partition for partition in leaderless if partition.id in muted or partition in missing]
         for partitions in muted_partitions.values():
             sources += [partition for partition in partitions if not may_probe(partition.id)]
         topics = {partition.id.topic for partition in sources}
         targets = {topic: self._targets(topic, muted, now_ms) for topic in topics}
-        moved = self._accumulator.move_unsent(sources, targets)
+        moved = self._accumulator.move_unwritten(sources, targets)
         if moved:
-            self._deliveries.count(moved=log_moves(moved, self._breaker))
+            name = next(iter(moved))
+            reason = self._breaker.explain(name) or self._responses.obstacle(name)
+            self._deliveries.count(moved=log_moves(moved, reason or "their target is muted"))
         return bool(moved)
 
     def _targets(self, topic: str, muted: Container[TopicPartition], now_ms: float) -> list[TopicPartition]:
@@ -501,7 +506,7 @@ class Sender(threading.Thread):
             self._responses.fail_all(cause)
 
 
-def log_moves(moved: Mapping[TopicPartition, Sequence[ProducerBatch]], breaker: Breaker) -> int:
+def log_moves(moved: Mapping[TopicPartition, Sequence[ProducerBatch]], reason: str) -> int:
     """Log the batches that moved to other partitions. Return their number of rows."""
     batches = [batch for of_partition in moved.values() for batch in of_partition]
     rows = sum(batch.rows for batch in batches)
@@ -509,10 +514,10 @@ def log_moves(moved: Mapping[TopicPartition, Sequence[ProducerBatch]], breaker: 
     what = [f"{rows} rows without a key"] if rows or not dead_letters else []
     what += [f"{dead_letters} dead letters"] if dead_letters else []
     _log.warning(
-        "moved %s (not sent yet) from %s to other partitions: %s",
+        "moved %s (not written yet) from %s to other partitions: %s",
         " and ".join(what),
         first_of(moved),
-        breaker.explain(next(iter(moved))) or "their target is muted",
+        reason,
     )
     return rows
 

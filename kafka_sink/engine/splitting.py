@@ -61,7 +61,7 @@ class TakenRecords:
 def split(accumulator: RecordAccumulator, batch: ProducerBatch) -> None:
     """Replace a batch by smaller ones with consecutive sequences, none larger than the topic's brokers are
     known to take. The sender has taken the batch, and it was surely not written."""
-    size, count, can_move = batch.size, batch.record_count, batch.can_move
+    size, count = batch.size, batch.record_count
     pieces = split_batch(batch, batch.queue.limits.largest_batch)
     if _log.isEnabledFor(logging.DEBUG):
         _log.debug(
@@ -73,7 +73,7 @@ def split(accumulator: RecordAccumulator, batch: ProducerBatch) -> None:
             [piece.size for piece in pieces],
         )
     for piece in pieces:
-        piece.is_movable = can_move
+        piece.is_movable = batch.is_movable
     if batch.sequence is not NO_SEQUENCE:
         batch.queue.on_split(batch, pieces)
     accumulator.deliveries.count(splits=1)

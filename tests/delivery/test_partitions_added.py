@@ -18,6 +18,7 @@ from kafka_sink.coordinator.breaker_service import BreakerService
 from kafka_sink.coordinator.metadata_service import MetadataService
 from kafka_sink.coordinator.server import Services
 from kafka_sink.errors import DeliveryError, InvalidRowError
+from kafka_sink.model import TopicPartition
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.spark.write import PlannedWrite
@@ -27,7 +28,7 @@ from local_kafka import LocalBroker
 from tests.support.coordinator_harness import serving
 from tests.support.fake_broker import METADATA, FakeCluster
 from tests.support.planned_writes import Context
-from tests.support.scripted_cluster import PLAN, TOPIC, rows, send, task, task_options, written
+from tests.support.scripted_cluster import PLAN, TOPIC, keyless, rows, send, task, task_options, written
 from tests.support.waiting import until
 
 
@@ -120,6 +121,26 @@ def test_rows_for_a_partition_that_a_recreated_topic_lacks_fail_after_max_block_
             producer.finish()
         assert time.monotonic() - begun < 25, "delivery.timeout.ms is 30 s"
         assert send(cluster, rows(5, 5, partition=1)).records == 5
+
+
+def test_keyless_rows_leave_partitions_that_a_recreated_topic_lacks(caplog: pytest.LogCaptureFixture) -> None:
+    """Catches: rows that fail after max.block.ms, because a rejected batch had its sequence already."""
+    with FakeCluster({TOPIC: 4}) as cluster:
+        with task(cluster, batch_size=1024) as producer:
+            producer.send(keyless(0))
+            until(lambda: not producer.accumulator.incomplete, "the first row")
+            cluster.freeze(0)
+            for number in range(1, 13):
+                producer.send(keyless(number))
+            partitions = producer.accumulator.partitions
+            until(lambda: all(partitions[TopicPartition(TOPIC, number)].in_flight for number in range(4)))
+            cluster.create_topic(TOPIC, 1)
+            cluster.thaw(0)
+            assert producer.finish().records == 13
+        assert sorted(written(cluster)) == list(range(1, 13))
+    moves = "to other partitions: the topic has only 1 partition"
+    lines = [line for line in caplog.messages if moves in line]
+    assert sum(int(line.split()[1]) for line in lines) > 0
 
 
 def test_an_attempt_after_the_first_takes_no_hints_of_planning(in_task: Callable[[object], None]) -> None:

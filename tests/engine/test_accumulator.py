@@ -346,25 +346,25 @@ def queued(bench: Bench, partition: TopicPartition) -> list[ProducerBatch]:
 def move(bench: Bench, source: TopicPartition, *targets: TopicPartition) -> list[ProducerBatch]:
     with bench.accumulator.lock:
         queue = bench.accumulator.partition(source)
-    return bench.accumulator.move_unsent([queue], {"t": targets}).get(source, [])
+    return bench.accumulator.move_unwritten([queue], {"t": targets}).get(source, [])
 
 
-def test_only_free_batches_that_no_request_had_move_and_they_keep_their_order() -> None:
+def test_only_movable_batches_that_were_surely_not_written_move_and_they_keep_their_order() -> None:
     bench = Bench()
-    tried, keyed = movable(bench.closed(P[0])), bench.closed(P[0])
-    tried.attempts = 1
+    in_doubt, keyed = movable(bench.closed(P[0])), bench.closed(P[0])
+    in_doubt.possibly_written = True
     sequenced = movable(bench.closed(P[0]))
     sequenced.assign_sequence(ProducerSequence(7, 0, 0))
     one, two = movable(bench.closed(P[0])), movable(bench.batch(P[0]))
     before = bench.used()
     assert move(bench, P[0], P[1]) == [one, two]
-    assert queued(bench, P[0]) == [tried, keyed, sequenced]
+    assert queued(bench, P[0]) == [in_doubt, keyed, sequenced]
     assert queued(bench, P[1]) == [one, two]
     assert {batch.topic_partition for batch in (one, two)} == {P[1]}
     assert one.ordinal < two.ordinal
     assert two.state is BatchState.CLOSED, "no row for its former partition follows"
     assert bench.used() == before
-    for batch in (tried, keyed, sequenced):
+    for batch in (in_doubt, keyed, sequenced):
         with pytest.raises(IllegalTransitionError, match="cannot move"):
             batch.move_to_partition(partition_of(P[1]))
 

@@ -258,8 +258,8 @@ class Model:
             views = {batch.topic_partition: batch.buffer.views() for batch in taken}
             self.pending.append(Pending(node, sent, views))
 
-    def move_unsent(self, source: TopicPartition) -> None:
-        """Rows that were never sent to a partition go to partitions that are not muted, as if no row had a
+    def move_unwritten(self, source: TopicPartition) -> None:
+        """Rows that a partition surely does not have go to partitions that are not muted, as if no row had a
         key."""
         queue = self.accumulator.partitions.get(source)
         targets = [one for one in self.logs if one != source and one not in self.muted]
@@ -267,7 +267,7 @@ class Model:
             return
         for batch in queue.batches:
             batch.is_movable = True
-        for batch in self.accumulator.move_unsent([queue], {TOPIC: targets}).get(source, []):
+        for batch in self.accumulator.move_unwritten([queue], {TOPIC: targets}).get(source, []):
             rows = numbers_in(b"".join(batch.buffer.views()))
             assert rows, "an empty batch"
             left = self.appended[source]

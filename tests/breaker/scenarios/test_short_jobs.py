@@ -95,7 +95,7 @@ def test_rows_that_were_never_sent_leave_a_frozen_broker(caplog: pytest.LogCaptu
         assert not any(written(cluster, partition) for partition in range(FROZEN, PARTITIONS, 3))
         late = [moved_in(written(cluster, partition)) for partition in range(PARTITIONS)]
     moved = sum(int(result.metrics["record-moved-total"]) for result in results)
-    lines = [one.getMessage() for one in caplog.records if "(not sent yet) from" in one.getMessage()]
+    lines = [one.getMessage() for one in caplog.records if "(not written yet) from" in one.getMessage()]
     assert 0 < sum(map(len, late)) <= moved
     assert sum(int(line.split()[1]) for line in lines) == moved
     assert all("no connection to it was ready within" in line for line in lines)
