@@ -195,7 +195,9 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
             and not manager.is_muted(topic_partition)
         ):
             reason = f"{failures} of the last {total} batches failed; last error: {exception}"
-            manager.mute(topic_partition, reason, Evidence(counted=True))
+            # With a class derived from this one, the coordinator does not count.
+            evidence = Evidence(counted=type(self) is FailureRateCircuitBreaker)
+            manager.mute(topic_partition, reason, evidence)
             return True
         return changed
 

@@ -95,7 +95,8 @@ class PartitionOutcome(NamedTuple):
 
 
 class Outcomes(Message, frozen=True):
-    """The outcomes of partitions that fail or are watched. ``rows``: rows sent since the producer began."""
+    """The outcomes of partitions that fail or are watched. ``rows``: rows sent since the producer began,
+    without those that were reported before the task connected again."""
 
     rows: Count
     partitions: Annotated[tuple[PartitionOutcome, ...], Meta(max_length=MAX_TARGETS)]
@@ -203,6 +204,8 @@ class BreakerChannel(Channel):
         self._outbox: deque[Message] = deque()
         # Only the sender's thread uses the attributes from here on.
         self._connected = False
+        # The rows in the last report, and those that were reported before the last connection was made.
+        self._reported_rows = self._former_rows = 0
         self._begin_anew()
 
     def _begin_anew(self) -> None:
@@ -310,7 +313,8 @@ class BreakerChannel(Channel):
                 # Failures while the leader is muted do not count against the partition.
                 failed = total = 0
             outcomes.append(PartitionOutcome(partition, total - failed, failed, answered, cut(error)))
-        self._send(Outcomes(self._manager.rows, tuple(outcomes)))
+        self._reported_rows = self._manager.rows
+        self._send(Outcomes(self._reported_rows - self._former_rows, tuple(outcomes)))
 
     def _send_waits(self) -> None:
         """Report partitions for which this task has rows. It does not do so after each unmute, because
@@ -362,6 +366,8 @@ class BreakerChannel(Channel):
 
     def _begin(self, connected: bool) -> None:
         self._connected, self._has_mutes = connected, False
+        # The coordinator has counted these rows, for a task that it takes for another one.
+        self._former_rows = self._reported_rows
         self._begin_anew()
         self._table.on_coordinator_lost()
         if connected:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from functools import partial
 from typing import TextIO
 
 from kafka_sink.clock import CONNECT_BOUND_MS, wall_ms
 from kafka_sink.driver.command_line import given_options, parser_of
+from kafka_sink.driver.planning_client import PlanningClient
 from kafka_sink.errors import ConfigurationError, KafkaSinkError, ProtocolError
 from kafka_sink.options import parse
 from kafka_sink.printable import one_line
@@ -63,10 +65,12 @@ def main(
         parsed = parse(given | {"delivery.guarantee": "exactly-once"})
         for warning in parsed.warnings:
             _say(f"warning: {warning}", sys.stderr)
+        # This takes only a short time if no broker can be reached, and the error lists each address.
+        with closing(PlanningClient(parsed.options, connect_bound_ms)) as first:
+            first.connect()
         client = TransactionClient(parsed.options)
         try:
-            # This takes only a short time if no broker can be reached.
-            known = client.run(_prefixes(), connect_bound_ms, "")
+            known = client.run(_prefixes(), *_TIMEOUT)
             _warn_of_brokers(client)
             if args.prefix is None:
                 return _list_prefixes(client, known, out)

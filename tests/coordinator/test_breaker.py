@@ -141,6 +141,19 @@ def test_rows_count_since_the_producer_began() -> None:
     assert bench.only(Outcomes).rows == 100
 
 
+def test_rows_reported_before_a_task_connects_again_count_once() -> None:
+    """Catches: a partition that is muted before trigger.message.count rows, since the coordinator takes the
+    task for another one after each idle connection that it closed."""
+    bench = Bench()
+    for rows in (70, 30):
+        bench.task.send(P0, rows)
+        bench.task.answer(P0, REPLICAS, rows)
+        assert bench.only(Outcomes).rows == rows
+        bench.job.lose(0)
+        bench.job.connect(0)
+        bench.task.run_pass()
+
+
 def test_failures_of_a_partition_that_is_muted_for_all_are_not_reported() -> None:
     """Catches: a thousand tasks that went on to report thousands of partitions that were muted already."""
     bench = Bench()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import time
 from contextlib import closing
-from typing import Any
 
 import pytest
 
@@ -18,7 +17,7 @@ from local_kafka import LocalBroker
 from tests.support.fake_broker import API_VERSIONS, FakeCluster
 from tests.support.fake_replies import garbage
 from tests.support.lookups import options
-from tests.support.ports import refusing_port
+from tests.support.ports import refusing_port, resolve_many
 
 
 def test_addresses_that_brokers_advertise_and_nobody_reaches_are_named(topic: str) -> None:
@@ -74,14 +73,7 @@ def test_an_address_that_is_silent_does_not_end_planning_while_another_is_untrie
     topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with FakeCluster({topic: 1}) as cluster, socket.create_server(("127.0.0.1", 0)) as silent:
-        ports = [silent.getsockname()[1], cluster.port(0)]
-
-        def getaddrinfo(host: str, *_: Any, flags: int = 0, **__: Any) -> list[Any]:
-            if host == "many.example" and not flags:
-                return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", port)) for port in ports]
-            raise OSError("a name")
-
-        monkeypatch.setattr("kafka_sink.network.transport.socket.getaddrinfo", getaddrinfo)
+        resolve_many(monkeypatch, silent.getsockname()[1], cluster.port(0))
         asked = options("many.example:9092", topic, kafka_socket_connection_setup_timeout_ms="600")
         with closing(planning_client.PlanningClient(asked, 300.0)) as client:
             assert client.connect() == -1

@@ -5,6 +5,9 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
+
+import pytest
 
 from local_kafka import node_config
 
@@ -62,3 +65,14 @@ def silent_port() -> Iterator[int]:
 def free_port() -> int:
     """A port for a process that will bind it: outside the range used for connections and for port 0."""
     return node_config.free_port(set())
+
+
+def resolve_many(monkeypatch: pytest.MonkeyPatch, *ports: int) -> None:
+    """Give the host many.example several addresses, which all are this host, with a port for each."""
+
+    def getaddrinfo(host: str, *_: Any, flags: int = 0, **__: Any) -> list[Any]:
+        if host == "many.example" and not flags:
+            return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", port)) for port in ports]
+        raise OSError("a name")
+
+    monkeypatch.setattr("kafka_sink.network.transport.socket.getaddrinfo", getaddrinfo)

@@ -15,6 +15,7 @@ from kafka_sink.breaker.breaker import Breaker
 from kafka_sink.breaker.mutes import Target
 from kafka_sink.coordinator.breaker import BreakerChannel, MuteChanges
 from kafka_sink.coordinator.schema import decode, encode
+from kafka_sink.errors import BrokerRefusedError
 from kafka_sink.model import TopicPartition
 from tests.support.breaker_cluster import P0, Bench, Cluster, IdleBreaker, run_pass
 
@@ -173,3 +174,23 @@ def test_congestion_ends_with_the_class_that_reported_it() -> None:
     breaker.on_complete = raises  # type: ignore[assignment, method-assign]  # for the class of a user
     bench.answer(P0)
     assert not bench.manager.congested
+
+
+def test_partitions_that_a_class_derived_from_the_default_mutes_are_shared() -> None:
+    """Catches: mutes that the coordinator was to count itself, as it does for the default class."""
+
+    class Derived(FailureRateCircuitBreaker):
+        pass
+
+    breaker = Derived()
+    breaker.configure({"trigger.message.count": "1"})
+    cluster = Cluster(t=[1, 2])
+    gate = Breaker(breaker, cluster.manager())
+    exchange = BreakerChannel(gate.manager, lambda: None, lambda: "kafka")
+    exchange.on_connected(0.0)
+    gate.share(exchange)
+    for number in range(3):
+        cluster.send(gate, P0, 10, 10.0 * number)
+        cluster.answer(gate, P0, BrokerRefusedError("NOT_ENOUGH_REPLICAS", 19), 10, 10.0 * number + 5)
+        run_pass(gate, 10.0 * number + 6)
+    assert "3 of the last 3 batches failed" in reported(exchange)[P0]
