@@ -99,7 +99,7 @@ DEFAULT_BREAKER = "kafka_sink.breaker.FailureRateCircuitBreaker"
 BREAKER = "Circuit breaker"
 # The options of every breaker class. Names are without their prefix.
 _BREAKER_OPTIONS_OF_ALL = (
-    OptionSpec("class", values.string(), DEFAULT_BREAKER, BREAKER),
+    OptionSpec("class", values.STRING, DEFAULT_BREAKER, BREAKER),
     OptionSpec(
         "mute.retry.interval", values.integer(100, LONG_MAX, why="a probe needs a round trip"), 2_000, BREAKER
     ),
@@ -112,7 +112,7 @@ FAILURE_RATE_OPTIONS = (
     OptionSpec("trigger.failure.perc", values.integer(1, 100), 50, BREAKER),
     OptionSpec("slow.request.min.ms", values.integer(0, LONG_MAX), 500, BREAKER),
     OptionSpec("slow.request.factor", values.integer(1), 5, BREAKER),
-    OptionSpec("enable.mute.inflight.full", values.boolean(), False, BREAKER),
+    OptionSpec("enable.mute.inflight.full", values.BOOLEAN, False, BREAKER),
 )
 BREAKER_OPTIONS = (*_BREAKER_OPTIONS_OF_ALL, *FAILURE_RATE_OPTIONS)
 BREAKER_BY_NAME = {option.name: option for option in BREAKER_OPTIONS}
@@ -150,28 +150,28 @@ class SinkOptions:
 
     # A row of the table takes few lines, so that it is read from left to right.
     # fmt: off
-    topic: str | None = _option("topic", values.topic(), None, TARGET, planning_only=True)
-    topic_create: bool = _option("topic.create", values.boolean(), False, TARGET, planning_only=True)
+    topic: str | None = _option("topic", values.TOPIC, None, TARGET, planning_only=True)
+    topic_create: bool = _option("topic.create", values.BOOLEAN, False, TARGET, planning_only=True)
     topic_partitions: int = _option(
         "topic.partitions", values.integer(1, 100_000, or_value=-1), -1, TARGET, needs="topic.create=true",
         planning_only=True,
     )
     topic_create_names: tuple[str, ...] = _option(
-        "topic.create.names", values.topics(), (), TARGET, needs="topic.create=true", planning_only=True,
+        "topic.create.names", values.TOPICS, (), TARGET, needs="topic.create=true", planning_only=True,
     )
     topic_replication_factor: int = _option(
         "topic.replication.factor", values.integer(1, 10_000, or_value=-1), -1, TARGET,
         needs="topic.create=true", planning_only=True,
     )
     bootstrap_servers: tuple[HostPort, ...] = _option(
-        "kafka.bootstrap.servers", values.addresses(), dataclasses.MISSING, TARGET,
+        "kafka.bootstrap.servers", values.ADDRESSES, dataclasses.MISSING, TARGET,
     )
-    log_summary: bool = _option("log.summary", values.boolean(), True, TARGET, planning_only=True)
-    client_id: str = _option("kafka.client.id", values.string(), "", TARGET)
-    client_rack: str = _option("kafka.client.rack", values.string(), "", TARGET)
+    log_summary: bool = _option("log.summary", values.BOOLEAN, True, TARGET, planning_only=True)
+    client_id: str = _option("kafka.client.id", values.STRING, "", TARGET)
+    client_rack: str = _option("kafka.client.rack", values.STRING, "", TARGET)
 
     acks: int = _option("kafka.acks", values.choice({"all": -1, "-1": -1, "1": 1, "0": 0}), -1, DELIVERY)
-    enable_idempotence: bool = _option("kafka.enable.idempotence", values.boolean(), True, DELIVERY)
+    enable_idempotence: bool = _option("kafka.enable.idempotence", values.BOOLEAN, True, DELIVERY)
     max_in_flight_requests_per_connection: int = _option(
         "kafka.max.in.flight.requests.per.connection", values.integer(1), 5, DELIVERY,
     )
@@ -189,7 +189,7 @@ class SinkOptions:
 
     errors_tolerance: str = _option("errors.tolerance", values.words("none", "all"), "none", ERRORS)
     errors_deadletterqueue_topic_name: str | None = _option(
-        "errors.deadletterqueue.topic.name", values.topic(), None, ERRORS, needs="errors.tolerance=all",
+        "errors.deadletterqueue.topic.name", values.TOPIC, None, ERRORS, needs="errors.tolerance=all",
     )
     errors_max: int = _option(
         "errors.max", values.integer(0, LONG_MAX, or_value=-1), 10_000, ERRORS, needs="errors.tolerance=all",
@@ -199,18 +199,18 @@ class SinkOptions:
         "delivery.guarantee", values.words("at-least-once", "exactly-once"), "at-least-once", TRANSACTIONS,
     )
     transactional_id_prefix: str = _option(
-        "transactional.id.prefix", values.string(), "", TRANSACTIONS, needs="delivery.guarantee=exactly-once",
+        "transactional.id.prefix", values.STRING, "", TRANSACTIONS, needs="delivery.guarantee=exactly-once",
         planning_only=True,
     )
     transaction_progress_topic: str | None = _option(
-        "transaction.progress.topic", values.topic(), None, TRANSACTIONS,
+        "transaction.progress.topic", values.TOPIC, None, TRANSACTIONS,
         needs="delivery.guarantee=exactly-once", planning_only=True,
     )
     transaction_timeout_ms: int = _option(
         "kafka.transaction.timeout.ms", values.integer(1), 900_000, TRANSACTIONS, kafka_default=60_000,
     )
     txn_app_id: str = _option(
-        "txnAppId", values.string(), "", TRANSACTIONS, needs="delivery.guarantee=exactly-once",
+        "txnAppId", values.STRING, "", TRANSACTIONS, needs="delivery.guarantee=exactly-once",
         planning_only=True,
     )
     txn_version: int = _option(
@@ -245,19 +245,17 @@ class SinkOptions:
     )
 
     partitioner_ignore_keys: bool = _option(
-        "kafka.partitioner.ignore.keys", values.boolean(), False, PARTITIONER,
+        "kafka.partitioner.ignore.keys", values.BOOLEAN, False, PARTITIONER,
     )
     partitioner_adaptive_partitioning_enable: bool = _option(
-        "kafka.partitioner.adaptive.partitioning.enable", values.boolean(), True, PARTITIONER,
+        "kafka.partitioner.adaptive.partitioning.enable", values.BOOLEAN, True, PARTITIONER,
     )
-    partitioner_rack_aware: bool = _option(
-        "kafka.partitioner.rack.aware", values.boolean(), False, PARTITIONER,
-    )
+    partitioner_rack_aware: bool = _option("kafka.partitioner.rack.aware", values.BOOLEAN, False, PARTITIONER)
     partitioner_availability_timeout_ms: int = _option(
         "kafka.partitioner.availability.timeout.ms", values.integer(0, LONG_MAX), 0, PARTITIONER,
     )
     partitioner_spread_keys_when_muted: bool = _option(
-        "kafka.partitioner.spread.keys.when.muted", values.boolean(), False, PARTITIONER,
+        "kafka.partitioner.spread.keys.when.muted", values.BOOLEAN, False, PARTITIONER,
     )
 
     metadata_max_age_ms: int = _option(
@@ -274,9 +272,7 @@ class SinkOptions:
     metadata_recovery_rebootstrap_trigger_ms: int = _option(
         "kafka.metadata.recovery.rebootstrap.trigger.ms", values.integer(0, LONG_MAX), 300_000, METADATA,
     )
-    allow_auto_create_topics: bool = _option(
-        "kafka.allow.auto.create.topics", values.boolean(), True, METADATA,
-    )
+    allow_auto_create_topics: bool = _option("kafka.allow.auto.create.topics", values.BOOLEAN, True, METADATA)
 
     connections_max_idle_ms: int = _option(
         "kafka.connections.max.idle.ms", values.integer(-1, LONG_MAX), 540_000, NETWORK,
@@ -293,7 +289,7 @@ class SinkOptions:
     socket_connection_setup_timeout_max_ms: int = _option(
         "kafka.socket.connection.setup.timeout.max.ms", values.integer(0, LONG_MAX), 30_000, NETWORK,
     )
-    enable_metrics_push: bool = _option("kafka.enable.metrics.push", values.boolean(), True, NETWORK)
+    enable_metrics_push: bool = _option("kafka.enable.metrics.push", values.BOOLEAN, True, NETWORK)
 
     security_protocol: str = _option(
         "kafka.security.protocol", values.words(*values.PROTOCOLS, any_case=True), "PLAINTEXT", SECURITY,
@@ -301,48 +297,48 @@ class SinkOptions:
     ssl_truststore_type: str = _option(
         "kafka.ssl.truststore.type", values.words("JKS", "PKCS12", "PEM", any_case=True), "JKS", SECURITY,
     )
-    ssl_truststore_location: str = _option("kafka.ssl.truststore.location", values.text(), "", SECURITY)
+    ssl_truststore_location: str = _option("kafka.ssl.truststore.location", values.TEXT, "", SECURITY)
     ssl_truststore_password: Secret | None = _option(
-        "kafka.ssl.truststore.password", values.secret(), None, SECURITY,
+        "kafka.ssl.truststore.password", values.SECRET, None, SECURITY,
     )
     ssl_truststore_certificates: Secret | None = _option(
-        "kafka.ssl.truststore.certificates", values.secret_lines(), None, SECURITY,
+        "kafka.ssl.truststore.certificates", values.SECRET_LINES, None, SECURITY,
         aliases=("kafka.ssl.ca.pem",),
     )
-    ssl_ca_location: str = _option("kafka.ssl.ca.location", values.text(), "", SECURITY)
+    ssl_ca_location: str = _option("kafka.ssl.ca.location", values.TEXT, "", SECURITY)
     ssl_keystore_type: str = _option(
         "kafka.ssl.keystore.type", values.words("JKS", "PKCS12", "PEM", any_case=True), "JKS", SECURITY,
     )
-    ssl_keystore_location: str = _option("kafka.ssl.keystore.location", values.text(), "", SECURITY)
+    ssl_keystore_location: str = _option("kafka.ssl.keystore.location", values.TEXT, "", SECURITY)
     ssl_keystore_password: Secret | None = _option(
-        "kafka.ssl.keystore.password", values.secret(), None, SECURITY,
+        "kafka.ssl.keystore.password", values.SECRET, None, SECURITY,
     )
     ssl_keystore_key: Secret | None = _option(
-        "kafka.ssl.keystore.key", values.secret_lines(), None, SECURITY, aliases=("kafka.ssl.key.pem",),
+        "kafka.ssl.keystore.key", values.SECRET_LINES, None, SECURITY, aliases=("kafka.ssl.key.pem",),
     )
     ssl_keystore_certificate_chain: Secret | None = _option(
-        "kafka.ssl.keystore.certificate.chain", values.secret_lines(), None, SECURITY,
+        "kafka.ssl.keystore.certificate.chain", values.SECRET_LINES, None, SECURITY,
         aliases=("kafka.ssl.certificate.pem",),
     )
-    ssl_key_password: Secret | None = _option("kafka.ssl.key.password", values.secret(), None, SECURITY)
-    ssl_key_location: str = _option("kafka.ssl.key.location", values.text(), "", SECURITY)
-    ssl_certificate_location: str = _option("kafka.ssl.certificate.location", values.text(), "", SECURITY)
+    ssl_key_password: Secret | None = _option("kafka.ssl.key.password", values.SECRET, None, SECURITY)
+    ssl_key_location: str = _option("kafka.ssl.key.location", values.TEXT, "", SECURITY)
+    ssl_certificate_location: str = _option("kafka.ssl.certificate.location", values.TEXT, "", SECURITY)
     ssl_endpoint_identification_algorithm: str = _option(
         "kafka.ssl.endpoint.identification.algorithm", values.words("https", "none", "", any_case=True),
         "https", SECURITY,
     )
     ssl_enabled_protocols: tuple[str, ...] = _option(
-        "kafka.ssl.enabled.protocols", values.names(), ("TLSv1.2", "TLSv1.3"), SECURITY,
+        "kafka.ssl.enabled.protocols", values.NAMES, ("TLSv1.2", "TLSv1.3"), SECURITY,
     )
-    ssl_cipher_suites: tuple[str, ...] = _option("kafka.ssl.cipher.suites", values.names(), (), SECURITY)
+    ssl_cipher_suites: tuple[str, ...] = _option("kafka.ssl.cipher.suites", values.NAMES, (), SECURITY)
     sasl_mechanism: str = _option(
         "kafka.sasl.mechanism",
         values.words("GSSAPI", "PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER", "AWS_MSK_IAM",
         any_case=True), "GSSAPI", SECURITY, aliases=("kafka.sasl.mechanisms",),
     )
-    sasl_jaas_config: Secret | None = _option("kafka.sasl.jaas.config", values.secret_lines(), None, SECURITY)
-    sasl_username: str = _option("kafka.sasl.username", values.text(), "", SECURITY)
-    sasl_password: Secret | None = _option("kafka.sasl.password", values.secret(), None, SECURITY)
+    sasl_jaas_config: Secret | None = _option("kafka.sasl.jaas.config", values.SECRET_LINES, None, SECURITY)
+    sasl_username: str = _option("kafka.sasl.username", values.TEXT, "", SECURITY)
+    sasl_password: Secret | None = _option("kafka.sasl.password", values.SECRET, None, SECURITY)
     sasl_login_connect_timeout_ms: int = _option(
         "kafka.sasl.login.connect.timeout.ms", values.integer(1), 10_000, SECURITY, kafka_default=None,
     )
@@ -368,45 +364,45 @@ class SinkOptions:
         "kafka.sasl.login.refresh.buffer.seconds", values.integer(0, 3600), 300, SECURITY,
     )
     sasl_oauthbearer_token_endpoint_url: str = _option(
-        "kafka.sasl.oauthbearer.token.endpoint.url", values.text(), "", SECURITY,
+        "kafka.sasl.oauthbearer.token.endpoint.url", values.TEXT, "", SECURITY,
     )
     sasl_oauthbearer_client_credentials_client_id: str = _option(
-        "kafka.sasl.oauthbearer.client.credentials.client.id", values.text(), "", SECURITY,
+        "kafka.sasl.oauthbearer.client.credentials.client.id", values.TEXT, "", SECURITY,
         aliases=("kafka.sasl.oauthbearer.client.id",),
     )
     sasl_oauthbearer_client_credentials_client_secret: Secret | None = _option(
-        "kafka.sasl.oauthbearer.client.credentials.client.secret", values.secret(), None, SECURITY,
+        "kafka.sasl.oauthbearer.client.credentials.client.secret", values.SECRET, None, SECURITY,
         aliases=("kafka.sasl.oauthbearer.client.secret",),
     )
-    sasl_oauthbearer_scope: str = _option("kafka.sasl.oauthbearer.scope", values.text(), "", SECURITY)
+    sasl_oauthbearer_scope: str = _option("kafka.sasl.oauthbearer.scope", values.TEXT, "", SECURITY)
     sasl_oauthbearer_header_urlencode: bool = _option(
-        "kafka.sasl.oauthbearer.header.urlencode", values.boolean(), False, SECURITY,
+        "kafka.sasl.oauthbearer.header.urlencode", values.BOOLEAN, False, SECURITY,
     )
     sasl_oauthbearer_jwt_retriever_class: str = _option(
-        "kafka.sasl.oauthbearer.jwt.retriever.class", values.text(), f"{_OAUTH}.DefaultJwtRetriever",
+        "kafka.sasl.oauthbearer.jwt.retriever.class", values.TEXT, f"{_OAUTH}.DefaultJwtRetriever",
         SECURITY,
     )
     sasl_oauthbearer_assertion_file: str = _option(
-        "kafka.sasl.oauthbearer.assertion.file", values.text(), "", SECURITY,
+        "kafka.sasl.oauthbearer.assertion.file", values.TEXT, "", SECURITY,
     )
     sasl_oauthbearer_assertion_private_key_file: str = _option(
-        "kafka.sasl.oauthbearer.assertion.private.key.file", values.text(), "", SECURITY,
+        "kafka.sasl.oauthbearer.assertion.private.key.file", values.TEXT, "", SECURITY,
     )
     sasl_oauthbearer_assertion_private_key_passphrase: Secret | None = _option(
-        "kafka.sasl.oauthbearer.assertion.private.key.passphrase", values.secret(), None, SECURITY,
+        "kafka.sasl.oauthbearer.assertion.private.key.passphrase", values.SECRET, None, SECURITY,
     )
     sasl_oauthbearer_assertion_algorithm: str = _option(
         "kafka.sasl.oauthbearer.assertion.algorithm", values.words("RS256", "ES256", any_case=True), "RS256",
         SECURITY,
     )
     sasl_oauthbearer_assertion_claim_iss: str = _option(
-        "kafka.sasl.oauthbearer.assertion.claim.iss", values.text(), "", SECURITY,
+        "kafka.sasl.oauthbearer.assertion.claim.iss", values.TEXT, "", SECURITY,
     )
     sasl_oauthbearer_assertion_claim_sub: str = _option(
-        "kafka.sasl.oauthbearer.assertion.claim.sub", values.text(), "", SECURITY,
+        "kafka.sasl.oauthbearer.assertion.claim.sub", values.TEXT, "", SECURITY,
     )
     sasl_oauthbearer_assertion_claim_aud: str = _option(
-        "kafka.sasl.oauthbearer.assertion.claim.aud", values.text(), "", SECURITY,
+        "kafka.sasl.oauthbearer.assertion.claim.aud", values.TEXT, "", SECURITY,
     )
     sasl_oauthbearer_assertion_claim_exp_seconds: int = _option(
         "kafka.sasl.oauthbearer.assertion.claim.exp.seconds", values.integer(0, 86_400), 300, SECURITY,
@@ -415,106 +411,106 @@ class SinkOptions:
         "kafka.sasl.oauthbearer.assertion.claim.nbf.seconds", values.integer(0, 3600), 60, SECURITY,
     )
     sasl_oauthbearer_assertion_claim_jti_include: bool = _option(
-        "kafka.sasl.oauthbearer.assertion.claim.jti.include", values.boolean(), False, SECURITY,
+        "kafka.sasl.oauthbearer.assertion.claim.jti.include", values.BOOLEAN, False, SECURITY,
     )
     sasl_oauthbearer_assertion_template_file: str = _option(
-        "kafka.sasl.oauthbearer.assertion.template.file", values.text(), "", SECURITY,
+        "kafka.sasl.oauthbearer.assertion.template.file", values.TEXT, "", SECURITY,
     )
     sasl_oauthbearer_token_provider: str = _option(
-        "sasl.oauthbearer.token.provider", values.text(), "", SECURITY,
+        "sasl.oauthbearer.token.provider", values.TEXT, "", SECURITY,
     )
-    sasl_kerberos_service_name: str = _option("kafka.sasl.kerberos.service.name", values.text(), "", SECURITY)
+    sasl_kerberos_service_name: str = _option("kafka.sasl.kerberos.service.name", values.TEXT, "", SECURITY)
 
     value_format: str = _option("value.format", values.words(*values.FORMATS), "bytes", FORMATS)
     key_format: str = _option("key.format", values.words(*values.FORMATS), "bytes", FORMATS)
-    schema_registry_url: str = _option("schema.registry.url", values.urls(), "", FORMATS)
+    schema_registry_url: str = _option("schema.registry.url", values.URLS, "", FORMATS)
     value_subject_name_strategy: str = _option(
-        "value.subject.name.strategy", values.strategy(), "TopicNameStrategy", FORMATS,
+        "value.subject.name.strategy", values.STRATEGY, "TopicNameStrategy", FORMATS,
     )
     key_subject_name_strategy: str = _option(
-        "key.subject.name.strategy", values.strategy(), "TopicNameStrategy", FORMATS,
+        "key.subject.name.strategy", values.STRATEGY, "TopicNameStrategy", FORMATS,
     )
-    value_schema: str = _option("value.schema", values.text(), "", FORMATS)
-    key_schema: str = _option("key.schema", values.text(), "", FORMATS)
+    value_schema: str = _option("value.schema", values.TEXT, "", FORMATS)
+    key_schema: str = _option("key.schema", values.TEXT, "", FORMATS)
     value_schema_id: int = _option(
         "value.schema.id", values.integer(0, or_value=-1), -1, FORMATS, aliases=("use.schema.id",),
     )
     key_schema_id: int = _option("key.schema.id", values.integer(0, or_value=-1), -1, FORMATS)
     value_schema_version: int = _option("value.schema.version", values.integer(1, or_value=-1), -1, FORMATS)
     key_schema_version: int = _option("key.schema.version", values.integer(1, or_value=-1), -1, FORMATS)
-    value_record_name: str = _option("value.record.name", values.string(), "topLevelRecord", FORMATS)
-    key_record_name: str = _option("key.record.name", values.string(), "topLevelRecord", FORMATS)
-    auto_register_schemas: bool = _option("auto.register.schemas", values.boolean(), True, FORMATS)
-    use_latest_version: bool = _option("use.latest.version", values.boolean(), False, FORMATS)
-    normalize_schemas: bool = _option("normalize.schemas", values.boolean(), False, FORMATS)
+    value_record_name: str = _option("value.record.name", values.STRING, "topLevelRecord", FORMATS)
+    key_record_name: str = _option("key.record.name", values.STRING, "topLevelRecord", FORMATS)
+    auto_register_schemas: bool = _option("auto.register.schemas", values.BOOLEAN, True, FORMATS)
+    use_latest_version: bool = _option("use.latest.version", values.BOOLEAN, False, FORMATS)
+    normalize_schemas: bool = _option("normalize.schemas", values.BOOLEAN, False, FORMATS)
     schema_id_location: str = _option(
         "schema.id.location", values.words("prefix", "header"), "prefix", FORMATS,
     )
-    schema_registry_topics: tuple[str, ...] = _option("schema.registry.topics", values.names(), (), FORMATS)
+    schema_registry_topics: tuple[str, ...] = _option("schema.registry.topics", values.NAMES, (), FORMATS)
     schema_registry_timeout_ms: int = _option(
         "schema.registry.timeout.ms", values.integer(1), 30_000, FORMATS,
     )
     schema_registry_basic_auth_user_info: Secret | None = _option(
-        "schema.registry.basic.auth.user.info", values.secret(), None, FORMATS,
+        "schema.registry.basic.auth.user.info", values.SECRET, None, FORMATS,
         aliases=("basic.auth.user.info",),
     )
     schema_registry_bearer_auth_token: Secret | None = _option(
-        "schema.registry.bearer.auth.token", values.secret(), None, FORMATS, aliases=("bearer.auth.token",),
+        "schema.registry.bearer.auth.token", values.SECRET, None, FORMATS, aliases=("bearer.auth.token",),
     )
     schema_registry_bearer_auth_logical_cluster: str = _option(
-        "schema.registry.bearer.auth.logical.cluster", values.string(), "", FORMATS,
+        "schema.registry.bearer.auth.logical.cluster", values.STRING, "", FORMATS,
         aliases=("bearer.auth.logical.cluster",),
     )
     schema_registry_bearer_auth_identity_pool_id: str = _option(
-        "schema.registry.bearer.auth.identity.pool.id", values.string(), "", FORMATS,
+        "schema.registry.bearer.auth.identity.pool.id", values.STRING, "", FORMATS,
         aliases=("bearer.auth.identity.pool.id",),
     )
     schema_registry_bearer_auth_issuer_endpoint_url: str = _option(
-        "schema.registry.bearer.auth.issuer.endpoint.url", values.url(), "", FORMATS,
+        "schema.registry.bearer.auth.issuer.endpoint.url", values.URL, "", FORMATS,
         aliases=("bearer.auth.issuer.endpoint.url",),
     )
     schema_registry_bearer_auth_client_id: str = _option(
-        "schema.registry.bearer.auth.client.id", values.string(), "", FORMATS,
+        "schema.registry.bearer.auth.client.id", values.STRING, "", FORMATS,
         aliases=("bearer.auth.client.id",),
     )
     schema_registry_bearer_auth_client_secret: Secret | None = _option(
-        "schema.registry.bearer.auth.client.secret", values.secret(), None, FORMATS,
+        "schema.registry.bearer.auth.client.secret", values.SECRET, None, FORMATS,
         aliases=("bearer.auth.client.secret",),
     )
     schema_registry_bearer_auth_scope: str = _option(
-        "schema.registry.bearer.auth.scope", values.string(), "", FORMATS, aliases=("bearer.auth.scope",),
+        "schema.registry.bearer.auth.scope", values.STRING, "", FORMATS, aliases=("bearer.auth.scope",),
     )
     schema_registry_ssl_ca_location: str = _option(
-        "schema.registry.ssl.ca.location", values.text(), "", FORMATS,
+        "schema.registry.ssl.ca.location", values.TEXT, "", FORMATS,
     )
     schema_registry_ssl_certificate_location: str = _option(
-        "schema.registry.ssl.certificate.location", values.text(), "", FORMATS,
+        "schema.registry.ssl.certificate.location", values.TEXT, "", FORMATS,
     )
     schema_registry_ssl_key_location: str = _option(
-        "schema.registry.ssl.key.location", values.text(), "", FORMATS,
+        "schema.registry.ssl.key.location", values.TEXT, "", FORMATS,
     )
     schema_registry_ssl_key_password: Secret | None = _option(
-        "schema.registry.ssl.key.password", values.secret(), None, FORMATS,
+        "schema.registry.ssl.key.password", values.SECRET, None, FORMATS,
     )
 
     coordinator_enabled: bool = _option(
-        "coordinator.enabled", values.boolean(), True, COORDINATOR, planning_only=True,
+        "coordinator.enabled", values.BOOLEAN, True, COORDINATOR, planning_only=True,
     )
     coordinator_port: int = _option(
         "coordinator.port", values.integer(0, 65_535), 0, COORDINATOR, planning_only=True,
     )
     coordinator_bind_address: str = _option(
-        "coordinator.bind.address", values.string(), "", COORDINATOR, planning_only=True,
+        "coordinator.bind.address", values.STRING, "", COORDINATOR, planning_only=True,
     )
 
     ui_port: int = _option(
         "ui.port", values.integer(0, 65_535, or_value=-1), -1, LIVE_VIEW, planning_only=True,
     )
     ui_bind_address: str = _option(
-        "ui.bind.address", values.string(), "127.0.0.1", LIVE_VIEW, planning_only=True,
+        "ui.bind.address", values.STRING, "127.0.0.1", LIVE_VIEW, planning_only=True,
     )
     delivery_report_path: str = _option(
-        "delivery.report.path", values.text(), "", LIVE_VIEW, planning_only=True,
+        "delivery.report.path", values.TEXT, "", LIVE_VIEW, planning_only=True,
     )
     # fmt: on
 

@@ -91,15 +91,14 @@ def integer(low: int, high: int = INT_MAX, *, or_value: int | None = None, why: 
     return Kind("int" if high <= INT_MAX else "long", allowed, parse)
 
 
-def boolean() -> Kind:
+def _parse_boolean(text: str) -> bool:
+    lowered = text.lower()
+    if lowered not in ("true", "false"):
+        raise ValueError("must be true or false")
+    return lowered == "true"
 
-    def parse(text: str) -> bool:
-        lowered = text.lower()
-        if lowered not in ("true", "false"):
-            raise ValueError("must be true or false")
-        return lowered == "true"
 
-    return Kind("boolean", "true, false", parse, lambda value: str(value).lower())
+BOOLEAN = Kind("boolean", "true, false", _parse_boolean, lambda value: str(value).lower())
 
 
 def choice(values: Mapping[str, Any], *, any_case: bool = False) -> Kind:
@@ -122,42 +121,31 @@ def words(*names: str, any_case: bool = False) -> Kind:
     return choice({name: name for name in names}, any_case=any_case)
 
 
-def string() -> Kind:
-
-    def parse(text: str) -> str:
-        size = len(text.encode("utf-8", "surrogatepass"))
-        if size > TEXT_MAX_BYTES:
-            raise ValueError(f"has {size} bytes, more than {TEXT_MAX_BYTES}")
-        return text
-
-    return Kind("string", "any", parse)
+def _parse_string(text: str) -> str:
+    size = len(text.encode("utf-8", "surrogatepass"))
+    if size > TEXT_MAX_BYTES:
+        raise ValueError(f"has {size} bytes, more than {TEXT_MAX_BYTES}")
+    return text
 
 
-def text() -> Kind:
-    """Any text, without a limit of its length."""
-    return Kind("string", "any", str)
+STRING = Kind("string", "any", _parse_string)
+# Any text, without a limit of its length.
+TEXT = Kind("string", "any", str)
+# A secret of one line. A line end is dropped, because a mounted file has one.
+SECRET = Kind("password", "any", Secret.of_one_line, lambda value: value.reveal())
+# A secret that may have several lines.
+SECRET_LINES = Kind("password", "any", Secret.known, lambda value: value.reveal())
 
 
-def secret() -> Kind:
-    """A secret of one line. A line end is dropped, because a mounted file has one."""
-    return Kind("password", "any", Secret.of_one_line, lambda value: value.reveal())
+def _parse_names(text: str) -> tuple[str, ...]:
+    entries = [entry.strip() for entry in text.split(",")] if text else []
+    if not all(entries):
+        raise ValueError("has an empty entry between its commas")
+    return tuple(entries)
 
 
-def secret_lines() -> Kind:
-    """A secret that may have several lines."""
-    return Kind("password", "any", Secret.known, lambda value: value.reveal())
-
-
-def names() -> Kind:
-    """Comma-separated names, or none if the text is empty. The code that uses the option checks the names."""
-
-    def parse(text: str) -> tuple[str, ...]:
-        entries = [entry.strip() for entry in text.split(",")] if text else []
-        if not all(entries):
-            raise ValueError("has an empty entry between its commas")
-        return tuple(entries)
-
-    return Kind("list", "comma-separated", parse, ",".join)
+# Comma-separated names, or none if the text is empty. The code that uses the option checks the names.
+NAMES = Kind("list", "comma-separated", _parse_names, ",".join)
 
 
 def real(low: float, high: float) -> Kind:
@@ -190,15 +178,14 @@ def topic_problem(name: str) -> str | None:
     return None
 
 
-def topic() -> Kind:
+def _parse_topic(text: str) -> str:
+    problem = topic_problem(text)
+    if problem:
+        raise ValueError(problem)
+    return text
 
-    def parse(text: str) -> str:
-        problem = topic_problem(text)
-        if problem:
-            raise ValueError(problem)
-        return text
 
-    return Kind("string", "a legal topic name", parse)
+TOPIC = Kind("string", "a legal topic name", _parse_topic)
 
 
 _STRATEGIES = ("TopicNameStrategy", "RecordNameStrategy", "TopicRecordNameStrategy")
@@ -208,39 +195,32 @@ _STRATEGY_CLASSES = (
 )
 
 
-def strategy() -> Kind:
-    """A subject name strategy: its name, or the name of its Java class."""
-
-    def parse(text: str) -> str:
-        for package in _STRATEGY_CLASSES:
-            text = text.removeprefix(package)
-        if text not in _STRATEGIES:
-            raise ValueError(f"is not one of {', '.join(_STRATEGIES)}")
-        return text
-
-    return Kind("string", ", ".join(_STRATEGIES), parse)
+def _parse_strategy(text: str) -> str:
+    for package in _STRATEGY_CLASSES:
+        text = text.removeprefix(package)
+    if text not in _STRATEGIES:
+        raise ValueError(f"is not one of {', '.join(_STRATEGIES)}")
+    return text
 
 
-def url() -> Kind:
-    """An address that begins with ``http://`` or ``https://``, or nothing."""
-
-    def parse(text: str) -> str:
-        if text:
-            check_url(text, ("http", "https"))
-        return text
-
-    return Kind("string", "http:// or https://", parse)
+# A subject name strategy: its name, or the name of its Java class.
+STRATEGY = Kind("string", ", ".join(_STRATEGIES), _parse_strategy)
 
 
-def urls() -> Kind:
-    """Addresses that begin with ``http://`` or ``https://``, separated by commas."""
+def _parse_url(text: str) -> str:
+    if text:
+        check_url(text, ("http", "https"))
+    return text
 
-    def parse(text: str) -> str:
-        for entry in text.split(",") if text else ():
-            check_url(entry.strip(), ("http", "https"))
-        return text
 
-    return Kind("list", "http:// or https://, comma-separated", parse)
+def _parse_urls(text: str) -> str:
+    for entry in text.split(",") if text else ():
+        check_url(entry.strip(), ("http", "https"))
+    return text
+
+
+URL = Kind("string", "http:// or https://", _parse_url)
+URLS = Kind("list", "http:// or https://, comma-separated", _parse_urls)
 
 
 def check_url(text: str, allowed: Sequence[str]) -> None:
@@ -269,17 +249,15 @@ def without_query(urls: str) -> str:
     return ",".join(re.split("[?#]", url)[0] for url in urls.split(","))
 
 
-def topics() -> Kind:
-    """Valid topic names, separated by commas."""
+def _parse_topics(text: str) -> tuple[str, ...]:
+    topic_names = _parse_names(text)
+    for name in topic_names:
+        if problem := topic_problem(name):
+            raise ValueError(f"has an entry that {problem}")
+    return tuple(dict.fromkeys(topic_names))
 
-    def parse(text: str) -> tuple[str, ...]:
-        topic_names = names().parse(text)
-        for name in topic_names:
-            if problem := topic_problem(name):
-                raise ValueError(f"has an entry that {problem}")
-        return tuple(dict.fromkeys(topic_names))
 
-    return Kind("list", "legal topic names, comma-separated", parse, ",".join)
+TOPICS = Kind("list", "legal topic names, comma-separated", _parse_topics, ",".join)
 
 
 def looks_like_key(text: str) -> bool:
@@ -291,12 +269,6 @@ def schemes(text: str) -> set[str]:
     """The protocols in front of addresses (``SSL://host:port``), in upper case."""
     matches = (_SCHEME.match(entry) for entry in text.split(","))
     return {match["scheme"].upper() for match in matches if match}
-
-
-def addresses() -> Kind:
-    """``host:port,host:port``, with IPv6 in brackets. A protocol in front (``SSL://``) is accepted and
-    dropped."""
-    return Kind("list", "host:port, comma-separated; IPv6 as [::1]:9092", _parse_addresses, _show_addresses)
 
 
 def _parse_addresses(text: str) -> tuple[HostPort, ...]:
@@ -341,6 +313,10 @@ def _parse_address(entry: str) -> HostPort:
 
 def _show_addresses(pairs: tuple[HostPort, ...]) -> str:
     return ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in pairs)
+
+
+# ``host:port,host:port``, with IPv6 in brackets. A protocol in front (``SSL://``) is accepted and dropped.
+ADDRESSES = Kind("list", "host:port, comma-separated; IPv6 as [::1]:9092", _parse_addresses, _show_addresses)
 
 
 # -- prefixes of option names -------------------------------------------------------------------------------

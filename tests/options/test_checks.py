@@ -163,7 +163,7 @@ def test_security_settings_make_a_cluster_whatever_they_are_called() -> None:
     of_write = {table.TARGET, table.RATE, table.TRANSACTIONS, table.DELIVERY, table.ERRORS, table.BATCHING}
     of_write |= {table.COMPRESSION, table.PARTITIONER, table.COORDINATOR, table.LIVE_VIEW}
     for group in {spec.group for spec in SPECS} | {"Security"}:
-        for kind in (values.string(), values.secret()):
+        for kind in (values.STRING, values.SECRET):
             spec = dataclasses.replace(SPECS[0], group=group, kind=kind)
             # Only planning talks to a schema registry.
             is_one = group != table.FORMATS and (group not in of_write or spec.secret)
