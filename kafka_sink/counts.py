@@ -6,7 +6,6 @@ in ``Deliveries`` under the same name or in ``ProducerTask.counts``, and a line 
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -117,28 +116,6 @@ class TopicMetrics(NamedTuple):
 
 # Upper bounds of the buckets of request latencies, in milliseconds. One more bucket has no bound.
 LATENCY_BOUNDS_MS = (5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1e3, 2.5e3, 5e3, 10e3, 30e3)
-
-
-class BrokerMetrics(NamedTuple):
-    """The Produce requests of one task to one broker. Times are in milliseconds.
-
-    ``address`` is host and port. ``latency_buckets`` has the number of responses within each of
-    LATENCY_BOUNDS_MS, not cumulative. ``oldest_ms`` is the age of the oldest request without a response; 0 if
-    there is none. Two fields are not reported by broker: ``sent_bytes``, which counts record batches each
-    time they are sent, and ``answered_ms``, the time of the last response.
-    """
-
-    address: str = ""
-    requests: int = 0
-    failures: int = 0
-    in_flight: int = 0
-    latency_ms: float = 0.0
-    max_latency_ms: float = 0.0
-    latency_buckets: tuple[int, ...] = ()
-    throttle_ms: float = 0.0
-    oldest_ms: float = 0.0
-    sent_bytes: int = 0
-    answered_ms: float = -math.inf
 
 
 @dataclass(slots=True)

@@ -12,11 +12,11 @@ import math
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from kafka_sink.cluster.slow_start import SlowStarts
-from kafka_sink.counts import LATENCY_BOUNDS_MS, BrokerMetrics, LatencyWindow
+from kafka_sink.counts import LATENCY_BOUNDS_MS, LatencyWindow
 
 if TYPE_CHECKING:
     from kafka_sink.cluster.batch import ProducerBatch
@@ -48,20 +48,26 @@ class SentRequest:
 
 @dataclass(slots=True)
 class BrokerCounts:
-    """Counts of one task's Produce requests to one broker.
+    """Counts of one task's Produce requests to one broker. Times are in milliseconds.
 
-    ``throttle_ms`` is the time for which the broker has throttled the task, up to ``throttled_until_ms``.
-    Periods that overlap count once.
+    ``sent_bytes`` counts record batches each time they are sent. ``latency_buckets`` has the number of
+    responses within each of LATENCY_BOUNDS_MS, not cumulative. ``throttle_ms`` is the time for which the
+    broker has throttled the task, up to ``throttled_until_ms``. Periods that overlap count once.
+
+    Only ``Broker.metrics`` sets the last three: the requests without a response, the age of the oldest one (0
+    if there is none), and the time of the last response.
     """
 
     requests: int = 0
     failures: int = 0
     sent_bytes: int = 0
     latency_ms: float = 0.0
-    max_latency_ms: float = 0.0
     throttle_ms: float = 0.0
     throttled_until_ms: float = 0.0
-    buckets: list[int] = field(default_factory=lambda: [0] * (len(LATENCY_BOUNDS_MS) + 1))
+    latency_buckets: list[int] = field(default_factory=lambda: [0] * (len(LATENCY_BOUNDS_MS) + 1))
+    in_flight: int = 0
+    oldest_ms: float = 0.0
+    answered_ms: float = -math.inf
 
 
 class Broker:
@@ -167,8 +173,7 @@ class Broker:
         latency_ms = max(0.0, now_ms - sent.request.sent_ms)
         counts = self.counts
         counts.latency_ms += latency_ms
-        counts.max_latency_ms = max(counts.max_latency_ms, latency_ms)
-        counts.buckets[bisect_left(LATENCY_BOUNDS_MS, latency_ms)] += 1
+        counts.latency_buckets[bisect_left(LATENCY_BOUNDS_MS, latency_ms)] += 1
         since_ms = max(now_ms, counts.throttled_until_ms)
         counts.throttled_until_ms = since_ms
         if self.connection is not None:
@@ -210,25 +215,18 @@ class Broker:
 
     # -- a task's counts ----------------------------------------------------------------------------
 
-    def metrics(self, now_ms: float) -> BrokerMetrics:
-        """The metrics of the current task, without the broker's address. Any thread may call it."""
-        counts = self.counts
+    def metrics(self, now_ms: float) -> BrokerCounts:
+        """A copy of the current task's counts. Any thread may call it."""
         try:
             oldest_ms = max(0.0, now_ms - self.sent[0].request.sent_ms)
         except IndexError:  # the sender's thread may have removed the request just now
             oldest_ms = 0.0
-        return BrokerMetrics(
-            "",
-            counts.requests,
-            counts.failures,
-            len(self.sent),
-            counts.latency_ms,
-            counts.max_latency_ms,
-            tuple(counts.buckets),
-            counts.throttle_ms,
-            oldest_ms,
-            counts.sent_bytes,
-            self.last_response_ms,
+        return replace(
+            self.counts,
+            latency_buckets=[*self.counts.latency_buckets],
+            in_flight=len(self.sent),
+            oldest_ms=oldest_ms,
+            answered_ms=self.last_response_ms,
         )
 
 

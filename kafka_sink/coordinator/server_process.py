@@ -76,7 +76,7 @@ class ServerProcess:
             MetadataService: partial(MetadataService, budget=MemoryBudget()),
             BreakerService: partial(BreakerService, budget=MemoryBudget(96 * 1024 * 1024)),
             RateService: RateService,
-            WriteService: partial(WriteService, listener=metrics),
+            WriteService: partial(WriteService, on_failed=metrics.on_attempt_failed),
             ReportService: partial(ReportService, metrics=metrics),
             ViewService: partial(ViewService, metrics=metrics),
         }

@@ -11,7 +11,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
@@ -29,9 +29,6 @@ from kafka_sink.coordinator.schema import (
 )
 from kafka_sink.errors import KafkaSinkError, WriteOverError
 from kafka_sink.printable import printable
-
-if TYPE_CHECKING:
-    from kafka_sink.coordinator.live.application import ApplicationMetrics
 
 # Characters of a failure's cause, and how many failed writes are kept until the driver reports their end.
 MAX_CAUSE, MAX_FAILED = 2000, 100
@@ -87,14 +84,14 @@ class WriteOver(Message, frozen=True):
 
 
 class WriteService(Service):
-    """Connects tasks with the driver's reports about their write. ``listener`` is notified of failed
-    tasks."""
+    """Connects tasks with the driver's reports about their write. ``on_failed`` is called with the write and
+    the cause if a task's attempt has failed."""
 
     scope = ServiceScope.APPLICATION
 
-    def __init__(self, out: Outbox, listener: ApplicationMetrics) -> None:
+    def __init__(self, out: Outbox, on_failed: Callable[[str, str], None]) -> None:
         super().__init__(out)
-        self._listener = listener
+        self._on_failed = on_failed
         # The write of each task, and the tasks of each write.
         self._writing: dict[int, str] = {}
         self._tasks: dict[str, dict[int, None]] = {}
@@ -121,7 +118,7 @@ class WriteService(Service):
     @receives(AttemptFailed)
     def on_attempt_failed(self, peer: int, message: AttemptFailed, now_ms: float) -> None:
         cause = printable(message.cause, MAX_CAUSE)
-        self._listener.on_attempt_failed(message.write, cause)
+        self._on_failed(message.write, cause)
         self._causes[message.write] = cause
         self._causes.move_to_end(message.write)
         if len(self._causes) > MAX_FAILED:

@@ -107,18 +107,12 @@ class RecordAccumulator:
         self.live.add(batch)
         self.incomplete += 1
 
-    def await_completion(self, timeout_s: float, until: Callable[[], bool]) -> None:
-        """Wait until a batch reaches a final state, for at most ``timeout_s``. Do not wait if every batch has
-        a final state or ``until`` returns true; ``until`` is called with the lock held."""
+    def await_change(self, timeout_s: float, is_over: Callable[[], bool] = lambda: False) -> None:
+        """Wait until a batch reaches a final state or ``wake_waiters`` is called, for at most ``timeout_s``.
+        Do not wait if ``is_over``, which is called with the lock held."""
         with self.lock:
-            if self.incomplete and not until():
+            if not is_over():
                 self._completed.wait(timeout_s)
-
-    def await_change(self, timeout_s: float) -> None:
-        """Wait until a batch reaches a final state or ``wake_waiters`` is called, for at most
-        ``timeout_s``."""
-        with self.lock:
-            self._completed.wait(timeout_s)
 
     def wake_waiters(self) -> None:
         """End the waits under way, so that the task checks its conditions again."""
@@ -352,13 +346,12 @@ class RecordAccumulator:
             self._insert_locked(batch)
             batch.queue.retry_at_ms = max(batch.queue.retry_at_ms, retry_at_ms)
 
-    def reenqueue_split(self, parent: ProducerBatch, pieces: Sequence[ProducerBatch]) -> bool:
+    def reenqueue_split(self, parent: ProducerBatch, pieces: Sequence[ProducerBatch]) -> None:
         """Put the pieces of a batch that was too large in its place. If the batch had failed before, release
-        the pieces and return False."""
+        the pieces."""
         with self.lock:
             parent.queue.give_back(parent)
-            first = parent.move_to(BatchState.SPLIT)
-            if first:
+            if parent.move_to(BatchState.SPLIT):
                 for piece in pieces:
                     self._insert_locked(piece)
                 self.live.update(pieces)
@@ -369,7 +362,6 @@ class RecordAccumulator:
                 for piece in pieces:
                     piece.buffer.release()
             self._release_locked(parent)
-            return first
 
     def on_too_large(self, batch: ProducerBatch, *, costs_task: bool = False) -> None:
         """Learn from a batch that was too large for its broker. The batch still has its memory."""

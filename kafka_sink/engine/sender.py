@@ -32,7 +32,6 @@ from kafka_sink.cluster.broker import Broker, BrokerCounts, unavailable, update_
 from kafka_sink.cluster.metadata import ClusterMetadata
 from kafka_sink.cluster.partition import Partition
 from kafka_sink.cluster.refresh import MetadataRequests
-from kafka_sink.counts import BrokerMetrics
 from kafka_sink.dead_letters.rejected_rows import DeadLetters
 from kafka_sink.engine.accumulator import RecordAccumulator
 from kafka_sink.engine.identity import ProducerIdentity, TransactionalIdentity
@@ -115,7 +114,7 @@ class Sender(threading.Thread):
         # the other order a task that begins at that moment would miss the error and wait for ever.
         self._end_cause: Exception | None = None
 
-    def broker_metrics(self, now_ms: float) -> dict[int, BrokerMetrics]:
+    def broker_metrics(self, now_ms: float) -> dict[int, BrokerCounts]:
         """The metrics of each broker this task has sent to, by broker id."""
         brokers = list(self._cluster.brokers.values())
         metrics = {broker.id: broker.metrics(now_ms) for broker in brokers}

@@ -378,9 +378,13 @@ class Producer:
         is_complete = False
         with self.activity.waiting(BROKER, self._describe_unacknowledged):
             while not is_complete:
-                self.accumulator.await_completion(
+                self.accumulator.await_change(
                     self.watch_ms / 1000,
-                    lambda: deliveries.has_failed or (dead_letters is not None and dead_letters.is_waiting),
+                    lambda: (
+                        not self.accumulator.incomplete
+                        or deliveries.has_failed
+                        or (dead_letters is not None and dead_letters.is_waiting)
+                    ),
                 )
                 # Meanwhile brokers may reject rows, and dead letters that are too large. The order matters: a
                 # row becomes a dead letter before its batch is complete, and then the check raises if

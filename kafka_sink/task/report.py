@@ -10,6 +10,7 @@ from typing import Any
 from kafka_sink.breaker.breaker import Breaker
 from kafka_sink.breaker.mutes import Target
 from kafka_sink.clock import LIMIT, MEMORY, Clock
+from kafka_sink.cluster.broker import BrokerCounts
 from kafka_sink.coordinator.live.messages import (
     MAX_BROKERS,
     MAX_DEAD_LETTERS,
@@ -24,7 +25,7 @@ from kafka_sink.coordinator.live.messages import (
     cluster_name,
 )
 from kafka_sink.coordinator.schema import cut
-from kafka_sink.counts import NAMES, BrokerMetrics, Number, TopicMetrics
+from kafka_sink.counts import NAMES, Number, TopicMetrics
 from kafka_sink.dead_letters.rejected_rows import DeadLetters
 from kafka_sink.model import TopicPartition
 from kafka_sink.options.values import TOPIC_MAX_LENGTH
@@ -147,7 +148,7 @@ class ProducerTask:
         is_quiet = any(now_ms - metrics.answered_ms > _QUIET_MS for metrics in counted.values())
         # Perhaps nothing could be sent yet to some brokers that rows wait for.
         waiting = self._waiting() if not done and (is_quiet or len(counted) < len(addresses)) else {}
-        counted = {**{node_id: BrokerMetrics() for node_id in addresses if node_id in waiting}, **counted}
+        counted = {**{node_id: BrokerCounts() for node_id in addresses if node_id in waiting}, **counted}
         reports = {}
         for node_id, metrics in islice(counted.items(), MAX_BROKERS):
             node, oldest_ms = addresses.get(node_id), metrics.oldest_ms
@@ -161,7 +162,7 @@ class ProducerTask:
                 metrics.failures,
                 0 if done else metrics.in_flight,
                 round(metrics.latency_ms, 1),
-                metrics.latency_buckets,
+                tuple(metrics.latency_buckets) if metrics.requests else (),
                 round(metrics.throttle_ms, 1),
                 0 if done else round(oldest_ms),
             )

@@ -41,7 +41,7 @@ def services() -> Services:
         MetadataService: MetadataService,
         BreakerService: BreakerService,
         RateService: RateService,
-        WriteService: partial(WriteService, listener=metrics),
+        WriteService: partial(WriteService, on_failed=metrics.on_attempt_failed),
         ReportService: partial(ReportService, metrics=metrics),
     }
 

@@ -40,7 +40,7 @@ from tests.support.waiting import until
 DRIVER = 99
 
 
-SERVICES: Services = {WriteService: partial(WriteService, listener=ApplicationMetrics())}
+SERVICES: Services = {WriteService: partial(WriteService, on_failed=ApplicationMetrics().on_attempt_failed)}
 
 
 class Coordinator:
@@ -48,7 +48,7 @@ class Coordinator:
 
     def __init__(self, listener: ApplicationMetrics | None = None) -> None:
         self.out = FakeOutbox()
-        self.service = WriteService(self.out, listener or ApplicationMetrics())
+        self.service = WriteService(self.out, (listener or ApplicationMetrics()).on_attempt_failed)
 
     def receive(self, peer: int, message: Message) -> list[tuple[int, Message]]:
         deliver(self.service, peer, message, 0.0)
@@ -177,7 +177,7 @@ def test_only_the_driver_ends_writes_and_opens_the_live_view() -> None:
     any address although ui.port=-1."""
     metrics = ApplicationMetrics()
     services: Services = {
-        WriteService: partial(WriteService, listener=metrics),
+        WriteService: partial(WriteService, on_failed=metrics.on_attempt_failed),
         ViewService: partial(ViewService, metrics=metrics),
         ReportService: partial(ReportService, metrics=metrics),
     }

@@ -101,7 +101,7 @@ def test_a_skip_is_logged_even_with_log_summary_false(capfd: pytest.CaptureFixtu
 @contextmanager
 def viewed(metrics: ApplicationMetrics) -> Iterator[tuple[PlannedCoordinator, Serving]]:
     """What planning gives to a write whose metrics are shown."""
-    writes = partial(WriteService, listener=metrics)
+    writes = partial(WriteService, on_failed=metrics.on_attempt_failed)
     services: Services = {ReportService: partial(ReportService, metrics=metrics), WriteService: writes}
     with serving(services=services) as server, server.has_driver():
         yield PlannedCoordinator(replace(server.address, has_view=True)), server
