@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import closing
 
 from kafka_sink.clock import CONNECT_BOUND_MS, TOPIC_PROPAGATION_MS
@@ -29,8 +29,6 @@ from kafka_sink.options import SinkOptions
 from kafka_sink.security.settings import SecuritySettings
 
 _RETRY_PAUSE_S = 0.1
-# The broker's settings that apply for topic.partitions=-1 and topic.replication.factor=-1.
-_PARTITIONS, _REPLICATION_FACTOR = "num.partitions", "default.replication.factor"
 _AUTO_CREATE = "auto.create.topics.enable"
 
 
@@ -183,7 +181,12 @@ class TopicPreparation:
         # Each question has max.block.ms of its own: the look-up has used up its time.
         self._started = time.monotonic()
         node = self._client.connect()
-        configs = self._configs_of(node, [_AUTO_CREATE])
+        configs: BrokerConfigs | None = self._client.ask(
+            node,
+            apis.DESCRIBE_CONFIGS,
+            lambda version: admin_requests.encode_describe_broker(version, node, [_AUTO_CREATE]),
+            self._request_timeout_ms(),
+        )
         setting = None if configs is None else configs.configs.get(_AUTO_CREATE)
         return None if setting is None else setting == "true"
 
@@ -193,10 +196,13 @@ class TopicPreparation:
     def _request_creation(
         self, node: int, topic: str, *, validate_only: bool = False
     ) -> CreateTopicResponse | None:
-        numbers = self._numbers(node)
-        if numbers is None:
-            return None
-        partitions, replication_factor = numbers
+        partitions, replicas = self._options.topic_partitions, self._options.topic_replication_factor
+        version = self._client.api_version(node, apis.CREATE_TOPICS)
+        if -1 in (partitions, replicas) and version < admin_requests.CREATE_TOPICS_BY_DEFAULTS:
+            raise ConfigurationError(
+                "topic.create=true: brokers before Kafka 2.4 do not apply defaults to a new topic. Set "
+                f"topic.partitions and topic.replication.factor (brokers: {self._brokers})"
+            )
         milliseconds = int(self._request_timeout_ms())
         return self._client.ask(
             node,
@@ -205,55 +211,13 @@ class TopicPreparation:
                 version,
                 topic,
                 partitions,
-                replication_factor,
+                replicas,
                 milliseconds,
                 self._options.topic_config,
                 validate_only=validate_only,
             ),
             milliseconds,
         )
-
-    def _numbers(self, node: int) -> tuple[int, int] | None:
-        """The numbers of partitions and replicas to request from this broker; None if it sent no response.
-
-        -1 leaves a number to the broker. Brokers before Kafka 2.4 do not support -1 (KIP-464), so they are
-        asked for the settings that newer brokers would apply.
-        """
-        options = self._options
-        numbers = {
-            _PARTITIONS: options.topic_partitions,
-            _REPLICATION_FACTOR: options.topic_replication_factor,
-        }
-        unset = [name for name, number in numbers.items() if number == -1]
-        version = self._client.api_version(node, apis.CREATE_TOPICS)
-        if unset and version < admin_requests.CREATE_TOPICS_BY_DEFAULTS:
-            configs = self._configs_of(node, unset)
-            if configs is None:
-                return None
-            numbers |= self._defaults(configs, unset)
-        return numbers[_PARTITIONS], numbers[_REPLICATION_FACTOR]
-
-    def _configs_of(self, node: int, names: Sequence[str]) -> BrokerConfigs | None:
-        """Request these settings of a broker. Returns None if it sent no response."""
-        configs: BrokerConfigs | None = self._client.ask(
-            node,
-            apis.DESCRIBE_CONFIGS,
-            lambda version: admin_requests.encode_describe_broker(version, node, names),
-            self._request_timeout_ms(),
-        )
-        return configs
-
-    def _defaults(self, configs: BrokerConfigs, names: Sequence[str]) -> dict[str, int]:
-        try:
-            return {name: int(configs.configs[name]) for name in names}
-        except (KeyError, ValueError):
-            why = f": {_named(configs.error_code)}" if configs.error_code else ""
-            raise ConfigurationError(
-                "topic.create=true: brokers before Kafka 2.4 do not apply defaults to a new topic, and this "
-                f"broker does not reveal its settings ({' and '.join(names)}{why}). Set topic.partitions and "
-                "topic.replication.factor, or grant this login DESCRIBE_CONFIGS on the cluster "
-                f"(brokers: {self._brokers})"
-            ) from None
 
     def _check_idempotence(self) -> None:
         """Request a producer id, to check the login's rights.

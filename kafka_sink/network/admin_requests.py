@@ -1,7 +1,4 @@
-"""Requests that are not about rows: CreateTopics, DescribeConfigs of a broker, and client metrics (KIP-714).
-
-DescribeConfigs returns the defaults that CreateTopics needs before Kafka 2.4 (KIP-464).
-"""
+"""Requests that are not about rows: CreateTopics, DescribeConfigs of a broker, and client metrics (KIP-714)."""
 
 from __future__ import annotations
 

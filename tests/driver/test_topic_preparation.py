@@ -16,7 +16,6 @@ from kafka_sink.options import parse
 from local_kafka import LocalBroker
 from tests.support.fake_broker import (
     CREATE_TOPICS,
-    DESCRIBE_CONFIGS,
     INIT_PRODUCER_ID,
     METADATA,
     FakeCluster,
@@ -86,31 +85,16 @@ def test_created_topic_gets_the_defaults_of_the_broker(broker: LocalBroker, topi
 _BEFORE_2_4 = {CREATE_TOPICS: (0, 3)}
 
 
-def test_brokers_without_defaults_are_asked_only_for_numbers_that_no_option_sets(topic: str) -> None:
-    for given, asked_for, created in (
-        ({}, ["default.replication.factor", "num.partitions"], (4, 1)),
-        ({"topic_partitions": "2"}, ["default.replication.factor"], (2, 1)),
-    ):
-        with FakeCluster(versions=_BEFORE_2_4) as old:
-            prepare_topic(options(old.bootstrap_servers, topic, topic_create="true", **given))
-            (request,) = old.received(CREATE_TOPICS)
-            (asked,) = request.body.topics
-            assert (asked.num_partitions, asked.replication_factor) == created
-            (question,) = old.received(DESCRIBE_CONFIGS)
-            assert sorted(question.body.resources[0].configuration_keys) == asked_for
-
-
-def test_a_login_that_may_not_read_brokers_settings_must_set_both_numbers(topic: str) -> None:
-    with FakeCluster(versions=_BEFORE_2_4) as old, FakeCluster() as new:
-        for cluster in (old, new):
-            cluster.script(DESCRIBE_CONFIGS, error(CLUSTER_AUTHORIZATION_FAILED))
+def test_brokers_without_defaults_need_both_numbers(topic: str) -> None:
+    with FakeCluster(versions=_BEFORE_2_4) as old:
         why = r"Set topic\.partitions and topic\.replication\.factor"
-        assert_refused(old, topic, why, topic_create="true")
+        assert_refused(old, topic, why, topic_create="true", topic_partitions="2")
         assert not old.received(CREATE_TOPICS)
-        # Newer brokers are not asked.
-        prepare_topic(options(new.bootstrap_servers, topic, topic_create="true"))
-        assert new.received(CREATE_TOPICS)
-        assert not new.received(DESCRIBE_CONFIGS)
+        numbers = {"topic_partitions": "2", "topic_replication_factor": "1"}
+        prepare_topic(options(old.bootstrap_servers, topic, topic_create="true", **numbers))
+        (request,) = old.received(CREATE_TOPICS)
+        (asked,) = request.body.topics
+        assert (asked.num_partitions, asked.replication_factor) == (2, 1)
 
 
 def test_topic_is_created_once_by_concurrent_writes(
