@@ -45,7 +45,7 @@ def busy_producer() -> Producer:
         counts = producer.cluster.broker(number % BROKERS).counts
         counts.requests += 1
         counts.latency_ms += 12.0
-        counts.buckets[2] += 1
+        counts.latency_buckets[2] += 1
     return producer
 
 
