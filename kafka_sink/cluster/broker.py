@@ -234,13 +234,12 @@ def update_unreachable(brokers: Iterable[Broker], waiting: Collection[Broker], n
     """Record since when brokers cannot be reached. The ``waiting`` brokers have ready batches and are not
     connected; no other broker counts as unreachable."""
     for broker in brokers:
-        if broker not in waiting:
+        is_waiting = broker in waiting
+        broker.is_failing = is_waiting and broker.is_gone
+        if not is_waiting:
             broker.unreachable_since_ms = None
-            broker.is_failing = False
-    for broker in waiting:
-        if broker.unreachable_since_ms is None:
+        elif broker.unreachable_since_ms is None:
             broker.unreachable_since_ms = now_ms
-        broker.is_failing = broker.is_gone
 
 
 # A batch that backs off after a failed attempt still waits for its broker although it is not ready.

@@ -96,7 +96,7 @@ class Partition:
         *("_failed", "_failed_before", "_failed_ms", "_streak"),
         *("_taken", "_taken_before", "_taken_ms", "_window_ends_ms"),
         *("taken_after_gap", "topic_id", "batches", "counts", "established_until_ms", "gap", "has_taken"),
-        *("id", "in_flight", "last_offset", "leader", "limits", "metadata_version", "missing_since_ms"),
+        *("id", "in_flight", "last_offset", "leader", "limits", "metadata_version"),
         *("needs_restart", "next_sequence", "producer", "restarts", "retry_at_ms"),
         *("transaction", "unacknowledged"),
     )
@@ -131,8 +131,6 @@ class Partition:
         self._taken_ms = self._failed_ms = -math.inf
         # The number of the last transaction to which the partition was added, under protocol 1.
         self.transaction = 0
-        # Since when rows have waited for this partition although its topic does not have it.
-        self.missing_since_ms: float | None = None
         # Counts of the current task; None until its first acknowledgement.
         self.counts: PartitionCounts | None = None
         self.forget_sequences()
@@ -306,13 +304,10 @@ class Partition:
             self._taken += 1
         self.established_until_ms = now_ms + _ESTABLISHED_MS
         self.taken_after_gap |= self.gap is not None and self._is_after_gap(batch)
-        self.is_known_to_leader |= self._assigned_as.get(batch, 0) > self._assigned_before_leader
         self.last_offset = max(self.last_offset, last_offset)
-        if self.unacknowledged and self.unacknowledged[0] is batch:
-            self.unacknowledged.popleft()
-            del self._assigned_as[batch]
-            return
-        if batch not in self.unacknowledged:
+        number = self._assigned_as.pop(batch, 0)
+        self.is_known_to_leader |= number > self._assigned_before_leader
+        if not number:
             return
         for earlier in self.unacknowledged:
             if earlier is batch:
@@ -321,7 +316,6 @@ class Partition:
             # or lost.
             earlier.possibly_written = True
         self.unacknowledged.remove(batch)
-        del self._assigned_as[batch]
 
     def on_attempt_failed(self) -> None:
         """Send the partition's batches one by one until the next acknowledgement."""
@@ -399,6 +393,8 @@ class Partition:
         Nothing more is sent to the partition until ``close_gap``.
         """
         self.on_split(batch, pieces)
+        # A later batch was acknowledged while this one waited for its dead letters.
+        self.taken_after_gap |= batch.possibly_written
         gap = (batch.sequence.base_sequence + sum(piece.record_count for piece in pieces)) % _SEQUENCE_RANGE
         if self.gap is None or not _is_after(gap, self.gap):
             self.gap = gap

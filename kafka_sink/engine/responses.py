@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import numpy as np
@@ -82,8 +83,8 @@ class ResponseHandler:
         self._connection_errors = connection_errors
         # The dead letters of the current task; None if a row that cannot be written fails the task.
         self.dead_letters: DeadLetters | None = None
-        # The partitions with queued rows that their topics do not have.
-        self.missing: set[Partition] = set()
+        # The partitions with queued rows that their topics do not have, and since when.
+        self.missing: dict[Partition, float] = {}
         # No batch expires before this time. With thousands of partitions, checking every batch in every pass
         # would be most of the cost of a pass.
         self.expires_ms = 0.0
@@ -440,21 +441,16 @@ class ResponseHandler:
         queued = [
             batch for batch in unfinished if batch.topic_partition.topic in topics and not batch.in_request
         ]
-        partitions = {batch.queue for batch in queued}
-        missing = {
-            partition for partition in partitions if self._partitions_without(partition.id) is not None
+        self.missing = {
+            partition: self.missing.get(partition, now_ms)
+            for partition in {batch.queue for batch in queued}
+            if self._partitions_without(partition.id) is not None
         }
-        for partition in self.missing - missing:
-            partition.missing_since_ms = None
-        for partition in missing:
-            if partition.missing_since_ms is None:
-                partition.missing_since_ms = now_ms
+        for partition in self.missing:
             partition.release_unwritten()
-        self.missing = missing
         max_block_ms = self._options.max_block_ms
         for batch in queued:
-            since_ms = batch.queue.missing_since_ms
-            if since_ms is not None and now_ms - since_ms >= max_block_ms:
+            if now_ms - self.missing.get(batch.queue, math.inf) >= max_block_ms:
                 reason = (
                     f"{self.obstacle(batch.topic_partition)}, for kafka.max.block.ms = {max_block_ms:.0f} ms"
                 )
@@ -512,9 +508,14 @@ class ResponseHandler:
         in_doubt = [batch for batch in unresolved if batch in after_gap]
         if not in_doubt:
             identity.close_gap(partition)
-        elif partition.taken_after_gap or identity.transactional_id is not None:
-            # The batches cannot get new sequences: a leader that lost its state has taken a later batch, or
-            # the transaction has only one epoch, under which a late copy could still be accepted.
+        elif (
+            partition.taken_after_gap
+            or identity.transactional_id is not None
+            or any(isinstance(batch.last_error, BrokerRefusedError) for batch in in_doubt)
+        ):
+            # The batches cannot get new sequences: a leader that lost its state has taken a later batch or
+            # may have, according to its response, or the transaction has only one epoch, under which a late
+            # copy could still be accepted.
             self._fail_unresolved(partition, in_doubt, "records before this batch were rejected")
         elif len(in_doubt) == len(unresolved) and not self._cluster.is_stale(partition.id.topic):
             # The metadata has been refreshed since the failures.

@@ -355,8 +355,8 @@ class Sender(threading.Thread):
         targets = {topic: self._targets(topic, muted, now_ms) for topic in topics}
         moved = self._accumulator.move_unwritten(sources, targets)
         if moved:
-            name = next(iter(moved))
-            reason = self._breaker.explain(name) or self._responses.obstacle(name)
+            first = next(iter(moved))
+            reason = self._breaker.explain(first) or self._responses.obstacle(first)
             self._deliveries.count(moved=log_moves(moved, reason or "their target is muted"))
         return bool(moved)
 
@@ -371,12 +371,11 @@ class Sender(threading.Thread):
         connected = {broker.id for broker in self._cluster.brokers.values() if broker.is_connected}
         probes = self._breaker.avoided.probes
         choices = Choices(()) if known is None else choices_of(known, (), muted, connected, probes)
-        available = [TopicPartition(topic, number) for number in choices.available]
-        # `choices_of` also returns muted partitions and probes if no other partition is available.
-        targets = [name for name in available if name not in muted and name not in probes]
+        names = [TopicPartition(topic, number) for number in choices.available]
         written = self._accumulator.partitions
-        failing = {name for name in targets if name in written and written[name].is_failing(now_ms)}
-        return [name for name in targets if name not in failing]
+        failing = {name for name in names if name in written and written[name].is_failing(now_ms)}
+        # `choices_of` also returns muted partitions and probes if no other partition is available.
+        return [name for name in names if not (name in muted or name in probes or name in failing)]
 
     def _record_waits(
         self, ready: Mapping[Broker, Sequence[Partition]], blocked: Collection[Broker], now_ms: float

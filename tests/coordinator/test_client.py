@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from msgspec import structs
@@ -27,7 +28,14 @@ from tests.support.coordinator_harness import (
     identity,
     serving,
 )
+from tests.support.surroundings import Environ
 from tests.support.waiting import until
+
+
+@pytest.fixture(autouse=True)
+def _alone(environ: Environ, tmp_path: Path) -> None:
+    """Warnings are due once an application: every test is one, also if a port is given out again."""
+    environ(SPARK_LOCAL_DIRS=str(tmp_path))
 
 
 @contextmanager

@@ -217,14 +217,16 @@ def test_a_producer_that_lives_on_works_with_the_coordinator_that_took_the_place
 
 @pytest.mark.parametrize("is_frozen", [True, False], ids=["frozen", "of another token"])
 def test_a_coordinator_that_does_not_answer_costs_one_warning_and_not_all_of_max_block(
-    caplog: pytest.LogCaptureFixture, is_frozen: bool
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, is_frozen: bool
 ) -> None:
+    # The warning follows the first attempt to connect.
+    monkeypatch.setattr(CoordinatorClient.__init__, "__defaults__", (ClientTimes(connect_ms=500.0),))
     topics = {f"t{number}": 1 for number in range(3)}
     with FakeCluster(topics) as cluster, socket.create_server(("127.0.0.1", 0)) as frozen:
         with coordinating() as found:
             address = Serving(frozen).address if is_frozen else found.address
             wrong = replace(address, token=b"x" * 32)
-            with task(options_of(cluster, max_block_ms=900), wrong) as producer:
+            with task(options_of(cluster, max_block_ms=20_000), wrong) as producer:
                 for topic in topics:
                     producer.send(rows(topic))
                 producer.finish()

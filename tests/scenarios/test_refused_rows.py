@@ -199,6 +199,56 @@ def test_a_batch_in_doubt_after_a_refused_row_fails_if_the_leader_has_changed(ch
         model.deliveries.raise_failure(1, 0)
 
 
+def test_a_batch_after_a_refused_row_that_a_response_put_in_doubt_fails() -> None:
+    """Catches: it counted as not written, although a leader with the producer's state would have rejected
+    its sequence, and was written a second time after the restart."""
+    model = Refusing(2_000, dead_letters=DeadLetters(None, 1_000, 1_000))
+    for count in (1, 1, 1, 2):
+        append_and_send(model, count)
+        if count == 1:
+            model.arrive(0, 0, append=True)
+            model.respond(0)
+    for log in model.logs.values():
+        log.forget_producers()
+    model.arrive(0, 0, append=True)
+    model.respond(0)
+    model.arrive(0, REQUEST_TIMED_OUT, append=True)
+    model.respond(0)
+    model.settle()
+    model.check()
+    with pytest.raises(DeliveryError, match="records before this batch were rejected, and the batch may"):
+        model.deliveries.raise_failure(1, 0)
+
+
+def test_a_batch_in_doubt_fails_if_one_before_it_was_taken_while_a_refused_row_waited_for_room() -> None:
+    """Catches: the leader had lost its state and taken both, and the second was written twice."""
+
+    class Full(DeadLetters):
+        has_room = False  # type: ignore[assignment]
+
+    dead_letters = Full("dead-letters", 1_000, 1_000)
+    model = Refusing(2_000, dead_letters=dead_letters)
+    for count in (1, 1, 1, 3):
+        append_and_send(model, count)
+        if count == 1:
+            model.arrive(0, 0, append=True)
+            model.respond(0)
+    for log in model.logs.values():
+        log.forget_producers()
+    for _ in range(2):
+        model.arrive(0, 0, append=True)
+        model.respond(0)
+    model.arrive(0, 0, append=True)
+    model.disconnect(0, unread="lost")
+    assert model.responses.awaiting_dead_letters
+    dead_letters.has_room = True  # type: ignore[misc]
+    model.responses.resume_skipping()
+    model.settle()
+    model.check()
+    with pytest.raises(DeliveryError, match="records before this batch were rejected, and the batch may"):
+        model.deliveries.raise_failure(1, 0)
+
+
 def append_and_send(model: Model, count: int) -> None:
     """Rows for broker 0, each in a request of its own."""
     for _ in range(count):
