@@ -115,12 +115,6 @@ class TopicMetadata:
     topic_id: bytes | None
     partitions: Partitions
 
-    @classmethod
-    def of(cls, name: str, topic_id: bytes | None, infos: Iterable[PartitionMetadata]) -> TopicMetadata:
-        pairs = [(info.leader, info.leader_epoch) for info in infos]
-        partitions = Partitions(name, (leader for leader, _ in pairs), (epoch for _, epoch in pairs))
-        return cls(name, topic_id, partitions)
-
 
 class RecordErrors(NamedTuple):
     """The indices of the records in a batch that the broker rejected, and the reason for the first one

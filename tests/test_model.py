@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from kafka_sink.model import Node, PartitionMetadata, Partitions, TopicMetadata, TopicPartition
+from kafka_sink.model import Node, PartitionMetadata, Partitions, TopicPartition
+from tests.support.topic_metadata import topic_of
 
 INFOS = tuple(PartitionMetadata("t", number, 10 + number, 7) for number in range(3))
 
 
 def test_partitions_return_their_metadata_by_number() -> None:
-    partitions = TopicMetadata.of("t", None, INFOS).partitions
+    partitions = topic_of("t", None, INFOS).partitions
     assert (len(partitions), tuple(partitions), partitions[1]) == (3, INFOS, INFOS[1])
     with pytest.raises(IndexError):
         partitions[3]

@@ -144,6 +144,19 @@ class Writer:
         return bytes(self.body)
 
 
+def _read_number(layout: struct.Struct) -> Callable[[Reader], int]:
+    """A method of ``Reader`` that reads a number of this layout."""
+    unpack, size = layout.unpack_from, layout.size
+
+    def read(reader: Reader) -> int:
+        at = reader.at
+        reader.at = at + size
+        number: int = unpack(reader.payload, at)[0]
+        return number
+
+    return read
+
+
 class Reader:
     """A position in a response. Raises struct.error or IndexError after its end, ValueError for wrong texts,
     ProtocolError for long lists."""
@@ -174,25 +187,7 @@ class Reader:
             raise IndexError
         self.at += size
 
-    def byte(self) -> int:
-        at = self.at
-        self.at = at + 1
-        return int(_BYTE.unpack_from(self.payload, at)[0])
-
-    def short(self) -> int:
-        at = self.at
-        self.at = at + 2
-        return int(_SHORT.unpack_from(self.payload, at)[0])
-
-    def integer(self) -> int:
-        at = self.at
-        self.at = at + 4
-        return int(_INT.unpack_from(self.payload, at)[0])
-
-    def long(self) -> int:
-        at = self.at
-        self.at = at + 8
-        return int(_LONG.unpack_from(self.payload, at)[0])
+    byte, short, integer, long = map(_read_number, (_BYTE, _SHORT, _INT, _LONG))
 
     def text(self) -> str | None:
         """Read a string; None if it is null."""

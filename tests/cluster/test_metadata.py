@@ -32,6 +32,7 @@ from kafka_sink.options import SinkOptions, parse
 from kafka_sink.task.producer import Producer
 from tests.support.effort import tries
 from tests.support.metadata_model import ANSWERS, NAMES, OK, Pair
+from tests.support.topic_metadata import topic_of
 
 MAX_AGE = 300_000.0
 IDLE = 300_000.0
@@ -45,7 +46,7 @@ def metadata(max_age_ms: float = MAX_AGE) -> ClusterMetadata:
 
 
 def topic(name: str, leader: int = 1, epoch: int = 0, topic_id: bytes | None = b"i" * 16) -> TopicMetadata:
-    return TopicMetadata.of(name, topic_id, (PartitionMetadata(name, 0, leader, epoch),))
+    return topic_of(name, topic_id, (PartitionMetadata(name, 0, leader, epoch),))
 
 
 SOME_NAMES = tuple(f"t{number:02}" for number in range(30))
@@ -115,7 +116,7 @@ def snapshot_of(*topics: TopicMetadata) -> MetadataSnapshot:
 def test_a_leader_that_a_broker_names_confirms_nothing_else() -> None:
     def partitions(count: int, leader: int, epoch: int) -> TopicMetadata:
         infos = [PartitionMetadata("t00", number, leader, epoch) for number in range(count)]
-        return TopicMetadata.of("t00", b"i" * 16, infos)
+        return topic_of("t00", b"i" * 16, infos)
 
     made = metadata()
     made.import_snapshot(snapshot_of(partitions(3, 1, 9)), 10.0)
@@ -466,7 +467,7 @@ def test_a_snapshot_is_the_same_after_pickling_and_small(partitions: int) -> Non
         PartitionMetadata("t", index, chance.randrange(-1, 60), chance.choice((-1, 7)))
         for index in range(partitions)
     )
-    topic = TopicSnapshot(TopicMetadata.of("t", b"i" * 16, found), 5.0)
+    topic = TopicSnapshot(topic_of("t", b"i" * 16, found), 5.0)
     snapshot = MetadataSnapshot((topic,), (Node(1, "h", 9092),), 3.0, "c")
     pickled = pickle.dumps(snapshot)
     assert pickle.loads(pickled) == snapshot
@@ -476,9 +477,7 @@ def test_a_snapshot_is_the_same_after_pickling_and_small(partitions: int) -> Non
 LIES = [
     topic("t00", 2, 2**31 - 1),
     topic("t00", 2, 0, b"x" * 16),
-    TopicMetadata.of(
-        "t00", b"i" * 16, tuple(PartitionMetadata("t00", number, 2, 9) for number in range(100))
-    ),
+    topic_of("t00", b"i" * 16, tuple(PartitionMetadata("t00", number, 2, 9) for number in range(100))),
 ]
 
 
@@ -518,7 +517,7 @@ def test_a_hint_sent_before_the_topic_was_marked_leaves_it_stale() -> None:
 # -- which addresses are taken -----------------------------------------------------------------------------
 
 FORGED, REAL = Node(1, "evil.example", 9093), Node(1, "broker.example", 9093)
-REAL_TOPIC = TopicMetadata.of("t", bytes([7] * 16), (PartitionMetadata("t", 0, 1, 3),))
+REAL_TOPIC = topic_of("t", bytes([7] * 16), (PartitionMetadata("t", 0, 1, 3),))
 
 
 def hint(node: Node) -> MetadataSnapshot:

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from kafka_sink.cluster.metadata import ClusterMetadata
 from kafka_sink.cluster.refresh import DeadlineHeap, MetadataRequests
 from kafka_sink.kafka_errors import UNKNOWN_TOPIC_OR_PARTITION
-from kafka_sink.model import MetadataUpdate, Node, PartitionMetadata, TopicMetadata
+from kafka_sink.model import MetadataUpdate, Node, PartitionMetadata
 from kafka_sink.options import parse
 from tests.support.footprint import held_bytes
+from tests.support.topic_metadata import topic_of
 
 
 class _Silent:
@@ -52,7 +53,7 @@ class _Requests:
 
     def described(self, now_ms: float) -> None:
         """A response describes the topic."""
-        topic = TopicMetadata.of("t", None, [PartitionMetadata("t", 0, 1, 0)])
+        topic = topic_of("t", None, [PartitionMetadata("t", 0, 1, 0)])
         self._cluster.on_response(MetadataUpdate((Node(1, "b", 9092),), (topic,), {}), ["t"], now_ms)
 
     def ages(self, now_ms: float) -> None:

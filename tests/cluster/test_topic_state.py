@@ -8,13 +8,14 @@ from hypothesis import strategies as st
 
 from kafka_sink.cluster.topic_state import TopicState, merge
 from kafka_sink.model import UNKNOWN_EPOCH, PartitionMetadata, TopicMetadata
+from tests.support.topic_metadata import topic_of
 
 OLD, NEW = b"o" * 16, b"n" * 16
 
 
 def topic(*leaders: tuple[int, int], topic_id: bytes | None = OLD) -> TopicMetadata:
     infos = (PartitionMetadata("t", number, leader, epoch) for number, (leader, epoch) in enumerate(leaders))
-    return TopicMetadata.of("t", topic_id, tuple(infos))
+    return topic_of("t", topic_id, tuple(infos))
 
 
 # A broker's history of a topic: the leader of an epoch is always the same one.

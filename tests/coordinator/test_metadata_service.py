@@ -37,6 +37,7 @@ from kafka_sink.options import parse
 from tests.support.fake_outbox import FakeOutbox
 from tests.support.footprint import traced
 from tests.support.metadata_tasks import ID, NODES, NOT_AUTHORIZED, OPTIONS, UNKNOWN, Task, metadata
+from tests.support.topic_metadata import topic_of
 
 # Messages and the tasks that they went to.
 Pushed = list[tuple[int, Topics]]
@@ -44,7 +45,7 @@ DENIED = TopicsWanted({"a": 0.0})
 
 
 def wide(name: str, partitions: int, epoch: int = 0) -> TopicMetadata:
-    return TopicMetadata.of(name, ID, [PartitionMetadata(name, one, 1, epoch) for one in range(partitions)])
+    return topic_of(name, ID, [PartitionMetadata(name, one, 1, epoch) for one in range(partitions)])
 
 
 def options(**given: object) -> Any:
@@ -489,8 +490,8 @@ def test_a_snapshot_survives_the_wire_in_several_messages() -> None:
     infos = (PartitionMetadata("", 0, -1, -1), PartitionMetadata("", 1, 2**31 - 1, 7))
     topics = (
         wide("wide", 100_000),
-        TopicMetadata.of("empty", None, ()),
-        TopicMetadata.of("t", ID, infos),
+        topic_of("empty", None, ()),
+        topic_of("t", ID, infos),
         *(metadata(f"{number:06}".ljust(249, "x")) for number in range(6_000)),
     )
     sent = MetadataSnapshot(tuple(TopicSnapshot(one, 5.0) for one in topics), NODES, 7.0, "c")

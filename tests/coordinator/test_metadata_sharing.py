@@ -21,7 +21,7 @@ from kafka_sink.coordinator.breaker_service import BreakerService
 from kafka_sink.coordinator.client import ClientTimes, CoordinatorClient
 from kafka_sink.coordinator.metadata_service import MetadataService
 from kafka_sink.errors import InvalidRowError, MetadataTimeoutError
-from kafka_sink.model import Node, PartitionMetadata, TopicMetadata, TopicPartition
+from kafka_sink.model import Node, PartitionMetadata, TopicPartition
 from kafka_sink.options import SinkOptions, parse
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.task.producer import Producer
@@ -31,6 +31,7 @@ from tests.support.fake_broker import METADATA, PRODUCE, FakeCluster
 from tests.support.fake_replies import error
 from tests.support.lookups import asked, rows, written
 from tests.support.surroundings import Environ
+from tests.support.topic_metadata import topic_of
 from tests.support.waiting import until
 
 PLAN = ColumnPlan.of([("topic", "string"), ("value", "binary")], None)
@@ -143,7 +144,7 @@ def test_each_task_keeps_to_the_leaders_that_brokers_name_to_its_client_id(envir
                 producers[zone] = stack.enter_context(task(of_zone, found.address))
             # The driver's zone is another one.
             planned = MetadataSnapshot(
-                (TopicSnapshot(TopicMetadata.of("t", None, [PartitionMetadata("t", 0, 0, 9)]), 0.0),),
+                (TopicSnapshot(topic_of("t", None, [PartitionMetadata("t", 0, 0, 9)]), 0.0),),
                 (Node(0, "127.0.0.1", cluster.port(0)),),
             )
             for producer in producers.values():

@@ -19,6 +19,7 @@ from kafka_sink.errors import InvalidRowError, MetadataTimeoutError, MissingPart
 from kafka_sink.model import PartitionMetadata, TopicMetadata
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
+from tests.support.topic_metadata import topic_of
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 PLAN = ColumnPlan(value=0, topic_column=1, partition=2, headers=3, timestamp=4)
@@ -143,7 +144,7 @@ def test_metadata_from_before_a_row_proves_nothing_however_slowly_the_thread_run
     """The age and the time since the row were of two looks at the clock. A thread that had to wait between
     them took what it had known for news, and skipped the row."""
     clock_ms = count(50.0, 50.0)
-    topic = TopicMetadata.of("t", None, (PartitionMetadata("t", 0, 0),))
+    topic = topic_of("t", None, (PartitionMetadata("t", 0, 0),))
 
     def await_topics(*asked: object, **_: float) -> dict[str, TopicMetadata]:
         if len(asked) > 3:

@@ -11,7 +11,7 @@ import pytest
 
 from kafka_sink.cluster.topic_state import MetadataSnapshot, TopicSnapshot
 from kafka_sink.errors import DeliveryError, InvalidRowError, MetadataTimeoutError
-from kafka_sink.model import Node, PartitionMetadata, TaskResult, TopicMetadata
+from kafka_sink.model import Node, PartitionMetadata, TaskResult
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.task.producer import Producer
@@ -21,6 +21,7 @@ from tests.support.fake_replies import error
 from tests.support.lookups import asked, rows, written
 from tests.support.ports import refusing_port
 from tests.support.proxy import Proxy
+from tests.support.topic_metadata import topic_of
 from tests.support.waiting import throughout, until
 
 NOT_LEADER_OR_FOLLOWER, INVALID_TOPIC, TOPIC_AUTHORIZATION_FAILED = 6, 17, 29
@@ -239,7 +240,7 @@ def hinted(partitions: int, now: int, **options: str) -> Iterator[tuple[Producer
         raw = {"kafka.bootstrap.servers": new.bootstrap_servers, "kafka.linger.ms": "0", **options}
         led = tuple(PartitionMetadata("t", number, number, 7) for number in range(partitions))
         nodes = tuple(Node(number, "127.0.0.1", old.port(number)) for number in range(partitions))
-        known = TopicSnapshot(TopicMetadata.of("t", b"i" * 16, led), 0.0)
+        known = TopicSnapshot(topic_of("t", b"i" * 16, led), 0.0)
         for number in range(partitions):
             old.stop(number)
         hints = MetadataSnapshot((known,), nodes, 0.0, "old")

@@ -14,7 +14,7 @@ from kafka_sink.engine.accumulator import RecordAccumulator
 from kafka_sink.engine.appender import MutedMemoryLimit, RecordAppender
 from kafka_sink.errors import DeliveryError
 from kafka_sink.memory.pool import BufferPool
-from kafka_sink.model import NO_LEADER, CompressionType, PartitionMetadata, TopicMetadata, TopicPartition
+from kafka_sink.model import NO_LEADER, CompressionType, PartitionMetadata, TopicPartition
 from kafka_sink.records.ordered_rows import OrderedRows
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
@@ -23,10 +23,11 @@ from kafka_sink.rows.partitioner import choices_of
 from tests.support.allocators import incremental_allocator
 from tests.support.partitioners import plain_partitioner
 from tests.support.queues import settings
+from tests.support.topic_metadata import topic_of
 
 PLAN = ColumnPlan.of([("key", "binary"), ("value", "binary"), ("partition", "int")], "t")
 COUNT = 6
-TOPICS = {"t": TopicMetadata.of("t", None, tuple(PartitionMetadata("t", i, 0, 0) for i in range(COUNT)))}
+TOPICS = {"t": topic_of("t", None, tuple(PartitionMetadata("t", i, 0, 0) for i in range(COUNT)))}
 P = [TopicPartition("t", index) for index in range(COUNT)]
 LIMIT = 10_000
 
@@ -157,7 +158,7 @@ def test_keyless_rows_leave_muted_partitions_alone() -> None:
     assert len(everything) > 1, "all muted is as none muted"
     # Keys of a muted partition without a leader are spread.
     infos = [PartitionMetadata("t", partition, 1 if partition else NO_LEADER) for partition in range(2)]
-    topic = TopicMetadata.of("t", None, tuple(infos))
+    topic = topic_of("t", None, tuple(infos))
     found = choices_of(topic, (), {P[0]}, ())
     assert (found.available, found.muted) == ((1,), (0,))
 

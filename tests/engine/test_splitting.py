@@ -18,17 +18,18 @@ from kafka_sink.engine.accumulator import RecordAccumulator
 from kafka_sink.engine.appender import RecordAppender
 from kafka_sink.engine.splitting import _records, split_batch, take_out
 from kafka_sink.memory.pool import BufferPool
-from kafka_sink.model import CompressionType, PartitionMetadata, TopicMetadata, TopicPartition
+from kafka_sink.model import CompressionType, PartitionMetadata, TopicPartition
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
 from tests.support.partitioners import plain_partitioner
 from tests.support.queues import settings
 from tests.support.strategy import forced
 from tests.support.taken_records import values_of
+from tests.support.topic_metadata import topic_of
 
 BATCH_SIZE = 1_000
 each_codec = pytest.mark.parametrize("codec", list(CompressionType), ids=lambda codec: codec.name.lower())
-TOPICS = {"t": TopicMetadata.of("t", None, (PartitionMetadata("t", 0, 0, 0),))}
+TOPICS = {"t": topic_of("t", None, (PartitionMetadata("t", 0, 0, 0),))}
 PARTITIONER = plain_partitioner()
 
 

@@ -21,6 +21,7 @@ from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
 from kafka_sink.rows.murmur2 import partitions_for
 from kafka_sink.rows.partitioner import BatchCapacity, Partitioner, QueueLoads, choices_of
+from tests.support.topic_metadata import topic_of
 
 SIZES = np.full(1000, 100, dtype=np.int64)
 
@@ -64,7 +65,7 @@ def partitioner(
 
 
 def topic(count: int = 4) -> TopicMetadata:
-    return TopicMetadata.of("t", None, tuple(PartitionMetadata("t", number, 0, 0) for number in range(count)))
+    return topic_of("t", None, tuple(PartitionMetadata("t", number, 0, 0) for number in range(count)))
 
 
 def idle(_topic: str, count: int) -> list[int]:
@@ -199,7 +200,7 @@ def test_thousands_of_topics_hash_their_keys_at_once() -> None:
     """Hashing topic by topic was a third of what a task takes for batches of a few rows."""
     names = [f"t{number}" for number in range(300)]
     infos = {name: (PartitionMetadata(name, 0, 0), PartitionMetadata(name, 1, 0)) for name in names}
-    topics = {name: TopicMetadata.of(name, None, found) for name, found in infos.items()}
+    topics = {name: topic_of(name, None, found) for name, found in infos.items()}
     plan = ColumnPlan.of([("topic", "string"), ("key", "binary"), ("value", "binary")], None)
     keys = pa.array([b"%d" % number for number in range(600)], pa.binary())
     rows = extract(plan, pa.table({"topic": names * 2, "key": keys, "value": keys}), 0)
@@ -248,9 +249,7 @@ def test_the_next_rows_without_a_key_are_the_probe_of_a_muted_partition_once(row
 
 def test_rows_stay_in_the_rack_while_it_has_a_leader_that_takes_them() -> None:
     """Catches: rows for another zone without need, and rows that avoid their zone's last way out."""
-    led = TopicMetadata.of(
-        "t", None, tuple(PartitionMetadata("t", number, number % 3) for number in range(6))
-    )
+    led = topic_of("t", None, tuple(PartitionMetadata("t", number, number % 3) for number in range(6)))
     values = pa.record_batch({"value": pa.array([b"x" * 100] * 2000, pa.binary())})
     rows = extract(ColumnPlan.of([("value", "binary")], "t"), values, 0)
 

@@ -13,6 +13,7 @@ from kafka_sink.cluster.partition import Partition
 from kafka_sink.model import PartitionMetadata, TopicMetadata, TopicPartition
 from tests.support.brokers import Brokers, batch_of
 from tests.support.queues import partition_of
+from tests.support.topic_metadata import topic_of
 
 A0, A1, A2 = (TopicPartition("a", number) for number in range(3))
 B0 = TopicPartition("b", 0)
@@ -107,7 +108,7 @@ class Cluster:
         found = self.leaders.get(name)
         if found is None:
             return None
-        return TopicMetadata.of(name, None, tuple(PartitionMetadata(name, i, n) for i, n in enumerate(found)))
+        return topic_of(name, None, tuple(PartitionMetadata(name, i, n) for i, n in enumerate(found)))
 
     def leader(self, partition: TopicPartition) -> PartitionMetadata | None:
         found = self.leaders.get(partition.topic, [])

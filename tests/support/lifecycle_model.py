@@ -47,6 +47,7 @@ from tests.support.brokers import Brokers
 from tests.support.fake_log import PartitionLog, numbers_in, parse_batch
 from tests.support.partitioners import row_batch
 from tests.support.strategy import forced
+from tests.support.topic_metadata import topic_of
 
 TOPIC = "t"
 PARTITIONS = 3
@@ -84,7 +85,7 @@ class Metadata:
         return None
 
     def described(self) -> TopicMetadata:
-        return TopicMetadata.of(
+        return topic_of(
             TOPIC,
             self.topic_id,
             tuple(PartitionMetadata(TOPIC, index, node, 0) for index, node in enumerate(self.leaders)),

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kafka_sink.cluster.metadata import ClusterMetadata
-from kafka_sink.model import NO_LEADER, MetadataUpdate, Node, PartitionMetadata, TopicMetadata
+from kafka_sink.model import NO_LEADER, MetadataUpdate, Node, PartitionMetadata
 from kafka_sink.options import SinkOptions
+from tests.support.topic_metadata import topic_of
 
 NAMES = [f"t{number:02}" for number in range(36)]
 NODES = (Node(1, "a", 1), Node(2, "b", 2))
@@ -162,7 +163,7 @@ def update(model: Model, responses: dict[str, str]) -> MetadataUpdate:
         epoch = ((known.epoch if known else 0) or 0) + (said == NEWER_EPOCH)
         if said in (OK, NEWER_EPOCH, LEADERLESS):
             leader = NO_LEADER if said == LEADERLESS else 1
-            topics.append(TopicMetadata.of(name, b"i" * 16, (PartitionMetadata(name, 0, leader, epoch),)))
+            topics.append(topic_of(name, b"i" * 16, (PartitionMetadata(name, 0, leader, epoch),)))
         elif said:
             errors[name] = UNKNOWN if said == MISSING else DENIED
     return MetadataUpdate(NODES, tuple(topics), errors)

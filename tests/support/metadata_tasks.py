@@ -16,6 +16,7 @@ from kafka_sink.model import (
     TopicMetadata,
 )
 from kafka_sink.options import SinkOptions
+from tests.support.topic_metadata import topic_of
 
 UNKNOWN, NOT_AUTHORIZED = 3, 29
 NODES = (Node(1, "one", 9092), Node(2, "two", 9092, "a-rack"))
@@ -30,7 +31,7 @@ OPTIONS = SinkOptions(
 
 
 def metadata(name: str, leader: int = 1, epoch: int = 0, topic_id: bytes = ID) -> TopicMetadata:
-    return TopicMetadata.of(name, topic_id, (PartitionMetadata(name, 0, leader, epoch),))
+    return topic_of(name, topic_id, (PartitionMetadata(name, 0, leader, epoch),))
 
 
 class Cache(ClusterMetadata):

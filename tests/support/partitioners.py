@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from kafka_sink.model import PartitionMetadata, TopicMetadata
+from kafka_sink.model import PartitionMetadata
 from kafka_sink.records.ordered_rows import OrderedRows
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
 from kafka_sink.rows.partitioner import BatchCapacity, Partitioner
+from tests.support.topic_metadata import topic_of
 
 
 def plain_partitioner(batch_bytes: float = 100, *, spread_keys: bool = False) -> Partitioner:
@@ -42,4 +43,4 @@ def ordered(
     numbers = partitions or [0] * len(values)
     infos = tuple(PartitionMetadata("t", number, 0, 0) for number in range(max(numbers) + 1))
     rows = extract(_PLAN, row_batch(values, numbers), timestamp_ms)
-    return _PARTITIONER.order(rows, {"t": TopicMetadata.of("t", None, infos)}, timestamp_ms)
+    return _PARTITIONER.order(rows, {"t": topic_of("t", None, infos)}, timestamp_ms)

@@ -12,7 +12,7 @@ import pytest
 from kafka_sink import kafka_errors
 from kafka_sink.clock import WAIT_LISTENER
 from kafka_sink.errors import BrokerVersionError, ConfigurationError, DeliveryError
-from kafka_sink.model import MetadataUpdate, PartitionMetadata, TopicMetadata, TopicPartition
+from kafka_sink.model import MetadataUpdate, PartitionMetadata, TopicPartition
 from kafka_sink.network import apis
 from kafka_sink.network.requests import MetadataResponse, ProducerIdResponse
 from kafka_sink.network.transaction_requests import (
@@ -44,6 +44,7 @@ from kafka_sink.transactions.operations import (
     init_producer,
 )
 from tests.support import transaction_network
+from tests.support.topic_metadata import topic_of
 from tests.support.transaction_network import NODES
 
 
@@ -101,7 +102,7 @@ class Network(transaction_network.Network):
         if self.now_ms < self.unknown_until_ms:
             return MetadataUpdate(alive, (), {"t": kafka_errors.UNKNOWN_TOPIC_OR_PARTITION})
         partitions = tuple(PartitionMetadata("t", number) for number in range(self.partitions))
-        return MetadataUpdate(alive, (TopicMetadata.of("t", None, partitions),))
+        return MetadataUpdate(alive, (topic_of("t", None, partitions),))
 
     def coordinators(self, _node: int) -> dict[str, int]:
         """Brokers by the names that they coordinate, as this broker says."""
