@@ -2,10 +2,10 @@
 
     python tools/draw_dashboard.py prometheus [PICTURE]
 
-The first argument is the command of a Prometheus server. Three brokers and a streaming job run for some minutes, and
-one of the brokers is frozen in between. Prometheus reads the job's /metrics and evaluates each query of the
-dashboard, so a query that fails or that finds nothing is noticed here. Panels stand where Grafana puts them, in the
-style of the benchmarks' plots.
+The first argument is the command of a Prometheus server. Three brokers and a streaming job run for some
+minutes, and one of the brokers is frozen in between. Prometheus reads the job's /metrics and evaluates each
+query of the dashboard, so a query that fails or finds nothing is noticed here. Panels stand where Grafana puts
+them, in the style of the benchmarks' plots.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ rows = rows.select(
 )
 options = {"kafka.bootstrap.servers": servers, "checkpointLocation": folder, "ui.port": port}
 options |= {"kafka.enable.circuit.breaker": "true", "kafka.request.timeout.ms": "10000"}
-query = rows.writeStream.format("kafka-chunked").options(**options).trigger(processingTime="4 seconds").start()
+writer = rows.writeStream.format("kafka-chunked").options(**options).trigger(processingTime="4 seconds")
+query = writer.start()
 query.awaitTermination(int(seconds))
 query.stop()
 """
@@ -56,9 +57,10 @@ def free_port(start: int) -> int:
 
 @contextmanager
 def running(arguments: list[str], folder: Path, name: str) -> Iterator[subprocess.Popen[bytes]]:
-    with (folder / f"{name}.log").open("wb") as log, subprocess.Popen(
-        arguments, stdout=log, stderr=subprocess.STDOUT, cwd=folder
-    ) as process:
+    with (
+        (folder / f"{name}.log").open("wb") as log,
+        subprocess.Popen(arguments, stdout=log, stderr=subprocess.STDOUT, cwd=folder) as process,
+    ):
         try:
             yield process
         finally:
@@ -66,7 +68,8 @@ def running(arguments: list[str], folder: Path, name: str) -> Iterator[subproces
 
 
 def asked(url: str, path: str, **parameters: object) -> Any:
-    with urllib.request.urlopen(f"{url}{path}?{urllib.parse.urlencode(parameters)}", timeout=10) as response:
+    address = f"{url}{path}?{urllib.parse.urlencode(parameters)}"
+    with urllib.request.urlopen(address, timeout=10) as response:  # noqa: S310 - a server on this machine
         return json.load(response)["data"]["result"]
 
 
