@@ -4,8 +4,8 @@
 
 The first argument is the command of a Prometheus server. Three brokers and a streaming job run for some
 minutes, and one of the brokers is frozen in between. Prometheus reads the job's /metrics and evaluates each
-query of the dashboard, so a query that fails or finds nothing is noticed here. Panels stand where Grafana puts
-them, in the style of the benchmarks' plots.
+query of the dashboard, so a query that fails or finds nothing is noticed here. Panels stand where Grafana
+puts them, in the style of the benchmarks' plots.
 """
 
 from __future__ import annotations
