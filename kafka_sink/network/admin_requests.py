@@ -1,4 +1,4 @@
-"""Requests that are not about rows: CreateTopics, DescribeConfigs of a broker, and client metrics (KIP-714)."""
+"""Requests that carry no rows: CreateTopics, DescribeConfigs of a broker, and client metrics (KIP-714)."""
 
 from __future__ import annotations
 
