@@ -25,10 +25,10 @@ unexport PYTHONDONTWRITEBYTECODE
 ROUNDS ?= 100
 SEED ?= 1
 EFFORT ?= 10
-# Of make test and make full: processes that tests run in side by side (tests/support/lanes.py).
+# Of make quick, make test and make full: processes that tests run in side by side (tests/support/lanes.py).
 LANES ?= 4
 # What the stages of a change leave to others: each prints it at its end.
-NOT_QUICK = tests that start Kafka, Spark or a browser (make test); ruff, mypy and the other checks (make check)
+NOT_QUICK = tests of several modules together, or that start Kafka, Spark or a browser (make test); the checks (make check)
 NOT_CHECKED = all tests (make quick, make test); other versions of Python (make check-pythons)
 NOT_TESTED = the checks (make check); longer runs (make full, chaos, exactly-once, faults, fuzz, endurance); all benchmarks (make smoke); other versions (make matrix)
 IN_LANES = -n $(LANES) --dist loadgroup --no-loadscope-reorder --durations 20 --durations-min 1
@@ -46,9 +46,8 @@ demo: $(if $(wildcard $(STAMP)),$(STAMP),$(DEMO_STAMP)) java  ## write 336,776 r
 	@$(BIN)/python examples/flights.py
 
 quick: export KAFKA_CHUNKED_TEST_EFFORT := 0.1
-quick: $(COMPILED)  ## run in two to three minutes the tests that start no Kafka, Spark or browser (ARGS="-k name" picks some)
-	@$(BIN)/python -m pytest -q -m "not slow" -n auto --dist loadgroup --no-loadscope-reorder \
-		$(addprefix --ignore tests/,benchmarks endurance exactly_once chaos) --not-run "$(NOT_QUICK)" $(ARGS)
+quick: $(COMPILED)  ## run in a minute the tests of single modules that start no Kafka, Spark or browser (ARGS="-k name" picks some)
+	@$(BIN)/python -m pytest -q -m "not slow" -n $(LANES) --dist loadgroup --no-loadscope-reorder --not-run "$(NOT_QUICK)" $(ARGS)
 
 test: $(COMPILED) classes chromium  ## run all tests, on real brokers, four at a time (ARGS="-k name" picks some)
 	@$(BIN)/python -m pytest $(IN_LANES) --not-run "$(NOT_TESTED)" $(ARGS)

@@ -82,6 +82,11 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(lanes.Progress(config), "lanes-progress")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    # None leaves the decision to pytest's own rules.
+    return quick.is_left_out(collection_path, config) or None
+
+
 def pytest_collection_finish() -> None:
     # Later looks for garbage leave all that alone.
     gc.freeze()

@@ -39,16 +39,17 @@ _REPORT_EVERY_S = 20.0
 def group_of(item: pytest.Item) -> str | None:
     """The group whose tests run in one worker; None for a test that may run in any."""
     module = item.nodeid.partition("::")[0]
-    names = getattr(item, "fixturenames", ())
-    if "registry" in names:
+    definitions = item._fixtureinfo.name2fixturedefs if isinstance(item, pytest.Function) else {}
+    # A module may have a fixture of its own with the name of a shared one.
+    shared = {name for name, found in definitions.items() if found[-1].scope == "session"}
+    if "registry" in shared:
         # One worker starts it, and most of its tests also need Spark.
         return "spark"
     for name in SHARED:
-        if name in names:
+        if name in shared:
             return name
     if module in ALONE:
         return module
-    definitions = item._fixtureinfo.name2fixturedefs if isinstance(item, pytest.Function) else {}
     shares = any(found[-1].scope == "module" for found in definitions.values())
     return module if shares else None
 

@@ -1,4 +1,8 @@
-"""Which tests are quick, and that they are: `make quick` runs them alone."""
+"""Which tests are quick, and that they are: `make quick` runs them alone.
+
+They are the tests of one module that start no program. Other tests let several modules work together, or
+check the project's own files.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,20 @@ QUICK = "not slow"
 # The number of quick tests in each collected file.
 FILES = pytest.StashKey[dict[Path, int]]()
 _FORBIDDEN = ("java", "chromium", "chromedriver", "spark-submit")
+_ROOT = Path(__file__).resolve().parents[2]
+# The module of tests/memory/test_pool.py is in one of these folders, as memory/pool.py.
+_MODULES = (_ROOT / "kafka_sink", _ROOT / "packages" / "local_kafka", _ROOT / "tests")
+
+
+def has_module(path: Path) -> bool:
+    """Whether a test file has the name of the module that it tests."""
+    module = path.relative_to(_ROOT / "tests").with_name(path.name.removeprefix("test_"))
+    return any((folder / module).exists() for folder in _MODULES)
+
+
+def is_left_out(path: Path, config: pytest.Config) -> bool:
+    """Whether `make quick` does not even import a file."""
+    return config.getoption("markexpr") == QUICK and path.name.startswith("test_") and not has_module(path)
 
 
 def mark(config: pytest.Config, items: list[pytest.Item]) -> None:
