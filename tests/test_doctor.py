@@ -16,6 +16,7 @@ import pytest
 
 from kafka_sink import doctor
 from kafka_sink.doctor import examine, main, of_session
+from kafka_sink.driver import topic_preparation
 from kafka_sink.driver.command_line import Finding, Level
 from kafka_sink.kafka_errors import CLUSTER_AUTHORIZATION_FAILED, TOPIC_AUTHORIZATION_FAILED
 from kafka_sink.network.apis import CREATE_TOPICS, DESCRIBE_CONFIGS
@@ -187,8 +188,9 @@ def test_options_brokers_and_topics_are_tried_and_nothing_is_created(
     here: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Catches: exit code 0 for a missing topic on a cluster that does not create topics."""
+    monkeypatch.setattr(topic_preparation, "TOPIC_PROPAGATION_MS", 300.0)
     with FakeCluster({"there": 1}) as cluster:
-        base = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "kafka.max.block.ms": "300"}
+        base = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "kafka.max.block.ms": "10000"}
         assert problems(here, base | {"topic": "there"}) == ""
         never = {"kafka.allow.auto.create.topics": "false"}
         assert "there is no topic 'missing'" in problems(here, base | never | {"topic": "missing"})
@@ -214,7 +216,8 @@ def test_options_brokers_and_topics_are_tried_and_nothing_is_created(
         denied = problems(here, base | {"topic": "missing", "topic.create": "true"})
         assert "Grant User:ANONYMOUS CREATE on the topic or the cluster" in denied
     assert "did you mean" in problems(here, base | {"kafka.acsk": "all"})
-    assert "Connection refused" in problems(here, {**base, "kafka.bootstrap.servers": "127.0.0.1:1"})
+    nowhere = {"kafka.bootstrap.servers": "127.0.0.1:1", "kafka.max.block.ms": "300"}
+    assert "Connection refused" in problems(here, nowhere)
 
 
 def test_a_cluster_is_checked_without_a_change(here: dict[str, str]) -> None:
