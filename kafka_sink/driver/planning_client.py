@@ -47,10 +47,7 @@ class PlanningClient(BlockingCalls):
     """
 
     def __init__(
-        self,
-        options: SinkOptions,
-        connect_bound_ms: float,
-        clock_ms: Callable[[], float] = monotonic_ms,
+        self, options: SinkOptions, connect_bound_ms: float, clock_ms: Callable[[], float] = monotonic_ms
     ) -> None:
         super().__init__(options, clock_ms=clock_ms)
         self._connect_bound_ms = connect_bound_ms

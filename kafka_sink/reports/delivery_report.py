@@ -129,14 +129,9 @@ def partitions_of(results: Sequence[TaskResult]) -> list[dict[str, Any]]:
     entries: dict[tuple[str, int], dict[str, Any]] = {}
     for result in results:
         for written in result.partitions:
-            new = {
-                "topic": written.topic,
-                "partition": written.partition,
-                "rows": 0,
-                "batches": 0,
-                "bytes": 0,
-            }
-            entry = entries.setdefault((written.topic, written.partition), {**new, "offsets": []})
+            key = topic, partition = written.topic, written.partition
+            new = {"topic": topic, "partition": partition, "rows": 0, "batches": 0, "bytes": 0, "offsets": []}
+            entry = entries.setdefault(key, new)
             entry["rows"] += written.records
             entry["batches"] += written.batches
             entry["bytes"] += written.bytes

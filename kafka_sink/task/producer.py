@@ -11,14 +11,7 @@ from weakref import WeakValueDictionary
 
 import pyarrow as pa
 
-from kafka_sink.clock import (
-    BROKER,
-    COORDINATOR_WAIT_MS,
-    METADATA,
-    RANDOM,
-    monotonic_ms,
-    wall_ms,
-)
+from kafka_sink.clock import BROKER, COORDINATOR_WAIT_MS, METADATA, RANDOM, monotonic_ms, wall_ms
 from kafka_sink.cluster.topic_state import MetadataSnapshot
 from kafka_sink.coordinator.address import CoordinatorAddress
 from kafka_sink.coordinator.breaker import BreakerChannel
@@ -213,10 +206,7 @@ class Producer:
         settings = self.options.group_settings()
         group = _group_of(address.group, self.network.client_id)
         coordinator = CoordinatorClient(
-            address,
-            channels,
-            lambda: Hello(group, self.cluster.cluster_id or "", settings),
-            monotonic_ms,
+            address, channels, lambda: Hello(group, self.cluster.cluster_id or "", settings), monotonic_ms
         )
         self.cluster.coordinator = metadata
         coordinator.start()
