@@ -96,7 +96,7 @@ def walk(seed: int, steps: int = 120) -> Model:
         (3, lambda: setattr(model, "now", model.now + chance.choice([5, 20, 100]))),
         (1, model.expire),
         (0.5, lambda: _mute(model, chance)),
-        (0.5, lambda: model.move_unwritten(_partition(chance))),
+        (0.5, lambda: model.move_unwritten(_partition(chance), releases=model.next_row % 2 == 0)),
         (often, lambda: model.arrive(_node(chance), chance.choice(PASSING), append=False)),
         (
             often / 2,

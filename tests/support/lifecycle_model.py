@@ -143,8 +143,8 @@ class Model:
     muted: set[TopicPartition] = field(default_factory=set)
     pending: list[Pending] = field(default_factory=list)
     zombies: list[tuple[TopicPartition, bytes]] = field(default_factory=list)
-    # Partitions whose broker has forgotten the producer while several of its batches were in flight.
-    unordered: set[TopicPartition] = field(default_factory=set)
+    # Groups of rows whose order among themselves no producer can keep: see ``forget``.
+    unordered: list[set[int]] = field(default_factory=list)
     moved: int = 0
     closed: bool = False
     exhausted: bool = False
@@ -259,13 +259,16 @@ class Model:
             views = {batch.topic_partition: batch.buffer.views() for batch in taken}
             self.pending.append(Pending(node, sent, views))
 
-    def move_unwritten(self, source: TopicPartition) -> None:
+    def move_unwritten(self, source: TopicPartition, *, releases: bool) -> None:
         """Rows that a partition surely does not have go to partitions that are not muted, as if no row had a
         key."""
         queue = self.accumulator.partitions.get(source)
         targets = [one for one in self.logs if one != source and one not in self.muted]
         if queue is None or not targets:
             return
+        if releases:
+            # As if its topic lacked the partition.
+            queue.release_unwritten()
         for batch in queue.batches:
             batch.is_movable = True
         for batch in self.accumulator.move_unwritten([queue], {TOPIC: targets}).get(source, []):
@@ -384,10 +387,11 @@ class Model:
         if written <= set(self.acknowledged) and not under_way:
             self.logs[partition].forget_producers()
             queue = self.accumulator.partitions.get(partition)
-            if queue is not None and queue.in_flight > 1:
+            if queue is not None and queue.is_in_flight:
                 # If the broker rejects the first of these batches, it takes the second one as the first that
                 # it sees. No producer can prevent that, since it sent them while the broker knew it.
-                self.unordered.add(partition)
+                rows = [numbers_in(b"".join(batch.buffer.views())) for batch in queue.unacknowledged]
+                self.unordered.append(set().union(*rows))
 
     def settle(self) -> None:
         """Faults end; whatever is not lost must arrive."""
@@ -459,8 +463,11 @@ class Model:
             assert len(set(rows)) == len(rows), f"doubled rows in {partition}: {rows}"
             places = {row: place for place, row in enumerate(self.appended.get(partition, ()))}
             assert places.keys() >= set(rows), f"rows in {partition} that had left it"
+            for group in self.unordered:
+                here = group & places.keys()
+                places |= dict.fromkeys(here, min(map(places.__getitem__, here), default=0))
             in_order = rows == sorted(rows, key=places.__getitem__)
-            assert in_order or partition in self.unordered, f"order lost in {partition}: {rows}"
+            assert in_order, f"order lost in {partition}: {rows}"
             written |= set(rows)
         assert len(set(self.acknowledged)) == len(self.acknowledged), "rows acknowledged twice"
         assert set(self.acknowledged) <= written, "acknowledged rows that no log has"
@@ -470,8 +477,7 @@ class Model:
         if not self.deliveries.has_failed and not self.exhausted and not self.closed:
             for partition, rows in self.appended.items():
                 log = [row for batch in self.logs[partition].batches for row in numbers_in(batch.data)]
-                complete = sorted(log) == sorted(rows) if partition in self.unordered else log == rows
-                assert complete, f"{partition}: {log} is not {rows}"
+                assert sorted(log) == sorted(rows), f"{partition}: {log} is not {rows}"
             assert sorted(self.acknowledged) == list(range(self.next_row))
             assert self.identity.settled
         if not self.closed:
