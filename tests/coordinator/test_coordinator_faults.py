@@ -20,7 +20,7 @@ from kafka_sink.coordinator.transport import Peer
 from kafka_sink.coordinator.writes import WriteService
 from kafka_sink.options import parse
 from kafka_sink.task.producer import Producer
-from tests.support.coordinator_harness import serving
+from tests.support.coordinator_harness import serving, wait_long
 from tests.support.fake_broker import FakeCluster
 from tests.support.fault_rounds import FAULTS, run_round, run_tasks
 
@@ -83,7 +83,8 @@ def run_and_kill(at: int) -> list[str]:
     return handled
 
 
-def test_a_coordinator_killed_at_any_message_costs_no_row() -> None:
+def test_a_coordinator_killed_at_any_message_costs_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    wait_long(monkeypatch)
     whole = run_and_kill(0)
     assert {"Hello", "TopicsWanted", "TopicsFetched", "RowsWanted", "Writing", "TaskReport"} <= set(whole)
     for at in range(1, len(whole) + 1):

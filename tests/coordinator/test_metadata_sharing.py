@@ -12,10 +12,7 @@ from pathlib import Path
 import pytest
 
 from kafka_sink.clock import monotonic_ms
-from kafka_sink.cluster import metadata as cluster_metadata
 from kafka_sink.cluster.topic_state import MetadataSnapshot, TopicSnapshot
-from kafka_sink.coordinator import metadata as coordinator_metadata
-from kafka_sink.coordinator import metadata_service
 from kafka_sink.coordinator.address import CoordinatorAddress
 from kafka_sink.coordinator.breaker_service import BreakerService
 from kafka_sink.coordinator.client import ClientTimes, CoordinatorClient
@@ -26,7 +23,7 @@ from kafka_sink.options import SinkOptions, parse
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.task.producer import Producer
 from kafka_sink.task.producer_cache import PRODUCERS, task_producer
-from tests.support.coordinator_harness import Serving, serving
+from tests.support.coordinator_harness import Serving, serving, wait_long
 from tests.support.fake_broker import METADATA, PRODUCE, FakeCluster
 from tests.support.fake_replies import error
 from tests.support.lookups import asked, rows, written
@@ -49,13 +46,7 @@ def _alone(environ: Environ, tmp_path: Path) -> Iterator[None]:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tasks wait for the coordinator however busy this machine is."""
-    for module, name in (
-        (cluster_metadata, "COORDINATOR_WAIT_MS"),
-        (coordinator_metadata, "COORDINATOR_WAIT_MS"),
-        (metadata_service, "FETCH_SILENCE_MS"),
-    ):
-        monkeypatch.setattr(module, name, 60_000.0)
-    monkeypatch.setattr(CoordinatorClient.__init__, "__defaults__", (ClientTimes(silence_ms=60_000.0),))
+    wait_long(monkeypatch)
 
 
 def options_of(cluster: FakeCluster, **options: object) -> SinkOptions:

@@ -13,10 +13,14 @@ from functools import cache
 from typing import Annotated, Any
 from unittest.mock import patch
 
+import pytest
 from msgspec import Meta
 
-from kafka_sink.coordinator import rendezvous
+from kafka_sink.cluster import metadata as cluster_metadata
+from kafka_sink.coordinator import metadata as coordinator_metadata
+from kafka_sink.coordinator import metadata_service, rendezvous
 from kafka_sink.coordinator.address import CoordinatorAddress
+from kafka_sink.coordinator.client import ClientTimes, CoordinatorClient
 from kafka_sink.coordinator.schema import (
     Channel,
     Count,
@@ -207,3 +211,14 @@ def serving(
             found.loop.call_soon_threadsafe(stop.set)
         thread.join(30)
         listening.close()
+
+
+def wait_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let tasks and the coordinator wait for each other as long as a very busy machine needs."""
+    for module, name in (
+        (cluster_metadata, "COORDINATOR_WAIT_MS"),
+        (coordinator_metadata, "COORDINATOR_WAIT_MS"),
+        (metadata_service, "FETCH_SILENCE_MS"),
+    ):
+        monkeypatch.setattr(module, name, 60_000.0)
+    monkeypatch.setattr(CoordinatorClient.__init__, "__defaults__", (ClientTimes(silence_ms=60_000.0),))
