@@ -9,7 +9,7 @@ COMPILED := $(VENV)/.compiled
 # Spark's own Kafka sink, to compare with, can be had whole for this version only.
 SPARK41 := $(VENV)-spark41
 SPARK41_STAMP := $(SPARK41)/.installed
-# Ray and Daft, which only their examples need.
+# Ray and Daft, which only their examples and one benchmark need, and arrow-kafka-pyo3 for that benchmark.
 ENGINES := $(VENV)-engines
 ENGINES_STAMP := $(ENGINES)/.installed
 
@@ -144,8 +144,9 @@ matrix: $(STAMP) java  ## try Python 3.10 to 3.14, PySpark 3.5 to the newest, br
 engines: $(ENGINES_STAMP)  ## run the examples for Ray Data and Daft with the real libraries, on scripted brokers
 	@$(ENGINES)/bin/python -m pytest tests/examples/test_engines.py $(ARGS)
 
-bench: $(STAMP) $(SPARK41_STAMP) java  ## run the benchmarks against the peers (ARGS="throughput" picks one)
-	@SPARK41_PYTHON=$(abspath $(SPARK41)/bin/python) $(BIN)/python -m benchmarks $(ARGS)
+bench: $(STAMP) $(SPARK41_STAMP) $(ENGINES_STAMP) java  ## run the benchmarks against the peers (ARGS="throughput" picks one)
+	@SPARK41_PYTHON=$(abspath $(SPARK41)/bin/python) ENGINES_PYTHON=$(abspath $(ENGINES)/bin/python) \
+		$(BIN)/python -m benchmarks $(ARGS)
 
 plots: $(STAMP)  ## draw the benchmarks' plots again from benchmarks/results (ARGS="throughput" picks one)
 	@$(BIN)/python -m benchmarks --redraw $(ARGS)
@@ -197,5 +198,5 @@ $(SPARK41_STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 $(ENGINES_STAMP): pyproject.toml constraints.txt
-	@tools/setup_venv.sh "$(PYTHON)" "$(ENGINES)" "ray[data]" daft
+	@tools/setup_venv.sh "$(PYTHON)" "$(ENGINES)" "ray[data]" daft arrow-kafka-pyo3
 	@touch $@

@@ -2,7 +2,8 @@
 
 ``python -m benchmarks --redraw [NAME ...]`` measures nothing, and draws the plots again from the figures in
 ``benchmarks/results``. ``SPARK41_PYTHON`` may name an interpreter with pyspark 4.1.1, the last one whose own
-Kafka sink can be had whole: comparisons with that sink run there.
+Kafka sink can be had whole: comparisons with that sink run there. ``ENGINES_PYTHON`` may name an interpreter
+with Ray and arrow-kafka-pyo3, which ``arrow_clients`` uses for them.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ from benchmarks.surroundings import RESULTS, ROOT, kept
 @dataclass(frozen=True, slots=True)
 class Benchmark:
     """``with_jvm_sink``: it runs on the PySpark of Spark's JVM sink. ``with_beside``: it also measures the
-    PySpark of another interpreter. ``is_drawn``: its figures in results/ hold all that its plot shows."""
+    PySpark of another interpreter. ``with_engines``: it measures clients of the interpreter of Ray's
+    libraries. ``is_drawn``: its figures in results/ hold all that its plot shows."""
 
     with_jvm_sink: bool = False
     with_beside: bool = False
+    with_engines: bool = False
     is_drawn: bool = False
 
 
@@ -42,7 +45,8 @@ BENCHMARKS = {
     "frozen_broker": Benchmark(with_jvm_sink=True, is_drawn=True),
     "muted_together": Benchmark(),
     "exactly_once": Benchmark(is_drawn=True),
-    "arrow_clients": Benchmark(is_drawn=True),
+    "arrow_clients": Benchmark(with_engines=True, is_drawn=True),
+    "arrow_profile": Benchmark(is_drawn=True),
 }
 DRAWN = tuple(name for name, one in BENCHMARKS.items() if one.is_drawn)
 
@@ -63,6 +67,8 @@ def run(name: str, options: Sequence[str]) -> int:
         command[0] = spark41
         if benchmark.with_beside:
             command += ["--beside", sys.executable]
+    if benchmark.with_engines and (engines := os.environ.get("ENGINES_PYTHON")):
+        command += ["--beside", engines]
     return subprocess.run(command, cwd=ROOT, check=False).returncode
 
 

@@ -1,19 +1,19 @@
 """Arrow data to Kafka without Spark, against other Python clients: rows and processor time, in one run.
 
-    python -m benchmarks.arrow_clients [--rows N] [--repeats N] [--smoke]
+    python -m benchmarks.arrow_clients [--rows N] [--repeats N] [--beside PYTHON] [--smoke]
 
 Each client gets the same Arrow table of keyed rows, has one process, compresses with lz4, and is done when
 brokers have acknowledged all rows. Each measurement is a process of its own, in an order drawn anew for each
 round, and does a short write first. Processor time is that of all threads of the client, without the
 broker's. The lower bound is shown next to the clients: LZ4, CRC and one copy of the same bytes, and nothing
-else. Slow clients write a share of the rows. A client that is not installed is left out, which the output
-says. Daft 0.7 has no sink of its own for Kafka.
+else. Slow clients write a share of the rows. ``--beside`` names the interpreter of clients that are not
+installed here, as Ray's libraries conflict with ours. A client that is in neither is left out, which the
+output says. Daft 0.7 has no sink of its own for Kafka.
 """
 
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import os
 import random
@@ -112,6 +112,21 @@ def produce_batch(table: pa.Table, bootstrap: str, topic: str) -> None:
     assert producer.flush() == 0
 
 
+def produce_asyncio(table: pa.Table, bootstrap: str, topic: str) -> None:
+    """Messages are gathered and given to ``produce_batch`` in a pool of threads. Each row has a future."""
+    from confluent_kafka.aio import AIOProducer
+
+    async def write() -> None:
+        producer = AIOProducer({"bootstrap.servers": bootstrap, **LIBRDKAFKA}, batch_size=BATCH_ROWS)
+        rows = zip(table["key"].to_pylist(), table["value"].to_pylist(), strict=True)
+        sent = [await producer.produce(topic, value, key) for key, value in rows]
+        await producer.flush()
+        await asyncio.gather(*sent)
+        await producer.close()
+
+    asyncio.run(write())
+
+
 def kafka_python(table: pa.Table, bootstrap: str, topic: str) -> None:
     from kafka import KafkaProducer
 
@@ -203,6 +218,7 @@ CLIENTS = {
     OURS: Client(ours),
     "confluent-kafka produce_batch": Client(produce_batch, "confluent_kafka", 0.5),
     "confluent-kafka produce": Client(produce, "confluent_kafka", 0.25),
+    "confluent-kafka AIOProducer": Client(produce_asyncio, "confluent_kafka.aio", 0.05),
     "arrow-kafka-pyo3, as Avro": Client(arrow_kafka, "arrow_kafka_pyo3", 0.25),
     "Ray Data's sink, rows as JSON": Client(ray_data, "ray", 0.05),
     "aiokafka": Client(aiokafka, "aiokafka", 0.05),
@@ -234,14 +250,14 @@ def measure(name: str, rows: int, size: int, bootstrap: str, topic: str) -> Job:
     return Job(table.num_rows / taken, cpu_s / table.num_rows * 1e9)
 
 
-def run_client(name: str, rows: int, size: int, broker: LocalBroker, topic: str) -> Job:
-    """Creates its topics, and checks that all rows arrived."""
+def run_client(name: str, rows: int, size: int, broker: LocalBroker, topic: str, python: str) -> Job:
+    """Creates its topics, and checks that all rows arrived. ``python`` is the client's interpreter."""
     for one in (topic, f"{topic}-first"):
         broker.create_topic(one, PARTITIONS)
     os.sync()  # the previous client's data is on the disk
-    command = [sys.executable, "-m", "benchmarks.arrow_clients", "--client", name, "--rows", str(rows)]
+    command = [python, "-m", "benchmarks.arrow_clients", "--client", name, "--rows", str(rows)]
     command += ["--size", str(size), "--bootstrap", broker.bootstrap_servers, "--topic", topic]
-    done = subprocess.run(command, env=environment(), check=True, stdout=subprocess.PIPE, text=True)
+    done = subprocess.run(command, env=environment(python), check=True, stdout=subprocess.PIPE, text=True)
     job = Job(**json.loads(done.stdout.splitlines()[-1]))
     if CLIENTS[name].writes:
         arrived = rows_in(broker.bootstrap_servers, topic)
@@ -250,8 +266,18 @@ def run_client(name: str, rows: int, size: int, broker: LocalBroker, topic: str)
     return job
 
 
-def run_all(rows: int, repeats: int, shapes: dict[int, float]) -> dict[str, Any]:
-    installed = [name for name, one in CLIENTS.items() if importlib.util.find_spec(one.module)]
+def has(python: str, module: str) -> bool:
+    """Whether a module can be imported in this interpreter."""
+    done = subprocess.run([python, "-c", f"import {module}"], stderr=subprocess.DEVNULL, check=False)
+    return done.returncode == 0
+
+
+def run_all(rows: int, repeats: int, shapes: dict[int, float], beside: str | None = None) -> dict[str, Any]:
+    pythons = {
+        name: next((python for python in (sys.executable, beside) if python and has(python, one.module)), "")
+        for name, one in CLIENTS.items()
+    }
+    installed = [name for name, python in pythons.items() if python]
     for name in set(CLIENTS) - set(installed):
         print(f"{name}: not measured, as {CLIENTS[name].module} is not installed")
     jobs: dict[str, dict[str, list[dict[str, float]]]] = {}
@@ -261,7 +287,9 @@ def run_all(rows: int, repeats: int, shapes: dict[int, float]) -> dict[str, Any]
             for number in range(repeats):
                 for place, name in enumerate(random.Random(number).sample(installed, len(installed))):
                     wanted = int(rows * share * CLIENTS[name].share)
-                    job = run_client(name, wanted, size, broker, f"clients-{size}-{number}-{place}")
+                    job = run_client(
+                        name, wanted, size, broker, f"clients-{size}-{number}-{place}", pythons[name]
+                    )
                     found[name].append(asdict(job))
                     print(f"  {size} B, round {number}  {name:32}{job.rows_per_s:12,.0f} rows/s"
                           f"{job.client_ns:9,.0f} ns a row", flush=True)  # fmt: skip
@@ -330,6 +358,7 @@ def plot(run: dict[str, Any], file: Path) -> None:
 
 def main() -> None:
     parser = parser_of(__doc__)
+    parser.add_argument("--beside", metavar="PYTHON", help="the interpreter of clients not installed here")
     parser.add_argument("--rows", type=int, default=4_000_000)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--client", choices=CLIENTS, help="one measurement in this process")
@@ -344,7 +373,7 @@ def main() -> None:
     if options.smoke:
         report(run_all(1, 1, {110: 1.0}))
         return
-    run = run_all(options.rows, options.repeats, SHAPES)
+    run = run_all(options.rows, options.repeats, SHAPES, options.beside)
     report(run)
     keep("arrow_clients", run, plot)
 

@@ -25,14 +25,22 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 FROM_COMMAND_LINE = ("coordinator",)
-ON_ONE_BROKER = ("mixed_memory", "partition_growth", "many_topics", "arrow_clients")
+ON_ONE_BROKER = ("mixed_memory", "partition_growth", "many_topics", "arrow_clients", "arrow_profile")
 ON_SPARK = ("many_partitions", "throughput", "throughput_shapes", "value_sizes", "streaming")
 ON_SPARK_AND_THREE_BROKERS = ("frozen_broker", "muted_together", "exactly_once")
 # Their brokers have listeners and certificates of their own.
 NOT_ON_OURS = ("throughput_shapes",)
 
 LONGEST = (
-    *("arrow_clients", "exactly_once", "frozen_broker", "many_partitions", "many_topics", "muted_together"),
+    *(
+        "arrow_clients",
+        "arrow_profile",
+        "exactly_once",
+        "frozen_broker",
+        "many_partitions",
+        "many_topics",
+        "muted_together",
+    ),
     *("streaming", "throughput", "throughput_shapes", "value_sizes"),
 )
 
