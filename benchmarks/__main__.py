@@ -46,7 +46,7 @@ BENCHMARKS = {
     "muted_together": Benchmark(),
     "exactly_once": Benchmark(is_drawn=True),
     "arrow_clients": Benchmark(with_engines=True, is_drawn=True),
-    "arrow_profile": Benchmark(is_drawn=True),
+    "arrow_profile": Benchmark(),
 }
 DRAWN = tuple(name for name, one in BENCHMARKS.items() if one.is_drawn)
 

@@ -285,30 +285,41 @@ def medians(profiles: list[dict[str, Any]]) -> Profile:
 
 
 def report(run: dict[str, Any]) -> None:
-    """Prints the tables of the page."""
+    """Prints each phase, and the ratios with their goals."""
     print(f"\n{run['conditions']}\n")
-    print("\n".join(table(run)))
+    print(
+        f"{'nanoseconds a row':20}{'ours':>8}{'floor':>8}{'ratio':>8}"
+        + "".join(f"{name:>11}" for name in PHASES)
+    )
+    for name, one in found_in(run).items():
+        parts = "".join(f"{one.phases.get(phase, 0.0):11,.0f}" for phase in PHASES)
+        print(f"{name:20}{one.ours_ns:8,.0f}{one.floor_ns:8,.0f}{one.ours_ns / one.floor_ns:8.2f}{parts}")
     for name, goal in GOALS.items():
         if name in run["profiles"]:
-            found = medians(run["profiles"][name])
-            print(f"{name}: {found.ours_ns / found.floor_ns:.2f} times the floor (goal {goal})")
+            one = found_in(run)[name]
+            print(f"{name}: {one.ours_ns / one.floor_ns:.2f} times the floor (goal {goal})")
+
+
+def found_in(run: dict[str, Any]) -> dict[str, Profile]:
+    """The medians of each shape."""
+    return {name: medians(profiles) for name, profiles in run["profiles"].items()}
 
 
 def table(run: dict[str, Any]) -> Iterator[str]:
     """The lines of the table in docs/benchmarks.md."""
-    found = {name: medians(profiles) for name, profiles in run["profiles"].items()}
-    names = list(PHASES)
-    yield "| | ns a row | floor | ratio | " + " | ".join(names) + " |"
-    yield "|---|---|---|---|" + "---|" * len(names)
-    for name, one in found.items():
-        parts = " | ".join(f"{one.phases.get(phase, 0.0):,.0f}" for phase in names)
-        ours = f"{one.ours_ns:,.0f} | {one.floor_ns:,.0f} | {one.ours_ns / one.floor_ns:.2f}"
-        yield f"| {name} | {ours} | {parts} |"
+    found = found_in(run)
+    yield "| | " + " | ".join(label for label, _ in SIZES.values()) + " |"
+    yield "|---|" + "---|" * len(SIZES)
+    for partitions in PARTITIONS:
+        for kind in KINDS:
+            shapes = [found[Shape(size, kind, partitions).name] for size in SIZES]
+            cells = [f"{one.ours_ns / one.floor_ns:.2f} ({one.ours_ns:,.0f} ns)" for one in shapes]
+            yield f"| {kind}, {partitions} partitions | " + " | ".join(cells) + " |"
 
 
 def plot(run: dict[str, Any], file: Path) -> None:
     """Bars of phases, one for each shape, as multiples of the floor."""
-    found = {name: medians(profiles) for name, profiles in run["profiles"].items()}
+    found = found_in(run)
     made, all_axes = charts.figure(
         "write_arrow: processor time as a multiple of LZ4, CRC and one copy of the same bytes",
         [run["conditions"], "by phase, from runs with timers, scaled to the runs without"],
