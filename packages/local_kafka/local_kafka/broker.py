@@ -33,8 +33,9 @@ from local_kafka.processes import SupervisedProcesses
 from local_kafka.start_cache import StartCache
 
 _START_TRIES = 4
-# How long a broker may take to end in order and to write its classes; it takes 4 s on an idle machine.
-_KEEP_CLASSES_S = 15.0
+# How long a broker may take to end in order and to write its classes. It takes 4 s on an idle machine. If a
+# slow machine did not get enough time, each later start and end would be slow again.
+_KEEP_CLASSES_S = 60.0
 # Properties of the caller that decide what formatting writes, or in which folder.
 _FORMATTING = (
     *("log.dir", "log.dirs", "metadata.log.dir"),
