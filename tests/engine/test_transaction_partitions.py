@@ -8,6 +8,7 @@ from typing import Any
 from kafka_sink.clock import ExponentialBackoff
 from kafka_sink.engine.identity import TransactionalIdentity
 from kafka_sink.engine.transaction_partitions import TransactionPartitions
+from kafka_sink.kafka_errors import COORDINATOR_LOAD_IN_PROGRESS, TOPIC_AUTHORIZATION_FAILED
 from kafka_sink.model import Node, TopicPartition
 from kafka_sink.network import apis
 from kafka_sink.network.transaction_requests import CoordinatorsResponse, FoundCoordinator, PartitionErrors
@@ -35,30 +36,91 @@ class Network:
         self.sent.append(request)
 
 
+class Task:
+    """A task whose rows wait until their partition is in the transaction."""
+
+    def __init__(self) -> None:
+        backoff = ExponentialBackoff(100.0, 100.0, lambda: 0.5)
+        self.identity, self.network = TransactionalIdentity(backoff), Network()
+        self.partition = partition_of(PLACE)
+        self.failures: list[Exception] = []
+        self.begin(0)
+        network: Any = self.network
+        self._asks = TransactionPartitions(self.identity, network, 1_000.0, backoff, self.failures.append)
+        self.refresh = self._asks.refresh
+
+    def begin(self, epoch: int) -> None:
+        self.identity.adopt("x", 7, epoch, adds_partitions=True)
+        self.identity.partitions_to_add[self.partition] = None
+
+    def respond(self, response: object, now_ms: float = 0.0, request: int = -1) -> None:
+        self.network.sent[request].on_response(response, now_ms)
+
+    @property
+    def sent(self) -> list[int]:
+        return [request.api_key for request in self.network.sent]
+
+
+FOUND = CoordinatorsResponse({"x": FoundCoordinator(Node(1, "h", 9, None), 0, None)})
+
+
 def test_a_response_that_leaves_out_what_was_asked_for_is_no_answer() -> None:
     """Catches: rows sent to a partition that is not in the transaction, as a broker did not name it; and a
     task that a KeyError ended."""
-    backoff = ExponentialBackoff(100.0, 100.0, lambda: 0.5)
-    identity, network = TransactionalIdentity(backoff), Network()
-    identity.adopt("x", 7, 0, adds_partitions=True)
-    partition = partition_of(PLACE)
-    identity.partitions_to_add[partition] = None
-    failures: list[Exception] = []
-    asks: Any = TransactionPartitions(identity, network, 1_000.0, backoff, failures.append)  # type: ignore[arg-type]
-    found = FoundCoordinator(Node(1, "h", 9, None), 0, None)
-    responses = (
-        CoordinatorsResponse({}),
-        CoordinatorsResponse({"x": found}),
-        PartitionErrors({}),
-        PartitionErrors({PLACE: 0}),
-    )
+    task = Task()
+    responses = (CoordinatorsResponse({}), FOUND, PartitionErrors({}), PartitionErrors({PLACE: 0}))
     for now_ms, response in enumerate(responses):
-        assert partition in identity.partitions_to_add
-        asks.refresh(1_000.0 * now_ms)
-        network.sent[-1].on_response(response, 1_000.0 * now_ms)
-    assert [one.api_key for one in network.sent] == [
-        *[apis.FIND_COORDINATOR] * 2,
-        *[apis.ADD_PARTITIONS_TO_TXN] * 2,
-    ]
-    assert not identity.partitions_to_add
-    assert not failures
+        assert task.partition in task.identity.partitions_to_add
+        task.refresh(1_000.0 * now_ms)
+        task.respond(response, 1_000.0 * now_ms)
+    assert task.sent == [*[apis.FIND_COORDINATOR] * 2, *[apis.ADD_PARTITIONS_TO_TXN] * 2]
+    assert not task.identity.partitions_to_add
+    assert not task.failures
+
+
+def test_lost_coordinator_is_looked_for_after_the_backoff() -> None:
+    """Catches: requests without a pause while another broker takes over; and a lost request that nobody
+    repeats."""
+    task = Task()
+    task.refresh(0.0)
+    task.network.sent[-1].on_failure(ConnectionResetError("cut"), None, 0.0)
+    assert 0.0 < task.refresh(1.0) <= 200.0
+    assert task.sent == [apis.FIND_COORDINATOR]
+    task.refresh(1_000.0)
+    task.respond(FOUND, 1_000.0)
+    broker = task.network.connections.pop(1)
+    assert 0.0 < task.refresh(1_000.0) <= 200.0
+    assert "coordinator cannot be reached" in str(task.identity.last_error)
+    task.network.connections[1] = broker
+    task.refresh(2_000.0)
+    assert task.sent == [apis.FIND_COORDINATOR] * 3
+    assert not task.failures
+
+
+def test_responses_of_an_earlier_transaction_add_nothing() -> None:
+    """Catches: a partition that counts as added to a transaction, because an earlier one had it."""
+    task = Task()
+    task.refresh(0.0)
+    task.respond(FOUND)
+    task.refresh(0.0)
+    task.begin(1)
+    task.respond(PartitionErrors({PLACE: 0}))
+    assert task.partition in task.identity.partitions_to_add
+    task.refresh(0.0)
+    task.respond(PartitionErrors({PLACE: 0}), request=-2)
+    assert task.partition in task.identity.partitions_to_add
+    task.respond(PartitionErrors({PLACE: 0}))
+    assert not task.identity.partitions_to_add
+
+
+def test_errors_of_coordinators_are_retried_unless_they_are_final() -> None:
+    task = Task()
+    task.refresh(0.0)
+    loading = COORDINATOR_LOAD_IN_PROGRESS
+    task.respond(CoordinatorsResponse({"x": FoundCoordinator(None, loading, None)}))
+    assert not task.failures
+    task.refresh(1_000.0)
+    task.respond(FOUND)
+    task.refresh(1_000.0)
+    task.respond(PartitionErrors({PLACE: TOPIC_AUTHORIZATION_FAILED}))
+    assert "AddPartitionsToTxn of t-0 failed: TOPIC_AUTHORIZATION_FAILED" in str(task.failures[0])
