@@ -148,9 +148,11 @@ def project_environment(_programs: None) -> dict[str, str]:
 
 
 @pytest.fixture(autouse=True)
-def _no_connection_outlives_its_test() -> Iterator[None]:
-    """Workers of a real job end. Here producers at rest would go on from test to test."""
+def _nothing_outlives_its_test() -> Iterator[None]:
+    """Workers of a real job end. Here producers at rest would go on from test to test. So would the variable
+    by which a worker that fails asks PySpark for a short traceback."""
     yield
+    os.environ.pop("SPARK_HIDE_TRACEBACK", None)
     # Most tests need none, and are not to load it.
     cache = sys.modules.get("kafka_sink.task.producer_cache")
     if cache is not None:

@@ -6,6 +6,7 @@ import datetime
 import json
 import logging
 import threading
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from unittest import mock
@@ -28,6 +29,15 @@ from tests.support.waiting import until
 
 HOST = "b-1.demo.abc123.c2.kafka.eu-west-1.amazonaws.com"
 KEY, SECRET_KEY = "AKIDEXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"
+
+
+@pytest.fixture(autouse=True)
+def _level_of_botocore() -> Iterator[None]:
+    """A login raises it for good."""
+    logger = logging.getLogger("botocore")
+    level = logger.level
+    yield
+    logger.setLevel(level)
 
 
 @pytest.fixture(autouse=True)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import io
 import logging
-import os
 import sys
 import traceback
-from collections.abc import Iterator
 
 import pytest
 from pyspark.sql.types import StructType
@@ -24,13 +22,6 @@ from kafka_sink.errors import (
 from kafka_sink.spark.datasource import KafkaChunkedDataSource
 from kafka_sink.spark.short_tracebacks import short_tracebacks
 from tests.support.commands import printed_by
-
-
-@pytest.fixture(autouse=True)
-def _frames_again() -> Iterator[None]:
-    """In Spark the process ends after the error."""
-    yield
-    os.environ.pop("SPARK_HIDE_TRACEBACK", None)
 
 
 def text_of(error: BaseException) -> str:
