@@ -17,7 +17,7 @@ from kafka_sink import varint
 from kafka_sink.cluster.batch import BatchState, ProducerBatch
 from kafka_sink.cluster.topic_limits import INITIAL_RATIO, SAFETY
 from kafka_sink.engine.accumulator import RecordAccumulator
-from kafka_sink.memory.buffer import ScratchBuffer, put_pieces, share
+from kafka_sink.memory.buffer import PieceBuffer, put_pieces
 from kafka_sink.model import CompressionType
 from kafka_sink.records import batch_header
 from kafka_sink.records.batch_header import NO_SEQUENCE
@@ -209,15 +209,12 @@ class BatchSplit:
     def placed(self) -> list[ProducerBatch]:
         self._finish()
         if self._made:
-            whole = self._parent.buffer = share(self._parent.buffer)
-            buffers = put_pieces(whole, [piece.scratch.data for piece in self._made])
-            for piece, buffer in zip(self._made, buffers, strict=True):
-                piece.batch.buffer = buffer
+            self._parent.buffer = put_pieces(self._parent.buffer, [piece.buffer for piece in self._made])
         return [piece.batch for piece in self._made]
 
 
 class _Piece:
-    """A new batch that is being filled, in scratch memory. ``taken`` counts the bytes that its records have
+    """A new batch that is being filled. ``taken`` counts the bytes that its records have
     in the parent."""
 
     def __init__(self, parent: ProducerBatch, base: int) -> None:
@@ -226,10 +223,10 @@ class _Piece:
         self._count = 0
         self._encoded = bytearray()
         self._parent_base = parent.base_timestamp
-        self.scratch = ScratchBuffer()
+        self.buffer = PieceBuffer()
         self.batch = ProducerBatch(
             parent.queue,
-            self.scratch,
+            self.buffer,
             parent.codec,
             parent.compression,
             INITIAL_RATIO,

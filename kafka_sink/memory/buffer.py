@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from kafka_sink.errors import BufferOwnershipError
 from kafka_sink.memory.arena import Chunk, ChunkArena
@@ -307,70 +308,63 @@ class ChunkedBuffer:
         self._slab = None
 
 
-class ScratchBuffer:
-    """Memory outside all pools, for the pieces of a split until the memory of the split batch is free."""
+@dataclass(slots=True)
+class _SharedBuffer:
+    """A split batch's buffer. The last of its users returns it to the pool."""
 
+    buffer: Memory
+    users: int = 0
+
+
+class PieceBuffer:
+    """The memory of a piece of a split batch: a bytearray outside all pools while the piece is written, and
+    then (``put_pieces``) parts of the split batch's buffer, with a fixed size.
+
+    The pieces of a split batch share its buffer, and so do the pieces of these pieces. Written bytes stay at
+    their place, so splitting one piece does not disturb another piece that is in flight.
+    """
+
+    __slots__ = ("_data", "_parts", "_released", "_shared", "capacity", "size")
+
+    # The pool's metrics include the heap memory that the parts needed.
     heap_bytes = growable_bytes = 0
     overflowed = False
 
     def __init__(self) -> None:
-        self.data = bytearray()
-        self.size = self.capacity = 0
+        self._data = bytearray()
+        self._shared: _SharedBuffer | None = None
+        self._parts: Sequence[tuple[int, int]] = ()
+        self._released = False
+        self.capacity = self.size = 0
+
+    # -- while it is written ------------------------------------------------------------------------
 
     def write_growing(self, data: Data) -> None:
-        self.data += data
-        self.size = self.capacity = len(self.data)
+        self._data += data
+        self.size = self.capacity = len(self._data)
 
     def grow(self, projected: int) -> bool:
         """Always True: the bytearray grows when it is written."""
         return True
 
     def truncate(self, size: int) -> None:
-        del self.data[size:]
+        del self._data[size:]
         self.size = self.capacity = size
-
-    def views(self, start: int = 0, end: int | None = None) -> list[memoryview]:
-        """The written bytes. As long as a view exists, nothing can be written."""
-        return [memoryview(self.data)[start:end]] if start < len(self.data) else []
-
-    def patch(self, data: Data, position: int = 0) -> None:
-        self.data[position : position + len(data)] = data
 
     def trim(self) -> None:
         """Does nothing: there is no memory to return."""
 
-    def release(self, returned: dict[BufferPool, list[LentChunks]] | None = None) -> None:
-        self.data = bytearray()
+    # -- in the shared buffer -----------------------------------------------------------------------
 
+    def place(self, shared: _SharedBuffer, parts: Sequence[tuple[int, int]]) -> None:
+        """Move the bytes to these parts of the shared buffer, which have the size of the piece."""
+        data, self._data = self._data, bytearray()
+        self._use(shared, parts)
+        self.patch(data)
 
-class _SharedBuffer:
-    """A batch's buffer with several users. The last of them returns it to the pool."""
-
-    __slots__ = ("buffer", "users")
-
-    def __init__(self, buffer: ChunkedBuffer | ScratchBuffer) -> None:
-        self.buffer = buffer
-        self.users = 0
-
-
-class SharedBufferPart:
-    """Parts of a shared buffer that are the whole memory of one sealed batch. Its size is fixed.
-
-    The pieces of a split batch share its buffer, and so do the pieces of these pieces. Written bytes stay at
-    their place, so splitting one piece does not disturb another piece that is in flight.
-    """
-
-    __slots__ = ("_parts", "_released", "_shared", "capacity", "size")
-
-    # A piece is sealed. The pool's metrics include the heap memory that they needed.
-    heap_bytes = growable_bytes = 0
-    overflowed = False
-
-    def __init__(self, shared: _SharedBuffer, parts: Sequence[tuple[int, int]]) -> None:
-        self._shared = shared
+    def _use(self, shared: _SharedBuffer, parts: Sequence[tuple[int, int]]) -> None:
         shared.users += 1
-        self._parts = parts
-        self._released = False
+        self._shared, self._parts = shared, parts
         self.capacity = self.size = sum(end - start for start, end in parts)
 
     def _ranges(self, start: int, end: int) -> Iterator[tuple[int, int]]:
@@ -385,75 +379,60 @@ class SharedBufferPart:
             at += stop - begin
 
     def views(self, start: int = 0, end: int | None = None) -> list[memoryview]:
+        """The written bytes. As long as a view of the bytearray exists, nothing can be written."""
+        if self._shared is None:
+            return [memoryview(self._data)[start:end]] if start < len(self._data) else []
         ranges = self._ranges(start, self.size if end is None else end)
         return [view for begin, stop in ranges for view in self._shared.buffer.views(begin, stop)]
 
     def patch(self, data: Data, position: int = 0) -> None:
+        assert self._shared is not None
         source = memoryview(data)
         done = 0
         for begin, stop in self._ranges(position, position + len(source)):
             self._shared.buffer.patch(source[done : done + stop - begin], begin)
             done += stop - begin
 
-    def write_growing(self, data: Data) -> None:
-        """Refuse data: a piece is written completely when it is created."""
-        if len(data):
-            raise ValueError(f"{len(data)} bytes do not fit: {self.size} of {self.capacity} are written")
-
-    def grow(self, projected: int) -> bool:
-        return projected <= self.capacity
-
-    def truncate(self, size: int) -> None:
-        """Refuse to change the size: it is fixed when the piece is created."""
-        if size != self.size:
-            raise ValueError(f"cannot truncate {self.size} bytes to {size}")
-
-    def trim(self) -> None:
-        """Does nothing: the shared buffer is returned as a whole."""
-
     def release(self, returned: dict[BufferPool, list[LentChunks]] | None = None) -> None:
         if self._released:
             raise BufferOwnershipError("a batch's memory was released twice")
         self._released = True
-        self._shared.users -= 1
-        if not self._shared.users:
-            self._shared.buffer.release(returned)
-        self._parts = ()
+        if self._shared is not None:
+            self._shared.users -= 1
+            if not self._shared.users:
+                self._shared.buffer.release(returned)
+        self._data, self._parts = bytearray(), ()
         self.capacity = self.size = 0
 
 
-# The kinds of memory that a batch may have. All have the methods of ChunkedBuffer.
-Memory = ChunkedBuffer | SharedBufferPart | ScratchBuffer
+# The kinds of memory that a batch may have. Both have the methods of ChunkedBuffer.
+Memory = ChunkedBuffer | PieceBuffer
 
 
-def share(buffer: Memory) -> SharedBufferPart:
-    """The memory that a batch holds in place of ``buffer``, so that its pieces can share the buffer."""
-    if isinstance(buffer, SharedBufferPart):
-        return buffer
-    return SharedBufferPart(_SharedBuffer(buffer), [(0, buffer.size)])
+def put_pieces(whole: Memory, pieces: Sequence[PieceBuffer]) -> PieceBuffer:
+    """Move the bytes of the pieces, in order, into the memory of a split batch, whose own bytes are lost.
+    Return the memory that the batch holds from now on, which must still be released.
 
-
-def put_pieces(whole: SharedBufferPart, pieces: Sequence[bytes | bytearray]) -> list[SharedBufferPart]:
-    """Write the pieces, in order, into the memory of ``whole``, and return a buffer for each. ``whole`` loses
-    its own bytes.
-
-    Data that does not fit is appended to the shared buffer, which grows for it: from the pool without
-    blocking, or else from the heap, even beyond the heap's limit. ``whole`` must still be released.
+    Bytes that do not fit are appended to the shared buffer, which grows for them: from the pool without
+    blocking, or else from the heap, even beyond the heap's limit.
     """
-    shared = whole._shared
-    missing = sum(map(len, pieces)) - whole.size
-    free = list(whole._parts)
+    if isinstance(whole, PieceBuffer):
+        parent = whole
+    else:
+        parent = PieceBuffer()
+        parent._use(_SharedBuffer(whole), [(0, whole.size)])
+    shared = parent._shared
+    assert shared is not None
+    missing = sum(piece.size for piece in pieces) - parent.size
+    free = list(parent._parts)
     if missing > 0:
         # Grow before anything is overwritten, because growing may raise.
         begin = shared.buffer.size
         shared.buffer.write_growing(bytes(missing))
         free.append((begin, begin + missing))
-    made = []
-    for data in pieces:
-        buffer = SharedBufferPart(shared, _cut(free, len(data)))
-        made.append(buffer)
-        buffer.patch(data)
-    return made
+    for piece in pieces:
+        piece.place(shared, _cut(free, piece.size))
+    return parent
 
 
 def _cut(free: list[tuple[int, int]], size: int) -> list[tuple[int, int]]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kafka_sink import varint
 from kafka_sink.cluster.batch import ProducerBatch
 from kafka_sink.cluster.topic_limits import TopicLimits
-from kafka_sink.memory.buffer import ScratchBuffer
+from kafka_sink.memory.buffer import PieceBuffer
 from kafka_sink.model import CompressionType, TopicPartition
 from kafka_sink.records import batch_header, encoder
 from kafka_sink.records.compression import codec_for
@@ -78,7 +78,7 @@ def test_a_batch_takes_the_rows_that_kafkas_rule_row_by_row_lets_in(
         expected += 1
 
     batch = ProducerBatch(
-        partition_of(TopicPartition("t", 0)), ScratchBuffer(), None, CompressionType.NONE, ratio, base, 0.0
+        partition_of(TopicPartition("t", 0)), PieceBuffer(), None, CompressionType.NONE, ratio, base, 0.0
     )
     batch.raw_bytes, batch.record_count = raw, first
     assert limits.rows_that_fit(unit, start, stop, batch) == expected

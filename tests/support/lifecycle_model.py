@@ -26,7 +26,7 @@ from kafka_sink.engine.produce_requests import fill_request, produce_request
 from kafka_sink.engine.responses import ResponseHandler
 from kafka_sink.engine.sender import split_off_muted
 from kafka_sink.errors import BufferExhaustedError, DeliveryError
-from kafka_sink.memory.buffer import SharedBufferPart
+from kafka_sink.memory.buffer import PieceBuffer
 from kafka_sink.memory.pool import BufferPool
 from kafka_sink.model import (
     NO_RECORD_ERRORS,
@@ -494,6 +494,6 @@ def held_by(batches: Iterable[ProducerBatch]) -> int:
     buffers = {}
     for batch in batches:
         own = batch.buffer
-        buffer = own._shared.buffer if isinstance(own, SharedBufferPart) else own
+        buffer = own._shared.buffer if isinstance(own, PieceBuffer) and own._shared else own
         buffers[id(buffer)] = buffer.capacity
     return sum(buffers.values())
