@@ -12,7 +12,6 @@ import contextlib
 import logging
 import math
 import selectors
-import socket
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from kafka_sink.clock import COORDINATOR_SILENCE_MS, RANDOM, Clock, ExponentialB
 from kafka_sink.coordinator.address import CoordinatorAddress, warn_once
 from kafka_sink.coordinator.schema import Alive, Channel, Full, Hello, Message, ServiceScope, deliver
 from kafka_sink.errors import ProtocolError
+from kafka_sink.wakeup import WakeUp
 
 # The client's thread imports TLS when it makes a connection.
 if TYPE_CHECKING:
@@ -96,23 +96,11 @@ class CoordinatorClient(threading.Thread):
         # unanswered.
         self._alive_ms = self._sent_ms = -math.inf
         self._unanswered_ms = math.inf
-        # Guards _wake_pending and the pair of sockets. Any thread may call ``wake``. Without the lock, it
-        # could write to a socket that ``close`` has just closed, and the error would fail a task.
-        self._wake_lock = threading.Lock()
-        self._wake_pending = False
-        self._wake_reader, self._wake_writer = socket.socketpair()
-        self._wake_reader.setblocking(False)
+        self.wake_up = WakeUp()
         for channel in channels:
-            channel.wake = self.wake
+            channel.wake = self.wake_up.wake
 
     # -- any thread ---------------------------------------------------------------------------------
-
-    def wake(self) -> None:
-        """A channel has a message to send."""
-        with self._wake_lock:
-            if not self._wake_pending and not self._closing:
-                self._wake_pending = True
-                self._wake_writer.send(b"\0")
 
     @property
     def is_connecting(self) -> bool:
@@ -122,20 +110,18 @@ class CoordinatorClient(threading.Thread):
     def resume(self) -> None:
         """A task starts."""
         self._active = True
-        self.wake()
+        self.wake_up.wake()
 
     def pause(self) -> None:
         """The task has ended. Messages that its channels still have are sent."""
         self._active = False
         self._leaving = True
-        self.wake()
+        self.wake_up.wake()
 
     def close(self) -> None:
         """Ask the thread to flush its channels and stop. Join it if you need that to have happened."""
-        with self._wake_lock:
-            already, self._closing = self._closing, True
-            if not already:
-                self._wake_writer.close()
+        self._closing = True
+        self.wake_up.wake()
 
     # -- the thread ---------------------------------------------------------------------------------
 
@@ -160,8 +146,8 @@ class CoordinatorClient(threading.Thread):
                         pass
             if self._connection is not None:
                 self._connection.socket.close()
-            self.close()
-            self._wake_reader.close()
+            self._closing = True
+            self.wake_up.close()
 
     def _connected(self) -> Connection | None:
         # A task may have ended before this thread first ran. Its last report is sent nevertheless.
@@ -215,15 +201,13 @@ class CoordinatorClient(threading.Thread):
 
     def _wait(self, connection: Connection | None, now_ms: float) -> None:
         with selectors.DefaultSelector() as selector:
-            selector.register(self._wake_reader, selectors.EVENT_READ)
+            selector.register(self.wake_up, selectors.EVENT_READ)
             if connection is not None:
                 selector.register(connection.socket, selectors.EVENT_READ)
             delay_s = min(max(0.0, self._delay_ms(connection, now_ms) / 1000), _MAX_WAIT_S)
             ready = {key.fileobj for key, _ in selector.select(delay_s)}
-        if self._wake_reader in ready:
-            with self._wake_lock:
-                self._wake_pending = False
-                self._wake_reader.recv(1)
+        if self.wake_up in ready:
+            self.wake_up.clear()
         if connection is None:
             return
         now_ms = self._clock_ms()

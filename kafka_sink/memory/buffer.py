@@ -31,23 +31,8 @@ class ChunkedBuffer:
     """
 
     __slots__ = (
-        "_arena",
-        "_chunks",
-        "_from",
-        "_full_bytes",
-        "_heap_arena",
-        "_lead",
-        "_limit",
-        "_pool",
-        "_pooled",
-        "_released",
-        "_reserves_heap",
-        "_shift",
-        "_slab",
-        "_step",
-        "capacity",
-        "overflowed",
-        "size",
+        *("_arena", "_chunks", "_from", "_full_bytes", "_heap_arena", "_lead", "_limit", "_pool", "_pooled"),
+        *("_released", "_reserves_heap", "_shift", "_slab", "_step", "capacity", "overflowed", "size"),
     )
 
     def __init__(

@@ -1,17 +1,10 @@
-"""All connections to brokers, used by one thread.
-
-Other threads may call only ``wakeup``. A wake-up is latched: the first call writes a byte to a socket pair,
-and the next poll reads it. A wake-up that happens between "nothing to do" and "wait" is therefore not lost,
-and a thousand calls cost one byte.
-"""
+"""All connections to brokers, used by one thread. Other threads may call only ``wakeup``."""
 
 from __future__ import annotations
 
 import logging
 import math
 import selectors
-import socket
-import threading
 from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from dataclasses import replace
 from functools import partial
@@ -30,6 +23,7 @@ from kafka_sink.options import SinkOptions
 from kafka_sink.options.environment import expanded
 from kafka_sink.printable import first_of
 from kafka_sink.security.settings import SecuritySettings
+from kafka_sink.wakeup import WakeUp
 
 if TYPE_CHECKING:
     from kafka_sink.security.preparation import Security
@@ -86,17 +80,11 @@ class NetworkClient:
         # Brokers that are only asked for metadata if there is no other.
         self.avoided: Collection[int] = ()
         self._receive_buffer = memoryview(bytearray(_RECEIVE_BYTES))
-        # Guards _wake_pending, _closed and the byte in the socket pair. Any thread may call ``wakeup``.
-        # Without the lock, the byte and the flag could disagree: a wake-up would be lost, or bytes pile up.
-        self._wake_lock = threading.Lock()
-        self._wake_pending = False
         self._closed = False
         # Whether the last poll has received a wake-up.
         self.woken = False
-        self._wake_reader, self._wake_writer = socket.socketpair()
-        self._wake_reader.setblocking(False)
-        self._wake_writer.setblocking(False)
-        self._selector.register(self._wake_reader, selectors.EVENT_READ, None)
+        self._wake_up = WakeUp()
+        self._selector.register(self._wake_up, selectors.EVENT_READ, None)
         # The connections to the brokers in the latest metadata.
         self._known: list[BrokerConnection] = []
         self.bootstrap = [
@@ -262,12 +250,7 @@ class NetworkClient:
             for key, mask in ready:
                 connection = key.data
                 if connection is None:
-                    # Clear the flag before the caller looks at its queues: an entry that is added later wakes
-                    # again, and the caller finds an entry that was added before. Byte and flag change
-                    # together under the lock, so there is never a second byte or a flag without one.
-                    with self._wake_lock:
-                        self._wake_pending = False
-                        self._wake_reader.recv(1)
+                    self._wake_up.clear()
                     self.woken, writes_only = True, False
                 else:
                     writes_only &= mask == selectors.EVENT_WRITE
@@ -293,11 +276,7 @@ class NetworkClient:
 
     def wakeup(self) -> None:
         """End the current poll, or the next one at once. Any thread may call it, even after ``close``."""
-        with self._wake_lock:
-            if self._wake_pending or self._closed:
-                return
-            self._wake_pending = True
-            self._wake_writer.send(b"\0")
+        self._wake_up.wake()
 
     def _check(self, connection: BrokerConnection, now_ms: float) -> None:
         """Handle deadlines that have passed, and lookups that another thread has finished."""
@@ -404,10 +383,9 @@ class NetworkClient:
     def close(self, *, abort: bool = False) -> None:
         """Close every socket at once, without waiting. Requests in flight get no response. The system still
         sends the bytes that it has accepted. ``abort`` drops these as well."""
-        with self._wake_lock:
-            if self._closed:
-                return
-            self._closed = True
+        if self._closed:
+            return
+        self._closed = True
         for connection in self.connections.values():
             if abort:
                 self._unwatch(*connection.transports)
@@ -416,8 +394,7 @@ class NetworkClient:
         self.connections.clear()
         self._known.clear()
         self._selector.close()
-        self._wake_reader.close()
-        self._wake_writer.close()
+        self._wake_up.close()
 
 
 def _ignore(*_: object) -> None:

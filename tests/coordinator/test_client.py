@@ -66,7 +66,7 @@ def client_of(
 
 def say(client: CoordinatorClient, channel: RecordingChannel, message: Message) -> None:
     channel.to_tell.append(message)
-    client.wake()
+    client.wake_up.wake()
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -134,7 +134,7 @@ def test_a_task_that_relies_on_the_coordinator_asks_for_signs_of_life_sooner() -
         # Hello and one sign of life.
         until(lambda: found.messages() == 2)
         channel.is_waiting = True
-        client.wake()
+        client.wake_up.wake()
         until(lambda: found.messages() > 5)
 
 
@@ -173,7 +173,7 @@ def test_a_task_that_says_something_else_sends_no_sign_of_life() -> None:
             until(lambda: channel.received == said)
         assert found.messages() == 6
         now_ms = 210_000.0
-        client.wake()
+        client.wake_up.wake()
         until(lambda: found.messages() > 6)
         say(client, channel, Said(5))
         until(lambda: len(channel.received) == 5)

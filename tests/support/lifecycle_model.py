@@ -494,6 +494,7 @@ def held_by(batches: Iterable[ProducerBatch]) -> int:
     buffers = {}
     for batch in batches:
         own = batch.buffer
-        buffer = own._shared.buffer if isinstance(own, PieceBuffer) and own._shared else own
+        shared = own._shared if isinstance(own, PieceBuffer) else None
+        buffer = own if shared is None else shared.buffer
         buffers[id(buffer)] = buffer.capacity
     return sum(buffers.values())
