@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from kafka_sink.driver import driver_log
-from kafka_sink.spark_application import SparkApplication, planning_for
+from kafka_sink.spark_application import KEPT, SparkApplication, planning_for
 from local_kafka import LocalBroker
 from local_kafka.jars import find_jars
 from local_kafka.schema_registry import LocalRegistry
@@ -157,6 +157,13 @@ def _nothing_outlives_its_test() -> Iterator[None]:
     cache = sys.modules.get("kafka_sink.task.producer_cache")
     if cache is not None:
         cache.PRODUCERS.close()
+
+
+@pytest.fixture(autouse=True)
+def _no_marker_outlives_its_test() -> Iterator[None]:
+    """Without a folder of Spark, a process keeps markers itself."""
+    yield
+    KEPT.clear()
 
 
 @pytest.fixture

@@ -67,8 +67,11 @@ def _import_all() -> None:
 
 
 def is_single_threaded() -> bool:
-    """Whether the process has one thread, so that it may fork."""
-    return len(os.listdir("/proc/self/task")) == 1
+    """Whether the process has one thread, so that it may fork. False if /proc does not show this."""
+    try:
+        return len(os.listdir("/proc/self/task")) == 1
+    except OSError:
+        return False
 
 
 def _reseed(daemon: int) -> None:
@@ -81,7 +84,10 @@ def _reseed(daemon: int) -> None:
 
 def _run_unchanged() -> None:
     """Replace this process by PySpark's own daemon, with the same arguments, input and output."""
-    line = f"kafka_sink.daemon: an import has started a thread. {_UNCHANGED} runs in its place"
+    line = (
+        "kafka_sink.daemon: an import has started a thread, or /proc cannot be read. "
+        f"{_UNCHANGED} runs in its place"
+    )
     print(line, file=sys.stderr, flush=True)
     os.execv(sys.executable, [sys.executable, "-m", _UNCHANGED, *sys.argv[1:]])  # noqa: S606 - this interpreter
 

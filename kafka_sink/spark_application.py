@@ -7,7 +7,8 @@ Python cannot: its SPARK_LOCAL_DIRS may be set by the user and shared by many ap
 its child.
 
 Markers are state that planning and tasks keep for the life of the application: files, most of them empty, in
-a local folder of Spark that is deleted with the application. Without such a folder, nothing is kept.
+a local folder of Spark that is deleted with the application. Without such a folder, or if none can be written
+to, each process keeps its own.
 """
 
 from __future__ import annotations
@@ -15,11 +16,10 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TypeVar
@@ -71,11 +71,16 @@ def local_dirs(environ: Mapping[str, str] = os.environ) -> str:
 
 _MAX_NOTE = 1 << 20
 _Result = TypeVar("_Result")
+# What this process keeps itself where no folder can be used: the time and the text of each event, oldest
+# first. A stream's planning and commit each run in one worker, so this still saves most repeated work. Each
+# step is one dictionary operation, so threads need no lock.
+KEPT: dict[str, tuple[float, str]] = {}
+_NEVER, _MAX_KEPT = (math.nan, None), 200
 
 
-def first_time(key: str) -> bool:
-    """Whether this is the first call with this key in the Spark application on this host. True without
-    markers."""
+def claim(key: str) -> bool | None:
+    """Whether this is the first call with this key in the Spark application on this host; None if no folder
+    can be used, so that processes cannot know this."""
 
     def make(path: str) -> bool:
         try:
@@ -84,16 +89,21 @@ def first_time(key: str) -> bool:
             return False
         return True
 
-    return _in_a_folder(key, make) is not False
+    return _in_a_folder(key, make)
 
 
-def only_once(key: str) -> bool:
-    """Like ``first_time``, but False without markers: for log lines that no micro-batch may repeat."""
-    return bool(folder()) and first_time(key)
+def first_time(key: str) -> bool:
+    """Like ``claim``; without a folder, whether this is the first call in this process."""
+    is_first = claim(key)
+    if is_first is None:
+        is_first = folder() + key not in KEPT
+        _keep(key, "")
+    return is_first
 
 
 def forget(key: str) -> None:
     """Remove the marker, so that the next ``first_time`` returns True again."""
+    KEPT.pop(folder() + key, None)
     _in_a_folder(key, os.unlink)
 
 
@@ -103,23 +113,26 @@ def happened_within(key: str, seconds: float) -> bool:
     If ``seconds`` is infinite, the clock does not matter.
     """
     status = _in_a_folder(key, os.lstat)
-    if status is None:
+    if status is not None and foreign(status):
         return False
-    # Processes share the wall clock. A time in the future means that the clock was set back.
-    is_recent = seconds == math.inf or 0 <= time.time() - status.st_mtime <= seconds
-    return is_recent and not foreign(status)
+    happened_s = KEPT.get(folder() + key, _NEVER)[0] if status is None else status.st_mtime
+    # Processes share the wall clock. A negative age means that the clock was set back.
+    age_s = time.time() - happened_s
+    return 0 <= age_s <= seconds or (age_s < 0 and seconds == math.inf)
 
 
 def note(key: str, text: str = "") -> None:
     """Record an event with the current time and a text. It replaces an earlier event with the same key."""
 
-    def write(path: str) -> None:
+    def write(path: str) -> bool:
         draft = f"{path}-{os.getpid()}-{threading.get_ident()}"
         with open(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
             file.write(text)
         os.replace(draft, path)
+        return True
 
-    _in_a_folder(key, write)
+    if not _in_a_folder(key, write):
+        _keep(key, text)
 
 
 def noted_within(key: str, seconds: float) -> str | None:
@@ -131,35 +144,28 @@ def noted_within(key: str, seconds: float) -> str | None:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW)) as file:
             return file.read(_MAX_NOTE)
 
-    return _in_a_folder(key, read)
+    text = _in_a_folder(key, read)
+    return KEPT.get(folder() + key, _NEVER)[1] if text is None else text
+
+
+def _keep(key: str, text: str) -> None:
+    KEPT.pop(folder() + key, None)
+    KEPT[folder() + key] = time.time(), text
+    if len(KEPT) > _MAX_KEPT:
+        KEPT.pop(next(iter(KEPT)), None)
 
 
 def _in_a_folder(key: str, use: Callable[[str], _Result]) -> _Result | None:
     """Call ``use`` with the marker's path in the first folder that allows it; None if no folder does."""
-    for path in _paths(key):
-        try:
-            return use(path)
-        except (OSError, ValueError):
-            continue
+    for directory in filter(None, local_dirs().split(",")):
+        with suppress(OSError, ValueError):
+            return use(os.path.join(directory, f"kafka-chunked-{_hash(key)}"))
     return None
 
 
 def folder() -> str:
-    """A folder that belongs to the application alone; empty if no markers are kept."""
+    """A folder that belongs to the application alone; empty if there is none."""
     return local_dirs().split(",")[0]
-
-
-def _paths(key: str) -> list[str]:
-    """The possible paths of a marker, best first.
-
-    The system's temporary folder is the last choice, for a Spark folder that is not writable (full or
-    read-only disk). The file's name there contains a hash of the application's folder.
-    """
-    folders = list(filter(None, local_dirs().split(",")))
-    if not folders:
-        return []
-    paths = [os.path.join(directory, f"kafka-chunked-{_hash(key)}") for directory in folders]
-    return [*paths, os.path.join(tempfile.gettempdir(), f"kafka-chunked-{_hash(folder() + key)}")]
 
 
 def _hash(text: str) -> str:

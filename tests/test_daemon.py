@@ -50,6 +50,12 @@ def test_sparks_own_daemon_runs_if_an_import_starts_a_thread(tmp_path: Path) -> 
     assert "pyspark.daemon runs in its place" in done.stderr
 
 
+def test_sparks_own_daemon_runs_if_proc_cannot_be_read() -> None:
+    refuse = "daemon.MODULES = (); os.listdir = lambda path: open('/no/such/file'); daemon.main()"
+    done = preloaded(refuse)
+    assert done.stdout.strip() == "exec -m pyspark.daemon pyspark.worker", done.stderr
+
+
 def test_modules_that_cannot_be_imported_are_left_to_the_workers(tmp_path: Path) -> None:
     done = preloaded(
         "daemon.MODULES = ('broken', 'no_such', 'json.tool'); daemon.preload(); "

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import stat
+import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,9 +24,8 @@ def test_once_per_application(tmp_path: Path) -> None:
         assert spark_application.first_time("a")
         assert spark_application.first_time("b")
         assert not spark_application.first_time("a")
-    with planning_for(of("")):
-        assert spark_application.first_time("a")
-        assert spark_application.first_time("a")
+        assert spark_application.claim("c")
+        assert spark_application.claim("c") is False
 
 
 def test_workers_know_their_application_by_the_environment() -> None:
@@ -46,26 +46,41 @@ def test_a_note_is_for_this_user_alone_and_one_of_the_future_does_not_count(tmp_
         assert not spark_application.happened_within("a", 60)
 
 
-@pytest.mark.parametrize("second", ["{}", "/proc/nor/this"])
-def test_once_per_application_where_sparks_first_folder_cannot_be_written_to(
-    second: str, tmp_path: Path, temporary_folder: Callable[[str], None]
-) -> None:
-    """Catches: a warning for every micro-batch."""
-    temporary_folder(str(tmp_path))
-    with planning_for(of(f"/proc/none,{second.format(tmp_path)}")):
+def test_the_first_folder_that_can_be_written_to_has_the_markers(tmp_path: Path) -> None:
+    with planning_for(of(f"/proc/none,{tmp_path}")):
         assert spark_application.first_time("a")
         assert not spark_application.first_time("a")
-        assert not spark_application.happened_within("b", 60)
-        spark_application.note("b")
-        assert spark_application.happened_within("b", 60)
+        spark_application.note("b", "text")
+        assert spark_application.noted_within("b", 60) == "text"
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("folders", ["", "/proc/none,/proc/nor/this"])
+def test_markers_are_kept_in_the_process_without_a_folder(
+    folders: str, in_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: a warning for every micro-batch, an error without any temporary folder, and files that nobody
+    deletes in the working directory."""
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", list)
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    with planning_for(of(folders)):
+        assert spark_application.claim("a") is None, "another process may have been the first"
+        assert spark_application.first_time("a")
+        assert not spark_application.first_time("a")
+        assert not spark_application.happened_within("b", math.inf)
+        spark_application.note("b", "text")
+        assert spark_application.noted_within("b", 60) == "text"
+        spark_application.forget("b")
+        assert spark_application.noted_within("b", 60) is None
     with planning_for(of("/proc/another/application")):
         assert spark_application.first_time("a")
-        assert not spark_application.happened_within("b", 60)
+    assert not list(in_tmp_path.iterdir())
 
 
-def test_notes_are_dropped_without_a_usable_folder(temporary_folder: Callable[[str], None]) -> None:
-    temporary_folder("/nor/here")
-    for folder in ("", "/nowhere/at/all"):
-        with planning_for(of(folder)):
-            spark_application.note("x")
-            assert not spark_application.happened_within("x", 60)
+def test_few_markers_are_kept_in_the_process() -> None:
+    with planning_for(of("")):
+        for number in range(1000):
+            spark_application.note(f"{number}")
+        assert spark_application.happened_within("999", math.inf)
+        assert not spark_application.happened_within("0", math.inf)
+    assert len(spark_application.KEPT) < 300

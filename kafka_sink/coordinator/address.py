@@ -54,17 +54,11 @@ def without_brackets(host: str) -> str:
 # The marker that is renewed each time the coordinator could not be started.
 UNAVAILABLE = "kafka-chunked: no coordinator"
 
-_warned: set[str] = set()
-
 
 def warn_of_no_coordinator(problem: str, about: str = "") -> None:
     """Warn once: once for all workers that share a folder, or otherwise once for each worker and
     ``about``."""
-    key = f"no coordinator: {spark_application.folder() or about}"
-    if key in _warned:
-        return
-    _warned.add(key)
-    if spark_application.first_time(key):
+    if spark_application.first_time(f"no coordinator: {spark_application.folder() or about}"):
         driver_log.warn(
             f"kafka-chunked: {problem}. Writes continue without it, and each task asks the brokers directly"
         )

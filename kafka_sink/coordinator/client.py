@@ -17,7 +17,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from kafka_sink.clock import COORDINATOR_SILENCE_MS, RANDOM, Clock, ExponentialBackoff, monotonic_ms
+from kafka_sink.clock import (
+    COORDINATOR_SILENCE_MS,
+    COORDINATOR_WAIT_MS,
+    RANDOM,
+    Clock,
+    ExponentialBackoff,
+    monotonic_ms,
+)
 from kafka_sink.coordinator.address import CoordinatorAddress, warn_once
 from kafka_sink.coordinator.schema import Alive, Channel, Full, Hello, Message, ServiceScope, deliver
 from kafka_sink.errors import ProtocolError
@@ -85,6 +92,8 @@ class CoordinatorClient(threading.Thread):
         self._backoff = ExponentialBackoff(_BACKOFF_MS, _BACKOFF_MAX_MS, RANDOM.random)
         self._failures = 0
         self._connect_after_ms = -math.inf
+        # When the first attempt to connect since the last message began.
+        self._connecting_ms = math.inf
         # The task's thread writes these three before it wakes the client's thread, which reads them. A flag
         # that is set after the wake-up would be read at the next one, which may be an hour later.
         self._closing = False
@@ -104,8 +113,22 @@ class CoordinatorClient(threading.Thread):
 
     @property
     def is_connecting(self) -> bool:
-        """Whether there is no connection, and the next attempt is due. Any thread may ask."""
+        """Whether a task should wait for the connection: there is none, but one is due, and attempts to
+        connect have not failed for as long as tasks wait. Any thread may ask.
+
+        If a firewall drops what tasks send, an attempt takes ``connect_ms``, and no task waits for it again.
+        """
+        return self.is_due and self._clock_ms() < self._connecting_ms + COORDINATOR_WAIT_MS
+
+    @property
+    def is_due(self) -> bool:
+        """Whether there is no connection, and the next attempt is due."""
         return self._connection is None and self._clock_ms() >= self._connect_after_ms
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether there is no connection, and no task should wait for one."""
+        return self._connection is None and not self.is_connecting
 
     def resume(self) -> None:
         """A task starts."""
@@ -153,7 +176,8 @@ class CoordinatorClient(threading.Thread):
         # A task may have ended before this thread first ran. Its last report is sent nevertheless.
         is_needed = self._active or self._leaving
         self._leaving = False
-        if is_needed and self.is_connecting:
+        if is_needed and self.is_due:
+            self._connecting_ms = min(self._connecting_ms, self._clock_ms())
             self._connection = connect(self.address, self._times.connect_ms)
             self._greeted = None
             self._alive_ms, self._unanswered_ms = -math.inf, math.inf
@@ -221,7 +245,7 @@ class CoordinatorClient(threading.Thread):
         for message in connection.receive():
             # Only a message shows that the token was right: the TLS handshake succeeds without it.
             self._failures = 0
-            self._unanswered_ms = math.inf
+            self._connecting_ms = self._unanswered_ms = math.inf
             if isinstance(message, Full):
                 raise _FullError("it is at its task limit")
             channel = self._of_message.get(type(message))

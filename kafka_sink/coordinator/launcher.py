@@ -7,6 +7,7 @@ planned without it.
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import subprocess
@@ -68,8 +69,7 @@ def plan_coordinator(
     except (OSError, ProtocolError) as error:
         spark_application.note(UNAVAILABLE)
         warn_of_no_coordinator(
-            f"no coordinator could be started ({error}). If the address is in use, set coordinator.port; if "
-            "this host does not have it, set coordinator.bind.address. Or set coordinator.enabled=false"
+            f"no coordinator could be started ({error}). coordinator.enabled=false avoids this warning"
         )
         running = None
     if running is None:
@@ -150,7 +150,15 @@ def _start(
 
     The caller holds the lock. Raises OSError, of which TimeoutError is one.
     """
-    with where.listen(_BACKLOG) as listening, place.life() as alive:
+    try:
+        listening = where.listen(_BACKLOG)
+    except OSError as error:
+        raise OSError(
+            f"it cannot listen on {where.address}, port {where.port or 'any'}: {error.strerror or error}. If "
+            "the port is in use, set coordinator.port; if this host does not have the address, set "
+            "coordinator.bind.address"
+        ) from None
+    with listening, place.life() as alive:
         process = _spawn(place, driver, where.address, (listening.fileno(), alive), environ)
     until = time.monotonic() + _START_MS / 1000
     while (running := place.found()) is None and time.monotonic() < until:
@@ -198,8 +206,11 @@ def _spawn(
             pass_fds=descriptors,
             start_new_session=True,
         )
+    except OSError as error:
+        raise OSError(f"its process cannot be started: {error.strerror or error}") from None
     finally:
         os.close(log)
     _started.append(process)
-    driver_process.leave_running(process)
+    # Python otherwise warns, when it ends, about a child that outlives it.
+    atexit.register(setattr, process, "returncode", 0)
     return process

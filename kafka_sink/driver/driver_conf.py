@@ -165,7 +165,7 @@ def _seconds(text: str) -> float:
 
 def warn_of_idle_timeout(delivery_timeout_ms: int) -> None:
     """Warn once per application. Only settings with which the driver was started are known."""
-    if not spark_application.only_once("idle timeout checked"):
+    if not spark_application.first_time("idle timeout checked"):
         return
     line = idle_timeout_problem((conf_of_driver() or {}).get, delivery_timeout_ms)
     if line is not None:
@@ -176,7 +176,7 @@ def warn_of_shown_secrets(options: Mapping[str, str]) -> None:
     """Warn once per application. Only settings with which the driver was started are known."""
     # With empty expressions, Spark shows all secrets. If that shows none, as for most jobs, the driver's
     # settings need not be read.
-    if not shown_by_spark(options, dict.fromkeys(REDACTION_DEFAULTS, "")) or not spark_application.only_once(
+    if not shown_by_spark(options, dict.fromkeys(REDACTION_DEFAULTS, "")) or not spark_application.first_time(
         "secrets checked"
     ):
         return

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
 import os
-import subprocess
 from dataclasses import dataclass
 
 from kafka_sink import spark_application
@@ -41,17 +39,6 @@ class _Found:
     started: str
     zombie: bool
     command: str
-
-
-def process(pid: int) -> DriverProcess | None:
-    """The process that currently has this pid; None if there is none, or if it is a zombie."""
-    state = _look(pid)
-    return None if state is None or state.zombie else DriverProcess(pid, state.started)
-
-
-def leave_running(process: subprocess.Popen[bytes]) -> None:
-    """Keep Python from warning, when it ends, about a child process that is meant to outlive it."""
-    atexit.register(setattr, process, "returncode", 0)
 
 
 def find_driver_process() -> DriverProcess | None:

@@ -81,7 +81,7 @@ def _advise(ended: EndedWrite) -> None:
         ("empty tasks", about_empty_tasks(ended.results)),
         ("large Arrow batches", about_large_arrow_batches(ended.results)),
     ):
-        if advice and (not ended.query or spark_application.only_once(f"{about} of {ended.query}")):
+        if advice and (not ended.query or spark_application.first_time(f"{about} of {ended.query}")):
             driver_log.report(ended.label + advice)
 
 
@@ -305,9 +305,9 @@ class _UnreportedWrites:
 def _is_due(ended: EndedWrite, now_s: float) -> tuple[bool, str]:
     """Whether the committed write gets its own line, and a digest of the micro-batches before it, or "".
 
-    Outside queries, and if no notes can be kept, every write gets its own line.
+    Outside queries, every write gets its own line.
     """
-    if not ended.query or not spark_application.folder():
+    if not ended.query:
         return True, ""
     key = f"digest of {ended.query}"
     sums = _noted(key) or _UnreportedWrites(now_s)

@@ -188,6 +188,11 @@ def load_key(context: ssl.SSLContext, key: ClientKey, option: str) -> None:
             raise ConfigurationError(
                 f"Option '{option}': OpenSSL refuses the certificate or its key ({error.reason})"
             ) from None
+        except OSError as error:
+            raise ConfigurationError(
+                f"Option '{option}': a key can be used only if this host has /dev/fd, which needs /proc: "
+                f"{error.strerror}. Mount /proc, or log in without a certificate of the client"
+            ) from None
 
 
 @contextmanager

@@ -226,10 +226,16 @@ def _infile_of_worker() -> IO[bytes] | None:
 
 
 def _connected_to_factory(environ: Mapping[str, str]) -> int | None:
-    """The open socket whose peer has the address that PythonWorkerFactory put into the environment."""
+    """The open socket whose peer has the address that PythonWorkerFactory put into the environment.
+
+    None also if /proc cannot be read.
+    """
     path = environ.get("PYTHON_WORKER_FACTORY_SOCK_PATH")
     port = environ.get("PYTHON_WORKER_FACTORY_PORT")
-    for descriptor in map(int, os.listdir("/proc/self/fd")):
+    descriptors: list[int] = []
+    with suppress(OSError):
+        descriptors += map(int, os.listdir("/proc/self/fd"))
+    for descriptor in descriptors:
         with suppress(OSError):
             if not _is_socket(descriptor):
                 continue

@@ -184,7 +184,8 @@ class Producer:
             for channel in (self._shared_breaker, self._rates):
                 if channel is not None:
                     channel.expect()
-        self.breaker.begin()
+        if not self._coordinator.is_lost:
+            self.breaker.begin()
         self._coordinator.resume()
 
     def _join_coordinator(self, address: CoordinatorAddress) -> CoordinatorClient:

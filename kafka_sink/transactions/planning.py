@@ -268,13 +268,15 @@ def _scope_name(options: SinkOptions, raw: Mapping[str, str], *, is_streaming: b
 def _job_name() -> str:
     """Choose a name for a job that has none: one of its application's names that no running job has taken.
 
-    A job that failed keeps its name, because its transactions may be incomplete.
+    A job that failed keeps its name, because its transactions may be incomplete. Without a folder, nobody
+    knows which names are taken, and a job with another's name would end that job's transactions.
     """
-    application = spark_application.folder() or uuid.uuid4().hex
-    number = 0
-    while not spark_application.first_time(_taken_key(f"{_DERIVED}-{_digits(application)}-{number}")):
+    application, number = _digits(spark_application.folder()), 0
+    while (is_free := spark_application.claim(_taken_key(f"{_DERIVED}-{application}-{number}"))) is False:
         number += 1
-    return f"{_DERIVED}-{_digits(application)}-{number}"
+    if is_free is None:
+        application = _digits(uuid.uuid4().hex)
+    return f"{_DERIVED}-{application}-{number}"
 
 
 def _taken_key(prefix: str) -> str:
@@ -317,7 +319,7 @@ def _driver_epoch_key(scope: Scope) -> str:
 def _report_names(scope: Scope, protocol: int) -> None:
     """Log the prefix once in an application, for operators who look for the transactions it has left open."""
     key = f"transactional.id.prefix {scope.prefix} is reported"
-    if not spark_application.only_once(key):
+    if not spark_application.first_time(key):
         return
     relies_on = ""
     if protocol == 1:

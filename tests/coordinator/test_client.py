@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from kafka_sink.clock import Clock
+from kafka_sink.clock import COORDINATOR_WAIT_MS, Clock
 from kafka_sink.coordinator.address import CoordinatorAddress
 from kafka_sink.coordinator.client import ClientTimes, CoordinatorClient, ask, tell
 from kafka_sink.coordinator.schema import Alive, Hello, Message
@@ -237,9 +237,28 @@ def test_a_client_that_is_let_in_and_then_turned_away_comes_back_ever_later() ->
     ):
         until(lambda: channel.events.count("lost") >= 2)
         later_ms = 500.0
-        until(lambda: not client.is_connecting)
+        until(lambda: not client.is_due)
         later_ms = 10_000.0
+        assert client.is_due
+
+
+def test_no_task_waits_again_for_a_connection_that_takes_long() -> None:
+    """Catches: behind a firewall, each micro-batch waited another second for the coordinator."""
+    later_ms = 0.0
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address, times = address_at(silent.getsockname()[1], identity()), ClientTimes(connect_ms=30_000)
+        client = CoordinatorClient(address, [], lambda: HELLO, lambda: clock_ms() + later_ms, times)
         assert client.is_connecting
+        client.start()
+        client.resume()
+        with silent.accept()[0]:
+            assert client.is_connecting
+            later_ms = COORDINATOR_WAIT_MS
+            assert not client.is_connecting
+            assert client.is_lost
+            client.close()
+    client.join(30)
+    assert not client.is_alive()
 
 
 def test_a_task_too_many_works_alone_after_one_line(caplog: pytest.LogCaptureFixture) -> None:
@@ -254,7 +273,7 @@ def test_a_task_too_many_works_alone_after_one_line(caplog: pytest.LogCaptureFix
         with client_of(found.address, clock=lambda: clock_ms() + later_ms) as (client, second):
             until(lambda: "lost" in second.events)
             later_ms = 25_000.0
-            until(lambda: not client.is_connecting)
+            until(lambda: not client.is_due)
         # A task that has failed does not wait for an answer: 2 s for each of them.
         with client_of(found.address, silence_ms=60_000, starts=False) as (failed, _):
             failed.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import pickle
@@ -186,6 +187,20 @@ def test_a_process_that_does_not_start_costs_one_warning(
     assert len(application.processes) == 1
 
 
+@pytest.mark.usefixtures("application")
+def test_an_error_about_processes_advises_nothing_about_ports(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    assert planned() == planned() == PlannedCoordinator()
+    (warning,) = warnings(caplog)
+    assert "its process cannot be started: Operation not permitted" in warning
+    assert "coordinator.port" not in warning
+
+
 SECRET_ENVIRONMENT = {
     "AWS_SECRET_ACCESS_KEY": "key",
     "KAFKA_PASSWORD": "key",
@@ -313,12 +328,9 @@ def test_a_coordinator_that_keeps_ending_is_restarted_later_with_one_warning(
 
 def test_the_first_of_sparks_folders_that_can_be_written_to_is_used(
     application: Application,
-    tmp_path: Path,
-    temporary_folder: Callable[[str], None],
     environ: Environ,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    temporary_folder(str(tmp_path))
     there = {"SPARK_LOCAL_DIRS": f"/proc/none,{application.folder}"}
     first, second = planned(environ=there), planned(environ=there)
     assert address_of(first) == second.address

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kafka_sink.driver import driver_process
 from kafka_sink.driver.driver_process import DriverProcess
-from tests.support.waiting import until
+from kafka_sink.spark_application import SparkApplication, planning_for
 
 
 def test_the_driver_is_the_nearest_ancestor_that_is_no_python() -> None:
@@ -26,8 +26,10 @@ def test_the_driver_is_the_nearest_ancestor_that_is_no_python() -> None:
 
 
 def test_a_process_is_known_by_its_start_too() -> None:
-    found = driver_process.process(os.getpid())
+    with planning_for(SparkApplication("", os.getpid(), {})):
+        found = driver_process.find_driver_process()
     assert found is not None
     assert found.is_alive()
     assert not DriverProcess(os.getpid(), "another time").is_alive()
-    until(lambda: driver_process.process(2**22 + 1) is None)
+    with planning_for(SparkApplication("", 2**22 + 1, {})):
+        assert driver_process.find_driver_process() is None

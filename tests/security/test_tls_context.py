@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import ssl
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from kafka_sink.errors import ConfigurationError
 from kafka_sink.security.key_material import read_key
 from kafka_sink.security.settings import Store, TlsSettings
 from kafka_sink.security.tls_context import TlsContexts, load_key
@@ -48,3 +52,16 @@ def test_no_key_touches_a_disk(tmp_path: Path, environ: Environ) -> None:
     assert len(opened) == 2
     assert all(path.startswith("/dev/fd/") for path in opened)
     assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_a_key_needs_dev_fd(tmp_path: Path) -> None:
+    """Where /proc is not mounted, the error was only "No such file or directory"."""
+    client = Authority().issue("client").pem_file(tmp_path / "c.pem")
+
+    class Without(ssl.SSLContext):
+        def load_cert_chain(self, certificate: Any, key: Any = None, password: Any = None) -> None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+    key = read_key(Store("kafka.ssl.keystore.location", "PEM", str(client)))
+    with pytest.raises(ConfigurationError, match=r"'kafka\.ssl\.keystore\.location': a key"):
+        load_key(Without(ssl.PROTOCOL_TLS_CLIENT), key, "kafka.ssl.keystore.location")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import socket
@@ -293,6 +294,14 @@ def in_a_worker(infile: object, environ: Mapping[str, str] = os.environ) -> int 
     exec(compile(source, "/spark/python/lib/pyspark.zip/pyspark/worker.py", "exec"), names)
     found: int | None = names["main"](infile, None)
     return found
+
+
+def test_no_socket_is_found_if_proc_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: str) -> list[str]:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
+    monkeypatch.setattr(os, "listdir", refuse)
+    assert in_a_worker(io.BytesIO(), {"PYTHON_WORKER_FACTORY_PORT": "1"}) is None
 
 
 def test_a_worker_of_the_daemon_reads_rows_from_its_infile_and_others_from_what_they_connected_to(

@@ -12,6 +12,7 @@ from kafka_sink.coordinator import launcher
 from kafka_sink.coordinator.live import messages
 from kafka_sink.driver import driver_process
 from kafka_sink.driver.driver_process import DriverProcess
+from kafka_sink.spark_application import SparkApplication, planning_for
 
 # How long planning and commit wait for a coordinator that is only slow, as all processes are on a busy
 # machine.
@@ -46,7 +47,8 @@ class Application:
             def arguments(self) -> list[str]:
                 return super().arguments() if application.arguments is None else application.arguments
 
-        found = driver_process.process(self.driver.pid)
+        with planning_for(SparkApplication("", self.driver.pid, {})):
+            found = driver_process.find_driver_process()
         assert found is not None
         return Driver(found.pid, found.started)
 

@@ -31,7 +31,7 @@ def test_a_marker_without_limits_is_ignored() -> None:
         assert not KEPT.read(), text
 
 
-def test_without_a_folder_nothing_is_kept_and_nothing_fails() -> None:
+def test_without_a_folder_the_process_keeps_limits() -> None:
     with planning_for(SparkApplication("", None, {})):
         KEPT.write({"t": 450})
-        assert not KEPT.read()
+        assert KEPT.read() == {"t": 450}

@@ -18,7 +18,7 @@ import pytest
 
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import parse
-from kafka_sink.spark_application import SparkApplication, planning_for
+from kafka_sink.spark_application import KEPT, SparkApplication, planning_for
 from kafka_sink.transactions import planning
 from kafka_sink.transactions.batch import BatchOutcome, TaskHandover
 from kafka_sink.transactions.driver import Ownership
@@ -75,6 +75,15 @@ def test_jobs_of_an_application_take_its_names_in_turn_and_give_them_back() -> N
     planning.commit(options, planned, [], by(lambda _: BatchOutcome()))
     assert prefix() == first
     assert prefix() not in (first, second)
+
+
+@pytest.mark.parametrize("folders", ["", "/proc/none"])
+def test_jobs_without_a_folder_share_no_name(folders: str) -> None:
+    """Catches: a job took the name of a running one, of which another planning worker knew, and ended it."""
+    with planning_for(SparkApplication(folders, None, {})):
+        first = prefix()
+        KEPT.clear()
+        assert first != prefix()
 
 
 def test_a_named_application_has_a_prefix_for_each_topic() -> None:
@@ -180,8 +189,9 @@ def test_the_log_names_a_prefix_once_in_an_application(caplog: pytest.LogCapture
         "'clicks-query', and records progress for topic 't'",
     ]
     with planning_for(SparkApplication("", None, {})):
-        take_over("other", clients)
-    assert len(caplog.messages) == 2, "it would be named in every micro-batch"
+        for _ in "ab":
+            take_over("other", clients)
+    assert len(caplog.messages) == 3, "it would be named in every micro-batch"
 
 
 def test_rows_that_name_their_topics_need_a_topic_for_progress() -> None:
