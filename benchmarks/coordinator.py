@@ -47,6 +47,7 @@ from kafka_sink.coordinator.client import ask
 from kafka_sink.coordinator.live.view import OpenView, ViewOpened
 from kafka_sink.coordinator.rendezvous import LocationFolder
 from kafka_sink.driver import driver_process
+from kafka_sink.spark_application import SparkApplication, planning_for
 from tests.support.waiting import until
 
 OWN_EVIDENCE, FEW, MANY = 0.4, 12, 5_000
@@ -61,7 +62,8 @@ class Server:
         self.start()
 
     def start(self) -> None:
-        driver = driver_process.process(os.getpid())
+        with planning_for(SparkApplication("", os.getpid(), {})):
+            driver = driver_process.find_driver_process()
         assert driver is not None
         with (
             socket.create_server(("127.0.0.1", 0), backlog=4096) as listening,

@@ -50,7 +50,7 @@ def _client(port: str) -> SparkSession:
 
 
 def _driver(port: str) -> SparkSession:
-    settings = {
+    settings: dict[str, bool | float | int | str | None] = {
         "spark.ui.enabled": "false",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
