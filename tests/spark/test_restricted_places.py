@@ -46,11 +46,8 @@ class Run:
         ]
 
     def refused(self) -> set[str]:
-        return {
-            line.removeprefix(prohibitions.REFUSED).strip()
-            for line in self.log.splitlines()
-            if line.startswith(prohibitions.REFUSED)
-        }
+        # Processes write their lines at the same time, so that two may become one.
+        return {rule for rule in RULES if f"{prohibitions.REFUSED} {rule}" in self.log}
 
 
 def written_under(rules: tuple[str, ...], broker: LocalBroker, environ: dict[str, str], folder: Path) -> Run:
