@@ -20,7 +20,7 @@ from kafka_sink.errors import SchemaError
 from kafka_sink.formats import avro_schema, byte_columns, columns
 from kafka_sink.formats.avro_schema import AvroSchema, AvroType
 from kafka_sink.formats.byte_columns import Piece, Word
-from kafka_sink.formats.columns import Encoder, Leaf, big_endian, minimal
+from kafka_sink.formats.columns import Encoder, Leaf
 from kafka_sink.records import arrays
 from kafka_sink.records.arrays import Bools, UInt64s, as_binary, lengths, null_mask
 
@@ -145,9 +145,8 @@ class _Required:
     path: str
 
     def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
-        if column.null_count and not pa.types.is_null(column.type):
-            own = null_mask(column)
-            columns.require_no_nulls(own if nulls is None else own & ~nulls, self.path)
+        if not pa.types.is_null(column.type):
+            columns.require_no_nulls(column, self.path, nulls)
         return self.value.pieces(column, nulls)
 
 
@@ -167,9 +166,9 @@ class _Union:
             if nulls is not None:
                 lead = list(byte_columns.nothing_where(nulls, byte_columns.constant(value)))
             return [*lead, *self.value.pieces(column, nulls)]
-        own = null_mask(column)
         if self.null is None:
-            columns.require_no_nulls(own if nulls is None else own & ~nulls, self.path)
+            columns.require_no_nulls(column, self.path, nulls)
+        own = null_mask(column)
         branches = byte_columns.zigzag(np.where(own, self.null or 0, self.branch))
         return [*byte_columns.varint(branches, nulls), *self.value.pieces(column, own)]
 
@@ -201,19 +200,14 @@ class _Block:
     children: Sequence[Encoder]
 
     def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
-        counts, entries = columns.entries(column)
+        def encode(*entries: pa.Array) -> list[Piece]:
+            pairs = zip(self.children, entries, strict=True)
+            return [piece for encoder, child in pairs for piece in encoder.pieces(child, None)]
 
-        def encode() -> pa.Array:
-            pieces = [
-                piece
-                for encoder, child in zip(self.children, entries, strict=True)
-                for piece in encoder.pieces(columns.plain(child), None)
-            ]
-            return byte_columns.join(pieces, len(entries[0]))
-
+        counts, encoded = columns.joined_entries(column, encode)
         end: list[Word] = _ZERO if nulls is None else byte_columns.nothing_where(nulls, _ZERO)
-        content = byte_columns.grouped(columns.of_rows(counts, encode), counts)
-        return [*byte_columns.varint(byte_columns.zigzag(counts), counts == 0), content, *end]
+        sizes = byte_columns.varint(byte_columns.zigzag(counts), counts == 0)
+        return [*sizes, byte_columns.grouped(encoded, counts), *end]
 
 
 # -- values ------------------------------------------------------------------------------------------------
@@ -374,9 +368,10 @@ def _decimal(schema: AvroType, kind: pa.DataType, path: str) -> Encoder | None:
 
     def pieces(column: pa.Array, nulls: Bools | None) -> list[Piece]:
         column = column if column.type == wanted else column.cast(wanted)
-        if size is None:
-            return minimal(column, nulls, byte_columns.zigzag)
-        words = big_endian(column, size)
-        return list(words if nulls is None else byte_columns.nothing_where(nulls, words))
+        sizes = columns.decimal_sizes(column) if size is None else np.full(len(column), size)
+        if nulls is not None:
+            sizes[nulls] = 0
+        content = columns.decimal_bytes(column, sizes, size or int(sizes.max(initial=1)))
+        return [content] if size else [*byte_columns.varint(byte_columns.zigzag(sizes), nulls), content]
 
     return Leaf(pieces)

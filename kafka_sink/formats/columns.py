@@ -9,12 +9,14 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from kafka_sink.errors import KafkaSinkError, SchemaError
 from kafka_sink.formats import byte_columns
-from kafka_sink.formats.byte_columns import Piece, Word, join, spread
+from kafka_sink.formats.byte_columns import Piece, join, spread
 from kafka_sink.records.arrays import (
     Bools,
+    Bytes,
     Int64s,
     UInt64s,
     as_binary,
@@ -25,6 +27,7 @@ from kafka_sink.records.arrays import (
     null_mask,
     numbers,
     offsets,
+    spans,
     validity,
     with_nulls,
 )
@@ -83,9 +86,11 @@ def reject(wrong: Bools, path: str, problem: str, nulls: Bools | None = None) ->
         raise UnfitRowsError(wrong, path, problem)
 
 
-def require_no_nulls(nulls: Bools, path: str) -> None:
-    """Raise UnfitRowsError if a field that must not be null is null."""
-    reject(nulls, path, "is null, but the schema does not allow null there")
+def require_no_nulls(column: pa.Array, path: str, nulls: Bools | None = None) -> None:
+    """Raise UnfitRowsError if a field that must not be null is null. It has no value where ``nulls`` is
+    true."""
+    if column.null_count:
+        reject(null_mask(column), path, "is null, but the schema does not allow null there", nulls)
 
 
 def require_utf8(column: pa.Array, path: str, problem: str) -> None:
@@ -214,10 +219,15 @@ def entries(column: pa.Array) -> tuple[Int64s, list[pa.Array]]:
     return counts, children
 
 
-def of_rows(counts: Int64s, encode: Callable[[], pa.Array]) -> pa.Array:
-    """Call ``encode`` for the entries of lists. Its errors are turned into errors about rows."""
+def joined_entries(column: pa.Array, encode: Callable[..., list[Piece]]) -> tuple[Int64s, pa.Array]:
+    """The number of entries of each row of a list or map, and the bytes of each entry of all rows.
+
+    ``encode`` returns the pieces of the entries, for a list's elements or a map's keys and values. Its errors
+    are turned into errors about rows.
+    """
+    counts, children = entries(column)
     try:
-        return encode()
+        return counts, join(encode(*map(plain, children)), len(children[0]))
     except UnfitRowsError as error:
         rows = np.searchsorted(np.cumsum(counts), np.flatnonzero(error.rows), side="right")
         error.move(rows, len(counts))
@@ -270,78 +280,36 @@ def converted(convert: Callable[[pa.Array], pa.Array], encoder: Encoder) -> Enco
     return Leaf(lambda column, nulls: encoder.pieces(convert(column), nulls))
 
 
-_64 = np.uint64(64)
+_DECIMAL_BYTES = 16
+# The least numbers that do not fit 1, 2, ... 8 bytes with a sign.
+_TOO_LARGE = np.array([1 << bits for bits in range(7, 64, 8)], dtype=np.uint64)
 
 
-def _halves(column: pa.Array) -> tuple[UInt64s, UInt64s]:
-    """The low and the high eight bytes of each number of a decimal128 array."""
-    if len(column) == 0:
-        none = np.zeros(0, dtype=np.uint64)
-        return none, none
-    both = np.frombuffer(column.buffers()[1], "<u8", 2 * len(column), column.offset * 16).reshape(-1, 2)
-    return both[:, 0], both[:, 1]
-
-
-def big_endian(column: pa.Array, size: int) -> list[Word]:
-    """The unscaled numbers in ``size`` bytes each, which must be enough for them."""
-    low, high = _halves(column)
-    sign = (high.view(np.int64) >> 63).view(np.uint64)
-    words = []
-    for begin in range(size, 0, -8):
-        end = max(begin - 8, 0)
-        # Take bytes ``end`` to ``begin``, counted from the lowest byte.
-        part = _bytes_from(low, high, sign, end) & np.uint64((1 << 8 * (begin - end)) - 1)
-        words.append(Word(part.byteswap() >> np.uint64(64 - 8 * (begin - end)), begin - end, begin - end))
-    return words
-
-
-def _bytes_from(low: UInt64s, high: UInt64s, sign: UInt64s, end: int) -> UInt64s:
-    """Eight bytes of each number, after skipping its lowest ``end`` bytes."""
-    if end >= 16:
-        return sign
-    if end >= 8:
-        shift = np.uint64(8 * (end - 8))
-        return high >> shift | (sign << (_64 - shift) if shift else np.uint64(0))
-    shift = np.uint64(8 * end)
-    return low >> shift | (high << (_64 - shift) if shift else np.uint64(0))
-
-
-def minimal(column: pa.Array, nulls: Bools | None, length: Callable[[Int64s], UInt64s]) -> list[Piece]:
-    """The unscaled numbers in as few bytes as possible, each after the number of its bytes.
-
-    ``length`` prepares it for a varint. As in fastavro, negative powers of two take a byte too many.
-    """
-    low, high = _halves(column)
-    sign = (high.view(np.int64) >> 63).view(np.uint64)
-    sizes = _sizes(low, high, sign)
-    if nulls is not None:
-        sizes[nulls] = 0
-    pieces: list[Piece] = [*byte_columns.varint(length(sizes), nulls)]
-    if int(sizes.max(initial=0)) > 8:
-        upper = np.maximum(sizes - 8, 0)
-        pieces.append(_reversed(np.where(upper > 0, high, np.uint64(0)), upper))
-    pieces.append(_reversed(low, np.minimum(sizes, 8)))
-    return pieces
-
-
-def _sizes(low: UInt64s, high: UInt64s, sign: UInt64s) -> Int64s:
-    # The magnitude of a negative number is its complement plus one.
-    least = (low ^ sign) - sign
-    most = (high ^ sign) + ((sign & np.uint64(1)) & (least == 0).astype(np.uint64))
-    sizes: Int64s = np.ones(len(low), dtype=np.int64)
-    for count in range(1, 8):
-        sizes += least >= np.uint64(1 << (8 * count - 1))
-    sizes += least >= np.uint64(1 << 63)
-    if most.any():
-        wide = np.full(len(low), 9, dtype=np.int64)
-        for count in range(1, 9):
-            wide += most >= np.uint64(1 << (8 * count - 1))
-        sizes = np.where(most > 0, wide, sizes)
+def decimal_sizes(column: pa.Array) -> Int64s:
+    """How many bytes each unscaled number of a decimal128 array needs. As in fastavro, negative powers of two
+    take a byte too many."""
+    halves = numbers(pc.abs(column), np.dtype((np.void, _DECIMAL_BYTES))).view("<u8")
+    low, high = halves[0::2], halves[1::2]
+    sizes = 1 + np.searchsorted(_TOO_LARGE, low, side="right")
+    if high.any():
+        sizes = np.where(high > 0, 9 + np.searchsorted(_TOO_LARGE, high, side="right"), sizes)
     return sizes
 
 
-def _reversed(numbers: UInt64s, sizes: Int64s) -> Word:
-    """The low ``sizes`` bytes of each number, highest byte first."""
-    shift = (64 - 8 * sizes).view(np.uint64)
-    # numpy defines the result of a shift by 64: it is 0.
-    return Word(np.left_shift(numbers, shift).byteswap(), sizes, 8)
+def decimal_bytes(column: pa.Array, sizes: Int64s, width: int) -> pa.Array:
+    """The unscaled numbers of a decimal128 array, highest byte first. ``sizes[i]`` is the size of number i,
+    and ``width`` is not less than any size."""
+    ends = np.arange(1, len(column) + 1) * width
+    return spans(_big_endian(column, width).reshape(-1), ends - sizes, ends)
+
+
+def _big_endian(column: pa.Array, width: int) -> Bytes:
+    """The unscaled numbers of a decimal128 array as rows of ``width`` bytes, highest byte first."""
+    given = numbers(column, np.dtype((np.void, _DECIMAL_BYTES))).view(np.uint8)
+    reversed_bytes = given.reshape(len(column), _DECIMAL_BYTES)[:, ::-1]
+    result: Bytes = np.empty((len(column), width), dtype=np.uint8)
+    result[:, -_DECIMAL_BYTES:] = reversed_bytes[:, -width:]
+    if width > _DECIMAL_BYTES:
+        is_negative = reversed_bytes[:, :1] >= 0x80
+        result[:, :-_DECIMAL_BYTES] = np.where(is_negative, np.uint8(0xFF), np.uint8(0))
+    return result

@@ -104,8 +104,7 @@ class _List:
     items: Encoder
 
     def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
-        counts, (items,) = columns.entries(column)
-        return _listed(counts, lambda: self.items.pieces(columns.plain(items), None), "[]")
+        return _listed(column, lambda items: self.items.pieces(items, None), "[]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,23 +113,21 @@ class _JsonMap:
     values: Encoder
 
     def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
-        counts, (keys, values) = columns.entries(column)
+        def entries(keys: pa.Array, values: pa.Array) -> list[Piece]:
+            before = [*self.keys.pieces(keys, None), *byte_columns.constant(b":")]
+            return [*before, *self.values.pieces(values, None)]
 
-        def entries() -> list[Piece]:
-            before = [*self.keys.pieces(columns.plain(keys), None), *byte_columns.constant(b":")]
-            return [*before, *self.values.pieces(columns.plain(values), None)]
-
-        return _listed(counts, entries, "{}")
+        return _listed(column, entries, "{}")
 
 
-def _listed(counts: Int64s, entries: Callable[[], list[Piece]], brackets: str) -> list[Piece]:
-    """The pieces of ``counts[i]`` entries for row i, between brackets and with commas between them."""
+def _listed(column: pa.Array, entries: Callable[..., list[Piece]], brackets: str) -> list[Piece]:
+    """The entries of each row of a list or map, between brackets and with commas between them."""
 
-    def encode() -> pa.Array:
-        return byte_columns.join([*byte_columns.constant(b","), *entries()], int(counts.sum()))
+    def encode(*children: pa.Array) -> list[Piece]:
+        return [*byte_columns.constant(b","), *entries(*children)]
 
     first, last = (byte_columns.constant(bracket.encode()) for bracket in brackets)
-    return [*first, _separated(counts, columns.of_rows(counts, encode)), *last]
+    return [*first, _separated(*columns.joined_entries(column, encode)), *last]
 
 
 def _separated(counts: Int64s, encoded: pa.Array) -> pa.Array:

@@ -183,8 +183,8 @@ class _Single:
         absent = nulls
         if pa.types.is_null(column.type):
             absent = np.ones(len(column), dtype=np.bool_)
-        if self.is_required and absent is not None:
-            columns.require_no_nulls(absent, self.path)
+        if self.is_required:
+            columns.require_no_nulls(column, self.path)
         if not self.has_presence and self.value.zeros is not None:
             zeros = self.value.zeros(column)
             absent = zeros if absent is None else absent | zeros
@@ -211,13 +211,8 @@ class _Repeated:
     item: _Single
 
     def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
-        counts, (items,) = columns.entries(column)
-        return [byte_columns.grouped(columns.of_rows(counts, lambda: _each(self.item, items)), counts)]
-
-
-def _each(item: _Single, items: pa.Array) -> pa.Array:
-    items = columns.plain(items)
-    return byte_columns.join(item.pieces(items, _nulls(items)), len(items))
+        counts, encoded = columns.joined_entries(column, lambda items: self.item.pieces(items, _nulls(items)))
+        return [byte_columns.grouped(encoded, counts)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,15 +224,12 @@ class _Packed:
     path: str
 
     def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
-        counts, (items,) = columns.entries(column)
+        def encode(numbers: pa.Array) -> list[Piece]:
+            columns.require_no_nulls(numbers, self.path)
+            return self.value.encode.pieces(numbers, None)
 
-        def encode() -> pa.Array:
-            numbers = columns.plain(items)
-            if numbers.null_count:
-                columns.require_no_nulls(null_mask(numbers), self.path)
-            return byte_columns.join(self.value.encode.pieces(numbers, None), len(numbers))
-
-        content = byte_columns.grouped(columns.of_rows(counts, encode), counts)
+        counts, encoded = columns.joined_entries(column, encode)
+        content = byte_columns.grouped(encoded, counts)
         empty = counts == 0
         size = byte_columns.varint(lengths(content).astype(np.uint64), empty)
         return [*byte_columns.nothing_where(empty, _tag(self.number, _BYTES)), *size, content]
@@ -252,15 +244,14 @@ class _ProtobufMap:
     value: _Single
 
     def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
-        counts, (keys, values) = columns.entries(column)
-
-        def encode() -> pa.Array:
-            parts = [_each(self.key, keys), _each(self.value, values)]
+        def encode(keys: pa.Array, values: pa.Array) -> list[Piece]:
+            parts = [*self.key.pieces(keys, _nulls(keys)), *self.value.pieces(values, _nulls(values))]
             content = byte_columns.join(parts, len(keys))
             size = byte_columns.varint(lengths(content).astype(np.uint64))
-            return byte_columns.join([*_tag(self.number, _BYTES), *size, content], len(keys))
+            return [*_tag(self.number, _BYTES), *size, content]
 
-        return [byte_columns.grouped(columns.of_rows(counts, encode), counts)]
+        counts, encoded = columns.joined_entries(column, encode)
+        return [byte_columns.grouped(encoded, counts)]
 
 
 # -- scalars -----------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_sink.formats import byte_columns, columns
+from kafka_sink.formats import columns
 from kafka_sink.formats.columns import UnfitRowsError
 from tests.support.avro_cases import LEAVES
 
@@ -28,24 +28,18 @@ def decimals(unscaled: Iterable[int]) -> pa.Array:
 @given(st.lists(UNSCALED, max_size=9), st.integers(0, 2))
 def test_decimals_in_a_given_size(unscaled: list[int], skipped: int) -> None:
     column = decimals(unscaled).slice(skipped)
-    found = byte_columns.join(list(columns.big_endian(column, 17)), len(column)).to_pylist()
+    found = columns.decimal_bytes(column, np.full(len(column), 17), 17).to_pylist()
     assert found == [number.to_bytes(17, "big", signed=True) for number in unscaled[skipped:]]
 
 
-@given(st.lists(st.tuples(UNSCALED, st.booleans()), min_size=1, max_size=9))
-def test_decimals_in_few_bytes_after_their_number(cases: list[tuple[int, bool]]) -> None:
-    """A null has no byte, whatever lies behind it."""
-    nulls = np.array([null for _, null in cases])
-    pieces = columns.minimal(decimals(number for number, _ in cases), nulls, lambda sizes: sizes.astype("u8"))
-    found = byte_columns.join(pieces, len(cases)).to_pylist()
-    for content, (number, null) in zip(found, cases, strict=True):
-        if null:
-            assert content == b""
-            continue
-        assert content[0] == len(content) - 1 <= 17
-        assert int.from_bytes(content[1:], "big", signed=True) == number
-        # Avro takes as few bytes as hold it, but for negative powers of two.
-        assert len(content) - 2 <= (number if number >= 0 else -number).bit_length() // 8
+@given(st.lists(UNSCALED, min_size=1, max_size=9))
+def test_decimals_in_few_bytes(unscaled: list[int]) -> None:
+    column = decimals(unscaled)
+    sizes = columns.decimal_sizes(column)
+    found = columns.decimal_bytes(column, sizes, 16).to_pylist()
+    assert [int.from_bytes(content, "big", signed=True) for content in found] == unscaled
+    # Avro takes as few bytes as hold it, but for negative powers of two.
+    assert list(sizes) == [abs(number).bit_length() // 8 + 1 for number in unscaled]
 
 
 def test_a_null_list_may_span_elements_that_mean_nothing() -> None:
@@ -77,9 +71,9 @@ def test_plain_columns_have_the_same_entries(column: pa.Array) -> None:
 
 def test_an_error_about_entries_marks_the_rows_that_have_them() -> None:
     wrong = np.array([False, False, True, False])
-    counts = np.array([1, 0, 2, 1])
+    lists = pa.array([[1], [], [2, 3], [4]])
     with pytest.raises(UnfitRowsError, match=r"field 'x' is wrong") as caught:
-        columns.of_rows(counts, lambda: columns.reject(wrong, "x", "is wrong"))
+        columns.joined_entries(lists, lambda _: columns.reject(wrong, "x", "is wrong") or [])
     assert caught.value.rows.tolist() == [False, False, True, False]
 
 

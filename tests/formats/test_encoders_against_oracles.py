@@ -28,7 +28,7 @@ from tests.support.protobuf_tables import ProtobufTable, protobuf_tables
 
 pytestmark = pytest.mark.timeout(3600 if EFFORT > 1 else 300)
 _SEARCH: Callable[[Any], Any] = settings(
-    max_examples=10_000 if EFFORT > 1 else 25,
+    max_examples=int(1000 * EFFORT) if EFFORT > 1 else 25,
     # Few tables must be the same ones in every run.
     derandomize=EFFORT <= 1,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
