@@ -27,7 +27,7 @@ from kafka_sink.records.extension_types import shown
 # The wire types, which follow the field number in a tag.
 _VARINT, _64_BITS, _BYTES, _32_BITS = 0, 1, 2, 5
 _TIMESTAMP, _DURATION = f"{KNOWN}Timestamp", f"{KNOWN}Duration"
-_ALL = (1 << 64) - 1
+_ALL, _LOW_32 = (1 << 64) - 1, (1 << 32) - 1
 
 
 def encoder(schema: ProtobufSchema, name: str, kind: pa.DataType, path: str) -> Encoder:
@@ -86,30 +86,26 @@ class _ProtobufCompiler:
         if field.is_repeated:
             entry = self.schema.messages.get(field.type_name)
             if entry is not None and entry.is_map_entry and pa.types.is_map(kind):
-                key = self._entry(entry.fields[0], kind.key_type, path)
-                return _ProtobufMap(
-                    field.number, key, self._entry(entry.fields[1], kind.item_type, f"{path}{{}}")
-                )
+                key = self._element(entry.fields[0], kind.key_type, path)
+                value = self._element(entry.fields[1], kind.item_type, f"{path}{{}}")
+                return _ProtobufMap(field.number, key, value)
             if not columns.is_list(kind):
                 raise columns.unsupported_type(path, kind, f"repeated {field.type_name or field.kind}")
-            value_of = self._value(field, columns.plain_type(kind.value_type), f"{path}[]")
-            if field.is_packed and value_of.wire != _BYTES:
-                return _Packed(field.number, value_of, f"{path}[]")
-            return _Repeated(
-                _Single(field.number, value_of, f"{path}[]", has_presence=True, is_required=True)
-            )
-        value = self._value(field, kind, path)
+            element = self._element(field, kind.value_type, f"{path}[]")
+            is_packed = field.is_packed and element.value.wire != _BYTES
+            return _Packed(element) if is_packed else _Repeated(element)
         return _Single(
-            field.number, value, path, has_presence=field.has_presence, is_required=field.is_required
+            field.number, self._value(field, kind, path), path, field.has_presence, field.is_required
         )
 
-    def _entry(self, field: Field, kind: pa.DataType, path: str) -> _Single:
-        """The encoder of a map entry's key or value. Both are always written."""
-        value = self._value(field, columns.plain_type(kind), path)
-        return _Single(field.number, value, path, has_presence=True, is_required=True)
+    def _element(self, field: Field, kind: pa.DataType, path: str) -> _Single:
+        """The encoder of an element, or of a map entry's key or value. These are always written."""
+        return _Single(
+            field.number, self._value(field, kind, path), path, has_presence=True, is_required=True
+        )
 
     def _value(self, field: Field, kind: pa.DataType, path: str) -> _Value:
-        value = None
+        kind, value = columns.plain_type(kind), None
         if field.kind == "message":
             value = self._message_value(self.schema.messages[field.type_name], kind, path)
         elif field.kind == "enum":
@@ -219,20 +215,18 @@ class _Repeated:
 class _Packed:
     """Repeated numbers: one tag, the length in bytes, and the numbers."""
 
-    number: int
-    value: _Value
-    path: str
+    element: _Single
 
     def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
         def encode(numbers: pa.Array) -> list[Piece]:
-            columns.require_no_nulls(numbers, self.path)
-            return self.value.encode.pieces(numbers, None)
+            columns.require_no_nulls(numbers, self.element.path)
+            return self.element.value.encode.pieces(numbers, None)
 
         counts, encoded = columns.joined_entries(column, encode)
         content = byte_columns.grouped(encoded, counts)
         empty = counts == 0
         size = byte_columns.varint(lengths(content).astype(np.uint64), empty)
-        return [*byte_columns.nothing_where(empty, _tag(self.number, _BYTES)), *size, content]
+        return [*byte_columns.nothing_where(empty, _tag(self.element.number, _BYTES)), *size, content]
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,18 +313,6 @@ def _integer(name: str, kind: pa.DataType, path: str, allowed: Int64s | None = N
     whole = _whole(name, kind, path)
     if whole is None:
         return None
-    if "fixed" in name:
-        size = 8 if name.endswith("64") else 4
-        mask = np.uint64((1 << (8 * size)) - 1)
-
-        def fixed(column: pa.Array, nulls: Bools | None) -> UInt64s:
-            return whole(column, nulls).view(np.uint64) & mask
-
-        return _Value(
-            _64_BITS if size == 8 else _32_BITS,
-            columns.fixed(size, fixed),
-            lambda column: fixed(column, None) == 0,
-        )
 
     def numbers(column: pa.Array, nulls: Bools | None) -> UInt64s:
         result = whole(column, nulls)
@@ -338,9 +320,14 @@ def _integer(name: str, kind: pa.DataType, path: str, allowed: Int64s | None = N
             wrong = ~np.isin(result, allowed)
             columns.reject(wrong, path, "is not a number in the schema's enum", _nulls(column, nulls))
         # Without zigzag, a negative int32 is written like an int64.
-        return byte_columns.zigzag(result) if name.startswith("sint") else result.view(np.uint64)
+        bits = byte_columns.zigzag(result) if name.startswith("sint") else result.view(np.uint64)
+        return bits & np.uint64(_LOW_32) if name.endswith("fixed32") else bits
 
-    return _Value(_VARINT, columns.varints(numbers), lambda column: whole(column, None) == 0)
+    wire, encode = _VARINT, columns.varints(numbers)
+    if "fixed" in name:
+        wire, size = (_64_BITS, 8) if name.endswith("64") else (_32_BITS, 4)
+        encode = columns.fixed(size, numbers)
+    return _Value(wire, encode, lambda column: whole(column, None) == 0)
 
 
 def _nulls(column: pa.Array, nulls: Bools | None = None) -> Bools | None:
