@@ -45,6 +45,7 @@ BENCHMARKS = {
     "frozen_broker": Benchmark(with_jvm_sink=True, is_drawn=True),
     "muted_together": Benchmark(),
     "exactly_once": Benchmark(is_drawn=True),
+    "formats": Benchmark(with_jvm_sink=True, is_drawn=True),
     "arrow_clients": Benchmark(with_engines=True, is_drawn=True),
     "arrow_profile": Benchmark(),
 }

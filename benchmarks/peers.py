@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -47,13 +47,13 @@ def jvm_sink_is_there() -> bool:
     return pyspark.__version__ == JVM_SINK_SPARK
 
 
-def jvm_sink_jars() -> list[str]:
-    """The jars of Spark's own sink, fetched once by the Ivy that PySpark carries."""
+def jvm_sink_jars(more: Sequence[tuple[str, str, str]] = ()) -> list[str]:
+    """The jars of Spark's own sink and more ones, fetched once by the Ivy that PySpark carries."""
     import pyspark
 
     jars = Path(pyspark.__file__).parent / "jars"
     CACHE.mkdir(parents=True, exist_ok=True)
-    for organisation, module, revision in JVM_SINK:
+    for organisation, module, revision in (*JVM_SINK, *more):
         if (CACHE / f"{module}-{revision}.jar").exists():
             continue
         print(f"fetching {module} {revision}", flush=True)
@@ -61,7 +61,7 @@ def jvm_sink_jars() -> list[str]:
         command = ["java", "-cp", f"{jars}/*", "org.apache.ivy.Main", "-notransitive", "-types", "jar"]
         command += ["-dependency", organisation, module, revision, "-confs", "default"]
         subprocess.run([*command, "-retrieve", pattern], check=True, capture_output=True)
-    return [str(CACHE / f"{module}-{revision}.jar") for _, module, revision in JVM_SINK]
+    return [str(CACHE / f"{module}-{revision}.jar") for _, module, revision in (*JVM_SINK, *more)]
 
 
 def sink(form: str, options: Mapping[str, str] = MappingProxyType({})) -> Write:

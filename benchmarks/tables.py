@@ -64,7 +64,26 @@ def value_sizes() -> Iterator[str]:
         yield f"| {name} | " + " | ".join(cells) + " |"
 
 
-TABLES = {"throughput": throughput, "throughput_shapes": shapes, "value_sizes": value_sizes}
+def formats() -> Iterator[str]:
+    yield "| | bytes | rows/s | µs of processor time a row | of Spark's function |"
+    yield "|---|---|---|---|---|"
+    for title, jobs in _read("formats")["jobs"].items():
+        format_name = title.partition(",")[0]
+        steady = {name: _steady(found["jobs"]) for name, found in jobs.items()}
+        reference = steady.get(f"to_{format_name}, JVM sink")
+        yield f"| **{title}** | | | | |"
+        for name, job in steady.items():
+            share = f" {job.spark_s / reference.spark_s:.2f}" if reference else ""
+            size = f"{jobs[name]['bytes']:.0f}"
+            yield f"| {name} | {size} | {job.rows_per_s:,.0f} | {job.spark_s:.2f} |{share} |"
+
+
+TABLES = {
+    "throughput": throughput,
+    "throughput_shapes": shapes,
+    "value_sizes": value_sizes,
+    "formats": formats,
+}
 
 
 if __name__ == "__main__":
