@@ -105,7 +105,8 @@ class _ProtobufCompiler:
         )
 
     def _value(self, field: Field, kind: pa.DataType, path: str) -> _Value:
-        kind, value = columns.plain_type(kind), None
+        kind = columns.plain_type(kind)
+        value: _Value | None
         if field.kind == "message":
             value = self._message_value(self.schema.messages[field.type_name], kind, path)
         elif field.kind == "enum":
