@@ -390,13 +390,14 @@ class Breaker:
     def on_response(self, broker: Broker, sent: SentRequest, now_ms: float) -> None:
         """Called when the response to a Produce request has arrived, before ``on_complete`` for its batches.
 
-        A suspicious latency counts as the limit, so that a frozen broker's latency never becomes usual. The
-        class compares other brokers' silence with a broker's first response.
+        A latency above the limit for the usual one counts as that limit, so that a frozen broker's latency
+        never becomes usual. The class compares other brokers' silence with a broker's first response.
         """
         self.manager.rows += sent.new_rows
         latency_ms = max(0.0, now_ms - broker.request_sent_ms)
         if latency_ms > self._prompt_ms:
-            latency_ms = min(latency_ms, self._limits.of_response(broker, self._brokers.values()))
+            limit_ms = self._limits.of_response(broker, self._brokers.values(), broker.usual_ms)
+            latency_ms = min(latency_ms, limit_ms)
             self._is_busy = True
         broker.observe(latency_ms)
         if broker.responses == 1:

@@ -87,13 +87,13 @@ class SilenceLimits:
     factor: float
     max_ms: float
 
-    def of_response(self, broker: Broker, brokers: Iterable[Broker]) -> float:
-        """The limit for a response, according to the broker's usual latency.
+    def of_response(self, broker: Broker, brokers: Iterable[Broker], expected_ms: float | None) -> float:
+        """The limit for a response that is expected to take ``expected_ms``; None if that is unknown.
 
         A broker's first responses are also compared with the first responses of all ``brokers``, because
         brokers that have just started are all slow.
         """
-        wanted = math.inf if broker.usual_ms is None else self.factor * broker.usual_ms
+        wanted = math.inf if expected_ms is None else self.factor * expected_ms
         if broker.responses < FEW_RESPONSES:
             wanted = min(wanted, self._unknown_ms(brokers))
         return max(self.min_ms, min(wanted, self.max_ms))
@@ -116,6 +116,10 @@ class SilenceLimits:
         own = broker.setup_ms
         if own is None:
             own = max((other.setup_ms for other in brokers if other.setup_ms is not None), default=None)
+        elif broker.expected_ms is not None:
+            # The network may have become slower since. A connection without TLS and SASL takes two round
+            # trips.
+            own = max(own, 2 * broker.expected_ms)
         wanted = _UNKNOWN_FACTOR * self.min_ms if own is None else self.factor * own
         return max(_SETUP_MIN_FACTOR * self.min_ms, min(wanted, self.max_ms))
 
@@ -202,7 +206,7 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
         return changed
 
     def _end_silence(self, manager: CircuitBreakManager, broker: Broker, now_ms: float) -> bool:
-        if _age_ms(broker, now_ms) > self.limits.of_response(broker, manager.brokers.values()):
+        if _age_ms(broker, now_ms) > self._response_limit_ms(broker, manager.brokers):
             return False
         broker.is_silent = False
         manager.unmute(broker.id, "it responds again")
@@ -255,19 +259,21 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
     def _others_respond(
         self, manager: CircuitBreakManager, context: ProducerStatusContext, broker: Broker
     ) -> bool:
-        """Whether a mute would help: another broker has responded since the silence began and leads
-        partitions.
+        """Whether a mute would help: another broker has responded since the silence began, in less than half
+        of that time, and leads partitions.
 
         Otherwise all brokers are slow, or this client is. Brokers that owe no response are sent a request, so
         that a task without other rows notices a silence as quickly as a busy task.
         """
         leading = manager.available_nodes() - {broker.id}
         # Responses in the first half of the silence may already have been in transit when everything stopped.
-        middle = context.now - _age_ms(broker, context.now) / 2
+        half_ms = _age_ms(broker, context.now) / 2
+        middle = context.now - half_ms
         for other in context.brokers.values():
             if other is broker:
                 continue
-            if other.last_response_ms > middle or (other.probed_ms or -math.inf) > middle:
+            has_responded = other.last_response_ms > middle and (other.latest_ms or 0.0) <= half_ms
+            if has_responded or (other.probed_ms or -math.inf) > middle:
                 return bool(leading)
         for node_id in leading:
             candidate = context.brokers.get(node_id)
@@ -298,8 +304,11 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
 
     def _limit_ms(self, context: ProducerStatusContext, broker: Broker) -> float:
         if broker.sent:
-            return self.limits.of_response(broker, context.brokers.values())
+            return self._response_limit_ms(broker, context.brokers)
         return self.limits.of_connection(broker, context.brokers.values())
+
+    def _response_limit_ms(self, broker: Broker, brokers: Mapping[int, Broker]) -> float:
+        return self.limits.of_response(broker, brokers.values(), broker.expected_ms)
 
     def _describe(self, broker: Broker, now_ms: float) -> str:
         age = _age_ms(broker, now_ms)

@@ -106,10 +106,11 @@ class Broker:
         self.setup_ms: float | None = None
         # When the broker last responded to a request without rows, or to a connection's first request.
         self.probed_ms: float | None = None
-        # The mean latency and the first one; None before the first response. ``responses`` counts responses
-        # up to FEW_RESPONSES.
+        # The mean latency, the first and the latest one; None before the first response. ``responses`` counts
+        # responses up to FEW_RESPONSES.
         self.usual_ms: float | None = None
         self.first_ms: float | None = None
+        self.latest_ms: float | None = None
         self.responses = 0
         # Set by the breaker class: since when the broker's silence has been suspicious, and whether it is
         # certain.
@@ -192,13 +193,19 @@ class Broker:
 
     def observe(self, latency_ms: float) -> None:
         """Include the latency of a response in the usual latency."""
-        mean = self.usual_ms
+        mean, self.latest_ms = self.usual_ms, latency_ms
         if mean is None:
             self.usual_ms = self.first_ms = latency_ms
         else:
             weight = _WEIGHT_ABOVE if latency_ms > mean else _WEIGHT_BELOW
             self.usual_ms = mean + weight * (latency_ms - mean)
         self.responses = min(self.responses + 1, FEW_RESPONSES)
+
+    @property
+    def expected_ms(self) -> float | None:
+        """How long a response is expected to take: as long as usual, or as the latest one if that was slower.
+        The mean alone follows too slowly if responses are rare. None before the first response."""
+        return None if self.usual_ms is None else max(self.usual_ms, self.latest_ms or 0.0)
 
     @property
     def oldest_request_ms(self) -> float | None:

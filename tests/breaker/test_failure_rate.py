@@ -127,12 +127,47 @@ def test_slow_responses_become_usual() -> None:
     assert bench.manager.is_muted(1)
 
 
+@pytest.mark.parametrize(
+    ("every_ms", "rise_ms"),
+    [(200, 60_000), (20_000, 60_000), (30_000, 60_000), (60_000, 60_000), (1_000, 10)],
+)
+def test_latency_that_rises_within_a_minute_mutes_nothing(every_ms: int, rise_ms: int) -> None:
+    """All brokers' latency rises from 5 to 600 ms; each differs from the others by a twentieth.
+
+    Catches: micro-batches every 20 s or more, whose few responses left the usual latency at 60 ms, so that
+    the broker that responded last was muted for the milliseconds between both responses.
+    """
+    bench, begins = Bench(), 6 * every_ms + 1_000
+    due: dict[TopicPartition, list[float]] = {P0: [], P1: [], P2: []}
+    for now in range(0, begins + rise_ms + 3 * every_ms, 10):
+        bench.now = float(now)
+        risen = 5 + 595 * min(1.0, max(0.0, (now - begins) / rise_ms))
+        for number, (partition, expected) in enumerate(due.items()):
+            while expected and expected[0] <= now:
+                del expected[0]
+                bench.answer(partition)
+            if now % every_ms == 0 and len(expected) < 5:
+                bench.send(partition)
+                expected.append(now + risen * (0.95 + 0.05 * number))
+        bench.at(bench.now)
+    assert not bench.task_mutes.own_trips
+
+
+def test_setting_up_a_connection_may_take_as_many_round_trips_as_tls_and_sasl_need() -> None:
+    """Catches: a reconnect after the network had become slow, judged by a setup in milliseconds."""
+    limits, brokers = SilenceLimits(500.0, 5.0, 15_000.0), Brokers(1, 2)
+    brokers[1].setup_ms = 12.0
+    assert limits.of_connection(brokers[1], brokers.values()) == 2_000.0
+    brokers[1].observe(600.0)
+    assert limits.of_connection(brokers[1], brokers.values()) == 6_000.0
+
+
 def test_limits_of_a_response() -> None:
     """Slow first responses are soon forgotten, and the first ones of others count where there is none."""
     limits, brokers = SilenceLimits(500.0, 5.0, 15_000.0), Brokers(1, 2, 3, 4, 5)
 
     def limit_ms(node: int) -> float:
-        return limits.of_response(brokers[node], brokers.values())
+        return limits.of_response(brokers[node], brokers.values(), brokers[node].expected_ms)
 
     assert limit_ms(1) == 3_000.0, "nobody has answered yet"
     brokers[1].observe(20.0)
@@ -365,7 +400,8 @@ def test_requests_that_a_quota_holds_back_are_no_silence() -> None:
     bench.answer(P0)
     bench.answer(P0)
     assert not bench.task_mutes.own_trips
-    # Once the time is over, silence is silence again.
+    # After the next response in its usual time, silence is silence again.
+    bench.batch(P0)
     bench.send(P0)
     assert 500 < bench.until_muted(1, 5_000) < 700
 
