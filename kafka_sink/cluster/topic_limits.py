@@ -67,11 +67,13 @@ class TopicLimits:
     thread uses the attributes, except for ``learnt`` and its rise (see ``rise``).
 
     ``ratio`` is the compressed bytes per raw byte. It is learnt from batches almost as in Kafka's
-    CompressionRatioEstimator: it rises at once to a worse observation (plus a step) and falls by small steps,
-    because a batch with too many rows costs a split, and one with too few rows costs only a little
-    efficiency. Until it first rises, it falls by a quarter at a time instead. With small steps alone, a
-    topic's first 146 batches would be too small if rows shrink to 0.27 of their size. Kafka's producer lives
-    for days, a task for seconds.
+    CompressionRatioEstimator: it rises at once to a worse observation and falls by small steps, because a
+    batch with too many rows costs a split. Kafka also adds a step to each worse observation. Here only an
+    observation beyond the safety margin adds it: for rows that shrink to 0.27 of their size, the step makes
+    the next ten batches up to a sixth smaller, and a far broker then takes that much fewer rows for each
+    request in flight. Until the estimate first rises, it falls by a quarter at a time instead. With small
+    steps alone, a topic's first 146 batches would be too small. Kafka's producer lives for days, a task for
+    seconds.
 
     ``learnt`` is the limit that brokers enforce, or None if no batch was too large. The sender's thread
     writes it. It is kept for later producers: if a broker rejects a batch as too large after the batch's
@@ -119,7 +121,8 @@ class TopicLimits:
         """Adjust the estimate to the ratio of one batch."""
         current = self.ratio
         if ratio > current:
-            self.ratio = max(current + _DETERIORATING_STEP, ratio)
+            exceeds = ratio > current * self._safety
+            self.ratio = max(current + _DETERIORATING_STEP, ratio) if exceeds else ratio
             self._has_risen = True
         elif ratio < current:
             updated = current - _IMPROVING_STEP
