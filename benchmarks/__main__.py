@@ -41,6 +41,7 @@ BENCHMARKS = {
     "throughput": Benchmark(with_jvm_sink=True, with_beside=True, is_drawn=True),
     "throughput_shapes": Benchmark(with_jvm_sink=True, is_drawn=True),
     "value_sizes": Benchmark(with_jvm_sink=True, is_drawn=True),
+    "slow_brokers": Benchmark(with_jvm_sink=True, is_drawn=True),
     "streaming": Benchmark(with_jvm_sink=True, with_beside=True, is_drawn=True),
     "frozen_broker": Benchmark(with_jvm_sink=True, is_drawn=True),
     "muted_together": Benchmark(),

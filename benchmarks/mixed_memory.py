@@ -12,6 +12,7 @@ is slower. ``full`` runs with the same 64 MiB and with 8 GiB, where it shows wha
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ import pyarrow as pa
 from benchmarks import charts
 from benchmarks import direct_producer as direct
 from benchmarks.direct_producer import MIB, VALUE_BYTES, MemoryOverTime, Sample
-from benchmarks.slow_responses import slow_responses
+from benchmarks.far_brokers import far_brokers
 from benchmarks.surroundings import keep, machine, parser_of
 from kafka_sink.memory.allocator import chunk_size
 from kafka_sink.model import TaskResult
@@ -197,8 +198,9 @@ def main() -> None:
     with LocalBroker() as broker:
         broker.create_topic("logs", LOGS_PARTITIONS, config=direct.ADMITS_8_MIB)
         broker.create_topic("events", partitions, config=direct.ADMITS_8_MIB)
-        with slow_responses(broker.bootstrap_servers, options.delay_ms) as bootstrap:
-            outcome = [run(bootstrap, case, seconds) for case in CASES]
+        bootstrap, delay_ms = broker.bootstrap_servers, options.delay_ms
+        with far_brokers(bootstrap, delay_ms) if delay_ms else contextlib.nullcontext(broker) as far:
+            outcome = [run(far.bootstrap_servers, case, seconds) for case in CASES]
     report(outcome)
     if not options.smoke:
         keep("mixed_memory", {"conditions": conditions, "outcome": outcome}, plot)

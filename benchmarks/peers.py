@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -23,7 +24,8 @@ JVM_SINK = (
 )
 LZ4 = {"compression.type": "lz4"}
 TUNED = {"linger.ms": "20", "batch.size": str(1 << 20), **LZ4}
-UNPREFIXED = ("coordinator.enabled",)
+LIBRDKAFKA_TUNED = {"queue.buffering.max.messages": 1_000_000, **TUNED}
+UNPREFIXED = ("coordinator.enabled", "delivery.guarantee")
 Write = Callable[[Any, str, str], None]
 
 
@@ -74,21 +76,15 @@ def sink(form: str, options: Mapping[str, str] = MappingProxyType({})) -> Write:
     return write
 
 
-def _confluent(bootstrap: str) -> Any:
+def _confluent(bootstrap: str, settings: Mapping[str, Any]) -> Any:
     from confluent_kafka import Producer
 
-    return Producer(
-        {
-            "bootstrap.servers": bootstrap,
-            "queue.buffering.max.messages": 1_000_000,
-            **TUNED,
-        }
-    )
+    return Producer({"bootstrap.servers": bootstrap, **settings})
 
 
 def _produce(frame: Any, bootstrap: str, topic: str) -> None:
     def send(rows: Iterator[Any]) -> None:
-        producer = _confluent(bootstrap)
+        producer = _confluent(bootstrap, LIBRDKAFKA_TUNED)
         for row in rows:
             while True:
                 try:
@@ -102,12 +98,14 @@ def _produce(frame: Any, bootstrap: str, topic: str) -> None:
     frame.foreachPartition(send)
 
 
-def _produce_batch(frame: Any, bootstrap: str, topic: str) -> None:
-    def send(batches: Iterator[Any]) -> Iterator[Any]:
-        producer = _confluent(bootstrap)
+def produce_batches(settings: Mapping[str, Any]) -> Write:
+    """confluent-kafka's ``produce_batch`` with these settings. Rows without keys have no column ``key``."""
+
+    def send(bootstrap: str, topic: str, batches: Iterator[Any]) -> Iterator[Any]:
+        producer = _confluent(bootstrap, settings)
         for batch in batches:
-            keys = batch.column("key").to_pylist()
             values = batch.column("value").to_pylist()
+            keys = batch.column("key").to_pylist() if "key" in batch.schema.names else [None] * len(values)
             rows = [{"key": key, "value": value} for key, value in zip(keys, values, strict=True)]
             while producer.produce_batch(topic, rows) < len(rows):
                 # Messages that did not fit carry an error; the other messages are in the queue.
@@ -117,7 +115,10 @@ def _produce_batch(frame: Any, bootstrap: str, topic: str) -> None:
         assert producer.flush() == 0
         yield from ()
 
-    frame.mapInArrow(send, "done boolean").collect()
+    def write(frame: Any, bootstrap: str, topic: str) -> None:
+        frame.mapInArrow(partial(send, bootstrap, topic), "done boolean").collect()
+
+    return write
 
 
 class CountingSource(DataSource):
@@ -167,7 +168,7 @@ CONTENDERS = (
     Contender("kafka-chunked, tuned", sink("kafka-chunked", TUNED)),
     Contender("JVM sink, tuned", sink("kafka", TUNED)),
     Contender("a sink that only counts", count_only, writes=False),
-    Contender("confluent-kafka produce_batch", _produce_batch),
+    Contender("confluent-kafka produce_batch", produce_batches(LIBRDKAFKA_TUNED)),
     Contender("confluent-kafka produce", _produce, 0.5),
     Contender("kafka-python", _kafka_python, 0.1),
 )

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks import slow_brokers
 from benchmarks.throughput import Job, medians
 
 _RESULTS = Path(__file__).with_name("results")
@@ -78,11 +79,16 @@ def formats() -> Iterator[str]:
             yield f"| {name} | {size} | {job.rows_per_s:,.0f} | {job.spark_s:.2f} |{share} |"
 
 
+def far_brokers() -> Iterator[str]:
+    yield from slow_brokers.lines(_read("slow_brokers"))
+
+
 TABLES = {
     "throughput": throughput,
     "throughput_shapes": shapes,
     "value_sizes": value_sizes,
     "formats": formats,
+    "slow_brokers": far_brokers,
 }
 
 

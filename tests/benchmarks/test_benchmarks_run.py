@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 
 FROM_COMMAND_LINE = ("coordinator",)
 ON_ONE_BROKER = ("mixed_memory", "partition_growth", "many_topics", "arrow_clients", "arrow_profile")
-ON_SPARK = ("many_partitions", "throughput", "throughput_shapes", "value_sizes", "streaming", "formats")
+ON_SPARK = (
+    *("many_partitions", "slow_brokers", "throughput", "throughput_shapes", "value_sizes", "streaming"),
+    "formats",
+)
 ON_SPARK_AND_THREE_BROKERS = ("frozen_broker", "muted_together", "exactly_once")
 # Their brokers have listeners and certificates of their own.
 NOT_ON_OURS = ("throughput_shapes",)
@@ -41,7 +44,7 @@ LONGEST = (
         "many_topics",
         "muted_together",
     ),
-    *("formats", "streaming", "throughput", "throughput_shapes", "value_sizes"),
+    *("formats", "slow_brokers", "streaming", "throughput", "throughput_shapes", "value_sizes"),
 )
 
 Run = Callable[..., None]

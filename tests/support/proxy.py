@@ -5,11 +5,11 @@
         write(bootstrap_servers=proxies.bootstrap_servers)
         assert proxies.requests[METADATA] < 5
 
-Clients find brokers by the addresses in Metadata responses, so the proxy rewrites them there (and in the
-endpoints of Produce responses, KIP-951) to those of the proxies: the broker needs no setting and the brokers
-talk to each other directly.
+Clients find brokers by the addresses in Metadata and FindCoordinator responses, so the proxy rewrites them
+there (and in the endpoints of Produce responses, KIP-951) to those of the proxies: the broker needs no
+setting and the brokers talk to each other directly.
 
-It leaves out: addresses in FindCoordinator and DescribeCluster responses, encrypted connections, and IPv6.
+It leaves out: addresses in DescribeCluster responses, encrypted connections, and IPv6.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
-from kafka.protocol.metadata import MetadataResponse
+from kafka.protocol.metadata import FindCoordinatorResponse, MetadataResponse
 from kafka.protocol.producer import ProduceResponse
 
 from tests.support.ports import HeldPort
 
-PRODUCE, METADATA, API_VERSIONS, INIT_PRODUCER_ID = 0, 3, 18, 22
+PRODUCE, METADATA, FIND_COORDINATOR, API_VERSIONS, INIT_PRODUCER_ID = 0, 3, 10, 18, 22
 REQUEST, RESPONSE = "request", "response"
 _FIRST_PRODUCE_WITH_ENDPOINTS = 10
 _PIECE = 64 * 1024
@@ -261,6 +261,9 @@ def rewritten(api_key: int, version: int, frame: bytes, addresses: Mapping[Addre
     elif api_key == PRODUCE and addresses and version >= _FIRST_PRODUCE_WITH_ENDPOINTS:
         response = ProduceResponse.decode(frame[4:], version=version, header=True)
         nodes = response.node_endpoints
+    elif api_key == FIND_COORDINATOR and addresses:
+        response = FindCoordinatorResponse.decode(frame[4:], version=version, header=True)
+        nodes = response.coordinators or [response]
     else:
         return frame
     if not nodes:
@@ -274,11 +277,13 @@ def rewritten(api_key: int, version: int, frame: bytes, addresses: Mapping[Addre
 class ProxyCluster(AbstractContextManager["ProxyCluster"]):
     """One Proxy in front of each of the ``bootstrap_servers``, which must be all brokers of a cluster."""
 
+    kind: type[Proxy] = Proxy
+
     def __init__(self, bootstrap_servers: str) -> None:
         self.proxies: list[Proxy] = []
         for entry in bootstrap_servers.split(","):
             host, _, port = entry.rpartition(":")
-            self.proxies.append(Proxy((host, int(port))))
+            self.proxies.append(self.kind((host, int(port))))
         addresses = {proxy.target: ("127.0.0.1", proxy.port) for proxy in self.proxies}
         for proxy in self.proxies:
             proxy.rewrite = addresses
