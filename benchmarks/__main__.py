@@ -48,7 +48,7 @@ BENCHMARKS = {
     "exactly_once": Benchmark(is_drawn=True),
     "formats": Benchmark(with_jvm_sink=True, is_drawn=True),
     "arrow_clients": Benchmark(with_engines=True, is_drawn=True),
-    "arrow_profile": Benchmark(),
+    "arrow_profile": Benchmark(is_drawn=True),
 }
 DRAWN = tuple(name for name, one in BENCHMARKS.items() if one.is_drawn)
 

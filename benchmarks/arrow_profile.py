@@ -269,7 +269,8 @@ def run_all(shapes: list[Shape], repeats: int, rows: int = 0) -> dict[str, Any]:
                     f" ns a row{profile.ours_ns / profile.floor_ns:8.2f}",
                     flush=True,
                 )
-    conditions = f"lz4, defaults, all rows acknowledged, medians of {repeats} rounds; {machine()}"
+    rounds = "one round" if repeats == 1 else f"medians of {repeats} rounds"
+    conditions = f"lz4, defaults, all rows acknowledged, {rounds}; {machine()}"
     return {
         "conditions": conditions,
         "profiles": {name: [asdict(one) for one in of] for name, of in found.items()},

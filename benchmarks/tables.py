@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks import slow_brokers
+from benchmarks import arrow_profile, slow_brokers
 from benchmarks.throughput import Job, medians
 
 _RESULTS = Path(__file__).with_name("results")
@@ -83,7 +83,12 @@ def far_brokers() -> Iterator[str]:
     yield from slow_brokers.lines(_read("slow_brokers"))
 
 
+def profile() -> Iterator[str]:
+    yield from arrow_profile.table(_read("arrow_profile"))
+
+
 TABLES = {
+    "arrow_profile": profile,
     "throughput": throughput,
     "throughput_shapes": shapes,
     "value_sizes": value_sizes,

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from kafka_sink.records import varint_columns
 from kafka_sink.records.arrays import Int32s, Int64s, as_binary, indices, null_mask, offsets, values_buffer
-from kafka_sink.records.record_columns import ColumnLengths, RecordColumns, binary, join
+from kafka_sink.records.record_columns import ColumnLengths, RecordColumns, binary
 from kafka_sink.varint import signed
 
 # A response may reject each record of a batch with its own text, and this bounds the memory of such a
@@ -38,10 +38,6 @@ _ONE_ZERO_BYTE = pa.Array.from_buffers(
 # Arrow would copy them twice, outside the CPU's caches, which costs more than slicing in Python: with rows of
 # 100 kB, a producer takes 0.83 to 0.92 of the CPU time.
 _SLICED_ROW_BYTES = 8 * 1024
-# ``take`` copies rows twice. Rows of at least this many bytes that keep their order are joined instead, with
-# one copy: 300 bytes take 120 ns instead of 153 ns, and 1 kB takes 276 ns instead of 356 ns. For 200 bytes
-# both take equally long.
-_JOINED_ROW_BYTES = 256
 
 
 class ScatteredBytes:
@@ -116,9 +112,7 @@ def encode(rows: RecordColumns, timestamps: Int64s | int, runs: Sequence[RowRang
     if size >= _SLICED_ROW_BYTES * count and not rows.has_nulls:
         pieces = _sliced(columns)
         return [pieces.part(first + start, first + end) for start, end in pairwise([0, *heads.ends])]
-    is_plain = size >= _JOINED_ROW_BYTES * count and rows.order is None and len(rows.value) == 1
-    put_together = _in_order if is_plain and not rows.has_nulls else _interleave
-    joined = memoryview(put_together(rows, columns))[first:]
+    joined = memoryview(_interleave(rows, columns))[first:]
     return [joined[start:end] for start, end in pairwise([0, *heads.ends])]
 
 
@@ -156,18 +150,6 @@ def _sliced(columns: _Columns) -> ScatteredBytes:
     total = int(ends[-1])
     where = [*source.tolist(), len(sources)], [*(last - ends).tolist(), -total]
     return ScatteredBytes([*sources, memoryview(b"\0")], where, [*ends.tolist(), total + 1], 0, total + 1)
-
-
-def _in_order(rows: RecordColumns, columns: _Columns) -> pa.Buffer:
-    """The bytes of all records, for rows in their original order, without nulls, whose parts are one array
-    each."""
-    parts = [arrays[0] for arrays, _ in columns]
-    if rows.headers is None:
-        # The header count of the last record.
-        widths = np.zeros(rows.payload.count, dtype=np.int32)
-        widths[-1] = 1
-        parts.append(binary(np.zeros(1, dtype=np.uint8), widths, len(widths)))
-    return join(parts).buffers()[2]
 
 
 def _interleave(rows: RecordColumns, columns: _Columns) -> pa.Buffer:

@@ -124,7 +124,7 @@ def encode_headers(headers: pa.Array) -> pa.Array:
         len(counts),
         [None, pa.py_buffer(bytes_at[ends].astype(np.int32)), entries.buffers()[2]],
     )
-    return join([count_bytes, grouped])
+    return _join([count_bytes, grouped])
 
 
 def _header_entries(keys: pa.Array, values: pa.Array) -> tuple[pa.Array, Int64s]:
@@ -138,15 +138,14 @@ def _header_entries(keys: pa.Array, values: pa.Array) -> tuple[pa.Array, Int64s]
     sizes: Int64s = np.add(key_lengths, value_lengths, dtype=np.int64)
     sizes += key.widths
     sizes += value.widths
-    return join([before, keys, between, _no_nulls(values)]), sizes
+    return _join([before, keys, between, _no_nulls(values)]), sizes
 
 
 def _no_nulls(column: pa.Array) -> pa.Array:
     return pc.coalesce(column, _EMPTY) if column.null_count else column
 
 
-def join(parts: list[pa.Array]) -> pa.Array:
-    """Each row's parts, which are not null, one after the other."""
+def _join(parts: list[pa.Array]) -> pa.Array:
     return pc.binary_join_element_wise(*parts, _EMPTY)
 
 

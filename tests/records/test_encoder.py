@@ -96,8 +96,8 @@ SIZES: dict[str, Callable[[random.Random], int | None]] = {
 @pytest.mark.parametrize("values", SIZES)
 @pytest.mark.parametrize("seed", range(4))
 def test_records_of_any_shape(values: str, seed: int) -> None:
-    # Ranges of a few rows, and small rows that are sliced or joined as larger rows are.
-    with small_limits(ranges=seed > 0, sliced=seed % 2 == 1, joined=seed == 2) if seed else nullcontext():
+    # Ranges of a few rows, too, and rows that are sliced as large ones are.
+    with small_limits(ranges=seed > 0, sliced=seed % 2 == 1) if seed else nullcontext():
         for keys in (None, *SIZES):
             check_any(random.Random(f"{keys} {values} {seed}"), keys, values)
 
@@ -107,7 +107,7 @@ def check_any(chance: random.Random, keys: str | None, values: str) -> None:
         size = SIZES[sizes](chance)
         return None if size is None else chance.randbytes(size)
 
-    count = chance.choice([1, 2, 699, 700])
+    count = chance.choice([1, 2, 700])
     headers = chance.random() < 0.3
     rows = [
         {
