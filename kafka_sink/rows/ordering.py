@@ -33,13 +33,12 @@ def by_partition(
     describes ``are_movable``.
     """
     timestamps = now_ms if rows.timestamps_ms is None else rows.timestamps_ms
-    changes = np.flatnonzero(slots[1:] != slots[:-1]) + 1
-    if len(changes) and (resting or not _are_grouped(slots, changes, int(bases[-1]))):
+    if slots.min() != slots.max():
         order = stable_order(_muted_last(slots, resting, bases), int(bases[-1]))
         slots = slots[order]
         columns = columns.ordered(order)
         timestamps = timestamps if isinstance(timestamps, int) else timestamps[order]
-        changes = np.flatnonzero(slots[1:] != slots[:-1]) + 1
+    changes = np.flatnonzero(slots[1:] != slots[:-1]) + 1
     starts = [0, *changes.tolist()]
     topic_of = np.searchsorted(bases, slots[starts], side="right") - 1
     numbers = (slots[starts] - bases[topic_of]).tolist()
@@ -48,14 +47,6 @@ def by_partition(
         for topic, number in zip(topic_of.tolist(), numbers, strict=True)
     ]
     return OrderedRows(columns, timestamps, partitions, [*starts, rows.num_rows], are_movable=are_movable)
-
-
-def _are_grouped(slots: Int32s, changes: Int64s, count: int) -> bool:
-    """Whether all rows of each of the ``count`` slots follow each other, as rows without keys mostly do.
-    ``changes`` are the rows whose slot differs from the one before."""
-    if len(changes) >= count:
-        return False
-    return len({int(slots[0]), *slots[changes].tolist()}) == len(changes) + 1
 
 
 def record_too_large(rows: RowBatch, ordered: OrderedRows, limit: int, option: str) -> RecordTooLargeError:

@@ -263,17 +263,15 @@ class Partitioner:
         keyed = None if self._ignore_keys else key
         result: Int32s
         if keyed is None:
-            if explicit is None:
-                return self._assign_sticky(sizes, topic.name, count, available, probes)
-            result = explicit.copy()
+            result = np.full(len(sizes), NO_PARTITION, dtype=np.int32)
         else:
             result = partitions_for(keyed, count)
             if self._spread_keys and muted:
                 _spread(result, keyed, available, muted)
             if keyed.null_count:
                 result[null_mask(keyed)] = NO_PARTITION
-            if explicit is not None:
-                result = np.where(explicit >= 0, explicit, result)
+        if explicit is not None:
+            result = np.where(explicit >= 0, explicit, result)
         if keyed is None or keyed.null_count or explicit is not None:
             free = np.flatnonzero(result < 0)
             if len(free):

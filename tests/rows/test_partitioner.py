@@ -172,27 +172,6 @@ def test_a_partition_that_became_unavailable_is_left_at_once() -> None:
     assert len(set(found.tolist())) > 1
 
 
-def test_rows_are_only_moved_if_those_of_a_partition_lie_apart() -> None:
-    """Catches: rows of one partition in two runs, and the sorting of rows that need none."""
-    plan = ColumnPlan.of([("value", "binary"), ("partition", "int")], "t")
-    for partitions, expected in (
-        ([2, 2, 0, 3, 3], [(2, [0, 1]), (0, [2]), (3, [3, 4])]),
-        ([2, 0, 2, 3], [(0, [1]), (2, [0, 2]), (3, [3])]),
-        ([1, 1], [(1, [0, 1])]),
-    ):
-        numbers = pa.array(partitions, pa.int32())
-        batch = pa.record_batch({"value": pa.array([b"v"] * len(partitions)), "partition": numbers})
-        ordered = partitioner().order(extract(plan, batch, 0), {"t": topic()}, 0)
-        order = ordered.columns.order
-        rows = list(range(len(partitions))) if order is None else order.tolist()
-        found = [
-            (partition.partition, rows[start:stop])
-            for partition, (start, stop) in zip(ordered.partitions, pairwise(ordered.starts), strict=True)
-        ]
-        assert found == expected
-        assert (order is None) == (rows == sorted(rows))
-
-
 @pytest.mark.parametrize("counts", [(1, 1, 1), (1, 4, 7), (8, 2, 16)])
 def test_rows_of_several_topics_go_where_those_of_each_topic_alone_would_go(counts: tuple[int, ...]) -> None:
     chance = random.Random(7)
