@@ -493,14 +493,19 @@ class ResponseHandler:
         """Repair the sequences of every partition that has nothing in flight: restart sequences that leaders
         have rejected, and close gaps that dropped records have left."""
         for partition in identity.repairable():
-            if partition.needs_restart:
+            # A leader that took a batch after dropped records took it as the producer's first one. Under the
+            # same epoch, it would take another batch with that sequence for a copy, and not write it.
+            if partition.needs_restart or partition.taken_after_gap:
                 reason = "the leader lost its state of this producer"
-                if not self._fail_unresolved(partition, partition.unresolved, reason):
-                    identity.restart(partition)
-                    _log.warning(
-                        "the sequences of %s restart, because its leader rejected them", partition.id
-                    )
-            if partition.gap is not None:
+                if self._fail_unresolved(partition, partition.unresolved, reason):
+                    continue
+                if identity.transactional_id is not None:
+                    # A transaction has only one epoch.
+                    self.fail_all(DeliveryError(f"{partition.id}: {reason}"))
+                    continue
+                identity.restart(partition)
+                _log.warning("the sequences of %s restart, because %s", partition.id, reason)
+            elif partition.gap is not None:
                 self._repair_gap(identity, partition)
 
     def _repair_gap(self, identity: ProducerIdentity, partition: Partition) -> None:
@@ -508,14 +513,12 @@ class ResponseHandler:
         in_doubt = [batch for batch in unresolved if batch in after_gap]
         if not in_doubt:
             identity.close_gap(partition)
-        elif (
-            partition.taken_after_gap
-            or identity.transactional_id is not None
-            or any(isinstance(batch.last_error, BrokerRefusedError) for batch in in_doubt)
+        elif identity.transactional_id is not None or any(
+            isinstance(batch.last_error, BrokerRefusedError) for batch in in_doubt
         ):
-            # The batches cannot get new sequences: a leader that lost its state has taken a later batch or
-            # may have, according to its response, or the transaction has only one epoch, under which a late
-            # copy could still be accepted.
+            # The batches cannot get new sequences: a leader that lost its state may have taken one, according
+            # to its response, or the transaction has only one epoch, under which a late copy could still be
+            # accepted.
             self._fail_unresolved(partition, in_doubt, "records before this batch were rejected")
         elif len(in_doubt) == len(unresolved) and not self._cluster.is_stale(partition.id.topic):
             # The metadata has been refreshed since the failures.

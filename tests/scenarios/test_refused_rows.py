@@ -245,8 +245,36 @@ def test_a_batch_in_doubt_fails_if_one_before_it_was_taken_while_a_refused_row_w
     model.responses.resume_skipping()
     model.settle()
     model.check()
-    with pytest.raises(DeliveryError, match="records before this batch were rejected, and the batch may"):
+    with pytest.raises(DeliveryError, match="the leader lost its state of this producer, and the batch may"):
         model.deliveries.raise_failure(1, 0)
+
+
+@pytest.mark.parametrize("is_transaction", [False, True])
+def test_no_batch_gets_the_sequence_of_one_that_a_leader_without_state_took(is_transaction: bool) -> None:
+    """Catches: after a refused row the sequences went on before those of the batch that was taken, so the
+    leader took a later batch for a copy of it, and acknowledged rows that it had not written."""
+    model = Refusing(2_000, dead_letters=DeadLetters(None, 1_000, 1_000))
+    model.identity.transactional_id = "t" if is_transaction else None
+    for count in (1, 1, 1, 2):
+        append_and_send(model, count)
+        if count == 1:
+            model.arrive(0, 0, append=True)
+            model.respond(0)
+    for log in model.logs.values():
+        log.forget_producers()
+    for _ in range(2):
+        model.arrive(0, 0, append=True)
+    for _ in range(2):
+        model.respond(0)
+    for _ in range(2):
+        model.append([0], 5, lambda: None)
+        model.flush()
+        model.send()
+    model.settle()
+    (log,) = (log for log in model.logs.values() if log.batches)
+    written = [row for batch in log.batches for row in numbers_in(batch.data)]
+    assert model.deliveries.has_failed == is_transaction
+    assert model.acknowledged == written == [0, 1, 2, 4, *([] if is_transaction else [5, 6])]
 
 
 def append_and_send(model: Model, count: int) -> None:
