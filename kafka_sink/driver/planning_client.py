@@ -88,7 +88,8 @@ class PlanningClient(BlockingCalls):
     def _reached(self) -> str:
         option = "the brokers' advertised.listeners" if self._advertised else "kafka.bootstrap.servers"
         lines = "; ".join(map(_line, self._connections(self._advertised or self._bootstrap)))
-        return f"any broker to be reached ({lines}; check {option})"
+        check = "" if option in lines else f"; check {option}"
+        return f"any broker to be reached ({lines}{check})"
 
     def use_advertised(self, nodes: Sequence[Node]) -> None:
         """From now on use the addresses that the cluster advertises, as tasks do."""
@@ -177,7 +178,7 @@ def _line(connection: BrokerConnection) -> str:
     where = f"{node.host}:{node.port}"
     if error is None:
         what = f"{connection.step} did not complete" if connection.step else "not tried"
-        return f"{where}: {what}; no response: check the address and firewalls"
+        return f"{where}: {what}{connection.silence_hint or '; no response: check the address and firewalls'}"
     if isinstance(error, KafkaSinkError):
         return f"{where}: {_without_id(str(error), node).removeprefix(f'{where} ')}"
     remedy = _REMEDIES.get(getattr(error, "errno", None) or 0, "")

@@ -214,7 +214,10 @@ class Registry:
         if status == _OK and isinstance(response, dict):
             return response
         message = response.get("message") if isinstance(response, dict) else None
-        raise _RefusedError(status, str(message or "its response is not one of a schema registry"))
+        no_registry = (
+            "its response is not a schema registry's: check the address and path of schema.registry.url"
+        )
+        raise _RefusedError(status, str(message or no_registry))
 
     def _login(self) -> HiddenValues:
         """The headers of all requests. A token is fetched once, because it lasts longer than planning."""
@@ -261,7 +264,9 @@ class Registry:
                 str(failure) if is_own else printable(str(failure) or type(failure).__name__, _MAX_REASON)
             )
             return RegistryError(
-                f"{where} cannot be reached: {reason}. The attempt was to {purpose}", is_temporary=True
+                f"{where} cannot be reached: {reason}. The attempt was to {purpose}. "
+                "Check schema.registry.url",
+                is_temporary=True,
             )
         status, message = failure.status, printable(str(failure), _MAX_REASON)
         if status in (401, 403):
@@ -277,7 +282,7 @@ class Registry:
                 "registered schema (use.latest.version=true)"
             )
         return RegistryError(
-            f"{where} does not {purpose}: {message} (HTTP {status})",
+            f"{where} failed to {purpose}: {message} (HTTP {status})",
             is_temporary=status >= _SERVER_ERROR,
             is_missing=status == _NOT_FOUND,
         )

@@ -359,13 +359,15 @@ class BrokerConnection:
         tls, sasl = self._settings.tls, self._settings.sasl
         if self.state is ConnectionState.NEGOTIATING:
             if tls is None:
-                return "; if this happens again, it may expect TLS (kafka.security.protocol=SSL or SASL_SSL)"
-            return "; if this happens again, it may need a client certificate (kafka.ssl.keystore.location)"
+                return (
+                    "; unless it is restarting, it may expect TLS (kafka.security.protocol=SSL or SASL_SSL)"
+                )
+            return "; unless it is restarting, it may need a client certificate (kafka.ssl.keystore.location)"
         if self.state is ConnectionState.AUTHENTICATING:
             return " during the login; see its log"
         if sasl is None and not self._heard_since_ready and self.in_flight:
             protocol = "SASL_PLAINTEXT" if tls is None else "SASL_SSL"
-            return f"; if this happens again, it may need a login (kafka.security.protocol={protocol})"
+            return f"; unless it is restarting, it may need a login (kafka.security.protocol={protocol})"
         return ""
 
     def login_is_due(self, now_ms: float) -> bool:
@@ -419,7 +421,7 @@ class BrokerConnection:
             waited = now_ms - self.connecting_since_ms
             return TimeoutError(
                 f"{self.node} was not ready {waited:.0f} ms after connecting began: {self.step} did not "
-                f"complete ({self.state.value}); kafka.socket.connection.setup.timeout.ms sets this bound"
+                f"complete{self.silence_hint} (kafka.socket.connection.setup.timeout.ms sets this bound)"
             )
         if now_ms >= self._session_end_ms and self.state is ConnectionState.READY:
             return ConnectionError(f"the login at {self.node} expired before it could be renewed")
@@ -429,6 +431,16 @@ class BrokerConnection:
         return RequestTimeoutError(
             f"{self.node} did not respond within kafka.request.timeout.ms = {in_flight[0].timeout_ms:.0f} ms"
         )
+
+    @property
+    def silence_hint(self) -> str:
+        """A hint why the other side, which has accepted the connection, may be silent; "" before that."""
+        if self.state is ConnectionState.HANDSHAKING:
+            return ": the port may belong to a listener without TLS, or to another service"
+        if self.state is ConnectionState.NEGOTIATING:
+            tls = "" if self._settings.tls else " may expect TLS (kafka.security.protocol), or"
+            return f": the port{tls} may belong to another service, such as an HTTP server"
+        return ""
 
     @property
     def step(self) -> str:

@@ -79,8 +79,8 @@ class TlsStream:
 
     def _cut_short(self) -> str:
         return (
-            f"{self._address} closed the connection in the TLS handshake; if this happens again, it is not a "
-            "TLS listener (kafka.security.protocol) or needs a client certificate "
+            f"{self._address} closed the connection in the TLS handshake; unless it is restarting, it "
+            "is not a TLS listener (kafka.security.protocol) or needs a client certificate "
             "(kafka.ssl.keystore.location)"
         )
 

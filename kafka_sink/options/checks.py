@@ -84,7 +84,8 @@ def _exactly_once(values: Values, _: Mapping[str, Any]) -> None:
             f"kafka.retries above 0 and at most {IDEMPOTENT_IN_FLIGHT} requests in flight"
         )
     if (values["txn_app_id"] == "") != (values["txn_version"] == -1):
-        raise ConfigurationError("Options 'txnAppId' and 'txnVersion' must be set together")
+        missing = "txnAppId" if values["txn_app_id"] == "" else "txnVersion"
+        raise ConfigurationError(f"Options 'txnAppId' and 'txnVersion' must be set together: set '{missing}'")
 
 
 def _dead_letters(values: Values, _: Mapping[str, Any]) -> None:

@@ -60,8 +60,9 @@ def texts(options: Mapping[str, Any]) -> dict[str, str]:
     for name, value in options.items():
         if not isinstance(name, str) or not isinstance(value, str | bool | int | float | None):
             # The message omits the value, because it may be a secret of the wrong type.
+            joined = "; join its items with commas" if isinstance(value, list | tuple) else ""
             raise ConfigurationError(
-                f"Option '{name}' must be a text, a number, True or False, not {type(value).__name__}"
+                f"Option '{name}' must be a text, a number, True or False, not {type(value).__name__}{joined}"
             )
         if value is not None:
             given[name] = str(value).lower() if isinstance(value, bool) else str(value)
@@ -73,8 +74,8 @@ def parse(raw: Mapping[str, str]) -> ParsedOptions:
 
     ``raw`` maps names to texts. Names may have any case, because Spark converts them to lower case. Raises
     ConfigurationError, whose message has the option, the problem and, for a misspelt option, the option that
-    is probably meant. It lists all options that are unknown or not supported. Errors and warnings never
-    contain values of secret, unsupported or unknown options.
+    is probably meant. It lists all options that are unknown, not supported or have an invalid value. Errors
+    and warnings never contain values of secret, unsupported or unknown options.
     """
     # From here on, Secret hides the values: error trackers collect the local variables of every frame.
     secrets = [(name.strip().lower(), Secret(text.strip())) for name, text in raw.items()]
@@ -82,14 +83,8 @@ def parse(raw: Mapping[str, str]) -> ParsedOptions:
     given = _Given()
     for name, text in secrets:
         given.add(name, text)
-    given.require_known()
     settings = given.settings
-    values = {
-        spec.attribute: _convert(spec, *settings[spec.attribute])
-        for spec in SPECS
-        if spec.attribute in settings
-    }
-    settled, warnings = settle(values)
+    settled, warnings = settle(given.values())
     options = SinkOptions(
         **settled,
         breaker=_breaker_settings(given.breaker),
@@ -138,12 +133,24 @@ class _Given:
         elif kafka_name not in KAFKA_NAMES and not kafka_name.startswith(unsupported.PREFIXES):
             self._unknown.append(name)
         elif reason := unsupported.refusal(kafka_name, text.reveal()):
-            self._problems.append(f"Kafka option '{kafka_name}' {reason}")
+            self._problems.append(f"Option '{name}' {reason}")
         elif unsupported.is_ineffective(kafka_name, text.reveal()):
             self.ineffective.append(name)
 
-    def require_known(self) -> None:
-        """Raise ConfigurationError for options that are unknown, not supported or missing."""
+    def values(self) -> dict[str, Any]:
+        """The converted values by attribute. Raises one ConfigurationError for all options that are unknown,
+        not supported or have an invalid value, and one for an option that is missing."""
+        values: dict[str, Any] = {}
+        for spec in SPECS:
+            if spec.attribute in self.settings:
+                try:
+                    values[spec.attribute] = _convert(spec, *self.settings[spec.attribute])
+                except ConfigurationError as error:
+                    self._problems.append(str(error))
+        self._require_valid()
+        return values
+
+    def _require_valid(self) -> None:
         if self._unknown:
             options = "options" if len(self._unknown) > 1 else "option"
             names = ", ".join(f"'{name}'{_did_you_mean(name)}" for name in self._unknown)
@@ -153,7 +160,8 @@ class _Given:
         for spec in SPECS:
             if spec.required and spec.attribute not in self.settings:
                 near = next((name for name in self.stray if _meant(name) == spec.name), None)
-                hint = f" (found '{near}': the name is '{spec.name}')" if near else ""
+                example = ", as in broker1:9092,broker2:9092"
+                hint = f" (found '{near}': the name is '{spec.name}')" if near else example
                 raise ConfigurationError(f"Option '{spec.name}' must be specified{hint}")
 
     def warnings(self) -> Iterator[str]:
@@ -169,7 +177,8 @@ class _Given:
             raise ConfigurationError(
                 f"Options '{earlier[0]}' and '{name}' are the same option: give only one"
             )
-        self.settings[spec.attribute] = (name, text)
+        # Spark's names are in lower case. Messages have the name as the documentation has it: txnVersion.
+        self.settings[spec.attribute] = (spec.name if name == spec.name.lower() else name, text)
 
     def _add_without_prefix(self, name: str) -> None:
         if name in unsupported.SPARK_OWN:

@@ -75,8 +75,8 @@ _TOKEN_FUNCTION = f"{_JVM_CLASS}: for OAUTHBEARER, sasl.oauthbearer.token.provid
 # Setting these options to another value is an error: ignoring them would change where rows go, who can read
 # them in transit, or what is guaranteed.
 NOT_SUPPORTED: Mapping[str, tuple[str, str]] = {
-    "key.serializer": ("", "is not supported: the bytes of the key column are sent as they are"),
-    "value.serializer": ("", "is not supported: the bytes of the value column are sent as they are"),
+    "key.serializer": ("", "is not supported: remove it; the column 'key' is sent as it is"),
+    "value.serializer": ("", "is not supported: remove it; the column 'value' is sent as it is"),
     "partitioner.class": (
         "",
         f"{_JVM_CLASS}: compute the partition in a column 'partition' instead",

@@ -41,11 +41,13 @@ def test_options_of_the_java_client_share_one_warning_unless_they_ask_for_nothin
 def test_unsupported_options_name_themselves_and_hide_their_value() -> None:
     for name in (*unsupported.NOT_SUPPORTED, "config.providers.file.class"):
         message = error_of({f"kafka.{name}": SECRET})
-        assert f"Kafka option '{name}'" in message
+        assert f"Option 'kafka.{name}'" in message
         assert SECRET not in message
     # Spark's sink refuses the option itself, not a value of it.
     for name in ("key.serializer", "value.serializer"):
-        assert error_of({f"kafka.{name}": ""}).startswith(f"Kafka option '{name}' is not supported: ")
+        assert error_of({f"kafka.{name}": ""}).startswith(
+            f"Option 'kafka.{name}' is not supported: remove it"
+        )
 
 
 def test_misspelt_option_of_this_sink_is_an_error() -> None:
@@ -93,7 +95,7 @@ def test_unknown_and_unsupported_options_are_reported_in_one_error() -> None:
         "Unknown options 'kafka.linger' (did you mean 'kafka.linger.ms'?), 'kafka.zzz.yyy', "
         "'errors.tolerence' (did you mean 'errors.tolerance'?); "
         "Option 'acks' has no effect without the prefix 'kafka.': write 'kafka.acks'; "
-        "Kafka option 'partitioner.class' selects a Java class, which this sink cannot run: compute the "
+        "Option 'kafka.partitioner.class' selects a Java class, which this sink cannot run: compute the "
         "partition in a column 'partition' instead"
     )
 

@@ -154,7 +154,7 @@ MISTAKES: dict[str, tuple[Options, type[KafkaSinkError], str]] = {
             **secured.options("TLS"), "kafka.bootstrap.servers": secured.broker.bootstrap_servers, **QUICK,
         },
         BrokersUnreachableError,
-        r"TLS handshake; if this happens again, it is not a TLS listener \(kafka\.security\.protocol\)",
+        r"TLS handshake; unless it is restarting, it is not a TLS listener \(kafka\.security\.protocol\)",
     ),
     "clear to a TLS listener": (
         lambda secured: {"kafka.bootstrap.servers": secured.bootstrap("TLS")},
