@@ -201,7 +201,7 @@ class ProducerBatch:
         self.sequence = sequence
 
     def withdraw_sequence(self) -> None:
-        """Take the sequence back, for a restart. Raises IllegalTransitionError if it is fixed."""
+        """Take the sequence back, for another one. Raises IllegalTransitionError if it is fixed."""
         if self.possibly_written or self.in_request:
             raise IllegalTransitionError(f"the sequence {self.sequence} of {self.topic_partition} is in use")
         self.sequence = NO_SEQUENCE

@@ -86,9 +86,10 @@ class PartitionCounts:
 class Partition:
     """One partition that a producer has written to.
 
-    A batch keeps its sequence until it is acknowledged, with two exceptions: a restart, after a broker has
-    lost its state of this producer, and a gap, after records were dropped. In both cases batches that were
-    certainly not written get new sequences, once none of them is in flight.
+    A batch keeps its sequence until it is acknowledged, with three exceptions: a restart, after a broker has
+    lost its state of this producer; a gap, after records were dropped; and a topic that was created again
+    without the partition. In all cases batches that were certainly not written get new sequences, once none
+    of them is in flight.
     """
 
     __slots__ = (

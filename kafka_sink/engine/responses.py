@@ -357,7 +357,7 @@ class ResponseHandler:
                 piece.buffer.release()
             self._accumulator.fail(batch, too_many, taken=True)
             return
-        # The batch has no sequence if a restart took it while the batch waited.
+        # The batch has no sequence if it was withdrawn while the batch waited.
         if self._identity is not None and batch.sequence is not NO_SEQUENCE:
             self._identity.on_shrunk(batch, pieces)
         self._accumulator.reenqueue_split(batch, pieces)
