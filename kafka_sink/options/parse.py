@@ -60,7 +60,9 @@ def texts(options: Mapping[str, Any]) -> dict[str, str]:
     for name, value in options.items():
         if not isinstance(name, str) or not isinstance(value, str | bool | int | float | None):
             # The message omits the value, because it may be a secret of the wrong type.
-            joined = "; join its items with commas" if isinstance(value, list | tuple) else ""
+            spec = BY_NAME.get(str(name).lower())
+            is_list = spec is not None and spec.kind.label == "list" and isinstance(value, list | tuple)
+            joined = "; join its items with commas" if is_list else ""
             raise ConfigurationError(
                 f"Option '{name}' must be a text, a number, True or False, not {type(value).__name__}{joined}"
             )

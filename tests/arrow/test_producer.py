@@ -381,10 +381,8 @@ def test_a_rate_limit_holds_for_the_write_and_needs_no_coordinator(
 
 def test_options_are_checked_at_once_and_may_be_numbers_and_booleans() -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
-        (
-            {"topic": ["t"]},
-            "Option 'topic' must be a text, a number, True or False, not list; join its items",
-        ),
+        ({"topic": ["t"]}, "Option 'topic' must be a text, a number, True or False, not list$"),
+        ({"kafka.bootstrap.servers": ["a:1", "b:2"]}, "not list; join its items with commas$"),
         ({"kafka.acks": "some"}, r"Option 'kafka\.acks'"),
         ({"kafka.lingers.ms": 7}, "Unknown option 'kafka.lingers.ms'"),
     ]
