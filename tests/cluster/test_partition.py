@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from kafka_sink.errors import KafkaSinkError
 from kafka_sink.model import TopicPartition
+from kafka_sink.records.batch_header import NO_SEQUENCE
 from tests.support.queues import partition_of
 from tests.support.sequences import P0, P1, acknowledge, batch, ended, fail, identity, marks, sent
 
@@ -171,6 +172,24 @@ def test_a_gap_keeps_a_batch_that_may_have_been_written() -> None:
     assert P0.after_gap == [behind]
     with pytest.raises(KafkaSinkError, match="keep their sequences"):
         of.close_gap(P0)
+
+
+def test_sequences_that_are_released_are_given_again() -> None:
+    """Catches: a sequence that the leader does not expect, which costs a restart, and a transaction."""
+    of = identity()
+    acknowledge(sent(of, batch(3)))
+    one, two = sent(of, batch(2)), sent(of, batch(1))
+    fail(one)
+    P0.release_unwritten()
+    assert (marks(one), marks(two)) == ((7, 0, 3), (7, 0, 5)), "a batch is in flight"
+    fail(two)
+    two.possibly_written = True
+    P0.release_unwritten()
+    assert marks(one) == (7, 0, 3), "a batch may have been written"
+    two.possibly_written = False
+    P0.release_unwritten()
+    assert one.sequence is two.sequence is NO_SEQUENCE
+    assert marks(sent(of, two)) == (7, 0, 3)
 
 
 def test_two_gaps_close_at_once() -> None:
