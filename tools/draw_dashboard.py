@@ -36,6 +36,7 @@ from pyspark.sql import SparkSession, functions as F
 servers, port, folder, seconds = sys.argv[1:]
 spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
 import kafka_sink
+kafka_sink.register(spark)
 rows = spark.readStream.format("rate").option("rowsPerSecond", 20000).option("numPartitions", 2).load()
 rows = rows.select(
     F.when(F.col("value") % 4 == 0, "payments").otherwise("orders").alias("topic"),
