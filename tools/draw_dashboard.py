@@ -11,6 +11,7 @@ puts them, in the style of the benchmarks' plots.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +37,6 @@ import sys, time
 from pyspark.sql import SparkSession, functions as F
 servers, port, folder, seconds = sys.argv[1:]
 spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
-import kafka_sink
-kafka_sink.register(spark)
 rows = spark.readStream.format("rate").option("rowsPerSecond", 20000).option("numPartitions", 2).load()
 rows = rows.select(
     F.when(F.col("value") % 4 == 0, "payments").otherwise("orders").alias("topic"),
@@ -44,7 +44,7 @@ rows = rows.select(
     F.to_json(F.struct("value", "timestamp", F.xxhash64("value").alias("check"))).alias("value"),
 )
 options = {"kafka.bootstrap.servers": servers, "checkpointLocation": folder, "ui.port": port}
-options |= {"kafka.enable.circuit.breaker": "true", "kafka.request.timeout.ms": "10000"}
+options["kafka.compression.type"] = "lz4"
 writer = rows.writeStream.format("kafka-chunked").options(**options).trigger(processingTime="4 seconds")
 query = writer.start()
 query.awaitTermination(int(seconds))
@@ -58,9 +58,11 @@ def free_port(start: int) -> int:
 
 @contextmanager
 def running(arguments: list[str], folder: Path, name: str) -> Iterator[subprocess.Popen[bytes]]:
+    # Spark's workers otherwise use the python3 on PATH.
+    environ = {**os.environ, "PYSPARK_PYTHON": sys.executable}
     with (
         (folder / f"{name}.log").open("wb") as log,
-        subprocess.Popen(arguments, stdout=log, stderr=subprocess.STDOUT, cwd=folder) as process,
+        subprocess.Popen(arguments, stdout=log, stderr=subprocess.STDOUT, cwd=folder, env=environ) as process,
     ):
         try:
             yield process
@@ -138,6 +140,10 @@ def readable(value: float, unit: str) -> str:
     return f"{value:.3g} {word}{suffix}".strip()
 
 
+def tick(unit: str, value: float, _: object) -> str:
+    return readable(value, unit)
+
+
 def draw(results: dict[str, list[Any]], picture: Path) -> None:
     import matplotlib as mpl
 
@@ -145,6 +151,7 @@ def draw(results: dict[str, list[Any]], picture: Path) -> None:
     from matplotlib import pyplot
 
     drawn = pyplot.figure(figsize=(15, 17), facecolor="white")
+    start = min(series["values"][0][0] for found in results.values() for series in found)
     rows = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in panels())
     for panel in panels():
         place, unit = panel["gridPos"], panel["fieldConfig"]["defaults"].get("unit", "short")
@@ -165,11 +172,11 @@ def draw(results: dict[str, list[Any]], picture: Path) -> None:
                 name = legend
                 for label, value in series["metric"].items():
                     name = name.replace("{{" + label + "}}", value)
-                first = series["values"][0][0]
-                times = [(at - first) / 60 for at, _ in series["values"]]
+                times = [(at - start) / 60 for at, _ in series["values"]]
                 axes.plot(times, [float(value) for _, value in series["values"]], label=name, linewidth=1.3)
         axes.set_ylim(bottom=0)
-        axes.yaxis.set_major_formatter(lambda value, _, unit=unit: readable(value, unit))
+        axes.xaxis.set_major_formatter(lambda minutes, _: f"{minutes:g} min")
+        axes.yaxis.set_major_formatter(partial(tick, unit))
         axes.tick_params(labelsize=7)
         axes.grid(color="#d0d7de", linewidth=0.5)
         axes.spines[["top", "right"]].set_visible(False)
