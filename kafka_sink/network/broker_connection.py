@@ -87,6 +87,8 @@ class BrokerConnection:
         self.watched_events = 0
         self.connect_after_ms = 0.0
         self.connecting_since_ms = 0.0
+        # How long it took until requests could be sent. NetworkClient sets it.
+        self.setup_ms = 0.0
         self.throttled_until_ms = 0.0
         self.last_error: Exception | None = None
         self.failed_step = ""

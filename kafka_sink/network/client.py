@@ -111,6 +111,8 @@ class NetworkClient:
         for node in known:
             connection = self.connections.get(node.id)
             here = (node.host, node.port)
+            if connection is None and self._adopt(node):
+                continue
             if connection is None or (connection.node.host, connection.node.port) != here:
                 if connection is not None and connection.state is not ConnectionState.IDLE:
                     moved = f"broker {node.id} moved to {node.host}:{node.port}"
@@ -122,6 +124,22 @@ class NetworkClient:
             if node_id >= 0 and node_id not in ids and not connection.in_flight:
                 self._discard(connection)
                 del self.connections[node_id]
+
+    def _adopt(self, node: Node) -> bool:
+        """Make the connection to a bootstrap address the broker's, if that is also the broker's own address.
+
+        This saves connecting and logging in a second time. The bootstrap address gets a new connection, which
+        is opened if it is needed again.
+        """
+        for index, connection in enumerate(self.bootstrap):
+            at = connection.node
+            if (at.host, at.port) == (node.host, node.port) and connection.state is ConnectionState.READY:
+                self.bootstrap[index] = self.connections[at.id] = self._new_connection(at)
+                connection.node = node
+                self.connections[node.id] = connection
+                self._happened.append(partial(self.on_connected, node.id, connection.setup_ms))
+                return True
+        return False
 
     def rebootstrap(self) -> None:
         """Close all connections, forget the brokers and resolve the bootstrap addresses again (KIP-1102)."""
@@ -331,8 +349,8 @@ class NetworkClient:
             was_made = connection.state in _MADE
             completed = connection.next_response(now_ms)
             if not was_made and connection.state in _MADE:
-                setup_ms = now_ms - connection.connecting_since_ms
-                self._happened.append(partial(self.on_connected, connection.node.id, setup_ms))
+                connection.setup_ms = now_ms - connection.connecting_since_ms
+                self._happened.append(partial(self.on_connected, connection.node.id, connection.setup_ms))
             while completed is not None:
                 request, response = completed.request, completed.response
                 if isinstance(response, requests.MetadataResponse) and response.error_code:

@@ -335,7 +335,7 @@ def test_a_broker_that_is_gone_is_kept_until_its_requests_are_done_and_one_that_
     driver.event(Responded, "m")
     driver.client.set_addresses([])
     assert not driver.ready_for_any(0)
-    assert driver.ready_for_any(), "bootstrap addresses stay"
+    driver.connect()  # bootstrap addresses stay
     driver.client.set_addresses([here])
     driver.connect(0)
     cluster.freeze(0)
@@ -346,6 +346,17 @@ def test_a_broker_that_is_gone_is_kept_until_its_requests_are_done_and_one_that_
         driver.connect(0)
         assert len(other.received(API_VERSIONS)) == 1
     cluster.thaw(0)
+
+
+def test_the_connection_to_a_bootstrap_address_becomes_that_of_the_broker_there(
+    cluster: FakeCluster, driver: Driver
+) -> None:
+    """Catches: each client connected and logged in twice, one round trip or more after the other."""
+    driver.connect()
+    driver.client.set_addresses([Node(0, "127.0.0.1", cluster.port(0))])
+    driver.until(lambda: [event.node_id for event in driver.of(Connected)] == [-1, 0])
+    assert driver.connection(0).is_ready
+    assert len(cluster.received(API_VERSIONS)) == 1
 
 
 def test_addresses_of_a_name_are_all_tried(cluster: FakeCluster) -> None:
