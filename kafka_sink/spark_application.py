@@ -155,6 +155,17 @@ def _keep(key: str, text: str) -> None:
         KEPT.pop(next(iter(KEPT)), None)
 
 
+def take_noted(key: str, seconds: float) -> str | None:
+    """Like ``noted_within``, but the event is forgotten. Only one of several callers gets the text."""
+
+    def remove(path: str) -> bool:
+        os.unlink(path)
+        return True
+
+    text = noted_within(key, seconds)
+    return text if text is not None and _in_a_folder(key, remove) else None
+
+
 def _in_a_folder(key: str, use: Callable[[str], _Result]) -> _Result | None:
     """Call ``use`` with the marker's path in the first folder that allows it; None if no folder does."""
     for directory in filter(None, local_dirs().split(",")):

@@ -417,7 +417,7 @@ class ArrowProducer:
         note, outcome, in_transactions = "", "committed", dict[str, int]()
         with self._own_lock(), self._turn() as producer:
             self._send_held(producer)
-            result = producer.finish()
+            result = producer.finish(None if self._transaction is None else self._transaction.mark)
             if self._transaction is not None:
                 committed, metrics = self._transaction.commit()
                 result = replace(result, metrics={**result.metrics, **metrics})

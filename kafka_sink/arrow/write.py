@@ -161,9 +161,9 @@ class WriteTransaction:
         if self._attempt is None:
             if self._planned.handover is None or self._planned.batch is None:
                 raise DeliveryError("a write that only commits takes no rows")
-            from kafka_sink.transactions.task_attempt import OpenTime, TaskAttempt
+            from kafka_sink.transactions.task_attempt import TaskAttempt
 
-            client = self._resources.enter_context(self._clients(self._options))
+            client = self._resources.enter_context(self._clients(self._options, self._planned.brokers))
             self._columns = columns
             self._attempt = TaskAttempt(
                 client,
@@ -174,9 +174,13 @@ class WriteTransaction:
                 _FIRST_ATTEMPT,
                 columns,
                 self._options.max_block_ms,
-                OpenTime(self._options.transaction_timeout_ms),
+                self._options.transaction_timeout_ms,
             )
         return self._attempt
+
+    def mark(self) -> None:
+        """Put the progress marker into the transaction. Raises TransactionError."""
+        self._begun(()).mark()
 
     def commit(self) -> tuple[BatchOutcome, Mapping[str, float]]:
         """Commit after all rows are acknowledged, and also return the task's metrics. Raises

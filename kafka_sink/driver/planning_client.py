@@ -51,7 +51,7 @@ class PlanningClient(BlockingCalls):
     ) -> None:
         super().__init__(options, clock_ms=clock_ms)
         self._connect_bound_ms = connect_bound_ms
-        self._bootstrap = [connection.node for connection in self._network.bootstrap]
+        self._bootstrap = [connection.node for connection in self.network.bootstrap]
         self._advertised: Sequence[Node] = ()
         self._resets = 0
         # When the last response arrived, and when the caller gives up.
@@ -64,7 +64,7 @@ class PlanningClient(BlockingCalls):
         Each address of a broker may take the time given to the constructor, and all of them together
         max.block.ms. Raises ConfigurationError if key or certificate files cannot be used.
         """
-        self._network.check_security()
+        self.network.check_security()
         nodes = self._advertised[:_MAX_TRIED] or self._bootstrap
         begun = self._clock_ms()
         until = begun + self._connect_bound_ms
@@ -94,7 +94,7 @@ class PlanningClient(BlockingCalls):
     def use_advertised(self, nodes: Sequence[Node]) -> None:
         """From now on use the addresses that the cluster advertises, as tasks do."""
         self._advertised = nodes
-        self._network.set_addresses(nodes)
+        self.network.set_addresses(nodes)
         self._resets = 0
 
     def reach(self, node_id: int) -> bool:
@@ -114,7 +114,7 @@ class PlanningClient(BlockingCalls):
         return self._connection(node_id).api_version(api)
 
     def _connection(self, node_id: int) -> BrokerConnection:
-        return self._network.connections[node_id]
+        return self.network.connections[node_id]
 
     def ask(
         self, node_id: int, api: int, encode: Callable[[int], bytes], timeout_ms: float, asked: int = 0
@@ -153,7 +153,7 @@ class PlanningClient(BlockingCalls):
 
     def reasons(self) -> str:
         """The errors of brokers that are not connected."""
-        connections = self._network.connections.values()
+        connections = self.network.connections.values()
         return "; ".join(_line(connection) for connection in connections if connection.last_error is not None)
 
     # -- messages -----------------------------------------------------------------------------------

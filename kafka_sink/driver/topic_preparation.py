@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 
 from kafka_sink.clock import CONNECT_BOUND_MS, TOPIC_PROPAGATION_MS
 from kafka_sink.cluster.topic_state import MetadataSnapshot, snapshot_of
@@ -24,6 +24,7 @@ from kafka_sink.kafka_errors import (
 from kafka_sink.model import MetadataUpdate
 from kafka_sink.network import admin_requests, apis, requests
 from kafka_sink.network.admin_requests import BrokerConfigs, CreateTopicResponse
+from kafka_sink.network.client import NetworkClient
 from kafka_sink.network.requests import MetadataResponse, ProducerIdResponse
 from kafka_sink.options import SinkOptions
 from kafka_sink.security.settings import SecuritySettings
@@ -33,19 +34,27 @@ _AUTO_CREATE = "auto.create.topics.enable"
 
 
 def prepare_topic(
-    options: SinkOptions, *, connect_bound_ms: float = CONNECT_BOUND_MS
+    options: SinkOptions,
+    *,
+    connect_bound_ms: float = CONNECT_BOUND_MS,
+    keep: Callable[[NetworkClient, MetadataUpdate], object] | None = None,
 ) -> MetadataSnapshot | None:
     """Connect to the cluster and look up the option ``topic``. Create the topic if ``topic.create`` is true.
 
     Returns metadata for the tasks, or None if the topic had no leaders yet. Blocks for at most max.block.ms,
-    plus about 10 s for connections.
+    plus about 10 s for connections. ``keep`` is called with the connections, which are closed otherwise.
 
     Raises BrokersUnreachableError or AuthenticationError if no broker is usable, ConfigurationError if the
     topic is missing, not permitted or could not be created, and MetadataTimeoutError if brokers do not
     respond.
     """
-    with closing(PlanningClient(options, min(connect_bound_ms, options.max_block_ms))) as client:
+    with ExitStack() as closes:
+        client = PlanningClient(options, min(connect_bound_ms, options.max_block_ms))
+        closes.callback(client.close)
         update = TopicPreparation(options, client, named_topics(options)).run()
+        if keep is not None:
+            closes.pop_all()
+            keep(client.network, update)
     return None if options.topic is None else snapshot_of(update, options.topic)
 
 
@@ -224,8 +233,9 @@ class TopicPreparation:
 
         Brokers give none to a login that has neither IDEMPOTENT_WRITE nor WRITE on any topic.
         """
-        if not self._options.enable_idempotence:
-            # Tasks also connect to these addresses, so test them.
+        if not self._options.enable_idempotence or self._options.exactly_once:
+            # Tasks also connect to these addresses, so test them. Writing in transactions needs rights on the
+            # transactional ids instead, and planning takes one over next.
             self._client.connect()
             return
         response: ProducerIdResponse | None = self._client.ask(

@@ -39,7 +39,7 @@ from kafka_sink.engine.produce_requests import fill_request, probe_brokers, prod
 from kafka_sink.engine.responses import ResponseHandler
 from kafka_sink.engine.telemetry import ClientTelemetry
 from kafka_sink.errors import BrokerVersionError, ClusterChangedError, KafkaSinkError, is_final
-from kafka_sink.model import CompressionType, TopicPartition
+from kafka_sink.model import NO_LEADER, CompressionType, TopicPartition
 from kafka_sink.network.client import NetworkClient
 from kafka_sink.network.produce import FIRST_VERSION_WITH_ZSTD
 from kafka_sink.network.requests import MetadataResponse
@@ -50,6 +50,10 @@ if TYPE_CHECKING:
     from kafka_sink.engine.transaction_partitions import TransactionPartitions
 
 _log = logging.getLogger(__name__)
+
+
+# With how many brokers a task that writes in a transaction is connected before it has rows for them.
+_EARLY_CONNECTIONS = 5
 
 
 class Sender(threading.Thread):
@@ -103,6 +107,7 @@ class Sender(threading.Thread):
             timeout_ms, fail = options.request_timeout_ms, self._responses.fail_all
             self._transaction_partitions = TransactionPartitions(identity, network, timeout_ms, backoff, fail)
         network.on_connected, network.on_disconnected = self._on_connected, self._on_disconnected
+        self._connects_early = False
         self._closing = False
         self._aborting = False
         self._task_ended = False
@@ -126,6 +131,9 @@ class Sender(threading.Thread):
         self._deliveries.begin()
         for broker in list(self._cluster.brokers.values()):
             broker.counts = BrokerCounts()
+        if isinstance(self._identity, TransactionalIdentity):
+            self._connects_early = True
+            self._network.wakeup()
         # This must come last: see `_end_cause`.
         if self._end_cause is not None:
             self._deliveries.on_failed(None, 0, self._end_cause)
@@ -403,9 +411,24 @@ class Sender(threading.Thread):
         self._network.avoided = breaker.avoided.nodes
         return probe_brokers(breaker, self._cluster, self._network, self._options, now_ms)
 
+    def _connect_leaders(self, now_ms: float) -> None:
+        """Connect to some leaders of the topics that are known, while the task gets its producer id.
+
+        Only once for each task: connections of an idle producer are closed after a while, and stay closed.
+        """
+        self._connects_early = False
+        topics = self._cluster.snapshot(now_ms).topics
+        leaders = dict.fromkeys(place.leader for topic in topics for place in topic.metadata.partitions)
+        for leader in list(leaders)[:_EARLY_CONNECTIONS]:
+            connection = self._network.connections.get(leader)
+            if connection is not None and leader != NO_LEADER:
+                self._network.is_ready(connection, now_ms)
+
     def _find_brokers(self, now_ms: float) -> float:
         """Request metadata if no known broker can be reached, because only known brokers are asked for a
         producer id. Return the delay until the next request is allowed."""
+        if self._connects_early:
+            self._connect_leaders(now_ms)
         known, muted = self._cluster.nodes(), self._breaker.avoided.nodes
         if not known or not all(node in muted or self._cluster.broker(node).is_gone for node in known):
             return math.inf

@@ -89,14 +89,14 @@ class BlockingCalls:
     ) -> None:
         self._options = options
         self._clock_ms = clock_ms
-        self._network = network or NetworkClient(options, clock_ms)
+        self.network = network or NetworkClient(options, clock_ms)
         self._deadline_ms = 0.0
         # The versions to choose from, by API, if not all supported versions may be used.
         self._versions: Mapping[int, tuple[int, int]] = {}
         self.calls: list[Call] = []
 
     def close(self) -> None:
-        self._network.close()
+        self.network.close()
 
     def _loop(
         self,
@@ -110,7 +110,7 @@ class BlockingCalls:
         began at ``since_ms`` (default: now) and lasts until ``until_ms`` at most."""
         since_ms = self._clock_ms() if since_ms is None else since_ms
         while (wait_ms := advance(self._clock_ms())) is not None:
-            self._network.poll(min(wait_ms, _MAX_POLL_MS), self._clock_ms())
+            self.network.poll(min(wait_ms, _MAX_POLL_MS), self._clock_ms())
             WAIT_LISTENER.get()(awaited, since_ms, until_ms)
 
     def _give_up(self) -> None:
@@ -137,9 +137,9 @@ class BlockingCalls:
             if now_ms < call.not_before_ms:
                 wait = min(wait, call.not_before_ms - now_ms)
             elif self._is_ready(node, now_ms):
-                self._send(call, self._network.connections[node], now_ms)
-            elif node in self._network.connections:
-                wait = min(wait, self._network.connections[node].ready_delay_ms(now_ms))
+                self._send(call, self.network.connections[node], now_ms)
+            elif node in self.network.connections:
+                wait = min(wait, self.network.connections[node].ready_delay_ms(now_ms))
         return wait
 
     def _send(self, call: Call, connection: BrokerConnection, now_ms: float) -> None:
@@ -156,11 +156,11 @@ class BlockingCalls:
             partial(self._on_failure, call),
             asked=call.asked,
         )
-        self._network.send(connection, request, now_ms)
+        self.network.send(connection, request, now_ms)
 
     def _is_ready(self, node: int, now_ms: float) -> bool:
-        connection = self._network.connections.get(node)
-        return connection is not None and self._network.is_ready(connection, now_ms)
+        connection = self.network.connections.get(node)
+        return connection is not None and self.network.is_ready(connection, now_ms)
 
     def _on_response(self, call: Call, response: Any, _: float) -> None:
         # The response may belong to an earlier step that timed out.

@@ -9,7 +9,7 @@ import hashlib
 import inspect
 import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -78,7 +78,7 @@ def plan(
             from kafka_sink.transactions import planning as transactions
 
             in_transactions = transactions.plan(
-                options, raw, is_streaming=is_stream_writer, for_tasks=for_tasks
+                options, raw, is_streaming=is_stream_writer, for_tasks=for_tasks, is_repeated=is_repeated
             )
     coordinator = plan_coordinator(options, snapshot)
     write = PlannedWrite(
@@ -113,10 +113,21 @@ def looked_up(
 
     was_connected = is_repeated and spark_application.happened_within(done, math.inf)
     snapshot = prepare_topic(
-        options, connect_bound_ms=options.max_block_ms if was_connected else connect_bound_ms
+        options,
+        connect_bound_ms=options.max_block_ms if was_connected else connect_bound_ms,
+        keep=_keep_connections(options),
     )
     spark_application.note(done)
     return snapshot
+
+
+def _keep_connections(options: SinkOptions) -> Callable[..., None] | None:
+    """What ``prepare_topic`` does with its connections: they serve to take over transactional ids, if any."""
+    if not options.exactly_once:
+        return None
+    from kafka_sink.transactions import planning as transactions
+
+    return partial(transactions.keep_connections, options)
 
 
 def _of_sink(names: list[str], options: SinkOptions) -> list[str]:

@@ -175,7 +175,8 @@ class PlannedWrite:
             if attempt is not None:
                 rows = attempt.rows(rows, producer.begin_transaction)
             largest = send_tables(rows, producer, self.plan, self.options.linger_ms, producer.activity)
-            return replace(producer.finish(), arrow_batch_bytes_max=largest)
+            result = producer.finish(None if attempt is None else attempt.mark)
+            return replace(result, arrow_batch_bytes_max=largest)
 
     def _encoded(
         self, batches: Iterator[pa.RecordBatch], producer: Producer | None, attempt: TaskAttempt | None
@@ -205,12 +206,14 @@ class PlannedWrite:
         """Like ``write``, but the rows stay in an open transaction until the batch is committed or
         aborted."""
         from kafka_sink.transactions import planning as transactions
-        from kafka_sink.transactions.task_attempt import OpenTime, TaskAttempt
+        from kafka_sink.transactions.task_attempt import TaskAttempt
 
         context = TaskContext.get()
         if context is None or planned.handover is None:
             raise DeliveryError("a write with delivery.guarantee=exactly-once must run in a Spark task")
-        with transactions.client_of(self.options) as client:
+        # What planning has found may be the reason why an earlier attempt failed.
+        brokers = None if self._is_run_again() else planned.brokers
+        with transactions.client_of(self.options, brokers) as client:
             attempt = TaskAttempt(
                 client,
                 planned.scope,
@@ -220,7 +223,7 @@ class PlannedWrite:
                 context.attemptNumber(),
                 self.plan.parts,
                 self.options.max_block_ms,
-                OpenTime(self.options.transaction_timeout_ms),
+                self.options.transaction_timeout_ms,
                 in_query=_is_micro_batch(context, planned.batch),
             )
             if not attempt.writes:

@@ -6,6 +6,7 @@ import hashlib
 import logging
 import math
 import os
+from collections.abc import Callable
 from functools import partial
 from weakref import WeakValueDictionary
 
@@ -332,13 +333,17 @@ class Producer:
             f"{self.options.delivery_timeout_ms} ms"
         )
 
-    def finish(self) -> TaskResult:
+    def finish(self, meanwhile: Callable[[], object] | None = None) -> TaskResult:
         """Send the remaining rows and wait until every row is acknowledged.
 
-        The wait ends, because delivery.timeout.ms limits every batch. Raises DeliveryError with the first
-        cause and the counts.
+        ``meanwhile`` is called when they are on their way. The wait ends, because delivery.timeout.ms limits
+        every batch. Raises DeliveryError with the first cause and the counts, and the errors of
+        ``meanwhile``.
         """
         started = monotonic_ms()
+        if meanwhile is not None:
+            self._parts.appender.flush()
+            meanwhile()
         self.flush()
         task = self._task
         counts = task.counts()

@@ -25,15 +25,10 @@ LONG_OPEN = 0.5
 
 
 class TaskRole(Enum):
-    """What a task does with its rows.
-
-    SKIP: the whole batch was written before, and its rows only show whether the batch is the same. COMPARE:
-    this task's part of an incomplete batch was written before, and its rows are compared in the same way.
-    """
+    """What a task does with its rows. SKIP: they were written before, and are only compared."""
 
     WRITE = "write"
     SKIP = "skip"
-    COMPARE = "compare"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,19 +45,28 @@ class Incomplete:
 
 @dataclass(frozen=True, slots=True)
 class BatchRun:
-    """The values that all tasks of one job or micro-batch report identically.
+    """What all tasks of one job or micro-batch report identically: their batch and what planning gave them.
 
     ``scope`` says where the tasks' progress markers are. The commit may run in another process, which may see
-    more partitions of the topic by then. ``is_repair``: the batch was decided before, and only the tasks
-    whose parts are missing write. ``last`` and ``planned_ms`` are those of TaskHandover.
+    more partitions of the topic by then.
     """
 
-    driver_epoch: ProducerEpoch
     batch: BatchIdentity
     scope: Scope
-    is_repair: bool
-    last: LastDecision
-    planned_ms: int
+    handover: TaskHandover
+
+    @property
+    def driver_epoch(self) -> ProducerEpoch:
+        return self.handover.driver_epoch
+
+    @property
+    def last(self) -> LastDecision:
+        return self.handover.last
+
+    @property
+    def is_repair(self) -> bool:
+        """Whether the batch was decided before, and only the tasks whose parts are missing write."""
+        return self.handover.incomplete is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +93,6 @@ class TaskHandover:
         last = LastDecision() if decision is None else decision.summary
         return cls(ownership.driver_epoch, last, broken, round(now_ms))
 
-    def run(self, scope: Scope, batch: BatchIdentity) -> BatchRun:
-        """The values that the batch's tasks report identically."""
-        is_repair = self.incomplete is not None
-        return BatchRun(self.driver_epoch, batch, scope, is_repair, self.last, self.planned_ms)
-
     def role(self, batch: BatchIdentity, task: int, *, in_query: bool = False) -> TaskRole:
         """Return what a task does with its rows of this batch.
 
@@ -104,7 +103,7 @@ class TaskHandover:
         if self.incomplete is not None:
             if batch != self.incomplete.batch:
                 raise IncompleteBatchError(self.incomplete.problem)
-            return TaskRole.WRITE if task in self.incomplete.missing else TaskRole.COMPARE
+            return TaskRole.WRITE if task in self.incomplete.missing else TaskRole.SKIP
         writer, written = self.last.writer, self.last.written
         if batch.writer != writer:
             if writer and batch.number:
@@ -144,7 +143,9 @@ class BatchOutcome:
     be.
 
     ``committed`` and ``aborted`` count transactions. ``began_ms`` is when the first of the committed
-    transactions began, by its transaction coordinator's clock, or -1 if that is not known.
+    transactions began, by its task's clock, or -1 if there is none. ``next_handover``
+    is what planning would give to the tasks of the next batch if no other driver takes over before. It is
+    None if planning has to look.
     """
 
     skipped: int | None = None
@@ -155,6 +156,7 @@ class BatchOutcome:
     began_ms: int = -1
     repaired: bool = False
     doubt: str = ""
+    next_handover: TaskHandover | None = None
 
     @property
     def transactions(self) -> dict[str, int]:
@@ -208,11 +210,10 @@ def commit(
     records_empty |= run.last.writer not in ("", run.batch.writer)
     if not parts and not records_empty and not run.is_repair and roles == {TaskRole.WRITE}:
         return BatchOutcome()
-    if TaskRole.SKIP in roles:
+    previous = None
+    if run.is_repair or TaskRole.SKIP in roles:
         previous = yield from driver.read_last(run.scope, run.driver_epoch, run.batch, run.last.number)
-        return _skipped(run, previous, reports, compare)
     if run.is_repair:
-        previous = yield from driver.read_last(run.scope, run.driver_epoch, run.batch, run.last.number)
         try:
             incomplete = _repairable(run.batch, previous, reports)
         except IncompleteBatchError:
@@ -220,20 +221,23 @@ def commit(
             yield from proof.require_owner(run.scope, run.driver_epoch)
             raise
         decision = decisions.repaired(run.scope, incomplete, parts)
+    elif TaskRole.SKIP in roles:
+        return _skipped(run, previous, reports, compare)
     else:
         decision = decisions.next_decision(run.scope, run.last, run.batch, len(reports), parts)
     began = (report.began_ms for report in reports if report.part is not None)
     # Planning comes before every transaction of the batch, so a time before it comes from a host whose clock
     # is wrong. It would make the markers look older than they are.
-    began_ms = max(min(began, default=run.planned_ms), run.planned_ms)
-    decision = replace(decision, began_ms=began_ms)
-    began_ms, aborted = yield from driver.decide(run.scope, run.driver_epoch, decision, parts)
+    planned_ms = run.handover.planned_ms
+    decision = replace(decision, began_ms=max(min(began, default=planned_ms), planned_ms))
+    aborted, next_epoch = yield from driver.decide(run.scope, run.driver_epoch, decision, parts)
     return BatchOutcome(
         committed=len(parts),
         aborted=aborted,
-        began_ms=began_ms,
+        began_ms=decision.began_ms if parts else -1,
         repaired=run.is_repair,
         doubt=_doubt(run.batch, run.last) if parts else "",
+        next_handover=None if next_epoch is None else TaskHandover(next_epoch, decision.summary),
     )
 
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from kafka_sink import kafka_errors
 from kafka_sink.clock import RANDOM, TOPIC_PROPAGATION_MS, ExponentialBackoff, monotonic_ms
 from kafka_sink.errors import BrokerVersionError, ConfigurationError, DeliveryError, is_final
-from kafka_sink.model import Node, TopicPartition
+from kafka_sink.model import MetadataUpdate, Node, TopicPartition
 from kafka_sink.network import apis, requests, transaction_requests
 from kafka_sink.network.blocking import BlockingCalls, Call, KeyType, awaited
 from kafka_sink.network.broker_connection import BrokerConnection
@@ -81,6 +81,14 @@ _COORDINATOR_MOVED = frozenset({kafka_errors.COORDINATOR_NOT_AVAILABLE, kafka_er
 _LOOK_UPS = frozenset({apis.METADATA, apis.FIND_COORDINATOR})
 
 
+@dataclass(frozen=True, slots=True)
+class KnownBrokers:
+    """What one client has found and hands to clients in other processes, which need not look it up again."""
+
+    nodes: tuple[Node, ...]
+    coordinators: Mapping[tuple[KeyType, str], int]
+
+
 @dataclass(slots=True, eq=False)
 class _StepAnswer:
     """The result of one operation of a step. Several calls may contribute to it."""
@@ -102,9 +110,12 @@ class TransactionClient(BlockingCalls):
     ) -> None:
         super().__init__(options, network, clock_ms)
         self._speak(PROTOCOL_2)
-        self._network.on_disconnected = self._on_disconnected
+        self.network.on_disconnected = self._on_disconnected
         backoff_ms = min(options.retry_backoff_ms, 20)
         self._backoff = ExponentialBackoff(backoff_ms, options.retry_backoff_max_ms, RANDOM.random)
+        self._knows_protocol = False
+        # What ``start`` has sent: the steps, and the answers of the first of them.
+        self._started: tuple[ops.TransactionSteps[Any], list[_StepAnswer]] | None = None
         # Kafka's coordinators: the broker for each kind of key and name that brokers have returned.
         self.coordinators: dict[tuple[KeyType, str], int] = {}
         self.nodes: dict[int, Node] = {}
@@ -124,10 +135,50 @@ class TransactionClient(BlockingCalls):
 
     # -- for the caller ---------------------------------------------------------------------------
 
+    @property
+    def known(self) -> KnownBrokers:
+        return KnownBrokers(tuple(self.nodes.values()), dict(self.coordinators))
+
+    def learn(self, known: KnownBrokers) -> None:
+        """Use what another client has found, if this one has found nothing yet."""
+        if not self.nodes:
+            self._set_nodes(known.nodes)
+            self.coordinators = dict(known.coordinators)
+
+    def on_metadata(self, update: MetadataUpdate) -> None:
+        """Take the brokers and the numbers of partitions of a Metadata response that has just arrived."""
+        now_ms = self._clock_ms()
+        self._partitions |= {
+            metadata.name: (len(metadata.partitions), now_ms)
+            for metadata in update.topics
+            if metadata.partitions
+        }
+        self._set_nodes(update.nodes)
+
+    def _set_nodes(self, nodes: Iterable[Node]) -> None:
+        self.nodes = {node.id: node for node in nodes}
+        known = self.coordinators.items()
+        self.coordinators = {key: node for key, node in known if node in self.nodes}
+        self.network.set_addresses(self.nodes.values())
+
+    def start(self, steps: ops.TransactionSteps[Any], wait_ms: float, timeout_ms: float) -> None:
+        """Send the first step, and wait for its responses for ``wait_ms`` at most. ``run`` then goes on."""
+        self._allow(timeout_ms, "kafka.max.block.ms")
+        self._started = steps, self._begun(next(steps))
+        until_ms = self._clock_ms() + wait_ms
+
+        def advance(now_ms: float) -> float | None:
+            due_ms, left_ms = self._send_due(now_ms), until_ms - now_ms
+            return None if due_ms is None or left_ms <= 0 else min(due_ms, left_ms)
+
+        self._loop(advance, self._awaited, until_ms)
+
     def run(
         self, steps: ops.TransactionSteps[Result], timeout_ms: float, bound: str = "kafka.max.block.ms"
     ) -> Result:
         """Run a generator of the protocol to its end, and return its result.
+
+        It is a new one, or the one that was started last if nothing else was run in between.
 
         Raises what the generator raises; DeliveryError after ``timeout_ms``, which the option ``bound`` sets;
         ConfigurationError if a permission or a setting prevents it; BrokerVersionError if brokers are too
@@ -135,17 +186,22 @@ class TransactionClient(BlockingCalls):
         """
         self._allow(timeout_ms, bound)
         self.left_out.clear()
-        self._distrusted = set()
+        started, self._started = self._started, None
         try:
-            wanted = next(steps)
+            if started is not None and started[0] is steps:
+                answers = started[1]
+            else:
+                self._distrusted = set()
+                answers = self._begun(next(steps))
             while True:
                 try:
-                    results = self.execute(wanted)
+                    results = self._results(answers)
                 except DeliveryError as error:
                     # The protocol decides what the error means for the batch.
                     wanted = steps.throw(error)
                 else:
                     wanted = steps.send(results)
+                answers = self._begun(wanted)
         except StopIteration as stop:
             result: Result = stop.value
             return result
@@ -179,13 +235,15 @@ class TransactionClient(BlockingCalls):
         return super()._send_due(now_ms)
 
     def _send(self, call: Call, connection: BrokerConnection, now_ms: float) -> None:
-        if call.api == apis.METADATA:
+        # All requests of a step use one protocol, even while brokers change from protocol 1 to 2.
+        if call.api == apis.METADATA or not self._knows_protocol:
             self._require(connection)
+            self._knows_protocol = True
         super()._send(call, connection, now_ms)
 
     def _awaited(self) -> str:
         if not self.nodes:
-            return f"any of the brokers {self._network.describe_brokers()}"
+            return f"any of the brokers {self.network.describe_brokers()}"
         call = next((call for call in self.calls if call.is_sent), next(iter(self.calls), None))
         if call is None:
             return "brokers"
@@ -194,7 +252,7 @@ class TransactionClient(BlockingCalls):
     def _give_up(self) -> None:
         reasons = sorted({call.last_error for call in self.calls if call.last_error}) or [self._last_error]
         what = f"{apis.APIS[self.calls[0].api].name} did not succeed within {self._allowed}"
-        why = f"{'; '.join(reasons)} (brokers: {self._network.describe_brokers()})"
+        why = f"{'; '.join(reasons)} (brokers: {self.network.describe_brokers()})"
         raise DeliveryError(f"{what}: {why}")
 
     def _allow(self, timeout_ms: float, bound: str) -> None:
@@ -208,8 +266,8 @@ class TransactionClient(BlockingCalls):
         else:
             super()._on_response(call, response, now_ms)
 
-    def execute(self, operations: tuple[ops.Operation, ...]) -> tuple[Any, ...]:
-        """Run the operations of one step, and return their results in the same order."""
+    def _begun(self, operations: tuple[ops.Operation, ...]) -> list[_StepAnswer]:
+        """Prepare the calls for the operations of one step."""
         self.calls, self._soon = [], []  # a step that failed may have left some
         if not self.nodes:
             self._describe_cluster()
@@ -217,6 +275,10 @@ class TransactionClient(BlockingCalls):
         answers = [_StepAnswer() for _ in operations]
         for answer, operation in zip(answers, operations, strict=True):
             self.calls += self._calls(answer, operation)
+        return answers
+
+    def _results(self, answers: list[_StepAnswer]) -> tuple[Any, ...]:
+        """Wait until all calls are complete."""
 
         def advance(now_ms: float) -> float | None:
             if all(call.api in _LOOK_UPS for call in self.calls):
@@ -339,15 +401,7 @@ class TransactionClient(BlockingCalls):
             update, now_ms = response.update, self._clock_ms()
             if not update.nodes:
                 return self._again(call, "the broker has just started and returned no brokers yet")
-            self._partitions |= {
-                metadata.name: (len(metadata.partitions), now_ms)
-                for metadata in update.topics
-                if metadata.partitions
-            }
-            self.nodes = {node.id: node for node in update.nodes}
-            known = self.coordinators.items()
-            self.coordinators = {key: node for key, node in known if node in self.nodes}
-            self._network.set_addresses(self.nodes.values())
+            self.on_metadata(update)
             code = update.errors.get(topic, kafka_errors.NONE)
             is_missing = code == kafka_errors.UNKNOWN_TOPIC_OR_PARTITION and now_ms >= missing_ms
             if code and not is_missing:
@@ -366,7 +420,7 @@ class TransactionClient(BlockingCalls):
         for other in self.nodes.keys() - self._distrusted if self._distrusted else ():
             if self._is_ready(other, now_ms):
                 return other
-        connection = self._network.least_loaded(now_ms)
+        connection = self.network.least_loaded(now_ms)
         return None if connection is None else connection.node.id
 
     def _look_up(self, now_ms: float) -> None:
@@ -401,7 +455,7 @@ class TransactionClient(BlockingCalls):
                     raise ConfigurationError(f"'{name}' may not be used: {error.name}; {advice}")
             if new:
                 self.nodes |= new
-                self._network.set_addresses(self.nodes.values())
+                self.network.set_addresses(self.nodes.values())
             return self._again(call, problem) if problem else True
 
         return Call(

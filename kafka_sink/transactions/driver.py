@@ -36,6 +36,7 @@ from kafka_sink.transactions.operations import (
     ABORTED,
     COMMITTED,
     LAST_EPOCH,
+    NO_TRANSACTION,
     OPEN,
     Describe,
     Described,
@@ -56,9 +57,10 @@ from kafka_sink.transactions.operations import (
     epochs_behind,
     fetch_offsets,
     fetch_stable_offsets,
-    init_producer,
 )
 from kafka_sink.transactions.proof import Clock
+
+_LOOKED_UP_TASKS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,16 +91,18 @@ def take_over(scope: Scope, clock_ms: Clock) -> TransactionSteps[Ownership]:
     ``clock_ms`` returns the time of day. Raises TransactionError if another driver takes over meanwhile.
     """
     groups = scope.decision_key(0).group, scope.marker_key(0).group
-    driver_epoch = yield from init_producer(scope.driver_id, *groups)
-    return (yield from _settle(scope, driver_epoch, clock_ms))
+    # This also finds the coordinators for most tasks, which are handed over to them.
+    names = tuple(scope.task_id(task, 0) for task in range(_LOOKED_UP_TASKS))
+    driver_epoch, _ = yield (InitProducer(scope.driver_id), LookUp(groups, names))
+    return (yield from _settle(scope, ProducerEpoch(*driver_epoch), clock_ms))
 
 
 def _settle(scope: Scope, driver_epoch: ProducerEpoch, clock_ms: Clock) -> TransactionSteps[Ownership]:
     """Complete what was decided and abort everything else, as the owner of the prefix."""
     key, marker_key = scope.decision_key(0), scope.marker_key(0)
     read: tuple[Operation, ...] = FetchOffsets((key.group, marker_key.group)), FetchStableOffsets((key,))
-    # All requests are in one step, because every micro-batch waits for it. Usually nothing is left open, and
-    # no other step follows.
+    # All requests are in one step, because every job waits for it. Usually nothing is left open, and no other
+    # step follows.
     names, *offsets = yield (ListOpen(scope.prefix), *read)
     left_open: Mapping[str, Described] = {}
     if names:
@@ -147,25 +151,28 @@ def _remember(
     *,
     is_proved_otherwise: bool,
 ) -> TransactionSteps[tuple[ProducerEpoch, Decision]]:
-    """Record the outcomes of the decision's parts while they are known, because their proof expires.
+    """Record what became of the decision's parts if the next run could no longer find it out.
 
-    ``is_proved_otherwise``: progress markers do not show all of it, because they are gone or elsewhere. Then
-    only the tasks' ids prove it, until the tasks of this run take the ids over. An old decision is recorded
-    again even if all its markers are visible, because they may have expired when the next run asks. Recording
-    it also keeps the record of what was written from expiring.
+    The next run needs a proof for each part. Usually that is the progress marker, and nothing is recorded.
+    There are two exceptions:
+
+    - Markers do not prove everything (``is_proved_otherwise``), because they are gone or in another place.
+      Then the ids of the tasks prove it, but the tasks of this run take these ids over.
+    - The decision is so old that markers may expire before the next run. Recording it again also keeps the
+      record of what was written from expiring.
+
+    Returns the driver epoch and the decision that holds now.
     """
     is_old = abs(now_ms - decision.began_ms) >= proof.MARKERS_LAST_MS
     if not is_proved_otherwise and not is_old:
         return judgement.driver_epoch, decision
-    outcomes = {part.task: Outcome.COMMITTED for part in decision.parts if part.outcome is Outcome.UNRECORDED}
-    outcomes |= {part.task: Outcome.UNRECORDED for part in judgement.unknown}
-    outcomes |= {part.task: Outcome.LOST for part in judgement.lost}
-    # The progress markers of parts that stay unknown are as old as before.
-    began_ms = decision.began_ms if judgement.unknown else round(now_ms)
-    known = replace(decisions.recorded(decision, outcomes), began_ms=began_ms)
+    known = decisions.recorded(decision, judgement.outcomes(decision))
     if judgement.unknown and known.parts == decision.parts:
-        return judgement.driver_epoch, decision
-    driver_epoch, _ = yield from record_and_commit(scope, judgement.driver_epoch, known)
+        return judgement.driver_epoch, decision  # nothing has become known
+    if not judgement.unknown:
+        # No marker is needed any more, so none is older than this decision.
+        known = replace(known, began_ms=round(now_ms))
+    driver_epoch = yield from record_and_commit(scope, judgement.driver_epoch, known)
     # The commit of this run's batch builds on this decision.
     yield from _await_all_chunks(scope, len(decisions.encode(known, scope.partitions)))
     return driver_epoch, known
@@ -187,42 +194,43 @@ def abort(scope: Scope, driver_epoch: ProducerEpoch, clock_ms: Clock) -> Transac
 def _renewed(scope: Scope, driver_epoch: ProducerEpoch) -> TransactionSteps[ProducerEpoch | None]:
     """Return the new driver epoch after a failed abort, or None if another driver has taken over.
 
-    The abort fails after a decision and after the time-out of the driver's own transaction. Both raise the
-    epoch by one and end a transaction. A take-over by another driver also raises the epoch, but it leaves the
-    id without any transaction until that driver opens one, and the end of that transaction raises the epoch
-    further.
+    The id's description shows why the abort failed. E is the epoch with which this driver wanted to abort:
 
-    With protocol 1 only the client raises the epoch, after the end. So the first end at the next epoch is
-    another driver's, and an abort without a transaction also fails. InitProducerId with the old epoch then
-    asks the id's coordinator for the next epoch. The coordinator returns that epoch if this driver raised it,
-    or raises it now. A coordinator that was replaced since then does not remember the raise, and the result
-    is None. InitProducerId is not sent in two states: if another driver has a transaction open, the request
-    would abort it; and if the epoch is the last one, brokers fail with UNKNOWN_SERVER_ERROR.
+    - E, open: a former coordinator had answered. The current one aborts.
+    - E, not open: protocol 1, in which only clients raise the epoch. This driver's transaction has ended, by
+      its decision or by its timeout, and InitProducerId raises the epoch.
+    - E + 1, ended, protocol 2: the end of this driver's transaction has raised the epoch. A take-over would
+      have left no transaction or an open one at E + 1, and its end would have raised the epoch further.
+    - E + 1, ended, protocol 1: the end was another driver's, because an end leaves the epoch.
+    - E + 1, no transaction: this driver or another one has raised the epoch with InitProducerId. The
+      coordinator knows who, unless it was replaced since then: sent again with E, the request returns E + 1
+      or fails. It is not sent at the last epoch, where brokers fail with UNKNOWN_SERVER_ERROR.
+    - E + 1, open: another driver's transaction, which InitProducerId would abort.
+    - Any other epoch: another driver has taken over.
 
-    While a decision is being committed, brokers accept offsets under its epoch into the same transaction
-    until they have written its marker: an offset that is only to prove ownership would replace the decision.
-    So nothing is recorded under the old driver epoch, and nothing before the end of a transaction is
-    complete. That end may be another driver's: while brokers change from protocol 1 to 2, that driver may
-    still use 1, and its end leaves the epoch.
+    Nothing is recorded before the end of a transaction is complete, and nothing with E: brokers would add it
+    to the transaction of a decision that is being committed, and it would replace the decision.
     """
     driver = (yield from describe(scope.driver_id, afresh=True, once_ended=True)).get(scope.driver_id)
-    behind = None if driver is None else epochs_behind(driver_epoch, driver.producer)
-    if driver is None or behind not in (0, 1):
+    if driver is None:
         return None
-    if behind == 1 and driver.state in COMMITTED | ABORTED:
-        if not driver.ends_raise_epoch:
-            return None
+    behind = epochs_behind(driver_epoch, driver.producer)
+    is_ended = driver.state in COMMITTED | ABORTED
+    retry: Operation
+    if behind == 0 and driver.state == OPEN:
+        retry = EndTransaction(scope.driver_id, driver_epoch, commit=False)
+    elif behind == 1 and is_ended and driver.ends_raise_epoch:
         try:
             return (yield from proof.require_owner(scope, driver.producer))
         except TransactionError:
             return None
-    if behind == 1 and (driver.state == OPEN or driver.producer.epoch == LAST_EPOCH):
+    elif behind == 0 or (
+        behind == 1 and driver.state == NO_TRANSACTION and driver.producer.epoch != LAST_EPOCH
+    ):
+        retry = InitProducer(scope.driver_id, driver_epoch)
+    else:
         return None
-    renewal: Operation = InitProducer(scope.driver_id, driver_epoch)
-    if driver.state == OPEN:
-        # A former coordinator answered the first abort, and the transaction is still open.
-        renewal = EndTransaction(scope.driver_id, driver_epoch, commit=False)
-    (renewed,) = yield (renewal,)
+    (renewed,) = yield (retry,)
     return None if isinstance(renewed, Failed) else ProducerEpoch(*renewed)
 
 
@@ -310,45 +318,48 @@ def resolve(
 
 def record_and_commit(
     scope: Scope, driver_epoch: ProducerEpoch, decision: Decision, parts: tuple[Part, ...] = ()
-) -> TransactionSteps[tuple[ProducerEpoch, Mapping[str, Described]]]:
+) -> TransactionSteps[ProducerEpoch]:
     """Record and commit a decision, whose new ``parts`` must be open.
 
-    Returns the new driver epoch and the descriptions of ``parts``. Raises TransactionError.
+    Returns the new driver epoch. Raises TransactionError.
     """
     descriptions = yield from record(scope, driver_epoch, decision, parts)
-    if parts:
-        descriptions = yield from require_open(scope, decision.batch, parts, descriptions)
+    yield from require_open(scope, decision.batch, parts, descriptions)
     (ended,) = yield (EndTransaction(scope.driver_id, driver_epoch, commit=True),)
     if isinstance(ended, Failed):
         raise proof.other_driver(scope, ended, f"it is not known whether {decision.batch} was decided: ")
-    return ProducerEpoch(*ended), descriptions
+    return ProducerEpoch(*ended)
 
 
 def decide(
     scope: Scope, driver_epoch: ProducerEpoch, decision: Decision, parts: tuple[Part, ...]
-) -> TransactionSteps[tuple[int, int]]:
+) -> TransactionSteps[tuple[int, ProducerEpoch | None]]:
     """Record a decision and commit the parts of it that are written now.
 
-    Returns when the first of their transactions began by its coordinator's clock (-1 if that is not known),
-    and how many other transactions were open and were aborted. Raises TransactionError if readers see nothing
-    of the batch or another driver completes it, IncompleteBatchError if some transactions had ended by then,
-    and DeliveryError if the result was not learnt in time.
+    Returns how many other transactions were open and were aborted, and the driver epoch for the next batch.
+    The epoch is None if the next batch must begin with ``take_over``. Raises TransactionError if readers see
+    nothing of the batch or another driver completes it, IncompleteBatchError if some transactions had ended
+    by then, and DeliveryError if the result was not learnt in time.
     """
     try:
-        driver_epoch, descriptions = yield from record_and_commit(scope, driver_epoch, decision, parts)
-        aborted = yield from _commit_parts(scope, driver_epoch, decision, parts)
+        decided_epoch = yield from record_and_commit(scope, driver_epoch, decision, parts)
+        last_epoch, aborted = yield from _commit_parts(scope, decided_epoch, decision, parts)
     except TransactionError:
         raise
     except DeliveryError as error:
         raise DeliveryError(proof.unfinished(scope, decision, error)) from error
-    started = (descriptions[part.id_in(scope)].started_ms for part in parts)
-    return min((time_ms for time_ms in started if time_ms >= 0), default=-1), aborted
+    is_clean = driver_epoch != decided_epoch == last_epoch
+    return aborted, decided_epoch if is_clean else None
 
 
 def _commit_parts(
     scope: Scope, driver_epoch: ProducerEpoch, decision: Decision, parts: tuple[Part, ...]
-) -> TransactionSteps[int]:
-    """Commit the parts of a new decision; returns how many other transactions were aborted."""
+) -> TransactionSteps[tuple[ProducerEpoch, int]]:
+    """Commit the parts of a new decision.
+
+    Returns the driver epoch, and how many other transactions were aborted. The driver epoch is still the same
+    if there were none, and every part is proved to be committed by its EndTxn or its progress marker.
+    """
     # The list comes first: a connection's requests are handled in order, and commits wait for the log.
     names, *results = yield (ListOpen(scope.prefix), *proof.ends_of(scope, parts))
     failed = proof.failed_of(parts, results)
@@ -360,8 +371,7 @@ def _commit_parts(
     aborted = yield from proof.abort_others(left_open, scope, parts)
     # No progress marker can have expired, because the batch was decided just now.
     judgement = yield from proof.judge(scope, driver_epoch, decision, failed, lambda: decision.began_ms)
-    outcomes = dict.fromkeys((part.task for part in judgement.lost), Outcome.LOST)
-    if decisions.recorded(decision, outcomes).is_lost:
+    if decisions.recorded(decision, judgement.outcomes(decision)).is_lost:
         raise TransactionError(
             f"{decision.batch} is not committed: brokers aborted all its transactions after "
             "kafka.transaction.timeout.ms. Readers see none of its rows and it counts as not written: run it "
@@ -370,19 +380,19 @@ def _commit_parts(
     lost = [part.task for part in (*judgement.lost, *judgement.unknown)]
     if lost:
         raise IncompleteBatchError(proof.incomplete(scope, decision, lost))
-    return aborted + judgement.aborted
+    return judgement.driver_epoch, aborted + judgement.aborted
 
 
 def require_open(
     scope: Scope, batch: BatchIdentity, parts: tuple[Part, ...], descriptions: Mapping[str, Described]
-) -> TransactionSteps[Mapping[str, Described]]:
-    """Return the descriptions of transactions that are all open.
+) -> TransactionSteps[None]:
+    """Raise TransactionError if a transaction is not open: a batch that has lost a part must not be decided.
 
-    Raises TransactionError if one is not open: a batch that has lost a part must not be decided.
+    ``descriptions`` may come from former coordinators, so the transactions that they do not show as open are
+    described again.
     """
     doubtful = [part for part in parts if not _is_open(scope, part, descriptions)]
-    names = (part.id_in(scope) for part in doubtful)
-    descriptions = {**descriptions, **(yield from describe(*names, afresh=True))}
+    descriptions = yield from describe(*(part.id_in(scope) for part in doubtful), afresh=True)
     lost = [part.task for part in doubtful if not _is_open(scope, part, descriptions)]
     if lost:
         raise TransactionError(
@@ -390,7 +400,6 @@ def require_open(
             "were open for longer than kafka.transaction.timeout.ms, or another run took "
             f"transactional.id.prefix '{scope.prefix}' over"
         )
-    return descriptions
 
 
 def _misled(scope: Scope, batch: BatchIdentity, expected: int, number: int) -> TransactionError:

@@ -205,9 +205,8 @@ Operation = (
 TransactionSteps = Generator[tuple[Operation, ...], tuple[Any, ...], Result]
 
 
-def init_producer(transactional_id: str, *groups: str) -> TransactionSteps[ProducerEpoch]:
-    """Take over a transactional id. ``groups`` are those that the next steps use."""
-    result, _ = yield (InitProducer(transactional_id), LookUp(groups))
+def init_producer(transactional_id: str) -> TransactionSteps[ProducerEpoch]:
+    (result,) = yield (InitProducer(transactional_id),)
     return ProducerEpoch(*result)
 
 

@@ -5,7 +5,8 @@ The story of one batch:
 1. ``plan`` runs before the tasks. It derives the prefix of all transactional ids from the options, the
    query's id or the application, and takes that prefix over (``driver.take_over``): earlier drivers are
    fenced, a batch that they decided is completed, and everything else that they left open is aborted. What it
-   learnt goes to the tasks as a TaskHandover.
+   learnt goes to the tasks as a TaskHandover. A micro-batch that follows the one before at once needs no
+   request for that: the commit before left a note with the TaskHandover.
 2. Each task attempt writes its rows in a transaction of its own and leaves it open (task_attempt.py). It
    reports its transaction and the digest of its rows.
 3. ``commit`` gets all reports. It records the decision and commits the tasks' transactions (batch.py,
@@ -20,7 +21,6 @@ connect these functions. All of them block the thread that calls them.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 import threading
@@ -30,11 +30,14 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from kafka_sink import spark_application
 from kafka_sink.clock import wall_ms
 from kafka_sink.driver import driver_log
 from kafka_sink.errors import ConfigurationError, KafkaSinkError
 from kafka_sink.options import SinkOptions
+from kafka_sink.options.environment import has_variables
 from kafka_sink.transactions import batch as batches
 from kafka_sink.transactions import driver
 from kafka_sink.transactions.batch import LONG_OPEN, AttemptReport, BatchOutcome, TaskHandover, counted
@@ -43,7 +46,9 @@ from kafka_sink.transactions.decision import BatchIdentity
 from kafka_sink.transactions.operations import ProducerEpoch, Scope
 
 if TYPE_CHECKING:
-    from kafka_sink.transactions.client import TransactionClient
+    from kafka_sink.model import MetadataUpdate
+    from kafka_sink.network.client import NetworkClient
+    from kafka_sink.transactions.client import KnownBrokers, TransactionClient
 
 _NAME_DIGITS = 16
 # Prefixes begin with this if the user has set no transactional.id.prefix.
@@ -51,6 +56,10 @@ _DERIVED = "kafka-chunked"
 # The name of a query whose checkpoint planning does not learn (spark.sql.streaming.checkpointLocation).
 _ANY_QUERY = "-query"
 _MAX_IDLE_CLIENTS = 2
+# How old the note of a commit may be if planning relies on it. In a longer pause somebody may have run
+# kafka-chunked-transactions, which fences the driver. Planning then takes the ids over again, while a batch
+# that relies on an old note would fail.
+_NOTE_LASTS_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -58,12 +67,14 @@ class PlannedTransactions:
     """What planning gives to a write in transactions.
 
     ``batch`` is None for a stream, whose tasks learn their micro-batch from Spark. ``handover`` is None in a
-    writer that only commits, because tasks' reports contain what it needs.
+    writer that only commits, because tasks' reports contain what it needs. ``brokers`` saves tasks and the
+    commit from looking brokers up; they do so if it is None or out of date.
     """
 
     scope: Scope
     batch: BatchIdentity | None = None
     handover: TaskHandover | None = None
+    brokers: KnownBrokers | None = None
 
 
 # -- connections ----------------------------------------------------------------------------------
@@ -88,24 +99,43 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 @contextmanager
-def client_of(options: SinkOptions) -> Iterator[TransactionClient]:
+def client_of(options: SinkOptions, brokers: KnownBrokers | None = None) -> Iterator[TransactionClient]:
     """Lend a client for this cluster that no other thread uses meanwhile.
 
-    It is closed if the caller's code fails.
+    It is closed if the caller's code fails. A new client learns ``brokers``.
     """
     # Imported here because most jobs use no transactions, and planning runs in every micro-batch.
     from kafka_sink.transactions.client import TransactionClient
 
-    key = replace(options.for_tasks(), delivery_guarantee="at-least-once")
     with _clients_lock:
-        client = _idle_clients.pop(key, None)
+        client = _idle_clients.pop(_client_key(options), None)
     if client is None:
         client = TransactionClient(options)
+    if brokers is not None:
+        client.learn(brokers)
     try:
         yield client
     except BaseException:
         client.close()
         raise
+    _keep(options, client)
+
+
+def keep_connections(options: SinkOptions, network: NetworkClient, update: MetadataUpdate) -> None:
+    """Let transactions use these connections, over which planning has received this metadata."""
+    from kafka_sink.transactions.client import TransactionClient
+
+    client = TransactionClient(options, network)
+    client.on_metadata(update)
+    _keep(options, client)
+
+
+def _client_key(options: SinkOptions) -> SinkOptions:
+    return replace(options.for_tasks(), delivery_guarantee="at-least-once")
+
+
+def _keep(options: SinkOptions, client: TransactionClient) -> None:
+    key = _client_key(options)
     with _clients_lock:
         surplus = _idle_clients.pop(key, None)
         if surplus is None and len(_idle_clients) >= _MAX_IDLE_CLIENTS:
@@ -115,7 +145,7 @@ def client_of(options: SinkOptions) -> Iterator[TransactionClient]:
         surplus.close()
 
 
-Clients = Callable[[SinkOptions], AbstractContextManager["TransactionClient"]]
+Clients = Callable[..., AbstractContextManager["TransactionClient"]]
 
 
 # -- a write ---------------------------------------------------------------------------------------
@@ -127,12 +157,14 @@ def plan(
     *,
     is_streaming: bool,
     for_tasks: bool,
+    is_repeated: bool = False,
     clients: Clients = client_of,
     clock_ms: Callable[[], float] = wall_ms,
 ) -> PlannedTransactions:
     """Take over the transactional ids of a write with delivery.guarantee=exactly-once.
 
-    ``for_tasks`` is false if Spark creates a writer only to commit. ``clock_ms`` is the wall clock. Raises
+    ``for_tasks`` is false if Spark creates a writer only to commit. ``is_repeated``: the write is a
+    micro-batch, so the one before may have left a note. ``clock_ms`` is the wall clock. Raises
     ConfigurationError if the options do not allow exactly once, BrokerVersionError if brokers are too old,
     and DeliveryError if brokers do not respond.
     """
@@ -147,24 +179,38 @@ def plan(
     if not for_tasks:
         # Decisions and progress markers are found even if the number of partitions is not known.
         return PlannedTransactions(Scope(name, topic, 1), batch)
+    note = _take_note(options, name) if is_repeated else None
+    if note is not None and (note.scope.topic, note.scope.target) == (topic, options.topic or ""):
+        scope, handover, brokers = note.scope, replace(note.handover, planned_ms=round(clock_ms())), None
+    else:
+        scope = Scope(name, topic, 1, options.topic or "")
+        scope, handover, brokers = _take_over(options, scope, clients, clock_ms)
+    if batch is not None:
+        # This raises before tasks start. Otherwise each task would raise it, and Spark would retry them all.
+        handover.role(batch, 0)
+    _remember_driver_epoch(scope, handover.driver_epoch)
+    return PlannedTransactions(scope, batch, handover, brokers)
+
+
+def _take_over(
+    options: SinkOptions, scope: Scope, clients: Clients, clock_ms: Callable[[], float]
+) -> tuple[Scope, TaskHandover, KnownBrokers | None]:
     with clients(options) as client:
-        partitions = client.partitions(topic, options.max_block_ms)
+        partitions = client.partitions(scope.topic, options.max_block_ms)
         if not partitions:
             raise ConfigurationError(
-                f"the topic '{topic}', for which progress is recorded, does not exist: create it"
+                f"the topic '{scope.topic}', for which progress is recorded, does not exist: create it"
             )
-        scope = Scope(name, topic, partitions, options.topic or "")
+        scope = replace(scope, partitions=partitions)
         ownership = client.run(driver.take_over(scope, clock_ms), options.max_block_ms)
         protocol = client.protocol
+        # With variables in its name, a task's client may get the addresses of another zone.
+        brokers = None if has_variables(options.client_id) else client.known
     handover = TaskHandover.of(scope, ownership, clock_ms())
     if options.log_summary:
         _report_names(scope, protocol)
     _report_takeover(scope, ownership, handover)
-    if batch is not None:
-        # This raises before tasks start. Otherwise each task would raise it, and Spark would retry them all.
-        handover.role(batch, 0)
-    _remember_driver_epoch(scope, ownership.driver_epoch)
-    return PlannedTransactions(scope, batch, handover)
+    return scope, handover, brokers
 
 
 def commit(
@@ -176,10 +222,15 @@ def commit(
 ) -> BatchOutcome:
     """Decide and complete a batch. Raises TransactionError, IncompleteBatchError, or DeliveryError."""
     records_empty = planned.batch is not None and bool(options.txn_app_id)
-    with clients(options) as client:
+    with clients(options, planned.brokers) as client:
         compare = options.transaction_rerun_compare
         steps = batches.commit(reports, records_empty=records_empty, compare=compare)
         outcome = client.run(steps, options.delivery_timeout_ms, "kafka.delivery.timeout.ms")
+        # A broker that did not respond may know of open transactions.
+        next_handover = None if client.left_out else outcome.next_handover
+    if next_handover is not None:
+        note = CommitNote(reports[0].run.scope, next_handover)
+        spark_application.note(_note_key(options, note.scope.prefix), msgspec.json.encode(note).decode())
     if planned.batch is not None:
         spark_application.forget(_taken_key(planned.scope.prefix))
     if outcome.doubt:
@@ -204,7 +255,7 @@ def abort(options: SinkOptions, planned: PlannedTransactions, clients: Clients =
     driver_epoch = _remembered_driver_epoch(planned)
     if driver_epoch is None:
         return BatchOutcome()
-    with clients(options) as client:
+    with clients(options, planned.brokers) as client:
         ownership = client.run(driver.abort(planned.scope, driver_epoch, wall_ms), options.max_block_ms)
     if ownership is None:
         return BatchOutcome()
@@ -231,6 +282,32 @@ def abort_or_explain(
     if ended.committed:
         note += "; " + counted(ended.committed, "committed, because the batch was decided")
     return ended.transactions, note
+
+
+# -- from a commit to the next planning -------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CommitNote:
+    """What a commit leaves for the planning of the next micro-batch, often in another process of the driver.
+
+    Nothing of the batch is open, and ``handover`` has the driver epoch that the decision's EndTxn returned.
+    No other driver has had this epoch. So tasks and the next decision fail if another driver takes over
+    later, just as if ``take_over`` had returned the epoch. Only one planning may use it: two drivers with one
+    epoch would both be able to decide.
+    """
+
+    scope: Scope
+    handover: TaskHandover
+
+
+def _note_key(options: SinkOptions, prefix: str) -> str:
+    return f"transactional.id.prefix {prefix} at {options.bootstrap_servers} is committed"
+
+
+def _take_note(options: SinkOptions, prefix: str) -> CommitNote | None:
+    text = spark_application.take_noted(_note_key(options, prefix), _NOTE_LASTS_S)
+    return None if text is None else msgspec.json.decode(text, type=CommitNote)
 
 
 # -- names ----------------------------------------------------------------------------------------
@@ -298,18 +375,14 @@ def _job(options: SinkOptions) -> BatchIdentity:
 
 def _remember_driver_epoch(scope: Scope, driver_epoch: ProducerEpoch) -> None:
     """Note the driver epoch for an abort without reports: it shows whether another driver took over."""
-    spark_application.note(_driver_epoch_key(scope), json.dumps(list(driver_epoch)))
+    spark_application.note(_driver_epoch_key(scope), msgspec.json.encode(driver_epoch).decode())
 
 
 def _remembered_driver_epoch(planned: PlannedTransactions) -> ProducerEpoch | None:
     if planned.handover is not None:
         return planned.handover.driver_epoch
     noted = spark_application.noted_within(_driver_epoch_key(planned.scope), math.inf)
-    try:
-        producer_id, epoch = json.loads(noted or "")
-    except ValueError:
-        return None
-    return ProducerEpoch(int(producer_id), int(epoch))
+    return None if noted is None else msgspec.json.decode(noted, type=ProducerEpoch)
 
 
 def _driver_epoch_key(scope: Scope) -> str:

@@ -160,6 +160,15 @@ class Judgement:
     unknown: tuple[Part, ...] = ()
     aborted: int = 0
 
+    def outcomes(self, decision: Decision) -> Mapping[int, Outcome]:
+        """The outcome of each task's part that has no recorded one."""
+        tasks = (part.task for part in decision.parts if part.outcome is Outcome.UNRECORDED)
+        return {
+            **dict.fromkeys(tasks, Outcome.COMMITTED),
+            **{part.task: Outcome.UNRECORDED for part in self.unknown},
+            **{part.task: Outcome.LOST for part in self.lost},
+        }
+
 
 def judge(
     scope: Scope, driver_epoch: ProducerEpoch, decision: Decision, failed: tuple[Part, ...], clock_ms: Clock

@@ -12,9 +12,9 @@ import pyarrow as pa
 
 from kafka_sink.clock import monotonic_ms, wall_ms
 from kafka_sink.errors import IncompleteBatchError, KafkaSinkError, TransactionError
-from kafka_sink.transactions.batch import LONG_OPEN, AttemptReport, TaskHandover, TaskRole
+from kafka_sink.transactions.batch import LONG_OPEN, AttemptReport, BatchRun, TaskHandover, TaskRole
 from kafka_sink.transactions.client import PROTOCOL_1, TransactionClient
-from kafka_sink.transactions.decision import BatchIdentity, Part
+from kafka_sink.transactions.decision import BatchIdentity, Part, RowsDigest
 from kafka_sink.transactions.digest import RunningDigest
 from kafka_sink.transactions.operations import (
     OPEN,
@@ -22,6 +22,7 @@ from kafka_sink.transactions.operations import (
     Described,
     EndTransaction,
     Failed,
+    LookUp,
     ProducerEpoch,
     RecordOffsets,
     Scope,
@@ -31,6 +32,8 @@ from kafka_sink.transactions.operations import (
 )
 
 _log = logging.getLogger(__name__)
+# How long the first rows wait for the progress marker at most. Coordinators of transactions need less.
+_HEAD_START_MS = 20.0
 # How long the abort of a failed attempt may take. The driver ends transactions that stay open after that.
 _ABORT_MS = 5000.0
 # Kafka's own producer has these names, see docs/metrics.md.
@@ -58,7 +61,7 @@ class TaskAttempt:
         attempt: int,
         columns: Sequence[int | None],
         timeout_ms: float,
-        open_time: OpenTime | None = None,
+        transaction_timeout_ms: float = math.inf,
         *,
         in_query: bool = False,
     ) -> None:
@@ -80,8 +83,11 @@ class TaskAttempt:
         self._slot = attempt
         self._digest = RunningDigest(columns if batch.is_named else ())
         self._timeout_ms = timeout_ms
-        self._open_time = open_time or OpenTime(math.inf)
+        self._transaction_timeout_ms = transaction_timeout_ms
+        # When the transaction began, by the monotonic clock, until a warning that it is open for long.
+        self._open_since_ms = math.inf
         self._producer: ProducerEpoch | None = None
+        self._marking: TransactionSteps[None] | None = None
         self._began_ms = -1
         # Kafka's names; they are added to the producer's metrics.
         self.metrics: dict[str, float] = {}
@@ -99,10 +105,23 @@ class TaskAttempt:
             if batch.num_rows:
                 self.begin(begin_transaction)
             self._digest.update(batch)
-            problem = self._open_time.problem(monotonic_ms())
-            if problem is not None:
-                _log.warning("%s", problem)
+            self.warn_if_open_long(monotonic_ms())
             yield batch
+
+    def warn_if_open_long(self, now_ms: float) -> None:
+        """Log a warning, once, if brokers may soon abort the transaction."""
+        open_ms = now_ms - self._open_since_ms
+        if open_ms > self._transaction_timeout_ms * LONG_OPEN:
+            self._open_since_ms = math.inf
+            _log.warning(
+                "kafka-chunked: this task's transaction has been open for %.0f s. Brokers abort a "
+                "transaction after kafka.transaction.timeout.ms = %.0f ms, and then nothing of the batch is "
+                "committed: all tasks must end before that. Raise it, up to the brokers' "
+                "transaction.max.timeout.ms, or cut the job into several writes: see 'Jobs longer than a "
+                "transaction' in docs/exactly-once.md",
+                open_ms / 1000,
+                self._transaction_timeout_ms,
+            )
 
     def digest_only(self, batches: Iterator[pa.RecordBatch]) -> None:
         """Read the rows for their digest without writing them."""
@@ -119,23 +138,33 @@ class TaskAttempt:
                 self._slot, self._producer = self._client.run(steps, self._timeout_ms)
                 self.metrics[INIT_TIME_METRIC] = time.monotonic_ns() - began
                 name = self._scope.task_id(self._task, self._slot)
-                self._open_time.on_begin(monotonic_ms())
-                begin_transaction(name, *self._producer, self._client.protocol == PROTOCOL_1)
+                self._open_since_ms = monotonic_ms()
+                part = Part(self._task, self._slot, self._producer, RowsDigest())
+                self._marking = mark_steps(self._scope, self._handover.driver_epoch, self._batch, part)
+                adds_partitions = self._client.protocol == PROTOCOL_1
+                if not adds_partitions:
+                    # While the transaction's coordinator adds a part to it, it rejects others. A marker that
+                    # is rejected costs a round trip, so it goes ahead of the first rows.
+                    self._client.start(self._marking, _HEAD_START_MS, self._timeout_ms)
+                begin_transaction(name, *self._producer, adds_partitions)
+
+    def mark(self) -> None:
+        """Make sure that the progress marker is in the transaction, while brokers write the last rows.
+
+        If no row has begun the transaction, this does nothing. Raises TransactionError.
+        """
+        if self._marking is not None:
+            began = time.monotonic_ns()
+            self._client.run(self._marking, self._timeout_ms)
+            self.metrics[SEND_OFFSETS_TIME_METRIC] = time.monotonic_ns() - began
 
     def finish(self) -> AttemptReport:
-        """Put the marker into the transaction and report it, after all rows are acknowledged.
-
-        Raises TransactionError.
-        """
-        part = None
+        """Report the transaction, after all rows are acknowledged and ``mark`` has returned."""
         digest = self._digest.result()
+        part = None
         if self._producer is not None:
             part = Part(self._task, self._slot, self._producer, digest)
-            began = time.monotonic_ns()
-            steps = finish_steps(self._scope, self._handover.driver_epoch, self._batch, part)
-            self._client.run(steps, self._timeout_ms)
-            self.metrics[SEND_OFFSETS_TIME_METRIC] = time.monotonic_ns() - began
-        run = self._handover.run(self._scope, self._batch)
+        run = BatchRun(self._batch, self._scope, self._handover)
         return AttemptReport(run, self._task, self.role, digest, part, self._began_ms)
 
     def abort(self) -> None:
@@ -148,35 +177,6 @@ class TaskAttempt:
                 self._client.run(abort_steps(name, self._producer), _ABORT_MS)
             except KafkaSinkError:
                 pass  # the driver's abort, the next run or the broker's timeout ends it
-
-
-class OpenTime:
-    """Measures how long one task's transaction has been open.
-
-    ``timeout_ms`` is kafka.transaction.timeout.ms; the other times are monotonic milliseconds.
-    """
-
-    def __init__(self, timeout_ms: float) -> None:
-        self._timeout_ms = timeout_ms
-        self._since_ms = math.inf
-
-    def on_begin(self, now_ms: float) -> None:
-        """Start to measure: the transaction has begun."""
-        self._since_ms = now_ms
-
-    def problem(self, now_ms: float) -> str | None:
-        """Return the warning that it has been open for long, once."""
-        open_ms = now_ms - self._since_ms
-        if open_ms <= self._timeout_ms * LONG_OPEN:
-            return None
-        self._since_ms = math.inf
-        return (
-            f"kafka-chunked: this task's transaction has been open for {open_ms / 1000:.0f} s. Brokers abort "
-            f"a transaction after kafka.transaction.timeout.ms = {self._timeout_ms:.0f} ms, and then nothing "
-            "of the batch is committed: all tasks must end before that. Raise it, up to the brokers' "
-            "transaction.max.timeout.ms, or cut the job into several writes: see 'Jobs longer than a "
-            "transaction' in docs/exactly-once.md"
-        )
 
 
 # An attempt whose slot is taken tries further slots, each _NEXT_SLOT after the one before, _MAX_SLOTS in all.
@@ -197,20 +197,24 @@ def begin_steps(
     """
     for slot in range(attempt, attempt + _MAX_SLOTS * _NEXT_SLOT, _NEXT_SLOT):
         name = scope.task_id(task, slot)
-        descriptions = yield from describe(scope.driver_id, name)
+        descriptions, _ = yield (Describe((scope.driver_id, name)), LookUp((scope.marker_key(task).group,)))
         yield from require_driver_epoch(scope, driver_epoch, descriptions)
         if name not in descriptions or descriptions[name].state != OPEN:
-            return slot, (yield from init_producer(name, scope.marker_key(task).group))
+            return slot, (yield from init_producer(name))
     raise TransactionError(f"attempt {attempt} of task {task} has {_MAX_SLOTS} transactions open already")
 
 
-def finish_steps(
+def mark_steps(
     scope: Scope, driver_epoch: ProducerEpoch, batch: BatchIdentity, part: Part
 ) -> TransactionSteps[None]:
-    """Put the progress marker into the transaction, after all rows are acknowledged. Raises TransactionError.
+    """Put the progress marker into the transaction. Rows may be on their way meanwhile.
 
-    If an attempt had begun and had not written yet when its batch was committed, it fails here. Nothing else
-    would end its transaction.
+    A late attempt, whose batch was committed without it, raises TransactionError here and aborts its
+    transaction, because nobody else might end it. Two facts make sure of that. The commit raises the driver
+    epoch first, and then lists what it has to abort. And the driver epoch is described here when the list
+    already contains this attempt: with protocol 2 since it took its id over, with protocol 1 since the marker
+    is in the transaction. So either the list came later and contained the attempt, or the description shows
+    the raised epoch.
     """
     key, name = scope.marker_key(part.task), part.id_in(scope)
     marker = RecordOffsets(name, part.producer, key.group, ((key.partition, batch.progress_marker(part)),))
@@ -220,6 +224,8 @@ def finish_steps(
             f"the transaction '{name}' is no longer this task's ({failed.error}): it was open for longer "
             "than kafka.transaction.timeout.ms, or another attempt or run took its place"
         )
+    if not all(described.ends_raise_epoch for described in driver.values()):
+        driver = {}
     yield from require_driver_epoch(scope, driver_epoch, driver)
 
 

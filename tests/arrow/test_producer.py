@@ -225,6 +225,8 @@ class RecordedTransaction:
     def take(self, *_: object) -> bool:
         return True
 
+    def mark(self) -> None: ...
+
     def commit(self) -> tuple[Any, dict[str, float]]:
         self.ends.append("committed")
         return SimpleNamespace(outcome="committed", note="", transactions={}), {}
@@ -482,11 +484,11 @@ def test_an_abort_that_waits_for_brokers_or_fails_says_so(caplog: pytest.LogCapt
             raise DeliveryError("no broker")
         return (0, ProducerEpoch(2, 0)) if len(heard) == 1 else None
 
-    client: Any = SimpleNamespace(run=run, protocol=2)
+    client: Any = SimpleNamespace(run=run, start=lambda *_: None, protocol=2)
     batch = BatchIdentity.of_application("loads", "t", 1)
     planned = PlannedTransactions(Scope("p", "t", 1), batch, TaskHandover(ProducerEpoch(1, 0)))
     given = parse({"kafka.bootstrap.servers": "a:1"}).options
-    write = WriteTransaction(given, planned, lambda _: nullcontext(client))
+    write = WriteTransaction(given, planned, lambda *_: nullcontext(client))
     assert write.begin((), lambda *_: None)
     assert write.abort(KeyError()) == {}
     assert len(set(heard)) == 2

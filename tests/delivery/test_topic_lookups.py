@@ -270,6 +270,20 @@ def test_no_producer_id_comes_from_a_cluster_whose_metadata_is_not_known() -> No
         assert kinds[0] == METADATA
 
 
+def test_a_task_with_transactions_connects_to_leaders_before_it_has_rows() -> None:
+    """Catches: it began to connect after its transaction had begun, a round trip later."""
+    with FakeCluster({"t": 2}, brokers=2) as cluster:
+        led = tuple(PartitionMetadata("t", number, number, 7) for number in range(2))
+        nodes = tuple(Node(number, "127.0.0.1", cluster.port(number)) for number in range(2))
+        hints = MetadataSnapshot((TopicSnapshot(topic_of("t", b"i" * 16, led), 0.0),), nodes, 0.0, None)
+        options = parse(
+            {"kafka.bootstrap.servers": cluster.bootstrap_servers, "delivery.guarantee": "exactly-once"}
+        ).options
+        with task_producer(options, PLAN, snapshot=hints) as producer:
+            network = producer.network
+            until(lambda: len([one for one in list(network.connections.values()) if one.is_ready]) == 2)
+
+
 def test_mutes_of_the_former_cluster_end_when_another_one_answers() -> None:
     """Catches: a broker's id was still muted in the cluster that the bootstrap name had moved to."""
     with hinted(2, 2, **{"kafka.producer.circuit.breaker.mute.retry.interval": "60000"}) as (producer, _, _):

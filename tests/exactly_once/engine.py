@@ -288,7 +288,7 @@ def _task(
             with task_producer(options, plan) as producer:
                 for one in ours.rows(batches, producer.begin_transaction):
                     producer.send(one)
-                producer.finish()
+                producer.finish(ours.mark)
             return ours.finish()
         except BaseException:
             ours.abort()

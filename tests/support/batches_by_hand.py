@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,6 +32,7 @@ class Job:
     options: SinkOptions
     client: TransactionClient
     scope: Scope
+    clients: ExitStack
 
     @property
     def servers(self) -> str:
@@ -44,7 +46,9 @@ class Job:
 
     def attempt(self, handover: TaskHandover, number: int, index: int, slot: int = 0) -> TaskAttempt:
         identity = BatchIdentity("query", number)
-        return TaskAttempt(self.client, self.scope, handover, identity, index, slot, [0], _PATIENCE_MS)
+        # An attempt has its client for itself, because it sends ahead what it waits for later.
+        client = self.clients.enter_context(closing(TransactionClient(self.options)))
+        return TaskAttempt(client, self.scope, handover, identity, index, slot, [0], _PATIENCE_MS)
 
     def write(
         self, handover: TaskHandover, number: int, index: int, rows: list[str], slot: int = 0
@@ -55,7 +59,7 @@ class Job:
         with task_producer(self.options, plan) as producer:
             for one in attempt.rows(batches, producer.begin_transaction):
                 producer.send(one)
-            producer.finish()
+            producer.finish(attempt.mark)
         return attempt.finish()
 
     def commit(self, *reports: AttemptReport) -> Any:

@@ -11,7 +11,7 @@ import pytest
 from kafka_sink.errors import TransactionError
 from kafka_sink.transactions import batch as batches
 from kafka_sink.transactions import driver, task_attempt
-from kafka_sink.transactions.batch import AttemptReport, TaskHandover, TaskRole
+from kafka_sink.transactions.batch import AttemptReport, BatchRun, TaskHandover, TaskRole
 from kafka_sink.transactions.decision import BatchIdentity, Part, RowsDigest
 from kafka_sink.transactions.operations import EndTransaction, Operation, Scope, TransactionSteps
 from tests.support.transactions_of_kafka import Kafka, NotYet, Produce
@@ -94,15 +94,15 @@ class Cluster:
         digest = digest_of(*rows)
         role = handover.role(batch, index)
         if role is not TaskRole.WRITE:
-            return AttemptReport(handover.run(scope, batch), index, role, digest, None)
+            return AttemptReport(BatchRun(batch, scope, handover), index, role, digest, None)
         began_ms = self.kafka.now_ms
         slot, producer = self.run(task_attempt.begin_steps(scope, handover.driver_epoch, index, attempt))
         produce = Produce(scope.task_id(index, slot), producer, tuple((number, row) for row in rows))
         if not self.kafka.execute(produce):
             raise TransactionError("fenced")
         part = Part(index, slot, producer, digest)
-        self.run(task_attempt.finish_steps(scope, handover.driver_epoch, batch, part))
-        return AttemptReport(handover.run(scope, batch), index, role, digest, part, began_ms)
+        self.run(task_attempt.mark_steps(scope, handover.driver_epoch, batch, part))
+        return AttemptReport(BatchRun(batch, scope, handover), index, role, digest, part, began_ms)
 
     def wrote(self, number: int = 0, tasks: int = 2) -> tuple[TaskHandover, list[AttemptReport]]:
         """A batch of a row a task, before its commit."""

@@ -17,7 +17,7 @@ from kafka_sink.errors import IncompleteBatchError, TransactionError
 from kafka_sink.transactions import batch as batches
 from kafka_sink.transactions import decision as decisions
 from kafka_sink.transactions import driver, task_attempt
-from kafka_sink.transactions.batch import AttemptReport, TaskHandover, TaskRole
+from kafka_sink.transactions.batch import AttemptReport, BatchRun, TaskHandover, TaskRole
 from kafka_sink.transactions.decision import BatchIdentity, Part, RowsDigest
 from kafka_sink.transactions.operations import (
     NO_TRANSACTION,
@@ -30,6 +30,7 @@ from kafka_sink.transactions.operations import (
     RecordOffsets,
     Scope,
 )
+from tests.support.transaction_steps import through
 from tests.support.transactions_of_kafka import Kafka, NotYet, Produce, Row
 
 # More versions of one writer than this there are not.
@@ -94,6 +95,8 @@ class Actor:
     protocol: int = 2
     # The last epoch that a driver has taken.
     driver_epoch: tuple[Scope, ProducerEpoch] | None = None
+    # What the driver's last commit under a scope left for its next batch.
+    next_handovers: dict[Scope, TaskHandover] = field(default_factory=dict)
 
 
 @dataclass
@@ -114,10 +117,27 @@ class Settings:
     delays_offsets: bool = False
     partitions: int = 2
     take_over: Callable[..., Any] = driver.take_over
-    finish: Callable[..., Any] = task_attempt.finish_steps
+    mark: Callable[..., Any] = task_attempt.mark_steps
     commit: Callable[..., Any] = batches.commit
     abort: Callable[..., Any] = driver.abort
     handover: Callable[..., TaskHandover] = TaskHandover.of
+
+
+def _beside(produce: Produce, steps: Body) -> Body:
+    """The steps, with the rows on their way during the first of them."""
+    is_first = True
+
+    def ask(wanted: tuple[Any, ...]) -> Body:
+        nonlocal is_first
+        if not is_first:
+            return (yield wanted)
+        is_first = False
+        taken, *answers = yield (produce, *wanted)
+        if not taken:
+            raise TransactionError("fenced")
+        return tuple(answers)
+
+    yield from through(steps, ask)
 
 
 class World:
@@ -191,25 +211,31 @@ class World:
 
     def _batch(self, me: Actor, writer: int, number: int) -> Body:
         scope, rows = self.scopes[writer], self.settings.layouts[self.layout]
-        ownership = yield from self.settings.take_over(scope, self._now_ms)
-        me.driver_epoch = scope, ownership.driver_epoch
-        self._look_for_escaped(me, scope)
-        handover = self.settings.handover(scope, ownership, self.kafka.now_ms)
+        handover = me.next_handovers.pop(scope, None)
+        if handover is None or self.choose(2):
+            # Planning takes the ids over again if the commit's note is missing or old.
+            ownership = yield from self.settings.take_over(scope, self._now_ms)
+            self._look_for_escaped(me, scope)
+            handover = self.settings.handover(scope, ownership, self.kafka.now_ms)
+        me.driver_epoch = scope, handover.driver_epoch
         try:
             reports = yield [
                 self._spawn(me, scope, handover, (writer, number), index, ours)
                 for index, ours in enumerate(rows)
             ]
-            yield from self.settings.commit(reports, records_empty=False)
+            outcome = yield from self.settings.commit(reports, records_empty=False)
             self._look_for_escaped(me, scope)
         except (TransactionError, IncompleteBatchError):
             with contextlib.suppress(TransactionError):
-                yield from self.settings.abort(scope, ownership.driver_epoch, self._now_ms)
+                yield from self.settings.abort(scope, handover.driver_epoch, self._now_ms)
             raise
         # Spark's own commit log refuses a batch that another driver of the checkpoint has written.
         if (writer, number) in self.reported and not self.settings.writers:
             raise TransactionError("the commit log has it already")
         self.reported.add((writer, number))
+        next_handover = getattr(outcome, "next_handover", None)
+        if next_handover is not None:
+            me.next_handovers[scope] = replace(next_handover, planned_ms=round(self.kafka.now_ms))
 
     def _operator(self, writer: int, action: str) -> Body:
         """The command: ``complete``, ``rewrite`` or ``abandon``."""
@@ -283,12 +309,10 @@ class World:
         if role is TaskRole.WRITE and rows:
             slot, producer = yield from task_attempt.begin_steps(scope, handover.driver_epoch, index, slot)
             name = scope.task_id(index, slot)
-            (taken,) = yield (Produce(name, producer, tuple((key, row) for row in rows)),)
-            if not taken:
-                raise TransactionError("fenced")
+            produce = Produce(name, producer, tuple((key, row) for row in rows))
             part = Part(index, slot, producer, digest)
-            yield from self.settings.finish(scope, handover.driver_epoch, batch, part)
-        return AttemptReport(handover.run(scope, batch), index, role, digest, part, began_ms)
+            yield from _beside(produce, self.settings.mark(scope, handover.driver_epoch, batch, part))
+        return AttemptReport(BatchRun(batch, scope, handover), index, role, digest, part, began_ms)
 
     def _advance(self, actor: Actor, sent: Any) -> None:
         """Runs an actor's code to its next operations; an exception is raised there."""

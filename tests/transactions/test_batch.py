@@ -12,7 +12,7 @@ import pytest
 from kafka_sink.errors import ChangedBatchError, DeliveryError, IncompleteBatchError, TransactionError
 from kafka_sink.transactions import batch as batches
 from kafka_sink.transactions import driver
-from kafka_sink.transactions.batch import AttemptReport, TaskRole
+from kafka_sink.transactions.batch import AttemptReport, BatchRun, TaskRole
 from kafka_sink.transactions.decision import BatchIdentity, RowsDigest
 from kafka_sink.transactions.operations import EndTransaction, Operation
 from tests.support.transaction_steps import PROTOCOLS, SCOPE, Cluster, digest_of, ends_task, reports_of
@@ -27,7 +27,7 @@ def test_reports_of_runs_that_saw_other_partitions_are_refused() -> None:
 
 
 def test_an_outcome_counts_the_transactions_that_it_has_ended() -> None:
-    """It has the time of the first one, too. Catches: a slow query was not warned before brokers abort it."""
+    """And has the time of the first. Catches: a slow query was not warned before brokers abort it."""
     cluster = Cluster()
     run = cluster.plan()
     cluster.kafka.now_ms = 61_000
@@ -72,7 +72,7 @@ def test_an_empty_first_batch_of_a_query_is_recorded_where_another_one_has_writt
     cluster = Cluster()
     cluster.commit(cluster.write(cluster.plan(), 7, 0, 0))
     run, batch = cluster.plan(), BatchIdentity.of_query("other", 0)
-    empty = AttemptReport(run.run(SCOPE, batch), 0, TaskRole.WRITE, RowsDigest(), None)
+    empty = AttemptReport(BatchRun(batch, SCOPE, run), 0, TaskRole.WRITE, RowsDigest(), None)
     assert cluster.commit(empty).doubt == "", "no row can be there twice"
     assert cluster.commit(cluster.write(cluster.plan(), 1, 0, 0, query="other")).committed == 1
 
@@ -183,7 +183,7 @@ def test_a_repair_by_tasks_without_rows_is_refused() -> None:
     reports = cluster.decided(0)
     again = cluster.plan()
     assert again.incomplete is not None
-    of_repair = again.run(SCOPE, reports[0].run.batch)
+    of_repair = BatchRun(reports[0].run.batch, SCOPE, again)
     with pytest.raises(IncompleteBatchError, match="task 0"):
         cluster.commit(replace(reports[0], run=of_repair, digest=RowsDigest(), part=None))
 
@@ -215,7 +215,8 @@ def again(cluster: Cluster, *rows: RowsDigest, compare: str = "content", app: st
         batch = BatchIdentity.of_application(app, SCOPE.topic, 1)
     assert run.role(batch, 0) is TaskRole.SKIP
     reports = [
-        AttemptReport(run.run(SCOPE, batch), task, TaskRole.SKIP, one, None) for task, one in enumerate(rows)
+        AttemptReport(BatchRun(batch, SCOPE, run), task, TaskRole.SKIP, one, None)
+        for task, one in enumerate(rows)
     ]
     return cluster.run(batches.commit(reports, records_empty=False, compare=compare))
 

@@ -434,3 +434,25 @@ def test_an_id_that_is_being_taken_over_is_asked_for_again_and_a_topic_that_is_m
     assert client.run(init_producer("id"), 500) == ProducerEpoch(5, 2)
     with pytest.raises(ConfigurationError, match=r"transaction\.progress\.topic"):
         client.run(step(RecordOffsets("id", ProducerEpoch(5, 2), "g", ((partition, "marker"),))), 500)
+
+
+def test_started_steps_are_not_sent_again_and_known_brokers_are_not_looked_up() -> None:
+    """Catches: a marker that waited for the rows, and tasks that looked up what planning had found."""
+    sent: list[tuple[int, int]] = []
+
+    def answer(node: int, api: int) -> PartitionErrors:
+        sent.append((node, api))
+        return PartitionErrors({PLACE: kafka_errors.NONE})
+
+    network = Network(answer)
+    first = connected(network)
+    first.run(step(RecordOffsets("id", ProducerEpoch(5, 2), "g", ((PLACE, "marker"),))), 500)
+    described = network.described
+    client = network.client()
+    client.learn(first.known)
+    steps = step(RecordOffsets("id", ProducerEpoch(5, 2), "g", ((PLACE, "marker"),)))
+    client.start(steps, 0, 500)
+    assert sent == [(1, apis.TXN_OFFSET_COMMIT)] * 2
+    assert client.run(steps, 500) == (None,)
+    assert len(sent) == 2
+    assert network.described == described

@@ -13,7 +13,7 @@ import pytest
 from kafka_sink.transactions import __main__ as command
 from kafka_sink.transactions import batch as batches
 from kafka_sink.transactions import driver
-from kafka_sink.transactions.batch import AttemptReport, TaskHandover, TaskRole
+from kafka_sink.transactions.batch import AttemptReport, BatchRun, TaskHandover, TaskRole
 from kafka_sink.transactions.decision import BatchIdentity, RowsDigest
 from kafka_sink.transactions.operations import (
     LAST_EPOCH,
@@ -202,7 +202,7 @@ def test_a_decision_without_parts_is_recorded_anew_like_others() -> None:
     cluster = Cluster()
     cluster.kafka.now_ms = 1_000
     run, batch = cluster.plan(), BatchIdentity.of_application("nightly", "t", 1)
-    empty = AttemptReport(run.run(SCOPE, batch), 0, TaskRole.WRITE, RowsDigest(), None)
+    empty = AttemptReport(BatchRun(batch, SCOPE, run), 0, TaskRole.WRITE, RowsDigest(), None)
     cluster.run(batches.commit([empty], records_empty=True))
     cluster.kafka.now_ms = 2_000
     for _ in range(2):

@@ -57,7 +57,7 @@ def job_on(
     options = parse(raw).options
     network = NetworkClient(options, monotonic_ms)
     client = clients.enter_context(closing(TransactionClient(options, network)))
-    return Job(options, client, Scope(prefix, topic, 2)), network
+    return Job(options, client, Scope(prefix, topic, 2), clients), network
 
 
 def coordinator_of(run: Job, name: str) -> int:

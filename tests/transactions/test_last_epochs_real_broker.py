@@ -216,7 +216,7 @@ def _near_the_end(kafka: LocalBroker, protocol: int) -> Iterator[Callable[[str, 
                 raw["kafka.transaction.timeout.ms"] = "5000"
             options = parse({**raw, "delivery.guarantee": "exactly-once"}).options
             client = clients.enter_context(closing(TransactionClient(options)))
-            return Job(options, client, Scope(f"prefix-{topic}", topic, 2))
+            return Job(options, client, Scope(f"prefix-{topic}", topic, 2), clients)
 
         epochs = {}
         for kind, epoch in [case[1:] for case in _CASES if case[0] == protocol]:

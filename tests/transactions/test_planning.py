@@ -20,7 +20,8 @@ from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import parse
 from kafka_sink.spark_application import KEPT, SparkApplication, planning_for
 from kafka_sink.transactions import planning
-from kafka_sink.transactions.batch import BatchOutcome, TaskHandover
+from kafka_sink.transactions.batch import AttemptReport, BatchOutcome, BatchRun, TaskHandover, TaskRole
+from kafka_sink.transactions.decision import BatchIdentity, LastDecision, RowsDigest
 from kafka_sink.transactions.driver import Ownership
 from kafka_sink.transactions.operations import (
     EndTransaction,
@@ -42,12 +43,16 @@ def prefix(raw: dict[str, str] | None = None, *, is_streaming: bool = False, **o
     return planned.scope.prefix
 
 
-def by(run: Callable[..., Any]) -> Clients:
+def by(run: Callable[..., Any], left_out: frozenset[int] = frozenset()) -> Clients:
     """Clients that run the steps of planning, commit and abort by this."""
     client: Any = SimpleNamespace(
-        run=lambda steps, *_, **__: run(steps), partitions=lambda *_: 1, protocol="transaction protocol 2"
+        run=lambda steps, *_, **__: run(steps),
+        partitions=lambda *_: 1,
+        protocol="transaction protocol 2",
+        left_out=left_out,
+        known=None,
     )
-    return lambda _: nullcontext(client)
+    return lambda *_: nullcontext(client)
 
 
 def take_over(name: str, clients: Clients, now_ms: float = 0.0) -> PlannedTransactions:
@@ -192,6 +197,47 @@ def test_the_log_names_a_prefix_once_in_an_application(caplog: pytest.LogCapture
         for _ in "ab":
             take_over("other", clients)
     assert len(caplog.messages) == 3, "it would be named in every micro-batch"
+
+
+def micro_batch(clients: Clients, topic: str = "t", *, is_repeated: bool = True) -> TaskHandover | None:
+    """What planning hands to the tasks of a micro-batch."""
+    options = parse({**BASE, "topic": topic, "transactional.id.prefix": "p"}).options
+    planned = planning.plan(
+        options, {}, is_streaming=True, for_tasks=True, is_repeated=is_repeated, clients=clients
+    )
+    return planned.handover
+
+
+def test_planning_asks_no_broker_right_after_a_commit_that_left_nothing_open(tmp_path: Path) -> None:
+    """The note of a commit serves one planning, and only while it is fresh."""
+    ours, taken = ProducerEpoch(1, 7), ProducerEpoch(1, 9)
+    scope = Scope("p-query", "t", 1, "t")
+    handover = TaskHandover(ours, LastDecision(3, "query x"))
+    run = BatchRun(BatchIdentity.of_query("x", 2), scope, handover)
+    report = AttemptReport(run, 0, TaskRole.WRITE, RowsDigest(), None)
+    asks = by(lambda _: Ownership(taken))
+
+    def committed(left_out: frozenset[int] = frozenset()) -> None:
+        outcome = by(lambda _: BatchOutcome(next_handover=handover), left_out)
+        planning.commit(parse(BASE).options, PlannedTransactions(scope), [report], outcome)
+
+    def epoch_of(topic: str = "t", *, is_repeated: bool = True) -> ProducerEpoch:
+        given = micro_batch(asks, topic, is_repeated=is_repeated)
+        assert given is not None
+        return given.driver_epoch
+
+    committed()
+    assert [epoch_of(), epoch_of()] == [ours, taken]
+    committed(left_out=frozenset({1}))
+    assert epoch_of() == taken
+    committed()
+    assert epoch_of("other") == taken
+    committed()
+    assert epoch_of(is_repeated=False) == taken
+    committed()
+    for note in tmp_path.iterdir():
+        os.utime(note, times=(time.time() - 3600,) * 2)
+    assert epoch_of() == taken
 
 
 def test_rows_that_name_their_topics_need_a_topic_for_progress() -> None:

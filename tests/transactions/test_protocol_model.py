@@ -312,7 +312,7 @@ WRONG: dict[str, tuple[str, dict[str, Any]]] = {
     "repair of other tasks": (_OTHER_TASKS, {"commit": repairs_whatever_the_tasks_are}),
     "expired progress markers taken for missing": ("weeks", {"take_over": takes_expired_markers_for_missing}),
     "ids without a transaction left to their tasks": (_CRASHES, {"commit": ends_only_what_is_open}),
-    "no progress marker": (_DRIVERS, {"finish": leaves_no_marker}),
+    "no progress marker": (_DRIVERS, {"mark": leaves_no_marker}),
     "what is lost counts as written": ("versions of applications", {"commit": counts_what_is_lost}),
     "a decision that is reported late is not waited for": (
         "versions of applications, offsets reported late",

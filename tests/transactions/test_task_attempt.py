@@ -3,29 +3,43 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from kafka_sink.clock import monotonic_ms
 from kafka_sink.errors import TransactionError
+from kafka_sink.transactions.batch import TaskHandover
+from kafka_sink.transactions.client import PROTOCOL_2
 from kafka_sink.transactions.decision import BatchIdentity, Part, RowsDigest
-from kafka_sink.transactions.operations import ProducerEpoch
-from kafka_sink.transactions.task_attempt import OpenTime
+from kafka_sink.transactions.operations import ProducerEpoch, Scope
+from kafka_sink.transactions.task_attempt import TaskAttempt
 from tests.support.transaction_steps import Cluster
 
 
-def test_a_task_warns_once_when_half_of_its_transactions_time_is_over() -> None:
-    one = OpenTime(900_000)
-    assert one.problem(1e9) is None, "nothing is open before the first row"
-    one.on_begin(1_000)
-    assert one.problem(451_000) is None
-    said = one.problem(452_000)
-    assert said is not None
-    assert "has been open for 451 s" in said
-    assert "kafka.transaction.timeout.ms = 900000 ms" in said
-    assert one.problem(800_000) is None
-    without_limit = OpenTime(math.inf)
-    without_limit.on_begin(0)
-    assert without_limit.problem(1e12) is None
+def test_a_task_warns_once_when_half_of_its_transactions_time_is_over(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    client: Any = SimpleNamespace(
+        run=lambda _, *__: (0, ProducerEpoch(5, 0)), start=lambda *_: None, protocol=PROTOCOL_2
+    )
+    handover, batch = TaskHandover(ProducerEpoch(1, 0)), BatchIdentity.of_query("x", 0)
+
+    def warned_at(timeout_ms: float, *after_ms: float) -> list[str]:
+        attempt = TaskAttempt(client, Scope("p", "t", 1), handover, batch, 0, 0, (), 1.0, timeout_ms)
+        attempt.warn_if_open_long(1e15)
+        attempt.begin(lambda *_: None)
+        began_ms = monotonic_ms()
+        caplog.clear()
+        for passed_ms in after_ms:
+            attempt.warn_if_open_long(began_ms + passed_ms)
+        return caplog.messages
+
+    (warning,) = warned_at(900_000, 440_000, 452_000, 800_000)
+    assert "has been open for 452 s" in warning
+    assert "kafka.transaction.timeout.ms = 900000 ms" in warning
+    assert not warned_at(math.inf, 1e12)
 
 
 def test_a_stage_that_runs_again_does_not_end_what_its_first_run_has_written() -> None:

@@ -62,7 +62,7 @@ def write(options: SinkOptions, number: int, checkpoint: str) -> str:
         with task_producer(options, ColumnPlan.of([("value", "binary")], "rows")) as producer:
             for one in attempt.rows(rows, producer.begin_transaction):
                 producer.send(one)
-            assert producer.finish().records == 100
+            assert producer.finish(attempt.mark).records == 100
         report = attempt.finish()
     return str(planning.commit(options, planned, [report]))
 
