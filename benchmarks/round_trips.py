@@ -20,12 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.slow_responses import LateProxy
+from benchmarks.far_brokers import FarProxy
 from benchmarks.streaming import await_batches
 from benchmarks.surroundings import parser_of, spark_session
 from kafka_sink.network.apis import APIS
 from local_kafka import LocalBroker
-from tests.support.proxy import RESPONSE, frames
+from tests.support.proxy import REQUEST, RESPONSE, frames
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -67,13 +67,14 @@ class Log:
         return [one for one in exchanges if one.answered_s and not one.api.startswith(_BESIDE)]
 
 
-class LoggedProxy(LateProxy):
-    """A LateProxy that records the requests."""
+class LoggedProxy(FarProxy):
+    """A FarProxy that records the requests."""
 
-    def __init__(self, target: tuple[str, int], delay_s: float, log: Log) -> None:
+    def __init__(self, target: tuple[str, int], round_trip_s: float, log: Log) -> None:
         self._log = log
         self._seen: dict[Any, dict[int, Exchange]] = {}
-        super().__init__(target, delay_s)
+        super().__init__(target)
+        self.round_trip_s = round_trip_s
 
     def _questions(self, pair: Any) -> None:
         received = bytearray()
@@ -84,13 +85,13 @@ class LoggedProxy(LateProxy):
                 api_key, version, correlation = struct.unpack_from(">hhi", frame, 4)
                 pair.asked[correlation] = (api_key, version)
                 open_ones[correlation] = self._log.sent(pair, self.target[1], api_key, version)
-            pair.broker.sendall(data)
+            self._forward(pair.broker, data, REQUEST)
 
     def _forward(self, sink: Any, data: bytes, direction: str) -> None:
         if direction == RESPONSE:
             exchange = self._seen[sink].pop(int.from_bytes(data[4:8], "big"), None)
             if exchange is not None:
-                exchange.answered_s = time.monotonic() + self._delay_s
+                exchange.answered_s = time.monotonic() + self.round_trip_s / 2
         super()._forward(sink, data, direction)
 
 

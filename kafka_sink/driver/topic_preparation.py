@@ -53,8 +53,8 @@ def prepare_topic(
         closes.callback(client.close)
         update = TopicPreparation(options, client, named_topics(options)).run()
         if keep is not None:
-            closes.pop_all()
             keep(client.network, update)
+            closes.pop_all()
     return None if options.topic is None else snapshot_of(update, options.topic)
 
 

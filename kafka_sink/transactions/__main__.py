@@ -45,7 +45,8 @@ Shows and ends what the transactions of a transactional.id.prefix have left behi
   abandon   is also for such a batch. It counts the batch as written as it is: readers see no row twice, and
             never see the missing rows.
 
-All but list take the prefix over: a query or job that runs with it fails.
+All but list take the prefix over: a query or job that runs with it fails. A query between two micro-batches
+may fail as well, so stop it first.
 The exit code is 0 if it was done, 1 if not, and 2 if a batch stays incomplete.
 """
 

@@ -73,13 +73,15 @@ class BatchRun:
 class TaskHandover:
     """What planning gives to tasks: the decision's driver epoch, and a summary of the last decision.
 
-    ``planned_ms`` is the time of planning by the driver's clock.
+    ``planned_ms`` is the time of planning by the driver's clock. ``taken_over_ms`` is that of the last
+    planning that took the ids over.
     """
 
     driver_epoch: ProducerEpoch
     last: LastDecision = field(default_factory=LastDecision)
     incomplete: Incomplete | None = None
     planned_ms: int = -1
+    taken_over_ms: int = -1
 
     @classmethod
     def of(cls, scope: Scope, ownership: Ownership, now_ms: float) -> TaskHandover:
@@ -91,7 +93,7 @@ class TaskHandover:
             batch = None if ownership.unknown else decision.batch
             broken = Incomplete(batch, ownership.missing, problem)
         last = LastDecision() if decision is None else decision.summary
-        return cls(ownership.driver_epoch, last, broken, round(now_ms))
+        return cls(ownership.driver_epoch, last, broken, round(now_ms), round(now_ms))
 
     def role(self, batch: BatchIdentity, task: int, *, in_query: bool = False) -> TaskRole:
         """Return what a task does with its rows of this batch.
@@ -231,13 +233,16 @@ def commit(
     planned_ms = run.handover.planned_ms
     decision = replace(decision, began_ms=max(min(began, default=planned_ms), planned_ms))
     aborted, next_epoch = yield from driver.decide(run.scope, run.driver_epoch, decision, parts)
+    next_handover = None
+    if next_epoch is not None:
+        next_handover = replace(run.handover, driver_epoch=next_epoch, last=decision.summary, incomplete=None)
     return BatchOutcome(
         committed=len(parts),
         aborted=aborted,
         began_ms=decision.began_ms if parts else -1,
         repaired=run.is_repair,
         doubt=_doubt(run.batch, run.last) if parts else "",
-        next_handover=None if next_epoch is None else TaskHandover(next_epoch, decision.summary),
+        next_handover=next_handover,
     )
 
 

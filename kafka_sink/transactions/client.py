@@ -19,6 +19,7 @@ from kafka_sink.model import MetadataUpdate, Node, TopicPartition
 from kafka_sink.network import apis, requests, transaction_requests
 from kafka_sink.network.blocking import BlockingCalls, Call, KeyType, awaited
 from kafka_sink.network.broker_connection import BrokerConnection
+from kafka_sink.network.broker_protocol import ConnectionState
 from kafka_sink.network.client import NetworkClient
 from kafka_sink.options import SinkOptions
 from kafka_sink.transactions import operations as ops
@@ -87,6 +88,7 @@ class KnownBrokers:
 
     nodes: tuple[Node, ...]
     coordinators: Mapping[tuple[KeyType, str], int]
+    protocol: int
 
 
 @dataclass(slots=True, eq=False)
@@ -110,10 +112,10 @@ class TransactionClient(BlockingCalls):
     ) -> None:
         super().__init__(options, network, clock_ms)
         self._speak(PROTOCOL_2)
+        self._knows_protocol = False
         self.network.on_disconnected = self._on_disconnected
         backoff_ms = min(options.retry_backoff_ms, 20)
         self._backoff = ExponentialBackoff(backoff_ms, options.retry_backoff_max_ms, RANDOM.random)
-        self._knows_protocol = False
         # What ``start`` has sent: the steps, and the answers of the first of them.
         self._started: tuple[ops.TransactionSteps[Any], list[_StepAnswer]] | None = None
         # Kafka's coordinators: the broker for each kind of key and name that brokers have returned.
@@ -137,13 +139,23 @@ class TransactionClient(BlockingCalls):
 
     @property
     def known(self) -> KnownBrokers:
-        return KnownBrokers(tuple(self.nodes.values()), dict(self.coordinators))
+        return KnownBrokers(tuple(self.nodes.values()), dict(self.coordinators), self.protocol)
 
     def learn(self, known: KnownBrokers) -> None:
         """Use what another client has found, if this one has found nothing yet."""
         if not self.nodes:
             self._set_nodes(known.nodes)
             self.coordinators = dict(known.coordinators)
+            self._speak(known.protocol)
+
+    def take_connections(self, update: MetadataUpdate) -> None:
+        """Use the network's connections, over which this metadata has just arrived. Raises BrokerVersionError
+        if brokers are too old."""
+        self.on_metadata(update)
+        connections = self.network.connections.values()
+        ready = next((one for one in connections if one.state is ConnectionState.READY), None)
+        if ready is not None:
+            self._require(ready)
 
     def on_metadata(self, update: MetadataUpdate) -> None:
         """Take the brokers and the numbers of partitions of a Metadata response that has just arrived."""
@@ -236,9 +248,8 @@ class TransactionClient(BlockingCalls):
 
     def _send(self, call: Call, connection: BrokerConnection, now_ms: float) -> None:
         # All requests of a step use one protocol, even while brokers change from protocol 1 to 2.
-        if call.api == apis.METADATA or not self._knows_protocol:
+        if call.api == apis.METADATA:
             self._require(connection)
-            self._knows_protocol = True
         super()._send(call, connection, now_ms)
 
     def _awaited(self) -> str:
@@ -269,7 +280,8 @@ class TransactionClient(BlockingCalls):
     def _begun(self, operations: tuple[ops.Operation, ...]) -> list[_StepAnswer]:
         """Prepare the calls for the operations of one step."""
         self.calls, self._soon = [], []  # a step that failed may have left some
-        if not self.nodes:
+        if not self.nodes or not self._knows_protocol:
+            # Which calls an operation needs depends on the protocol.
             self._describe_cluster()
         self._forget_coordinators(operations)
         answers = [_StepAnswer() for _ in operations]
@@ -309,6 +321,7 @@ class TransactionClient(BlockingCalls):
 
     def _speak(self, protocol: int) -> None:
         self.protocol, self._versions = protocol, _VERSIONS[protocol]
+        self._knows_protocol = True
 
     def _forget_coordinators(self, operations: tuple[ops.Operation, ...]) -> None:
         """Forget coordinators that may have been replaced unawares, so that other brokers are asked."""

@@ -58,7 +58,8 @@ _ANY_QUERY = "-query"
 _MAX_IDLE_CLIENTS = 2
 # How old the note of a commit may be if planning relies on it. In a longer pause somebody may have run
 # kafka-chunked-transactions, which fences the driver. Planning then takes the ids over again, while a batch
-# that relies on an old note would fail.
+# that relies on an old note would fail. Planning also does so at least every metadata.max.age.ms, to ask
+# brokers that have joined since what is open, and to see the topic's new partitions.
 _NOTE_LASTS_S = 60.0
 
 
@@ -126,7 +127,7 @@ def keep_connections(options: SinkOptions, network: NetworkClient, update: Metad
     from kafka_sink.transactions.client import TransactionClient
 
     client = TransactionClient(options, network)
-    client.on_metadata(update)
+    client.take_connections(update)
     _keep(options, client)
 
 
@@ -179,11 +180,12 @@ def plan(
     if not for_tasks:
         # Decisions and progress markers are found even if the number of partitions is not known.
         return PlannedTransactions(Scope(name, topic, 1), batch)
-    note = _take_note(options, name) if is_repeated else None
-    if note is not None and (note.scope.topic, note.scope.target) == (topic, options.topic or ""):
-        scope, handover, brokers = note.scope, replace(note.handover, planned_ms=round(clock_ms())), None
+    scope, now_ms = Scope(name, topic, 1, options.topic or ""), clock_ms()
+    # Nobody else may use the note, even if this planning does not.
+    note = _take_note(options, name)
+    if is_repeated and note is not None and note.holds_for(scope, now_ms, options.metadata_max_age_ms):
+        scope, handover, brokers = note.scope, replace(note.handover, planned_ms=round(now_ms)), None
     else:
-        scope = Scope(name, topic, 1, options.topic or "")
         scope, handover, brokers = _take_over(options, scope, clients, clock_ms)
     if batch is not None:
         # This raises before tasks start. Otherwise each task would raise it, and Spark would retry them all.
@@ -226,8 +228,10 @@ def commit(
         compare = options.transaction_rerun_compare
         steps = batches.commit(reports, records_empty=records_empty, compare=compare)
         outcome = client.run(steps, options.delivery_timeout_ms, "kafka.delivery.timeout.ms")
-        # A broker that did not respond may know of open transactions.
-        next_handover = None if client.left_out else outcome.next_handover
+        # A broker that did not respond may know of open transactions. With protocol 1, a group's coordinator
+        # may show a decision some time after the commit, and then also offsets that were recorded meanwhile.
+        is_sure = client.protocol == 2 and not client.left_out
+        next_handover = outcome.next_handover if is_sure else None
     if next_handover is not None:
         note = CommitNote(reports[0].run.scope, next_handover)
         spark_application.note(_note_key(options, note.scope.prefix), msgspec.json.encode(note).decode())
@@ -252,6 +256,8 @@ def abort(options: SinkOptions, planned: PlannedTransactions, clients: Clients =
     If another driver has taken over, this does nothing, because that driver ends them. Raises what ``plan``
     raises.
     """
+    # The commit may have failed after it had left a note, whose epoch ends here.
+    spark_application.forget(_note_key(options, planned.scope.prefix))
     driver_epoch = _remembered_driver_epoch(planned)
     if driver_epoch is None:
         return BatchOutcome()
@@ -299,6 +305,11 @@ class CommitNote:
 
     scope: Scope
     handover: TaskHandover
+
+    def holds_for(self, scope: Scope, now_ms: float, max_age_ms: float) -> bool:
+        """Whether planning may use it for this writer, whose number of partitions it does not know."""
+        is_same = replace(self.scope, partitions=scope.partitions) == scope
+        return is_same and 0 <= now_ms - self.handover.taken_over_ms < max_age_ms
 
 
 def _note_key(options: SinkOptions, prefix: str) -> str:

@@ -32,13 +32,17 @@ def topic_on(driver: Driver, node_id: int = -1) -> TopicMetadata:
     def asked() -> TopicMetadata | None:
         body = [requests.encode_metadata(12, (TOPIC,), True)]
         driver.events.clear()
+        driver.connect(node_id)
         driver.send(request(apis.METADATA, 12, body), node_id, name="topic")
         update = driver.event(Responded, "topic").response.update
         driver.client.set_addresses(update.nodes)
         led = [topic for topic in update.topics if all(p.leader >= 0 for p in topic.partitions)]
         return led[0] if led else None
 
-    return until(asked, "the topic", 30, 0.1)
+    topic = until(asked, "the topic", 30, 0.1)
+    # The connection to a bootstrap address may have become the broker's.
+    driver.connect(node_id)
+    return topic
 
 
 def appended(driver: Driver, version: int, body: list[bytes | memoryview], node_id: int = -1) -> Any:

@@ -20,7 +20,7 @@ class WholeProducer(FakeProducer):
     def abort(self, cause: Exception) -> None:
         raise cause
 
-    def finish(self) -> TaskResult:
+    def finish(self, _meanwhile: object = None) -> TaskResult:
         return TaskResult(records=len(self.values))
 
 

@@ -456,3 +456,23 @@ def test_started_steps_are_not_sent_again_and_known_brokers_are_not_looked_up() 
     assert client.run(steps, 500) == (None,)
     assert len(sent) == 2
     assert network.described == described
+
+
+def test_a_client_that_learns_the_brokers_also_learns_their_protocol() -> None:
+    """Catches: with protocol 1 each job's decision was refused, because its group was not added first."""
+    sent: list[int] = []
+
+    def answer(_node: int, api: int) -> Any:
+        sent.append(api)
+        return AddOffsetsResponse(0) if api == apis.ADD_OFFSETS_TO_TXN else PartitionErrors({PLACE: 0})
+
+    network = Network(answer)
+    for connection in network.connections.values():
+        connection.protocol.features["transaction.version"] = 1
+    record = RecordOffsets("id", ProducerEpoch(5, 2), "g", ((PLACE, "decision"),))
+    first = connected(network)
+    first.run(step(record), 500)
+    client = network.client()
+    client.learn(first.known)
+    assert client.run(step(record), 500) == (None,)
+    assert sent == [apis.ADD_OFFSETS_TO_TXN, apis.TXN_OFFSET_COMMIT] * 2

@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from kafka_sink.clock import wall_ms
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import parse
 from kafka_sink.spark_application import KEPT, SparkApplication, planning_for
@@ -43,12 +45,12 @@ def prefix(raw: dict[str, str] | None = None, *, is_streaming: bool = False, **o
     return planned.scope.prefix
 
 
-def by(run: Callable[..., Any], left_out: frozenset[int] = frozenset()) -> Clients:
+def by(run: Callable[..., Any], left_out: frozenset[int] = frozenset(), protocol: int = 2) -> Clients:
     """Clients that run the steps of planning, commit and abort by this."""
     client: Any = SimpleNamespace(
         run=lambda steps, *_, **__: run(steps),
         partitions=lambda *_: 1,
-        protocol="transaction protocol 2",
+        protocol=protocol,
         left_out=left_out,
         known=None,
     )
@@ -209,16 +211,22 @@ def micro_batch(clients: Clients, topic: str = "t", *, is_repeated: bool = True)
 
 
 def test_planning_asks_no_broker_right_after_a_commit_that_left_nothing_open(tmp_path: Path) -> None:
-    """The note of a commit serves one planning, and only while it is fresh."""
+    """The note of a commit serves one planning, and only while it is fresh.
+
+    Catches: after an abort, and behind a write that took over, a micro-batch got an epoch that was over;
+    brokers that had joined were never asked what is open; and Kafka 3 showed the last decision too late.
+    """
     ours, taken = ProducerEpoch(1, 7), ProducerEpoch(1, 9)
     scope = Scope("p-query", "t", 1, "t")
-    handover = TaskHandover(ours, LastDecision(3, "query x"))
+    handover = TaskHandover(ours, LastDecision(3, "query x"), taken_over_ms=round(wall_ms()))
     run = BatchRun(BatchIdentity.of_query("x", 2), scope, handover)
     report = AttemptReport(run, 0, TaskRole.WRITE, RowsDigest(), None)
     asks = by(lambda _: Ownership(taken))
 
-    def committed(left_out: frozenset[int] = frozenset()) -> None:
-        outcome = by(lambda _: BatchOutcome(next_handover=handover), left_out)
+    def committed(
+        left_out: frozenset[int] = frozenset(), protocol: int = 2, handover: TaskHandover = handover
+    ) -> None:
+        outcome = by(lambda _: BatchOutcome(next_handover=handover), left_out, protocol)
         planning.commit(parse(BASE).options, PlannedTransactions(scope), [report], outcome)
 
     def epoch_of(topic: str = "t", *, is_repeated: bool = True) -> ProducerEpoch:
@@ -232,8 +240,15 @@ def test_planning_asks_no_broker_right_after_a_commit_that_left_nothing_open(tmp
     assert epoch_of() == taken
     committed()
     assert epoch_of("other") == taken
+    committed(protocol=1)
+    assert epoch_of() == taken
+    committed(handover=replace(handover, taken_over_ms=handover.taken_over_ms - 3_600_000))
+    assert epoch_of() == taken
     committed()
-    assert epoch_of(is_repeated=False) == taken
+    planning.abort(parse(BASE).options, PlannedTransactions(scope), by(lambda _: None))
+    assert epoch_of() == taken
+    committed()
+    assert [epoch_of(is_repeated=False), epoch_of()] == [taken, taken]
     committed()
     for note in tmp_path.iterdir():
         os.utime(note, times=(time.time() - 3600,) * 2)

@@ -247,7 +247,7 @@ def test_an_attempt_that_has_sent_nothing_yet_is_ended_too(job: Callable[..., Jo
         run = job()
         handover = run.take_over()
         began = run.run(task_attempt.begin_steps(run.scope, handover.driver_epoch, 0, 1))
-        slow, name = Part(0, *began, RowsDigest()), run.scope.task_id(0, 1)
+        slow, name = Part(0, began[0], began[1], RowsDigest()), run.scope.task_id(0, 1)
         assert run.run(describe(name))[name].state == "Empty"
         report = run.write(handover, 0, 0, ["0-0"])
         if ends == "commit":
