@@ -176,7 +176,7 @@ class TransactionClient(BlockingCalls):
     def start(self, steps: ops.TransactionSteps[Any], wait_ms: float, timeout_ms: float) -> None:
         """Send the first step, and wait for its responses for ``wait_ms`` at most. ``run`` then goes on."""
         self._allow(timeout_ms, "kafka.max.block.ms")
-        self._started = steps, self._begun(next(steps))
+        self._started = steps, self.begin_step(next(steps))
         until_ms = self._clock_ms() + wait_ms
 
         def advance(now_ms: float) -> float | None:
@@ -204,16 +204,16 @@ class TransactionClient(BlockingCalls):
                 answers = started[1]
             else:
                 self._distrusted = set()
-                answers = self._begun(next(steps))
+                answers = self.begin_step(next(steps))
             while True:
                 try:
-                    results = self._results(answers)
+                    results = self.await_step(answers)
                 except DeliveryError as error:
                     # The protocol decides what the error means for the batch.
                     wanted = steps.throw(error)
                 else:
                     wanted = steps.send(results)
-                answers = self._begun(wanted)
+                answers = self.begin_step(wanted)
         except StopIteration as stop:
             result: Result = stop.value
             return result
@@ -277,7 +277,7 @@ class TransactionClient(BlockingCalls):
         else:
             super()._on_response(call, response, now_ms)
 
-    def _begun(self, operations: tuple[ops.Operation, ...]) -> list[_StepAnswer]:
+    def begin_step(self, operations: tuple[ops.Operation, ...]) -> list[_StepAnswer]:
         """Prepare the calls for the operations of one step."""
         self.calls, self._soon = [], []  # a step that failed may have left some
         if not self.nodes or not self._knows_protocol:
@@ -289,7 +289,7 @@ class TransactionClient(BlockingCalls):
             self.calls += self._calls(answer, operation)
         return answers
 
-    def _results(self, answers: list[_StepAnswer]) -> tuple[Any, ...]:
+    def await_step(self, answers: list[_StepAnswer]) -> tuple[Any, ...]:
         """Wait until all calls are complete."""
 
         def advance(now_ms: float) -> float | None:

@@ -146,23 +146,23 @@ def pause(chance: random.Random, at_most_s: float) -> None:
 
 def die_before_commit(count: int) -> None:
     """This process commits one by one, and dies, as by kill -9, before the ``count``th task's transaction."""
-    begun, results = TransactionClient._begun, TransactionClient._results
+    begin_step, await_step = TransactionClient.begin_step, TransactionClient.await_step
     left = count
 
     def dying(self: TransactionClient, operations: tuple[Operation, ...]) -> list[Any]:
         nonlocal left
         if not any(_commits_a_task(one) for one in operations):
-            return begun(self, operations)
+            return begin_step(self, operations)
         answers: list[Any] = []
         for operation in operations:
             left -= 1
             if left == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
-            answers += (answer := begun(self, (operation,)))
-            results(self, answer)
+            answers += (answer := begin_step(self, (operation,)))
+            await_step(self, answer)
         return answers
 
-    TransactionClient._begun = dying  # type: ignore[method-assign]
+    TransactionClient.begin_step = dying  # type: ignore[method-assign]
 
 
 def _commits_a_task(operation: Operation) -> bool:
