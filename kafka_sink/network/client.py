@@ -16,6 +16,7 @@ from kafka_sink.errors import KafkaSinkError
 from kafka_sink.kafka_errors import REBOOTSTRAP_REQUIRED, error_of
 from kafka_sink.model import Node
 from kafka_sink.network import requests
+from kafka_sink.network.apis import PUSH_TELEMETRY
 from kafka_sink.network.broker_connection import BrokerConnection
 from kafka_sink.network.broker_protocol import ConnectionState, Request
 from kafka_sink.network.transport import PlaintextTransport, Resolver, resolve_host, start_lookup
@@ -129,11 +130,17 @@ class NetworkClient:
         """Make the connection to a bootstrap address the broker's, if that is also the broker's own address.
 
         This saves connecting and logging in a second time. The bootstrap address gets a new connection, which
-        is opened if it is needed again.
+        is opened if it is needed again. If the broker takes client metrics (KIP-714), the connection stays
+        apart: a broker handles the requests of a connection one after the other, so a metrics receiver that
+        hangs would hold up rows.
         """
         for index, connection in enumerate(self.bootstrap):
             at = connection.node
-            if (at.host, at.port) == (node.host, node.port) and connection.state is ConnectionState.READY:
+            if (
+                (at.host, at.port) == (node.host, node.port)
+                and connection.state is ConnectionState.READY
+                and PUSH_TELEMETRY not in connection.protocol.api_versions
+            ):
                 self.bootstrap[index] = self.connections[at.id] = self._new_connection(at)
                 connection.node = node
                 self.connections[node.id] = connection

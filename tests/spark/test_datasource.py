@@ -65,7 +65,7 @@ OPTIONS = {
     "kafka.bootstrap.servers=http://h:1": r"http:// in front of its address",
     "kafka.bootstrap.servers=h:1;i:2": r"has a ';' between its addresses",
     "kafka.bootstrap.servers=SSL://h:1": r"kafka\.security\.protocol is",
-    "kafka.value.serializer=x": r"bytes of the value column are sent",
+    "kafka.value.serializer=x": r"the column 'value' is sent as it is",
     "kafka.partitioner.class=x.Y": r"compute the partition in a column 'partition'",
     "kafka.transactional.id=x": r"delivery\.guarantee=exactly-once",
     "topic.partitions=4": r"no effect without topic\.create=true",
