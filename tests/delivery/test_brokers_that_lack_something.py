@@ -13,7 +13,7 @@ from kafka_sink.task.producer import Producer
 from kafka_sink.task.producer_cache import task_producer
 from tests.support.fake_broker import INIT_PRODUCER_ID, PRODUCE, FakeCluster
 from tests.support.fake_replies import error
-from tests.support.scripted_cluster import PLAN, rows, send, task_options
+from tests.support.scripted_cluster import PLAN, finish_with, rows, send, task_options
 
 UNSUPPORTED_VERSION, INVALID_REQUEST, UNSUPPORTED_COMPRESSION_TYPE = 35, 42, 76
 LOST = r"kafka\.enable\.idempotence=false.*written twice.*max\.in\.flight\.requests\.per\.connection=1"
@@ -69,6 +69,5 @@ def test_a_topic_that_takes_no_transactions_fails_the_task_by_what_it_may_be() -
     ):
         producer.begin_transaction("id", 7, 0)
         cluster.script(PRODUCE, error(INVALID_REQUEST))
-        producer.send(rows(0, 5))
         with pytest.raises(DeliveryError, match=r"INVALID_REQUEST.*diskless.*guarantee=at-least-once"):
-            producer.finish()
+            finish_with(producer, rows(0, 5))

@@ -27,7 +27,7 @@ from tests.support.commands import run
 from tests.support.fake_broker import METADATA, PRODUCE, FakeCluster
 from tests.support.fake_replies import Reply, error
 from tests.support.partitioners import row_batch
-from tests.support.scripted_cluster import PLAN, TOPIC, attempts, rows, task_options, written
+from tests.support.scripted_cluster import PLAN, TOPIC, attempts, finish_with, rows, task_options, written
 from tests.support.topics import read_topic, save
 from tests.support.waiting import until
 
@@ -369,9 +369,8 @@ def test_counts_of_a_failed_task_tell_rows_from_dead_letters() -> None:
         until(lambda: cluster.batches(DEAD_LETTERS, 0) and len(written(cluster)) == 4, "the dead letters")
         until(lambda: not requests_in_flight(producer), "the responses")
         cluster.script(PRODUCE, error(invalid_required_acks))
-        producer.send(rows(4, 5))
         with pytest.raises(DeliveryError) as caught:
-            producer.finish()
+            finish_with(producer, rows(4, 5))
     counts = (
         "4 rows acknowledged, 3 skipped (3 dead letters acknowledged), 5 failed, 0 sent without a response"
     )

@@ -19,7 +19,17 @@ from tests.support.fake_broker import METADATA, PRODUCE, FakeCluster
 from tests.support.fake_log import numbers_in
 from tests.support.fake_replies import SWALLOWED, Refuse, Reply, error
 from tests.support.partitioners import row_batch
-from tests.support.scripted_cluster import SECRET, TOPIC, attempts, marks, rows, send, task, written
+from tests.support.scripted_cluster import (
+    SECRET,
+    TOPIC,
+    attempts,
+    finish_with,
+    marks,
+    rows,
+    send,
+    task,
+    written,
+)
 from tests.support.surroundings import Environ
 from tests.support.waiting import until
 
@@ -197,9 +207,8 @@ def test_a_batch_that_expires_behind_a_quota_says_so() -> None:
         with task(cluster, delivery_timeout_ms=600, request_timeout_ms=500) as producer:
             producer.send(rows(0, 1))
             until(lambda: producer.acknowledged == producer.rows, "its acknowledgement")
-            producer.send(rows(1, 1))
             with pytest.raises(DeliveryError, match=r"throttled this task for 60\.0 s .*producer_byte_rate"):
-                producer.finish()
+                finish_with(producer, rows(1, 1))
 
 
 def test_delivery_timeout_after_a_send_fails_and_the_id_is_not_used_again(cluster: FakeCluster) -> None:

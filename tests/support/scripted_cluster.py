@@ -35,6 +35,12 @@ def keyless(number: int) -> pa.RecordBatch:
     return row_batch([b"<%d>" % number + b"x" * 2_000], [None])
 
 
+def finish_with(producer: Producer, batch: pa.RecordBatch) -> TaskResult:
+    """Send these last rows, and finish. Without linger, a failure of the rows can already end ``send``."""
+    producer.send(batch)
+    return producer.finish()
+
+
 def task_options(cluster: FakeCluster, **options: object) -> dict[str, str]:
     """Options as a user would write them; short backoffs, no linger."""
     raw = {
