@@ -46,7 +46,7 @@ SPARK, CONFLUENT, PYO3 = "to_{}, JVM sink", "confluent-kafka's serializer", "arr
 GOALS = ((OURS, SPARK.format("avro"), 1.0), (TUNE, SPARK.format("avro"), 0.8))
 # About the bytes of a row, for ``kafka_sink.tune``.
 ROW_BYTES = {FLAT: 120, NESTED: 350}
-# What serializers that take one row at a time write, of all rows.
+# The share of all rows that serializers write which take one row at a time.
 SHARE = 0.1
 _REGISTRY_JSON = "application/vnd.schemaregistry.v1+json"
 _SAMPLE = 10_000

@@ -68,7 +68,7 @@ _SAMPLE_S = 0.02
 _SHORTEST_S = 0.25
 # The top of the plot.
 _MOST_ROWS_S = 4e6
-# Of --rising.
+# The conditions of --rising.
 LOW_MS, HIGH_MS, RISE_S, STEPS = 5.0, 600.0, 60.0, 120
 
 
@@ -359,7 +359,7 @@ def _draw(axes: Any, jobs: dict[str, Any], shape: str, settings: str) -> None:
 
 
 def rising(smoke: bool) -> dict[str, Any]:
-    """What the breaker of each worker has written down while the round trip rises."""
+    """The events that the breaker of each worker recorded while the round trip rose."""
     rise_s = 2.0 if smoke else RISE_S
     load = Load(2000, 0.5, 0.5, rise_s, 1) if smoke else Load(20_000, 5, 5, rise_s, 20)
     prefix = muted_together.PREFIX

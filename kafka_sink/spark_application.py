@@ -29,7 +29,7 @@ from kafka_sink.libraries import foreign
 
 @dataclass(frozen=True, slots=True)
 class SparkApplication:
-    """What identifies an application on the driver's host.
+    """The identity of an application on the driver's host.
 
     ``local_dirs`` are Spark's folders of this application, separated by commas. ``driver_pid`` is the JVM
     that this process started; None if the JVM is an ancestor of this process. ``conf`` has all settings of
@@ -71,7 +71,7 @@ def local_dirs(environ: Mapping[str, str] = os.environ) -> str:
 
 _MAX_NOTE = 1 << 20
 _Result = TypeVar("_Result")
-# What this process keeps itself where no folder can be used: the time and the text of each event, oldest
+# Notes that this process keeps itself if no folder can be used: the time and the text of each event, oldest
 # first. A stream's planning and commit each run in one worker, so this still saves most repeated work. Each
 # step is one dictionary operation, so threads need no lock.
 KEPT: dict[str, tuple[float, str]] = {}
@@ -175,7 +175,7 @@ def _in_a_folder(key: str, use: Callable[[str], _Result]) -> _Result | None:
 
 
 def folder() -> str:
-    """A folder that belongs to the application alone; empty if there is none."""
+    """The path of a folder that belongs to the application alone; empty if no folder can be used."""
     return local_dirs().split(",")[0]
 
 

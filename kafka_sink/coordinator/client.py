@@ -113,8 +113,8 @@ class CoordinatorClient(threading.Thread):
 
     @property
     def is_connecting(self) -> bool:
-        """Whether a task should wait for the connection: there is none, but one is due, and attempts to
-        connect have not failed for as long as tasks wait. Any thread may ask.
+        """Whether a task should wait for the connection: it is not open, but an attempt is due, and attempts
+        to connect have not failed for as long as tasks wait. Any thread may ask.
 
         If a firewall drops what tasks send, an attempt takes ``connect_ms``, and no task waits for it again.
         """

@@ -276,7 +276,7 @@ class BrokerConnection:
         return len(self.protocol.in_flight)
 
     def waiting_ms(self, now_ms: float) -> float:
-        """How long the oldest request has been in flight; 0 if there is none."""
+        """How long the oldest request has been in flight, or 0 if no request is."""
         in_flight = self.protocol.in_flight
         return now_ms - in_flight[0].written_ms if in_flight else 0.0
 
@@ -321,7 +321,7 @@ class BrokerConnection:
         return True
 
     def next_response(self, now_ms: float) -> CompletedRequest | None:
-        """Return the next response to a request of the caller; None if there is none yet. Responses to
+        """Return the next response to a request of the caller, or None if none has arrived. Responses to
         ApiVersions and SASL requests make the connection ready and are not returned. Raises the errors of
         BrokerProtocol.next_response."""
         completed = self.protocol.next_response(now_ms)

@@ -222,7 +222,7 @@ class NetworkClient:
         return max(0.0, min((connection.connect_after_ms - now_ms for connection in idle), default=math.inf))
 
     def connected_with(self, api_keys: Set[int], now_ms: float) -> BrokerConnection | None:
-        """The least busy broker that supports these APIs and accepts a request now; None if there is none."""
+        """The least busy broker that supports these APIs and accepts a request now, or None."""
         ready = [
             connection
             for connection in self.connections.values()

@@ -30,7 +30,7 @@ from kafka_sink.transactions.operations import (
     prefix_of,
 )
 
-# The time that an action has, and the option that sets it: there is none.
+# The time limit of an action. No option sets it.
 _TIMEOUT = (60_000.0, "")
 _NEAR = 3
 _LONGEST = 10_000

@@ -25,7 +25,7 @@ LONG_OPEN = 0.5
 
 
 class TaskRole(Enum):
-    """What a task does with its rows. SKIP: they were written before, and are only compared."""
+    """How a task treats its rows. With SKIP, they were written before and are only compared."""
 
     WRITE = "write"
     SKIP = "skip"
@@ -45,7 +45,7 @@ class Incomplete:
 
 @dataclass(frozen=True, slots=True)
 class BatchRun:
-    """What all tasks of one job or micro-batch report identically: their batch and what planning gave them.
+    """The facts that all tasks of a job or micro-batch report alike: their batch and planning's handover.
 
     ``scope`` says where the tasks' progress markers are. The commit may run in another process, which may see
     more partitions of the topic by then.
@@ -71,7 +71,7 @@ class BatchRun:
 
 @dataclass(frozen=True, slots=True)
 class TaskHandover:
-    """What planning gives to tasks: the decision's driver epoch, and a summary of the last decision.
+    """The handover from planning to tasks: the decision's driver epoch, and a summary of the last decision.
 
     ``planned_ms`` is the time of planning by the driver's clock. ``taken_over_ms`` is that of the last
     planning that took the ids over.
@@ -122,7 +122,7 @@ class TaskHandover:
 
 @dataclass(frozen=True, slots=True)
 class AttemptReport:
-    """What a finished task reports to the commit. ``part`` is None if the task began no transaction.
+    """A finished task's report to the commit. ``part`` is None if the task began no transaction.
 
     ``began_ms`` is a time shortly before the transaction began, by the task's clock.
     """
@@ -137,7 +137,7 @@ class AttemptReport:
 
 @dataclass(frozen=True, slots=True)
 class BatchOutcome:
-    """What the commit, or the abort, of a batch did.
+    """The result of the commit, or the abort, of a batch.
 
     ``skipped`` is how many rows of ``batch`` were given but not written, because the batch was written
     before; None if it was not written before. ``compared``: the rows are known to be the same. ``repaired``:

@@ -84,7 +84,7 @@ _LOOK_UPS = frozenset({apis.METADATA, apis.FIND_COORDINATOR})
 
 @dataclass(frozen=True, slots=True)
 class KnownBrokers:
-    """What one client has found and hands to clients in other processes, which need not look it up again."""
+    """Brokers and coordinators that one client found. Clients in other processes need not look them up."""
 
     nodes: tuple[Node, ...]
     coordinators: Mapping[tuple[KeyType, str], int]
@@ -116,7 +116,7 @@ class TransactionClient(BlockingCalls):
         self.network.on_disconnected = self._on_disconnected
         backoff_ms = min(options.retry_backoff_ms, 20)
         self._backoff = ExponentialBackoff(backoff_ms, options.retry_backoff_max_ms, RANDOM.random)
-        # What ``start`` has sent: the steps, and the answers of the first of them.
+        # The steps that ``start`` began, and the pending answers of the first one.
         self._started: tuple[ops.TransactionSteps[Any], list[_StepAnswer]] | None = None
         # Kafka's coordinators: the broker for each kind of key and name that brokers have returned.
         self.coordinators: dict[tuple[KeyType, str], int] = {}

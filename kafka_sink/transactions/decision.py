@@ -109,8 +109,8 @@ class WrittenNumbers:
 
     ``runs`` are pairs (first, last) of consecutive numbers in ascending order, at most ``_MAX_RUNS``. If a
     number up to ``forgotten`` is in none of them, it is not known whether it was written. ``last`` is the
-    number that was written last, None if there is none; ``digest`` is the digest of its rows, and ``target``,
-    as in Scope, is their topic.
+    number that was written last, or None before the first; ``digest`` is the digest of its rows, and
+    ``target``, as in Scope, is their topic.
     """
 
     last: int | None = None
@@ -121,7 +121,7 @@ class WrittenNumbers:
 
     @property
     def highest(self) -> int:
-        """The highest number that was written, -1 if there is none."""
+        """The highest number that was written, or -1 if nothing was written."""
         return self.runs[-1][1] if self.runs else -1
 
     def __contains__(self, number: int) -> bool:

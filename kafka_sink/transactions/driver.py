@@ -65,7 +65,7 @@ _LOOKED_UP_TASKS = 64
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """What planning found, and the driver epoch with which the decision is written.
+    """The state that planning found, and the driver epoch with which the decision is written.
 
     ``unknown``: tasks of ``decision`` for which brokers have forgotten how their transactions ended.
     ``completed`` and ``aborted`` count the transactions that an earlier driver had left open and that this

@@ -65,7 +65,7 @@ _NOTE_LASTS_S = 60.0
 
 @dataclass(frozen=True)
 class PlannedTransactions:
-    """What planning gives to a write in transactions.
+    """The result of planning a write in transactions.
 
     ``batch`` is None for a stream, whose tasks learn their micro-batch from Spark. ``handover`` is None in a
     writer that only commits, because tasks' reports contain what it needs. ``brokers`` saves tasks and the
@@ -295,7 +295,7 @@ def abort_or_explain(
 
 @dataclass(frozen=True)
 class CommitNote:
-    """What a commit leaves for the planning of the next micro-batch, often in another process of the driver.
+    """A note from a commit to the planning of the next micro-batch, often in another process of the driver.
 
     Nothing of the batch is open, and ``handover`` has the driver epoch that the decision's EndTxn returned.
     No other driver has had this epoch. So tasks and the next decision fail if another driver takes over
