@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from local_kafka import LocalBroker
 from tests.support.proxy import ProxyCluster
 from tests.support.topics import save
-from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,14 +33,21 @@ def test_a_second_job_asks_for_no_metadata(spark: SparkSession, broker: LocalBro
     # The plan's and the coordinator's. Tasks on their own make 8 or more.
     assert asked[0] <= 5
     assert asked[-1] <= 2
-    # Those of other tests that run beside this one may just be starting.
-    until(coordinators_are_alone_in_their_groups, "alone in their groups", 10.0, poll_s=0.2)
+    assert coordinator_is_alone_in_its_group(of_driver(spark))
 
 
-def coordinators_are_alone_in_their_groups() -> bool:
-    """Python's daemon hangs up its process group, and Spark kills its workers: neither must reach them."""
+def of_driver(spark: SparkSession) -> int:
+    """The process id of the session's JVM, which its coordinator is started for."""
+    return int(spark._jvm.java.lang.ProcessHandle.current().pid())  # type: ignore[union-attr]
+
+
+def coordinator_is_alone_in_its_group(driver: int) -> bool:
+    """Python's daemon hangs up its process group, and Spark kills its workers: neither must reach it.
+
+    Other tests start coordinators at the same time, some of them in pytest's own group.
+    """
     shown = subprocess.run(["ps", "-axww", "-o", "pgid=,args="], capture_output=True, text=True)
     processes = [line.split(maxsplit=1) for line in shown.stdout.splitlines()]
-    coordinators = {group for group, args in processes if "-m kafka_sink.coordinator" in args}
-    others = {group for group, args in processes if "-m kafka_sink.coordinator" not in args}
-    return bool(coordinators) and not coordinators & others
+    of_it = ("-m kafka_sink.coordinator", f'"driver": [{driver}, ')
+    (group,) = (group for group, args in processes if all(text in args for text in of_it))
+    return [group for group, _ in processes].count(group) == 1
