@@ -25,7 +25,7 @@ from typing import Any
 
 from kafka_sink.clock import COORDINATOR_SILENCE_MS, REPORT_OUTCOMES_MS, ExponentialBackoff
 from kafka_sink.cluster.topic_state import MetadataSnapshot, TopicSnapshot
-from kafka_sink.coordinator.breaker import (
+from kafka_sink.coordinator.breaker_messages import (
     MAX_TARGETS,
     MAX_WAITING,
     Answer,

@@ -29,6 +29,10 @@ class TopicPartition(NamedTuple):
         return f"{self.topic}-{self.partition}"
 
 
+# A broker's id or a partition: what the circuit breaker mutes.
+Target = int | TopicPartition
+
+
 class CompressionType(IntEnum):
     """Codec ids, as in bits 0-2 of a V2 batch's attributes."""
 

@@ -5,65 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from enum import Enum
-from typing import TYPE_CHECKING
 
+from kafka_sink.breaker.health import Health, has_response, health_of
 from kafka_sink.breaker.interface import PartitionCircuitBreaker, ProducerStatusContext
+from kafka_sink.breaker.manager import CircuitBreakManager
 from kafka_sink.breaker.mutes import Evidence
 from kafka_sink.clock import CONFIRM_SILENCE_MS
 from kafka_sink.cluster.broker import FEW_RESPONSES, Broker
-from kafka_sink.errors import BrokerRefusedError, ConfigurationError, KafkaSinkError, ProtocolError
-from kafka_sink.kafka_errors import error_of
+from kafka_sink.errors import ConfigurationError
 from kafka_sink.model import TopicPartition
 from kafka_sink.options.parse import failure_rate_settings
 from kafka_sink.options.table import breaker_option_name
-
-if TYPE_CHECKING:
-    from kafka_sink.breaker.breaker import CircuitBreakManager
+from kafka_sink.outcomes import MIN_FAILURES, reaches
 
 _MAX_IN_FLIGHT = "max.in.flight.requests.per.connection"
 _REQUEST_TIMEOUT = "request.timeout.ms"
-
-
-class Health(Enum):
-    """NEUTRAL means that the error is about the batch, the metadata or the permissions, and not the
-    broker."""
-
-    HEALTHY = "healthy"
-    UNHEALTHY = "unhealthy"
-    NEUTRAL = "neutral"
-
-
-def has_response(exception: Exception | None) -> bool:
-    return exception is None or isinstance(exception, BrokerRefusedError)
-
-
-def health_of(exception: Exception | None) -> Health:
-    """What an error shows about the broker's health.
-
-    A missing response is a bad sign, unless the client itself gave up.
-    """
-    if exception is None:
-        return Health.HEALTHY
-    if isinstance(exception, BrokerRefusedError):
-        return Health.UNHEALTHY if error_of(exception.error_code).blames_broker else Health.NEUTRAL
-    if isinstance(exception, OSError | ProtocolError) or not isinstance(exception, KafkaSinkError):
-        return Health.UNHEALTHY
-    return Health.NEUTRAL
-
-
-# Fewer failures may be caused by a restart of the broker: one lost connection, and another when batches are
-# resent.
-MIN_FAILURES = 3
-
-
-def reaches(failed: float, total: float, trigger_perc: int) -> bool:
-    """Whether the rate of failed batches of a partition, or of tasks that see it fail, reaches
-    trigger.failure.perc."""
-    # Sums of fractions are not exact.
-    return failed * 100 >= trigger_perc * total - 1e-6
-
-
 # The limit for a broker's first response, as a multiple of slow.request.min.ms, while no other broker has
 # responded.
 _UNKNOWN_FACTOR = 6
@@ -191,7 +147,7 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
         partition = manager.partition(topic_partition)
         if partition is None or health_of(exception) is not Health.UNHEALTHY:
             return changed
-        failures, total = partition.outcomes(now_ms)
+        failures, total = partition.outcomes.count(now_ms)
         if (
             failures >= MIN_FAILURES
             and reaches(failures, total, self._settings.trigger_failure_perc)

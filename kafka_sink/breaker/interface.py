@@ -9,17 +9,14 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
 
+from kafka_sink.breaker.manager import CircuitBreakManager
+from kafka_sink.cluster.broker import Broker
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.model import TopicPartition
 from kafka_sink.options import SinkOptions
 from kafka_sink.options.table import breaker_option_name
 from kafka_sink.secret import HiddenValues
-
-if TYPE_CHECKING:
-    from kafka_sink.breaker.breaker import CircuitBreakManager
-    from kafka_sink.cluster.broker import Broker
 
 
 @dataclass

@@ -26,10 +26,8 @@ from dataclasses import dataclass, field
 from typing import SupportsIndex
 
 from kafka_sink.clock import WAITED_FOR_MS
-from kafka_sink.model import PartitionMetadata, TopicPartition
+from kafka_sink.model import PartitionMetadata, Target, TopicPartition
 from kafka_sink.options.values import topic_problem
-
-Target = int | TopicPartition
 
 
 def target_of(value: object) -> Target:

@@ -7,26 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
-from typing import TYPE_CHECKING
 
-from kafka_sink.breaker.failure_rate import Health, has_response, health_of
-from kafka_sink.breaker.mutes import (
-    NO_EVIDENCE,
-    NOTHING_MUTED,
-    Evidence,
-    Mute,
-    MuteChange,
-    MutedPartitions,
-    Target,
-)
+from kafka_sink.breaker.health import Health, has_response, health_of
+from kafka_sink.breaker.mutes import NO_EVIDENCE, NOTHING_MUTED, Evidence, Mute, MuteChange, MutedPartitions
 from kafka_sink.clock import WAITED_FOR_MS
+from kafka_sink.cluster.batch import ProducerBatch
 from kafka_sink.cluster.broker import Broker
-from kafka_sink.model import NO_LEADER, PartitionMetadata, TopicPartition
-
-if TYPE_CHECKING:
-    from kafka_sink.cluster.batch import ProducerBatch
-    from kafka_sink.cluster.metadata import ClusterMetadata
-    from kafka_sink.cluster.partition import Partition
+from kafka_sink.cluster.metadata import ClusterMetadata
+from kafka_sink.cluster.partition import Partition
+from kafka_sink.model import NO_LEADER, PartitionMetadata, Target, TopicPartition
 
 # The loss of the coordinator delays probes at most once in this many retry intervals.
 _DELAYS_APART = 5
@@ -103,7 +92,7 @@ class TaskMutes:
         for name in (target,) if isinstance(target, TopicPartition) else led:
             partition = self.partition(name)
             if partition is not None:
-                partition.forget_outcomes()
+                partition.outcomes.forget()
 
     @property
     def has_changes(self) -> bool:

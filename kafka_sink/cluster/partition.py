@@ -14,7 +14,6 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from kafka_sink.clock import OUTCOME_WINDOW_MS
 from kafka_sink.cluster.broker import Broker
 from kafka_sink.cluster.topic_limits import TopicLimits
 from kafka_sink.errors import KafkaSinkError
@@ -26,6 +25,7 @@ from kafka_sink.model import (
     PartitionMetadata,
     TopicPartition,
 )
+from kafka_sink.outcomes import RecentOutcomes
 from kafka_sink.records.batch_header import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE, ProducerSequence
 
 if TYPE_CHECKING:
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 _SEQUENCE_RANGE = 1 << 31
 # After this time a broker may have forgotten the producer. It is far below any producer.id.expiration.ms.
 _ESTABLISHED_MS = 300_000.0
-# Failures without a success in between count together if at most this much time lies between two of them.
-_STREAK_MS = 600_000.0
 
 
 # The first and the last offset.
@@ -94,11 +92,9 @@ class Partition:
 
     __slots__ = (
         *("_assigned", "_assigned_as", "_assigned_before_leader", "_led_by", "is_known_to_leader"),
-        *("_failed", "_failed_before", "_failed_ms", "_streak"),
-        *("_taken", "_taken_before", "_taken_ms", "_window_ends_ms"),
         *("taken_after_gap", "topic_id", "batches", "counts", "established_until_ms", "gap", "has_taken"),
         *("id", "in_flight", "last_offset", "leader", "limits", "metadata_version"),
-        *("needs_restart", "next_sequence", "producer", "restarts", "retry_at_ms"),
+        *("needs_restart", "next_sequence", "outcomes", "producer", "restarts", "retry_at_ms"),
         *("transaction", "unacknowledged"),
     )
 
@@ -123,13 +119,8 @@ class Partition:
         self._led_by: tuple[int, int, bytes | None] | None = None
         # Whether a broker has taken a batch of this producer.
         self.has_taken = False
-        # The numbers of batches that brokers took, and of failures, in the window that ends at
-        # ``_window_ends_ms`` and in the window before it.
-        self._taken = self._taken_before = self._failed = self._failed_before = 0
-        self._window_ends_ms = 0.0
-        # The failures since the last success, and when a success and a failure were last counted.
-        self._streak = 0
-        self._taken_ms = self._failed_ms = -math.inf
+        # The evidence of the breaker's failure rate.
+        self.outcomes = RecentOutcomes()
         # The number of the last transaction to which the partition was added, under protocol 1.
         self.transaction = 0
         # Counts of the current task; None until its first acknowledgement.
@@ -206,43 +197,6 @@ class Partition:
         self._assigned_before_leader = self._assigned
         self.is_known_to_leader = False
 
-    # -- outcomes: the evidence of the breaker's failure rate ------------------------------------------
-    #
-    # Batches are counted and not rows: a batch fails as a whole, so a batch of a thousand rows is no more
-    # evidence than a batch of ten. Batches in flight together count as at most one success and one failure,
-    # because a lost connection fails all of them for one reason.
-
-    def outcomes(self, now_ms: float) -> tuple[int, int]:
-        """The number of failures in the last seconds, and the number of failures and successes together."""
-        if now_ms >= self._window_ends_ms:
-            self._enter_window(now_ms)
-        failures = max(self._failed + self._failed_before, self._streak)
-        return failures, failures + self._taken + self._taken_before
-
-    def count_failure(self, sent_ms: float, now_ms: float) -> None:
-        """Count the failure of a batch that was sent at ``sent_ms``, if its error blames the broker."""
-        if sent_ms < self._failed_ms:
-            return
-        if now_ms >= self._window_ends_ms:
-            self._enter_window(now_ms)
-        self._streak = self._streak + 1 if now_ms - self._failed_ms < _STREAK_MS else 1
-        self._failed_ms = now_ms
-        self._failed += 1
-
-    def is_failing(self, now_ms: float) -> bool:
-        """Whether the last attempt failed recently, with an error that blames the broker."""
-        return self._streak > 0 and now_ms - self._failed_ms < 2 * OUTCOME_WINDOW_MS
-
-    def forget_outcomes(self) -> None:
-        self._taken = self._taken_before = self._failed = self._failed_before = self._streak = 0
-
-    def _enter_window(self, now_ms: float) -> None:
-        """Start a new window, because the current one has ended."""
-        follows = now_ms < self._window_ends_ms + OUTCOME_WINDOW_MS
-        self._taken_before, self._failed_before = (self._taken, self._failed) if follows else (0, 0)
-        self._taken = self._failed = 0
-        self._window_ends_ms = (now_ms // OUTCOME_WINDOW_MS + 1) * OUTCOME_WINDOW_MS
-
     # -- sequences ----------------------------------------------------------------------------------
 
     def may_send(self, batch: ProducerBatch, now_ms: float) -> bool:
@@ -297,12 +251,7 @@ class Partition:
         """Record that the broker has the batch, which was sent at ``sent_ms``. ``last_offset`` is the offset
         of its last record; -1 if it is unknown."""
         self.has_taken = True
-        self._streak = 0
-        if sent_ms >= self._taken_ms:
-            if now_ms >= self._window_ends_ms:
-                self._enter_window(now_ms)
-            self._taken_ms = now_ms
-            self._taken += 1
+        self.outcomes.on_success(sent_ms, now_ms)
         self.established_until_ms = now_ms + _ESTABLISHED_MS
         self.taken_after_gap |= self.gap is not None and self._is_after_gap(batch)
         self.last_offset = max(self.last_offset, last_offset)

@@ -1,4 +1,4 @@
-"""The circuit breaker (KIP-693) that all tasks of a job share: the messages, and a task's side of it.
+"""The circuit breaker (KIP-693) that all tasks of a job share: a task's side of it.
 
 A task reports the partitions that fail for it, and the mutes that it decided on its own evidence. The
 coordinator asks other tasks, mutes targets for all tasks, and lets one task probe each target in each
@@ -11,34 +11,29 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
+from typing import TypeVar
 
-from msgspec import Meta
-
-from kafka_sink.breaker.breaker import CircuitBreakManager
-from kafka_sink.breaker.failure_rate import has_response
-from kafka_sink.breaker.mutes import MuteChange, Target
+from kafka_sink.breaker.health import has_response
+from kafka_sink.breaker.manager import CircuitBreakManager
+from kafka_sink.breaker.mutes import MuteChange
 from kafka_sink.clock import RANDOM, REPORT_OUTCOMES_MS
-from kafka_sink.coordinator.schema import (
-    Channel,
-    Count,
-    Message,
-    Ms,
-    NodeId,
-    ServiceScope,
-    Text,
-    Topic,
-    cut,
-    receives,
+from kafka_sink.coordinator.breaker_messages import (
+    MAX_TARGETS,
+    MAX_WAITING,
+    Answer,
+    MuteChanges,
+    Mutes,
+    Outcomes,
+    OwnMute,
+    PartitionOutcome,
+    Probe,
+    Question,
+    Waiting,
+    Watch,
 )
-from kafka_sink.model import TopicPartition
+from kafka_sink.coordinator.schema import Channel, Message, ServiceScope, cut, receives
+from kafka_sink.model import Target, TopicPartition
 
-# The coordinator shares no more mutes than this. Tasks keep further mutes to themselves.
-MAX_MUTES = 10_000
-# Targets in one message of a task, which has room for this many of the longest names and reasons.
-MAX_TARGETS = 400
-# Muted partitions for which one task reports that it has rows. Other tasks report other partitions.
-MAX_WAITING = 100
 # After a mute ends, one task sends again, one step later two more tasks, then four, and so on.
 _RAMP_STEP_MS = 100.0
 # Each task adds this much to the time over which all tasks spread their reports. The first reports suffice,
@@ -48,124 +43,6 @@ _SPREAD_MS = 0.3
 _OFFER_AGAIN_MS = 10_000.0
 
 _T = TypeVar("_T")
-
-if TYPE_CHECKING:
-    WirePartition = TopicPartition
-else:
-
-    class WirePartition(TopicPartition):
-        """A partition whose fields have the bounds of a message."""
-
-        __slots__ = ()
-        topic: Topic
-        partition: Count
-
-
-_Target = Annotated[int, Meta(ge=0, le=2**31 - 1)] | WirePartition
-_Targets = Annotated[tuple[_Target, ...], Meta(max_length=MAX_TARGETS)]
-_SomeTargets = Annotated[tuple[_Target, ...], Meta(max_length=MAX_WAITING)]
-_AllTargets = Annotated[tuple[_Target, ...], Meta(max_length=MAX_MUTES)]
-
-
-class Reasoned(NamedTuple):
-    target: _Target
-    reason: Text
-
-
-class OwnMute(NamedTuple):
-    """A target that the task muted. ``silence_ms``: how long the broker has been silent, if that is the
-    reason."""
-
-    target: _Target
-    reason: Text
-    silence_ms: Ms
-
-
-class PartitionOutcome(NamedTuple):
-    """How many batches of the last ten seconds were written to a partition, and how many failed.
-
-    ``answered``: True if a broker responded with ``error``, which is the last error.
-    """
-
-    partition: WirePartition
-    written: Count
-    failed: Count
-    answered: bool
-    error: Text
-
-
-class Outcomes(Message, frozen=True):
-    """The outcomes of partitions that fail or are watched. ``rows``: rows sent since the producer began,
-    without those that were reported before the task connected again."""
-
-    rows: Count
-    partitions: Annotated[tuple[PartitionOutcome, ...], Meta(max_length=MAX_TARGETS)]
-
-
-class MuteChanges(Message, frozen=True):
-    """The targets that the task muted and unmuted on its own evidence, and its probes that failed.
-
-    ``unused``: probes for which the task has no rows, so that another task may make them.
-    """
-
-    muted: Annotated[tuple[OwnMute, ...], Meta(max_length=MAX_TARGETS)] = ()
-    unmuted: _Targets = ()
-    failed: _Targets = ()
-    unused: _Targets = ()
-
-
-class Answer(Message, frozen=True):
-    """The answer to a Question: the broker's last response came this long ago."""
-
-    broker: NodeId
-    age_ms: Ms
-
-
-class Waiting(Message, frozen=True):
-    """Muted partitions that batches wait for, and muted partitions that rows could go to. If there are many,
-    only some of them."""
-
-    waited_for: _SomeTargets
-    acceptable: _SomeTargets
-
-
-class Mutes(Message, frozen=True):
-    """Changes of the shared mutes. ``whole``: ``added`` is everything that is muted.
-
-    ``tasks``: the number of tasks, which resume sending to the ``removed`` targets one after the other.
-    """
-
-    whole: bool
-    added: Annotated[tuple[Reasoned, ...], Meta(max_length=MAX_MUTES)]
-    removed: _AllTargets
-    tasks: Count
-
-
-class Watch(Message, frozen=True):
-    """Asks the task to report the outcomes of these partitions now."""
-
-    partitions: Annotated[tuple[WirePartition, ...], Meta(max_length=MAX_MUTES)]
-
-
-class Question(Message, frozen=True):
-    """Asks whether the broker has responded within this time, or responds now."""
-
-    broker: NodeId
-    within_ms: Ms
-
-
-class Probe(Message, frozen=True):
-    """Permits the task to probe each of these targets once within mute.retry.interval.
-
-    ``new_rows``: no batch waits for these partitions, so new rows may go there until one batch is sent.
-    """
-
-    targets: _AllTargets
-    new_rows: bool
-
-
-def reasoned(reasons: Iterable[tuple[Target, str]]) -> tuple[Reasoned, ...]:
-    return tuple(Reasoned(target, cut(reason)) for target, reason in reasons)
 
 
 class BreakerChannel(Channel):
@@ -305,7 +182,7 @@ class BreakerChannel(Channel):
         for partition in partitions:
             self._unreported.discard(partition)
             home = self._manager.partition(partition)
-            failed, total = (0, 0) if home is None else home.outcomes(self._table.now_ms)
+            failed, total = (0, 0) if home is None else home.outcomes.count(self._table.now_ms)
             answered, error = self._errors.get(partition, (False, ""))
             if not failed:
                 self._errors.pop(partition, None)

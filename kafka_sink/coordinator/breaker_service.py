@@ -25,10 +25,8 @@ from dataclasses import dataclass, field
 from itertools import islice, takewhile
 from random import Random
 
-from kafka_sink.breaker.failure_rate import MIN_FAILURES, reaches
-from kafka_sink.breaker.mutes import Target
 from kafka_sink.clock import GATHER_MUTES_MS, RANDOM
-from kafka_sink.coordinator.breaker import (
+from kafka_sink.coordinator.breaker_messages import (
     MAX_MUTES,
     Answer,
     MuteChanges,
@@ -42,10 +40,11 @@ from kafka_sink.coordinator.breaker import (
     reasoned,
 )
 from kafka_sink.coordinator.schema import MemoryBudget, Outbox, Service, ServiceScope, cut, receives
-from kafka_sink.model import TopicPartition
+from kafka_sink.model import Target, TopicPartition
 from kafka_sink.options import SinkOptions
 from kafka_sink.options.parse import failure_rate_settings
 from kafka_sink.options.table import DEFAULT_BREAKER
+from kafka_sink.outcomes import MIN_FAILURES, reaches
 
 # How long tasks have to report when they watch a partition, and to answer a question.
 _WATCH_MS, _QUESTION_MS = 400.0, 250.0

@@ -381,7 +381,7 @@ class Sender(threading.Thread):
         choices = Choices(()) if known is None else choices_of(known, (), muted, connected, probes)
         names = [TopicPartition(topic, number) for number in choices.available]
         written = self._accumulator.partitions
-        failing = {name for name in names if name in written and written[name].is_failing(now_ms)}
+        failing = {name for name in names if name in written and written[name].outcomes.is_failing(now_ms)}
         # `choices_of` also returns muted partitions and probes if no other partition is available.
         return [name for name in names if not (name in muted or name in probes or name in failing)]
 

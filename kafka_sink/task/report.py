@@ -8,7 +8,6 @@ from itertools import islice
 from typing import Any
 
 from kafka_sink.breaker.breaker import Breaker
-from kafka_sink.breaker.mutes import Target
 from kafka_sink.clock import LIMIT, MEMORY, Clock
 from kafka_sink.cluster.broker import BrokerCounts
 from kafka_sink.coordinator.live.messages import (
@@ -27,7 +26,7 @@ from kafka_sink.coordinator.live.messages import (
 from kafka_sink.coordinator.schema import cut
 from kafka_sink.counts import NAMES, Number, TopicMetrics
 from kafka_sink.dead_letters.rejected_rows import DeadLetters
-from kafka_sink.model import TopicPartition
+from kafka_sink.model import Target, TopicPartition
 from kafka_sink.options.values import TOPIC_MAX_LENGTH
 from kafka_sink.task.rate_limit import RateLimit
 from kafka_sink.task.worker_parts import WorkerParts

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from kafka_sink.breaker.breaker import Breaker, CircuitBreakManager
+from kafka_sink.breaker.breaker import Breaker
 from kafka_sink.breaker.interface import load_breaker
+from kafka_sink.breaker.manager import CircuitBreakManager
 from kafka_sink.clock import RANDOM, ExponentialBackoff, TaskActivity, monotonic_ms
 from kafka_sink.cluster.client_rack import ClientRack
 from kafka_sink.cluster.metadata import ClusterMetadata

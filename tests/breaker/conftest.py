@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kafka_sink.breaker.breaker import CircuitBreakManager
+from kafka_sink.breaker.manager import CircuitBreakManager
 from tests.support.breaker_cluster import Cluster
 
 

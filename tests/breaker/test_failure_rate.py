@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from kafka_sink.breaker.failure_rate import Health, SilenceLimits, has_response, health_of
+from kafka_sink.breaker.failure_rate import SilenceLimits
+from kafka_sink.breaker.health import Health, has_response, health_of
 from kafka_sink.errors import (
     AuthenticationError,
     BrokerRefusedError,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
-from kafka_sink.breaker.breaker import CircuitBreakManager
-from kafka_sink.breaker.mutes import Evidence, Target
+from kafka_sink.breaker.manager import CircuitBreakManager
+from kafka_sink.breaker.mutes import Evidence
 from kafka_sink.errors import BrokerRefusedError
+from kafka_sink.model import Target
 from tests.support.breaker_cluster import A0, A1
 from tests.support.brokers import batch
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from kafka_sink.breaker.breaker import CircuitBreakManager
+from kafka_sink.breaker.manager import CircuitBreakManager
 from kafka_sink.errors import BrokerRefusedError, DeliveryError
 from kafka_sink.model import TopicPartition
 from kafka_sink.network.broker_connection import RequestTimeoutError
@@ -151,12 +151,12 @@ def test_failures_before_the_end_of_a_mute_do_not_count(
     manager: CircuitBreakManager, cluster: Cluster
 ) -> None:
     for target in (A0, 1):
-        cluster.partition(A0).count_failure(0.0, 0.0)
-        assert cluster.partition(A0).outcomes(0.0) == (1, 1)
+        cluster.partition(A0).outcomes.on_failure(0.0, 0.0)
+        assert cluster.partition(A0).outcomes.count(0.0) == (1, 1)
         manager.mute(target)
         manager.refresh()
         manager.unmute(target)
-        assert cluster.partition(A0).outcomes(0.0) == (0, 0)
+        assert cluster.partition(A0).outcomes.count(0.0) == (0, 0)
 
 
 def test_partitions_come_back_in_no_more_time_where_a_broker_of_many_is_muted() -> None:

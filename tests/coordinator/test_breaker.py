@@ -9,8 +9,7 @@ from typing import TypeVar
 
 import pytest
 
-from kafka_sink.breaker.mutes import Target
-from kafka_sink.coordinator.breaker import (
+from kafka_sink.coordinator.breaker_messages import (
     MAX_TARGETS,
     MAX_WAITING,
     Answer,
@@ -26,7 +25,7 @@ from kafka_sink.coordinator.breaker import (
 )
 from kafka_sink.coordinator.schema import MAX_MESSAGE_BYTES, Message, decode, deliver, encode
 from kafka_sink.errors import BrokerRefusedError
-from kafka_sink.model import TopicPartition
+from kafka_sink.model import Target, TopicPartition
 from tests.support.job_of_tasks import INTERVAL, P0, P1, Job, Task, named
 
 REPLICAS = BrokerRefusedError("NOT_ENOUGH_REPLICAS", 19)

@@ -11,8 +11,7 @@ from typing import TypeVar
 
 import pytest
 
-from kafka_sink.breaker.mutes import Target
-from kafka_sink.coordinator.breaker import (
+from kafka_sink.coordinator.breaker_messages import (
     MAX_MUTES,
     MAX_TARGETS,
     Answer,
@@ -28,7 +27,7 @@ from kafka_sink.coordinator.breaker import (
 )
 from kafka_sink.coordinator.schema import MAX_MESSAGE_BYTES, MemoryBudget, Message, decode, deliver, encode
 from kafka_sink.errors import ProtocolError
-from kafka_sink.model import TopicPartition
+from kafka_sink.model import Target, TopicPartition
 from tests.support.fake_outbox import FakeOutbox
 from tests.support.footprint import traced
 from tests.support.job_of_tasks import P0, P1, named, service

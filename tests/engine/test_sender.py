@@ -314,13 +314,13 @@ def test_rows_stay_in_a_muted_partition_while_the_others_fail_too() -> None:
         producer.breaker.manager.unmute(other)
         producer.network.wakeup()
         until(lambda: other not in mutes(producer), "the end of the other's mute")
-        failing.count_failure(monotonic_ms(), monotonic_ms())
+        failing.outcomes.on_failure(monotonic_ms(), monotonic_ms())
         producer.breaker.manager.mute(muted)
         producer.accumulator.flushing = True
         producer.network.wakeup()
         until(lambda: muted in mutes(producer), "the mute")
         throughout(lambda: producer.metrics()["record-moved-total"] == 0, 0.1, "the rows stay")
-        failing.forget_outcomes()
+        failing.outcomes.forget()
         until(lambda: written(cluster, 1) == [0], "a target")
         assert producer.finish().records == 1
 

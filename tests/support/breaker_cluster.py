@@ -6,8 +6,9 @@ from collections.abc import Container, Iterable, Mapping
 from typing import cast
 
 from kafka_sink.breaker import FailureRateCircuitBreaker, PartitionCircuitBreaker, ProducerStatusContext
-from kafka_sink.breaker.breaker import Breaker, CircuitBreakManager
-from kafka_sink.breaker.failure_rate import has_response
+from kafka_sink.breaker.breaker import Breaker
+from kafka_sink.breaker.health import has_response
+from kafka_sink.breaker.manager import CircuitBreakManager
 from kafka_sink.cluster.metadata import ClusterMetadata
 from kafka_sink.cluster.partition import Partition
 from kafka_sink.model import PartitionMetadata, TopicMetadata, TopicPartition

@@ -6,11 +6,10 @@ from random import Random
 
 from kafka_sink.breaker import FailureRateCircuitBreaker
 from kafka_sink.breaker.breaker import Breaker
-from kafka_sink.breaker.mutes import Target
 from kafka_sink.coordinator.breaker import BreakerChannel
 from kafka_sink.coordinator.breaker_service import BreakerService
 from kafka_sink.coordinator.schema import MemoryBudget, Message, decode, deliver, encode
-from kafka_sink.model import TopicPartition
+from kafka_sink.model import Target, TopicPartition
 from kafka_sink.options import parse
 from tests.support.breaker_cluster import Cluster, run_pass
 from tests.support.fake_outbox import FakeOutbox

@@ -12,7 +12,8 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from kafka_sink.breaker.breaker import Breaker, CircuitBreakManager
+from kafka_sink.breaker.breaker import Breaker
+from kafka_sink.breaker.manager import CircuitBreakManager
 from kafka_sink.clock import ExponentialBackoff
 from kafka_sink.cluster.batch import BatchState, ProducerBatch
 from kafka_sink.cluster.broker import Broker, SentRequest

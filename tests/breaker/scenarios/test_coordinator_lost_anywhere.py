@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 
-from kafka_sink.breaker.mutes import Target
 from kafka_sink.coordinator.schema import Message
 from kafka_sink.errors import BrokerRefusedError
-from kafka_sink.model import TopicPartition
+from kafka_sink.model import Target, TopicPartition
 from tests.support.job_of_tasks import P0, P1, P2, Job
 
 PARTITIONS = (P0, P1, P2)

@@ -12,11 +12,11 @@ import pytest
 
 from kafka_sink.breaker import CircuitBreakManager, FailureRateCircuitBreaker, PartitionCircuitBreaker
 from kafka_sink.breaker.breaker import Breaker
-from kafka_sink.breaker.mutes import Target
-from kafka_sink.coordinator.breaker import BreakerChannel, MuteChanges
+from kafka_sink.coordinator.breaker import BreakerChannel
+from kafka_sink.coordinator.breaker_messages import MuteChanges
 from kafka_sink.coordinator.schema import decode, encode
 from kafka_sink.errors import BrokerRefusedError
-from kafka_sink.model import TopicPartition
+from kafka_sink.model import Target, TopicPartition
 from tests.support.breaker_cluster import P0, Bench, Cluster, IdleBreaker, run_pass
 
 CALLS = ("set_circuit_break_manager", "on_send", "on_complete", "on_tick", "next_tick_ms", "close")

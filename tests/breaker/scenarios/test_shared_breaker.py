@@ -8,11 +8,11 @@ from collections.abc import Iterable, Mapping
 
 import pytest
 
-from kafka_sink.breaker.mutes import Evidence, Target
-from kafka_sink.coordinator.breaker import Mutes, Probe, reasoned
+from kafka_sink.breaker.mutes import Evidence
+from kafka_sink.coordinator.breaker_messages import Mutes, Probe, reasoned
 from kafka_sink.coordinator.schema import deliver
 from kafka_sink.errors import BrokerRefusedError
-from kafka_sink.model import TopicPartition
+from kafka_sink.model import Target, TopicPartition
 from tests.support.job_of_tasks import INTERVAL, P0, P1, P2, Job, Task, frozen, started
 
 REPLICAS = BrokerRefusedError("NOT_ENOUGH_REPLICAS", 19)
