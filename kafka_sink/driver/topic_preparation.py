@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 
-from kafka_sink.clock import CONNECT_BOUND_MS, TOPIC_PROPAGATION_MS
+from kafka_sink.clock import CONNECT_BOUND_MS, TOPIC_PROPAGATION_MS, monotonic_ms
 from kafka_sink.cluster.topic_state import MetadataSnapshot, snapshot_of
 from kafka_sink.driver import driver_log
 from kafka_sink.driver.planning_client import PlanningClient
@@ -82,7 +82,7 @@ class TopicPreparation:
         self._client = client
         self._brokers = options.redacted()["kafka.bootstrap.servers"]
         self._login = SecuritySettings.from_options(options).principal or "this login"
-        self._started = time.monotonic()
+        self._started_ms = monotonic_ms()
         # The first topic that brokers did not know.
         self._missing: str | None = None
         self._controller = -1
@@ -178,7 +178,7 @@ class TopicPreparation:
     def creation_problem(self, topic: str) -> str | None:
         """Why brokers would not create the topic, which is not created. None if they would, or if this could
         not be found out."""
-        self._started = time.monotonic()
+        self._started_ms = monotonic_ms()
         response = self._request_creation(self._creator(), topic, validate_only=True)
         if response is None or response.error_code in (0, TOPIC_ALREADY_EXISTS):
             return None
@@ -188,7 +188,7 @@ class TopicPreparation:
         """Whether brokers create a topic when a client asks for its metadata. None if this login may not read
         their setting."""
         # Each question has max.block.ms of its own: the look-up has used up its time.
-        self._started = time.monotonic()
+        self._started_ms = monotonic_ms()
         node = self._client.connect()
         configs: BrokerConfigs | None = self._client.ask(
             node,
@@ -255,7 +255,7 @@ class TopicPreparation:
     # -- bounds and messages ------------------------------------------------------------------------
 
     def _left_ms(self, bound_ms: float = math.inf) -> float:
-        passed_ms = (time.monotonic() - self._started) * 1000
+        passed_ms = monotonic_ms() - self._started_ms
         return min(bound_ms, self._options.max_block_ms) - passed_ms
 
     def _request_timeout_ms(self, bound_ms: float = math.inf) -> float:

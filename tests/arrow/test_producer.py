@@ -25,7 +25,7 @@ import kafka_sink
 import kafka_sink.arrow.producer
 from kafka_sink.arrow.producer import ArrowProducer
 from kafka_sink.arrow.write import WriteTransaction
-from kafka_sink.clock import WAIT_LISTENER
+from kafka_sink.clock import MEMORY, WAIT_LISTENER
 from kafka_sink.errors import (
     BufferExhaustedError,
     ConfigurationError,
@@ -46,6 +46,7 @@ from tests.support.fake_broker import METADATA, PRODUCE, FakeCluster
 from tests.support.fake_replies import error
 from tests.support.forked import in_a_fork
 from tests.support.scripted_cluster import TOPIC, rows, sender_threads, task_options, written
+from tests.support.sink_time import slow_until
 from tests.support.waiting import until
 
 MESSAGE_TOO_LARGE, TOPIC_AUTHORIZATION_FAILED = 10, 29
@@ -158,7 +159,11 @@ def test_send_waits_for_memory_and_says_which_option_bounds_that(cluster: FakeCl
             yield rows(10, 100)
 
     small = options(cluster, buffer_memory=100_000, batch_size=10_000, max_block_ms=300)
-    with pytest.raises(BufferExhaustedError, match=r"max\.block\.ms"):
+
+    def waits() -> bool:
+        return any(one.activity.current[0] == MEMORY for one in list(LIVE_PRODUCERS.values()))
+
+    with slow_until(waits), pytest.raises(BufferExhaustedError, match=r"max\.block\.ms"):
         kafka_sink.write_arrow(endless(), small)
     cluster.thaw(0)
     assert sender_threads() == []
@@ -467,7 +472,7 @@ def test_ctrl_c_at_any_call_ends_the_block(cluster: FakeCluster) -> None:
     gc.disable()
     try:
         thread.start()
-        thread.join(60)
+        thread.join(240)
     finally:
         gc.enable()
     assert not thread.is_alive(), f"no end after an interrupt at call or return {len(ended) + 1}"

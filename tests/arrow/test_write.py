@@ -125,7 +125,7 @@ def test_a_transaction_has_no_rows_of_a_send_that_failed_half_way(broker: LocalB
 
 def test_the_topic_of_a_write_must_be_there(broker: LocalBroker) -> None:
     given = {**options(broker, "no-such-topic"), "kafka.allow.auto.create.topics": False}
-    given["kafka.max.block.ms"] = 1000
+    given["kafka.max.block.ms"] = 4000
     with pytest.raises(ConfigurationError, match="there is no topic 'no-such-topic'"):
         kafka_sink.write_arrow(values(0, 1), given)
 

@@ -30,7 +30,7 @@ def chromium(_programs: None, tmp_path_factory: pytest.TempPathFactory) -> Itera
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     made = webdriver.Chrome(options=options, service=Service(driver))
-    made.set_page_load_timeout(30)
+    made.set_page_load_timeout(120)
     try:
         yield made
     finally:

@@ -214,6 +214,6 @@ def test_a_page_whose_application_has_ended_says_so(
     total = job.end()
     page.eventually(lambda: page.rows() == total)
     shutil.rmtree(application / "kafka-chunked-coordinator")
-    page.eventually(lambda: page.text("status").startswith("no answer"), within_s=30)
+    page.eventually(lambda: page.text("status").startswith("no answer"))
     # The console does show errors: the other test relies on it.
-    page.eventually(page.errors, within_s=30)
+    page.eventually(page.errors)

@@ -120,7 +120,7 @@ def test_coordinator_ends_with_its_driver_or_folder(gone: str, application: Appl
     else:
         # As where another one has taken it.
         (application.folder / FOLDER / "found").unlink()
-    assert application.processes[0].wait(30) == 0
+    assert application.processes[0].wait(60) == 0
     assert gone == "the folder" or not LocationFolder(str(application.folder)).is_alive()
 
 

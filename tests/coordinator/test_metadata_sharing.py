@@ -156,16 +156,19 @@ def test_each_task_keeps_to_the_leaders_that_brokers_name_to_its_client_id(envir
 
 
 @pytest.mark.parametrize(
-    ("refused", "failure", "said"),
-    [(9, InvalidRowError, "TOPIC_AUTHORIZATION_FAILED"), (0, MetadataTimeoutError, "secret")],
+    ("refused", "bound_ms", "failure", "said"),
+    [
+        (9, 30_000, InvalidRowError, "TOPIC_AUTHORIZATION_FAILED"),
+        (0, 700, MetadataTimeoutError, "secret"),
+    ],
     ids=["refused", "missing"],
 )
 def test_a_topic_fails_within_max_block_as_it_does_without_a_coordinator(
-    refused: int, failure: type[Exception], said: str
+    refused: int, bound_ms: int, failure: type[Exception], said: str
 ) -> None:
     with FakeCluster() as cluster, coordinating() as found:
         cluster.script(METADATA, *(error(TOPIC_AUTHORIZATION_FAILED) for _ in range(refused)))
-        options = options_of(cluster, max_block_ms=700)
+        options = options_of(cluster, max_block_ms=bound_ms)
         with pytest.raises(failure, match=said), task(options, found.address) as producer:
             producer.send(rows("secret"))
 

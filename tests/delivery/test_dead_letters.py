@@ -242,19 +242,19 @@ def test_topics_that_stay_refused_and_partitions_that_are_missing_cost_one_wait_
     bound_waits: BoundWaits,
 ) -> None:
     bound_waits(refused_ms=800.0, missing_ms=800.0)
-    names = [f"rejected-{number}" for number in range(6)]
+    names = [f"rejected-{number}" for number in range(40)]
     with FakeCluster({TOPIC: 1, DEAD_LETTERS: 1} | dict.fromkeys(names, 1)) as cluster:
         cluster.script(METADATA, *[error(TOPIC_AUTHORIZATION_FAILED)] * 1_000)
-        table = pa.record_batch({"value": [b"v"] * 6, "topic": names})
+        table = pa.record_batch({"value": [b"v"] * 40, "topic": names})
         result = by_topic_column(cluster, [], table, table)
-        assert result.skipped == 12
-        assert 700 < result.elapsed_ms < 4_500, "six waits are 4.8 s"
-    partitions = pa.array([0] * 6 + [1] * 6, pa.int32())
-    table = pa.record_batch({"value": [b"v"] * 12, "topic": names * 2, "partition": partitions})
+        assert result.skipped == 80
+        assert 700 < result.elapsed_ms < 25_000, "forty waits are 32 s"
+    partitions = pa.array([0] * 40 + [1] * 40, pa.int32())
+    table = pa.record_batch({"value": [b"v"] * 80, "topic": names * 2, "partition": partitions})
     with FakeCluster(dict.fromkeys(names, 1)) as cluster:
         result = by_topic_column(cluster, [("partition", "int")], *[table] * 20)
-        assert (result.records, result.skipped) == (120, 120)
-        assert result.elapsed_ms < 4_500, "six waits are 4.8 s"
+        assert (result.records, result.skipped) == (800, 800)
+        assert result.elapsed_ms < 25_000, "forty waits are 32 s"
 
 
 def failure(cluster: FakeCluster, *batches: pa.RecordBatch, **options: str) -> str:

@@ -27,6 +27,7 @@ from tests.support.fake_replies import (
 )
 from tests.support.proxy import ProxyCluster
 from tests.support.scripted_cluster import TOPIC, rows, send, sender_threads, written
+from tests.support.sink_time import slow_until
 from tests.support.waiting import until
 
 APIS = {"produce": PRODUCE, "metadata": METADATA, "versions": API_VERSIONS, "id": INIT_PRODUCER_ID}
@@ -85,7 +86,8 @@ def test_hostile_responses_without_end_are_named_within_the_bounds(api: str) -> 
     short = {"request_timeout_ms": 500, "delivery_timeout_ms": 1_000, "max_block_ms": 1_000}
     with FakeCluster({TOPIC: 1}) as cluster, _bounded():
         cluster.script(APIS[api], *[bad] * 5_000)
-        with pytest.raises((DeliveryError, MetadataTimeoutError), match=r"correlation id") as caught:
+        ended = pytest.raises((DeliveryError, MetadataTimeoutError), match=r"correlation id")
+        with slow_until(lambda: len(cluster.received(APIS[api])) >= 2), ended as caught:
             send(cluster, rows(0, 20), **short)
         assert "payload" not in str(caught.value)
         # 1 s with a backoff between 20 and 50 ms.
@@ -150,7 +152,7 @@ def test_with_any_response_no_row_is_doubled_or_reported_and_missing(
     setup = "socket_connection_setup_timeout"
     short = dict.fromkeys((f"{setup}_ms", f"{setup}_max_ms", "request_timeout_ms"), 150)
     short |= {"delivery_timeout_ms": 2_000, "max_block_ms": 2_000}
-    with FakeCluster({TOPIC: 1}) as cluster, _bounded(20):
+    with FakeCluster({TOPIC: 1}) as cluster, _bounded():
         for api, replies in zip(APIS.values(), scripts, strict=True):
             cluster.script(api, *replies)
         acknowledged, said = 0, ""

@@ -28,6 +28,7 @@ from tests.support.coordinator_harness import serving
 from tests.support.fake_broker import METADATA, FakeCluster
 from tests.support.planned_writes import Context
 from tests.support.scripted_cluster import PLAN, TOPIC, keyless, rows, send, task, task_options, written
+from tests.support.sink_time import slow_time, slow_until
 from tests.support.waiting import until
 
 
@@ -56,9 +57,9 @@ def test_a_partition_that_never_comes_fails_after_max_block_by_name() -> None:
             r"'partition' has 2 in a row for topic 't', whose partitions are 0 to 1.*max\.block\.ms = 900 ms"
         )
         backoff = {"retry_backoff_ms": 100, "retry_backoff_max_ms": 1000}
-        with pytest.raises(InvalidRowError, match=wrong):
+        with slow_until(lambda: lookups(cluster) >= 2), pytest.raises(InvalidRowError, match=wrong):
             send(cluster, rows(0, 1, partition=2), max_block_ms=900, **backoff)
-        assert 0.9 <= time.monotonic() - begun < 20
+        assert 0.9 <= time.monotonic() - begun < 50
         # The first, one at once or after 100 ms, and those after 100, 200 and 400 ms; fewer if all is slow.
         assert 2 <= lookups(cluster) <= 6
 
@@ -111,11 +112,13 @@ def test_rows_for_a_partition_that_a_recreated_topic_lacks_fail_after_max_block_
         lacks = r"t-3: the topic has only 2 partition\(s\), for kafka\.max\.block\.ms = 500 ms"
         with (  # noqa: PT012 - finish raises it
             pytest.raises(DeliveryError, match=lacks),
+            slow_time() as sinks,
             task(cluster, max_block_ms=500, delivery_timeout_ms=30_000) as producer,
         ):
             producer.send(rows(0, 5, partition=3))
             until(lambda: written(cluster, 3), "the first rows")
             cluster.create_topic(TOPIC, 2)
+            sinks.go_on()
             producer.send(rows(5, 5, partition=3))
             producer.finish()
         assert time.monotonic() - begun < 25, "delivery.timeout.ms is 30 s"

@@ -84,7 +84,7 @@ def test_every_acks_setting_delivers(broker: LocalBroker, acks: str) -> None:
         read = numbers_in(broker.bootstrap_servers, topic)
         return read if sum(map(len, read.values())) >= 20_000 else None
 
-    found = until(all_of_them, "all rows, which acks=0 does not wait for", 20)
+    found = until(all_of_them, "all rows, which acks=0 does not wait for")
     assert_once_and_in_order(found, 20_000)
     reported = {part.partition: sum(b - a + 1 for a, b in part.offset_ranges) for part in result.partitions}
     if acks != "0":
@@ -99,7 +99,7 @@ def test_a_producer_is_reused_and_a_failed_one_is_not(broker: LocalBroker) -> No
         send(broker.bootstrap_servers, "reused", iter([numbered(0, 100)]))
         senders.update(sender_threads())
     assert len(senders) == 1
-    missing = {"max_block_ms": 200, "allow_auto_create_topics": "false"}
+    missing = {"max_block_ms": 3000, "allow_auto_create_topics": "false"}
     with pytest.raises(MetadataTimeoutError, match="UNKNOWN_TOPIC"):
         send(broker.bootstrap_servers, "missing-here", iter([numbered(0, 1)]), **missing)
     assert not set(sender_threads()) - senders

@@ -194,6 +194,6 @@ def test_a_receiver_that_hangs_holds_up_no_task(receiver: Receiver) -> None:
                 producer.flush()
             assert producer.finish().records == 6000
         # A broker handles the requests of a connection one after the other, and a request may take 30 s.
-        assert time.monotonic() - started < 10
+        assert time.monotonic() - started < 25
     finally:
         hang.unlink()

@@ -14,13 +14,14 @@ from kafka_sink.errors import DeliveryError, InvalidRowError, MetadataTimeoutErr
 from kafka_sink.model import Node, PartitionMetadata, TaskResult
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
-from kafka_sink.task.producer import Producer
+from kafka_sink.task.producer import LIVE_PRODUCERS, Producer
 from kafka_sink.task.producer_cache import task_producer
 from tests.support.fake_broker import INIT_PRODUCER_ID, METADATA, PRODUCE, FakeCluster
 from tests.support.fake_replies import error
 from tests.support.lookups import asked, rows, written
 from tests.support.ports import refusing_port
 from tests.support.proxy import Proxy
+from tests.support.sink_time import slow_time, slow_until
 from tests.support.topic_metadata import topic_of
 from tests.support.waiting import throughout, until
 
@@ -58,9 +59,9 @@ def test_new_topics_of_a_unit_are_requested_together_without_known_topics() -> N
 def test_a_missing_topic_is_bounded_and_named_with_the_brokers() -> None:
     with FakeCluster({"there": 1}) as cluster:
         begun = time.monotonic()
-        with pytest.raises(MetadataTimeoutError) as caught:
+        with slow_until(lambda: len(asked(cluster)) >= 2), pytest.raises(MetadataTimeoutError) as caught:
             write(cluster.bootstrap_servers, "there", "missing", max_block_ms=1000)
-        assert 1.0 <= time.monotonic() - begun < 20
+        assert 1.0 <= time.monotonic() - begun < 50
         text, bound = str(caught.value), "kafka.max.block.ms = 1000"
         for part in ("missing", bound, "UNKNOWN_TOPIC_OR_PARTITION", cluster.bootstrap_servers):
             assert part in text
@@ -72,10 +73,15 @@ def test_a_missing_topic_is_bounded_and_named_with_the_brokers() -> None:
         assert 2 <= len(requests) <= 5
 
 
+def has_lost_a_connection() -> bool:
+    """Whether a producer in this process knows an error of a connection."""
+    return any(one.network.connection_errors() for one in list(LIVE_PRODUCERS.values()))
+
+
 def test_no_broker_at_all_is_named_with_the_reason() -> None:
     with refusing_port() as port:
         refused = rf"max\.block\.ms = 300 ms .*127\.0\.0\.1:{port} .*refused"
-        with pytest.raises(MetadataTimeoutError, match=refused):
+        with slow_until(has_lost_a_connection), pytest.raises(MetadataTimeoutError, match=refused):
             write(f"127.0.0.1:{port}", "t", max_block_ms=300)
 
 
@@ -134,7 +140,9 @@ def test_when_all_known_brokers_are_gone_the_bootstrap_addresses_are_asked() -> 
 
 def test_without_rebootstrap_the_known_brokers_are_all_there_are() -> None:
     options: dict[str, object] = {"metadata_recovery_strategy": "none", "max_block_ms": 1000}
-    with moved_cluster(frozen=False, **options) as (new, again):
+    with slow_time() as sinks, moved_cluster(frozen=False, **options) as (new, again):
+        until(has_lost_a_connection, "the connections are lost")
+        sinks.go_on()
         with pytest.raises(MetadataTimeoutError, match="refused"):
             again("u")
         assert not new.received(METADATA)
@@ -176,11 +184,12 @@ def test_rows_that_no_metadata_comes_for_fail_naming_the_refusal() -> None:
         refused = r"delivery\.timeout\.ms = 1500.*TOPIC_AUTHORIZATION_FAILED"
         with (  # noqa: PT012 - either may raise it
             pytest.raises(DeliveryError, match=refused),
+            slow_until(lambda: len(asked(cluster)) >= 3),
             writing(cluster.bootstrap_servers, **options) as producer,
         ):
             producer.send(rows("t"))
             until(lambda: written(cluster, "t") == 1, "the first row")
-            cluster.script(METADATA, *[error(TOPIC_AUTHORIZATION_FAILED)] * 100)
+            cluster.script(METADATA, *[error(TOPIC_AUTHORIZATION_FAILED)] * 1_000)
             cluster.stop(0)
             producer.send(rows("t"))
             producer.finish()

@@ -14,10 +14,11 @@ from kafka_sink.driver.topic_preparation import prepare_topic
 from kafka_sink.errors import BrokersUnreachableError
 from kafka_sink.model import Node
 from local_kafka import LocalBroker
-from tests.support.fake_broker import API_VERSIONS, FakeCluster
+from tests.support.fake_broker import API_VERSIONS, METADATA, FakeCluster
 from tests.support.fake_replies import garbage
 from tests.support.lookups import options
 from tests.support.ports import refusing_port, resolve_many
+from tests.support.sink_time import slow_until
 
 
 def test_addresses_that_brokers_advertise_and_nobody_reaches_are_named(topic: str) -> None:
@@ -25,7 +26,8 @@ def test_addresses_that_brokers_advertise_and_nobody_reaches_are_named(topic: st
         # The nodes in its metadata, not where it listens.
         cluster.advertise(1)
         why = r"advertised\.listeners.*127\.0\.0\.1:1: connecting"
-        with pytest.raises(BrokersUnreachableError, match=why):
+        unreachable = pytest.raises(BrokersUnreachableError, match=why)
+        with slow_until(lambda: cluster.received(METADATA)), unreachable:
             prepare_topic(options(cluster.bootstrap_servers, topic, kafka_max_block_ms="1500"))
 
 
@@ -34,7 +36,7 @@ def test_dead_brokers_are_named_with_the_reason(topic: str) -> None:
         begun = time.monotonic()
         with refusing_port() as port, pytest.raises(BrokersUnreachableError) as caught:
             prepare_topic(options(f"127.0.0.1:{port}", topic, kafka_max_block_ms="500", topic_create=create))
-        assert time.monotonic() - begun < 20
+        assert time.monotonic() - begun < 50
         refused = "connecting by TCP failed: Connection refused"
         for part in (f"127.0.0.1:{port}", refused, "check host and port"):
             assert part in str(caught.value)
@@ -47,14 +49,17 @@ def test_dead_brokers_are_named_with_the_reason(topic: str) -> None:
 def test_planning_that_waits_for_brokers_says_what_to_check(advertised: bool, remedy: str) -> None:
     """Catches: a minute of silence while no broker can be reached."""
     heard: list[str] = []
-    WAIT_LISTENER.set(lambda awaited, *_: heard.append(awaited()))
-    with refusing_port() as port:
-        asked = options(f"127.0.0.1:{port}", "t")
-        with closing(planning_client.PlanningClient(asked, 300.0)) as client:
-            if advertised:
-                client.use_advertised([Node(1, "127.0.0.1", port)])
-            with pytest.raises(BrokersUnreachableError):
-                client.connect()
+    token = WAIT_LISTENER.set(lambda awaited, *_: heard.append(awaited()))
+    try:
+        with refusing_port() as port:
+            asked = options(f"127.0.0.1:{port}", "t")
+            with closing(planning_client.PlanningClient(asked, 300.0)) as client:
+                if advertised:
+                    client.use_advertised([Node(1, "127.0.0.1", port)])
+                with pytest.raises(BrokersUnreachableError):
+                    client.connect()
+    finally:
+        WAIT_LISTENER.reset(token)
     assert f"127.0.0.1:{port}" in heard[-1]
     assert heard[-1].endswith(f"check {remedy})")
 
@@ -65,8 +70,8 @@ def test_a_broker_that_never_responds_is_given_up(topic: str) -> None:
         begun = time.monotonic()
         why = rf"{address}: asking for its API versions did not complete: .* may expect TLS .*HTTP server"
         with pytest.raises(BrokersUnreachableError, match=why):
-            prepare_topic(options(address, topic, kafka_max_block_ms="900"))
-        assert 0.8 <= time.monotonic() - begun < 20
+            prepare_topic(options(address, topic, kafka_max_block_ms="3000"))
+        assert 2.9 <= time.monotonic() - begun < 50
 
 
 def test_an_address_that_is_silent_does_not_end_planning_while_another_is_untried(
@@ -74,7 +79,7 @@ def test_an_address_that_is_silent_does_not_end_planning_while_another_is_untrie
 ) -> None:
     with FakeCluster({topic: 1}) as cluster, socket.create_server(("127.0.0.1", 0)) as silent:
         resolve_many(monkeypatch, silent.getsockname()[1], cluster.port(0))
-        asked = options("many.example:9092", topic, kafka_socket_connection_setup_timeout_ms="600")
+        asked = options("many.example:9092", topic, kafka_socket_connection_setup_timeout_ms="2000")
         with closing(planning_client.PlanningClient(asked, 300.0)) as client:
             assert client.connect() == -1
 

@@ -15,6 +15,7 @@ from unittest.mock import patch
 import pytest
 
 from kafka_sink.errors import DeliveryError, RecordTooLargeError
+from kafka_sink.task.producer import LIVE_PRODUCERS
 from tests.support.fake_broker import METADATA, PRODUCE, FakeCluster
 from tests.support.fake_log import numbers_in
 from tests.support.fake_replies import SWALLOWED, Refuse, Reply, error
@@ -30,6 +31,7 @@ from tests.support.scripted_cluster import (
     task,
     written,
 )
+from tests.support.sink_time import slow_time, slow_until
 from tests.support.surroundings import Environ
 from tests.support.waiting import until
 
@@ -204,23 +206,33 @@ def test_a_final_response_fails_the_task_with_cause_place_and_counts(cluster: Fa
 def test_a_batch_that_expires_behind_a_quota_says_so() -> None:
     with FakeCluster({TOPIC: 1}) as cluster:
         cluster.script(PRODUCE, Reply(throttle_ms=60_000))
-        with task(cluster, delivery_timeout_ms=600, request_timeout_ms=500) as producer:
+        bounds = {"delivery_timeout_ms": 600, "request_timeout_ms": 500}
+        with slow_time() as sinks, task(cluster, **bounds) as producer:
             producer.send(rows(0, 1))
             until(lambda: producer.acknowledged == producer.rows, "its acknowledgement")
+            sinks.go_on()
             with pytest.raises(DeliveryError, match=r"throttled this task for 60\.0 s .*producer_byte_rate"):
                 finish_with(producer, rows(1, 1))
 
 
+def has_sent() -> bool:
+    """Whether rows of a producer in this process are on their way."""
+    return any(one.accumulator.unacknowledged_records() for one in list(LIVE_PRODUCERS.values()))
+
+
 def test_delivery_timeout_after_a_send_fails_and_the_id_is_not_used_again(cluster: FakeCluster) -> None:
     options = {"request_timeout_ms": 300, "delivery_timeout_ms": 700}
-    send(cluster, rows(0, 5), **options)
+    with slow_time():
+        send(cluster, rows(0, 5), **options)
     cluster.freeze(0)
-    with pytest.raises(
+    expired = pytest.raises(
         DeliveryError, match=r"t-0 .*kafka\.delivery\.timeout\.ms = 700 ms, after \d+ attempt"
-    ):
+    )
+    with slow_until(has_sent), expired:
         send(cluster, rows(5, 5), **options)
     cluster.thaw(0)
-    send(cluster, rows(10, 5), **options)
+    with slow_time():
+        send(cluster, rows(10, 5), **options)
     ids = {marks(batch)[0]: numbers_in(batch.data) for batch in cluster.batches(TOPIC, 0)}
     assert len(ids) == 2
     assert list(ids.values())[-1] == [10, 11, 12, 13, 14]

@@ -119,7 +119,7 @@ def command_until(how: signal.Signals, code: int, environ: dict[str, str], folde
         stack.callback(command.kill)
         assert command.stdout is not None
         host, port = command.stdout.readline().strip().split(":")
-        socket.create_connection((host, int(port)), 5).close()
+        socket.create_connection((host, int(port)), 60).close()
         started = [
             line
             for line in run(["ps", "-ww", "-eo", "pid=,args="]).stdout.splitlines()

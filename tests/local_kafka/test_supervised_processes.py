@@ -94,7 +94,7 @@ def test_supervised_processes_end_with_their_parent(
         assert len(pids) == 3
         assert all(alive(pid) for pid in pids)
         parent.send_signal(how)
-        parent.wait(30)
+        parent.wait(60)
         until(lambda: not any(alive(pid) for pid in pids))
         until(lambda: not folder.exists())
     finally:

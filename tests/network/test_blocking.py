@@ -28,10 +28,10 @@ def test_a_request_that_was_given_up_ends_no_later_one() -> None:
 
             def ask(node_id: int) -> object:
                 encode = partial(requests.encode_metadata, topics=("t",), allow_auto_create=False)
-                return client.ask(node_id, apis.METADATA, encode, 1_000.0)
+                return client.ask(node_id, apis.METADATA, encode, 20_000.0)
 
             def go_on(*_: object) -> None:
-                offset_ms[0] += 2_000.0
+                offset_ms[0] += 21_000.0
 
             token = WAIT_LISTENER.set(go_on)
             assert ask(0) is None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from local_kafka import LocalBroker
 from tests.support.proxy import ProxyCluster
@@ -14,25 +15,37 @@ if TYPE_CHECKING:
 
 METADATA = 3
 TOPICS = 10
+# How many jobs may be disturbed by the machine's other work.
+_JOBS = 5
 
 
 def test_a_second_job_asks_for_no_metadata(spark: SparkSession, broker: LocalBroker) -> None:
-    for number in range(TOPICS):
-        broker.create_topic(f"shared-{number}", 1)
+    jobs = itertools.count()
     with ProxyCluster(broker.bootstrap_servers) as proxies:
-        asked: list[Any] = []
-        frame = spark.range(TOPICS * 8, numPartitions=8).selectExpr(
-            f"concat('shared-', id % {TOPICS}) AS topic", "cast(id AS string) AS value"
-        )
-        # Tasks ask by themselves where the coordinator takes over 200 ms: on a busy machine, not in all jobs.
-        while len(asked) < 2 or (len(asked) < 5 and asked[-1] > 2):
+
+        def asked(prefix: str) -> int:
+            """The metadata requests of a job that writes to these topics."""
+            before = proxies.requests[METADATA]
+            frame = spark.range(TOPICS * 8, numPartitions=8).selectExpr(
+                f"concat('{prefix}-', id % {TOPICS}) AS topic", "cast(id AS string) AS value"
+            )
             # Another batch.size is another producer in each worker: it knows only what the coordinator sends.
-            options = {"kafka.linger.ms": "0", "kafka.batch.size": str(100_000 + len(asked))}
+            options = {"kafka.linger.ms": "0", "kafka.batch.size": str(100_000 + next(jobs))}
             save(frame, {"kafka.bootstrap.servers": proxies.bootstrap_servers, **options})
-            asked.append(proxies.requests[METADATA] - sum(asked))
+            return proxies.requests[METADATA] - before
+
+        # Tasks ask by themselves if the coordinator takes over 200 ms: on a busy machine, not in all jobs.
+        for number in range(_JOBS):
+            prefix = f"shared-{number}"
+            for topic in range(TOPICS):
+                broker.create_topic(f"{prefix}-{topic}", 1)
+            first = asked(prefix)
+            if first <= 5:
+                break
+        later = next((count for _ in range(_JOBS) if (count := asked(prefix)) <= 2), None)
     # The plan's and the coordinator's. Tasks on their own make 8 or more.
-    assert asked[0] <= 5
-    assert asked[-1] <= 2
+    assert first <= 5
+    assert later is not None
     assert coordinator_is_alone_in_its_group(of_driver(spark))
 
 

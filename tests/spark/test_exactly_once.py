@@ -290,7 +290,7 @@ def test_a_query_that_is_stopped_in_a_batch_holds_up_nobody(
     name = until(is_open, "an open transaction", within_s=120, poll_s=0.05)
     producer = Producer({"bootstrap.servers": broker.bootstrap_servers})
     producer.produce(topic, b"1000000")
-    assert producer.flush(10) == 0
+    assert producer.flush(60) == 0
     query.stop()
     assert asked(broker, open_under(name)) == [], "when stop returns"
     await_rows(broker, topic, [1000000])

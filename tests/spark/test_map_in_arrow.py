@@ -73,7 +73,7 @@ def test_every_row_arrives_and_the_result_says_where(
         "timestamp'2013-01-01 05:00:00Z' timestamp",
         "if(id = 5, 77, null) partition",
     )
-    more = {"errors.tolerance": "all", "kafka.max.block.ms": 2000}
+    more = {"errors.tolerance": "all", "kafka.max.block.ms": 10_000}
     report = {"delivery.report.path": str(tmp_path / "report.jsonl")}
     written = kafka_sink.write(frame, options(**more, **report))
     rows = read_topic(broker, topic)
@@ -114,7 +114,7 @@ def test_failed_job_logs_the_rows_that_were_written(
     # Of two cores, one is free for the third task once the first or the second one has finished.
     frame = spark.range(0, 3, 1, 3).selectExpr("'hidden' value", "if(id = 2, 99, null) partition")
     with pytest.raises(Exception, match=r"MissingPartitionError: .*column 'partition' has 99") as failed:
-        kafka_sink.write(frame, options(**{"kafka.max.block.ms": 3000}))
+        kafka_sink.write(frame, options(**{"kafka.max.block.ms": 8000}))
     assert "hidden" not in str(failed.value)
     assert re.search("aborted; Kafka keeps what the other tasks wrote: [12] rows acknowledged", caplog.text)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from kafka_sink.coordinator import launcher
+from kafka_sink.coordinator import launcher, writes
 from kafka_sink.coordinator.live import messages
 from kafka_sink.driver import driver_process
 from kafka_sink.driver.driver_process import DriverProcess
@@ -20,6 +20,7 @@ _PATIENT_MS = 60_000.0
 _PATIENCE = (
     *((launcher, name) for name in ("_START_MS", "_LOCK_MS", "_LIVE_VIEW_MS")),
     *((messages, name) for name in ("_DRIVER_TIMEOUT_MS", "_SHORT_TIMEOUT_MS")),
+    (writes, "_DRIVER_TIMEOUT_MS"),
 )
 
 

@@ -170,6 +170,11 @@ class Serving:
     def connections(self) -> int:
         return 0 if self.server is None else self.server.connections
 
+    def waiting(self) -> int:
+        """The number of peers that the server lets wait."""
+        assert self.server is not None
+        return sum(peer.is_waiting for peer in list(self.server._connections.peers.values()))
+
     def state(self) -> Mapping[str, Any]:
         assert self.server is not None
         return self.server.state()
@@ -204,12 +209,12 @@ def serving(
     thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
     thread.start()
     try:
-        assert started.wait(30)
+        assert started.wait(60)
         yield found
     finally:
         if found.loop is not None:
             found.loop.call_soon_threadsafe(stop.set)
-        thread.join(30)
+        thread.join(60)
         listening.close()
 
 

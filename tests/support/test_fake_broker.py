@@ -174,7 +174,7 @@ def test_librdkafka_is_content_with_it() -> None:
             producer.produce(
                 "t", b"v", partition=index % 3, on_delivery=lambda problem, _: results.append(problem)
             )
-        assert producer.flush(20) == 0
+        assert producer.flush(60) == 0
         assert results == [None] * 300
         batches = [b for partition in range(3) for b in cluster.batches("t", partition)]
         assert sum(b.record_count for b in batches) == 300

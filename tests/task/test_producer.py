@@ -42,6 +42,7 @@ from tests.support.fake_broker import INIT_PRODUCER_ID, PRODUCE, FakeCluster
 from tests.support.fake_replies import Reply, error
 from tests.support.forked import in_a_fork
 from tests.support.scripted_cluster import TOPIC, rows, send, sender_threads, task, task_options, written
+from tests.support.sink_time import slow_until
 from tests.support.strategy import forced
 from tests.support.surroundings import Environ
 from tests.support.telemetry_messages import GET_SUBSCRIPTIONS, PUSH, Wanted
@@ -104,7 +105,7 @@ WAITS: dict[Work, str] = {
     _in_the_wait_for_metadata: METADATA,
 }
 # Far below what a task waits for at most, a minute or two by default.
-SOON_S = 20.0
+SOON_S = 40.0
 LITTLE_MEMORY: dict[str, object] = {"buffer_memory": 65_536, "batch_size": 4_096}
 
 
@@ -135,8 +136,11 @@ def test_a_long_wait_is_logged_with_what_it_is_for(
     monkeypatch.setattr(clock, "WAIT_LOGGED_AGAIN_MS", 0.0)
     bounds = {"max_block_ms": 700, "delivery_timeout_ms": 1500, "request_timeout_ms": 1000}
 
+    def is_logged() -> bool:
+        return any(re.match(logged, line) for line in caplog.messages)
+
     def run() -> None:
-        with task(cluster, **LITTLE_MEMORY, **bounds) as producer:
+        with slow_until(is_logged), task(cluster, **LITTLE_MEMORY, **bounds) as producer:
             if work is not _in_the_wait_for_metadata:
                 producer.send(rows(0, 1))
                 producer.flush()
@@ -144,7 +148,7 @@ def test_a_long_wait_is_logged_with_what_it_is_for(
 
     with pytest.raises(KafkaSinkError):
         run()
-    assert any(re.match(logged, line) for line in caplog.messages), caplog.text
+    assert is_logged(), caplog.text
 
 
 def once_it_waits(producer: Producer, state: str, act: Callable[[], None]) -> None:
@@ -319,7 +323,7 @@ def test_a_sender_that_breaks_down_before_the_first_task_begins_says_why(
     instead_of_poll(breaking)
     producer = Producer(parse({"kafka.bootstrap.servers": cluster.bootstrap_servers}).options)
     try:
-        producer.sender.join(10)
+        producer.sender.join(60)
         producer.begin()
         with pytest.raises(DeliveryError, match=r"the sender stopped: RuntimeError\('a bug'\)"):
             producer.check()
@@ -333,7 +337,7 @@ def test_memory_held_when_the_sender_broke_down_is_returned_with_the_task(
     def ends_its_sender(producer: Producer) -> None:
         instead_of_poll(breaking)
         producer.network.wakeup()
-        producer.sender.join(10)
+        producer.sender.join(60)
         assert producer.accumulator.live, "the task still writes into it"
 
     dies_while_it_writes_into_batches(cluster, ends_its_sender)
@@ -347,14 +351,14 @@ def test_a_sender_that_ends_late_gives_everything_back_itself(
 
     def sticking(network: NetworkClient, timeout_ms: float, now_ms: float) -> object:
         stuck.set()
-        free.wait(20)
+        free.wait(60)
         return poll(network, timeout_ms, now_ms)
 
     with ends_with(ValueError, "the task fails", cluster, linger_ms=10_000) as producer:
         producer.send(rows(0, 50))
         instead_of_poll(sticking)
         producer.network.wakeup()
-        stuck.wait(10)
+        assert stuck.wait(60)
         producer.sender.close(1)
         assert producer.accumulator.live
         threading.Timer(0.1, free.set).start()
@@ -458,7 +462,7 @@ def test_a_sender_that_died_at_rest_is_replaced(cluster: FakeCluster, instead_of
     instead_of_poll(breaking)
     for thread in sender_threads():
         assert isinstance(thread, Sender)
-        thread.join(10)
+        thread.join(60)
     instead_of_poll(poll)
     assert sender_threads() == []
     assert send(cluster, rows(5, 5)).records == 5

@@ -127,7 +127,8 @@ def test_an_abort_completes_its_own_decision_only_where_the_epoch_behind_it_was_
 
 @_PROTOCOL_1
 def test_batch_with_a_timed_out_transaction_is_not_decided(job: Callable[..., Job]) -> None:
-    run = job(**{"kafka.transaction.timeout.ms": "1000"})
+    # A busy machine may need seconds for the write.
+    run = job(**{"kafka.transaction.timeout.ms": "5000"})
     handover = run.take_over()
     report = run.write(handover, 0, 0, ["late"])
     run.await_end()

@@ -12,7 +12,7 @@ import pytest
 
 from kafka_sink.errors import DeliveryError
 from kafka_sink.model import TopicPartition
-from kafka_sink.task.producer import Producer
+from kafka_sink.task.producer import LIVE_PRODUCERS, Producer
 from tests.support.fake_broker import PRODUCE, FakeCluster
 from tests.support.fake_replies import OK, error
 from tests.support.proxy import ProxyCluster
@@ -27,6 +27,7 @@ from tests.support.scripted_cluster import (
     task,
     written,
 )
+from tests.support.sink_time import slow_until
 from tests.support.topics import moved_in
 from tests.support.waiting import repeat_until, until
 
@@ -141,7 +142,11 @@ def test_a_muted_partition_gets_the_next_keyless_rows_once_its_probe_is_due(clus
 def test_expired_rows_name_broker_partitions_time_and_last_error(cluster: FakeCluster) -> None:
     cluster.script(PRODUCE, *[error(19)] * 1_000, node_id=0)
     options = {f"{BREAKER}trigger_message_count": 1, f"{BREAKER}mute_retry_interval": 100, **PATIENT}
-    with pytest.raises(DeliveryError) as failed:
+
+    def is_muted() -> bool:
+        return any(P0 in mutes(one) for one in list(LIVE_PRODUCERS.values()))
+
+    with slow_until(is_muted), pytest.raises(DeliveryError) as failed:
         send(cluster, rows(0, 10), delivery_timeout_ms=1_500, request_timeout_ms=500, **options)
     text = str(failed.value)
     assert "the circuit breaker has muted t-0, led by 127.0.0.1:" in text

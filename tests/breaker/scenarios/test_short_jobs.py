@@ -22,6 +22,7 @@ from kafka_sink.task.producer_cache import PRODUCERS, task_producer
 from local_kafka import LocalBroker
 from tests.support.fake_broker import FakeCluster
 from tests.support.scripted_cluster import TOPIC, written
+from tests.support.sink_time import slow_time
 from tests.support.topics import moved_in, numbers_in
 from tests.support.waiting import until
 
@@ -113,9 +114,10 @@ def test_rows_with_keys_and_partitions_stay_where_they_belong() -> None:
                 "partition": pa.array([None] * 50 + [FROZEN] * 6, pa.int32()),
             }
         )
-        with new_worker(raw, plan) as producer:
+        with slow_time() as sinks, new_worker(raw, plan) as producer:
             producer.send(table)
             until(lambda: producer.accumulator.incomplete <= 2, "the others are written")
+            sinks.go_on()
             with pytest.raises(DeliveryError, match="has muted broker"):
                 producer.finish()
             assert producer.metrics()["record-moved-total"] == 0

@@ -36,7 +36,7 @@ def serving(page: Page | None = None, **bounds: float) -> Iterator[tuple[int, li
 
 
 def fetch(port: int) -> int:
-    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=10)) as connection:
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
         connection.request("GET", "/")
         with connection.getresponse() as response:
             response.read()

@@ -29,7 +29,7 @@ class Served:
         self.port = port
 
     def get(self, path: str, host: str | None = None, method: str = "GET") -> tuple[HTTPResponse, bytes]:
-        with closing(HTTPConnection("127.0.0.1", self.port, timeout=10)) as connection:
+        with closing(HTTPConnection("127.0.0.1", self.port, timeout=60)) as connection:
             connection.request(method, path, headers={} if host is None else {"Host": host})
             response = connection.getresponse()
             return response, response.read()
@@ -45,7 +45,7 @@ def looping() -> Iterator[asyncio.AbstractEventLoop]:
         yield loop
     finally:
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(5)
+        thread.join(60)
         loop.close()
 
 
@@ -56,7 +56,7 @@ def opened(loop: asyncio.AbstractEventLoop, service: ViewService, address: str, 
     async def open_view() -> None:
         deliver(service, 1, OpenView(address, port), 0.0)
 
-    asyncio.run_coroutine_threadsafe(open_view(), loop).result(5)
+    asyncio.run_coroutine_threadsafe(open_view(), loop).result(60)
     ((_, answer),) = service.out.taken()
     assert isinstance(answer, ViewOpened)
     return answer

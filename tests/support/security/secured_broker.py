@@ -37,7 +37,7 @@ ISSUER, AUDIENCE = "https://issuer.test", "kafka"
 # Azure Event Hubs ends connections with larger requests, and that are not used for this long.
 MAX_REQUEST_BYTES, MAX_IDLE_MS = 1_046_528, 240_000
 # How long a login on the listener SHORT is valid.
-SHORT_SESSION_MS = 3_000
+SHORT_SESSION_MS = 4_000
 _MODULES = "org.apache.kafka.common.security"
 _OAUTH_MODULE = f"{_MODULES}.oauthbearer.OAuthBearerLoginModule"
 # Listener -> security protocol. The numbers of a session's length are in seconds.
