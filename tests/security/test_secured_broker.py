@@ -37,6 +37,7 @@ from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.secret import Secret, redacted
 from kafka_sink.spark.datasource import KafkaChunkedDataSource
 from kafka_sink.task.producer import Producer
+from tests.support.partitioners import row_batch
 from tests.support.security.certificates import Authority
 from tests.support.security.secured_broker import (
     KEY_PASSWORD,
@@ -348,13 +349,18 @@ def test_limits_as_azure_event_hubs_has_them_are_kept(secured: Secured) -> None:
     producer = Producer(adapted)
     try:
         producer.begin()
+        # A broker may learn late that it leads a partition of a new topic.
+        first = ColumnPlan.of([("value", "binary"), ("partition", "int")], "limited")
+        producer.send(row_batch([b"x"] * 8, range(8)), plan=first)
+        producer.flush()
+        at_first_retries = producer.accumulator.deliveries.counts().retries
         for _ in range(3):
             producer.send(rows, plan=ColumnPlan.of([("value", "string")], "limited").narrowed())
         result = producer.finish()
     finally:
         producer.close()
-    assert result.records == 60_000
-    assert result.retries == 0, "a request was too large for it"
+    assert result.records == 60_008
+    assert result.retries == at_first_retries, "a request was too large for it"
     assert adapted.max_request_size < MAX_REQUEST_BYTES
     assert adapted.connections_max_idle_ms < MAX_IDLE_MS
 

@@ -213,7 +213,7 @@ def _near_the_end(kafka: LocalBroker, protocol: int) -> Iterator[Callable[[str, 
             topic = f"last-epochs-{kind}-{epoch}"
             raw = {"kafka.bootstrap.servers": kafka.bootstrap_servers, "topic": topic}
             if kind == timed_out.__name__:
-                raw["kafka.transaction.timeout.ms"] = "5000"
+                raw["kafka.transaction.timeout.ms"] = "10000"
             options = parse({**raw, "delivery.guarantee": "exactly-once"}).options
             client = clients.enter_context(closing(TransactionClient(options)))
             return Job(options, client, Scope(f"prefix-{topic}", topic, 2), clients)
