@@ -68,8 +68,6 @@ _SILENT_S, _SHORT_TIMEOUT_MS = 60.0, 500.0
 _WAIT_UNREPORTED_S = 10.0
 # How long the driver has waited when it reports the wait.
 _WAIT_REPORTED_MS = 1000.0
-# The signature of ``client.tell``.
-_Tell = Callable[[CoordinatorAddress, Message, float], None]
 
 Counts = Annotated[dict[Name, Count | Ms], Meta(max_length=_MAX_NAMES)]
 # The counts in the order of TopicMetrics.
@@ -323,13 +321,13 @@ class ReportChannel(Channel):
                 self._due_ms = now_ms + RANDOM.random() * self._interval_ms
 
 
-def report_end(address: CoordinatorAddress, ended: WriteEnded, tell: _Tell = tell) -> None:
+def report_end(address: CoordinatorAddress, ended: WriteEnded) -> None:
     """Report the end of a write, and wait for the confirmation. The driver calls it. Raises nothing."""
     was_silent = spark_application.happened_within(_SILENT, _SILENT_S)
-    _tell_or_remember(address, ended, _SHORT_TIMEOUT_MS if was_silent else _DRIVER_TIMEOUT_MS, tell)
+    _tell_or_remember(address, ended, _SHORT_TIMEOUT_MS if was_silent else _DRIVER_TIMEOUT_MS)
 
 
-def _tell_or_remember(address: CoordinatorAddress, message: Message, timeout_ms: float, tell: _Tell) -> None:
+def _tell_or_remember(address: CoordinatorAddress, message: Message, timeout_ms: float) -> None:
     try:
         tell(address, message, timeout_ms)
     except (TimeoutError, KafkaSinkError):
@@ -353,13 +351,11 @@ class DriverWaiting:
         label: str,
         find: Callable[[], CoordinatorAddress | None] = lambda: None,
         clock_ms: Clock = monotonic_ms,
-        tell: _Tell = tell,
     ) -> None:
         self._over = DriverWaits(cluster_name(options), write, step)
         self._label = label
         self._find = find
         self._clock_ms = clock_ms
-        self._tell_coordinator = tell
         self._due_ms = self._logged_ms = -math.inf
 
     def __enter__(self) -> None:
@@ -391,4 +387,4 @@ class DriverWaiting:
             if address is None or not address.has_view:
                 return
             if not spark_application.happened_within(_SILENT, _WAIT_UNREPORTED_S):
-                _tell_or_remember(address, message, _SHORT_TIMEOUT_MS, self._tell_coordinator)
+                _tell_or_remember(address, message, _SHORT_TIMEOUT_MS)

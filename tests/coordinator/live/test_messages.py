@@ -9,6 +9,7 @@ import pytest
 
 from kafka_sink.clock import STARTING, WAIT_LISTENER
 from kafka_sink.coordinator.address import CoordinatorAddress
+from kafka_sink.coordinator.live import messages
 from kafka_sink.coordinator.live.application import ReportService
 from kafka_sink.coordinator.live.messages import (
     AboutJob,
@@ -164,11 +165,12 @@ ADDRESS = CoordinatorAddress("127.0.0.1", 1, b"", "", b"", has_view=True)
 class Waiting:
     """A driver that waits for brokers: its clock, and what it tells the coordinator."""
 
-    def __init__(self, error: Exception | None = None) -> None:
+    def __init__(self, patch: pytest.MonkeyPatch, error: Exception | None = None) -> None:
         self.now_ms = 0.0
         self.error = error
         self.sent: list[Message] = []
         self.timeouts_ms: list[float] = []
+        patch.setattr(messages, "tell", self.tell)
 
     def tell(self, _: CoordinatorAddress, message: Message, timeout_ms: float) -> None:
         self.timeouts_ms.append(timeout_ms)
@@ -185,7 +187,7 @@ class Waiting:
 
     def starts(self, find: Callable[[], CoordinatorAddress] = lambda: ADDRESS) -> DriverWaiting:
         options = parse({"kafka.bootstrap.servers": "b:1", "topic": "t"}).options
-        return DriverWaiting(*(options, "q", STARTING, "a micro-batch", find, lambda: self.now_ms, self.tell))
+        return DriverWaiting(*(options, "q", STARTING, "a micro-batch", find, lambda: self.now_ms))
 
 
 # The folder where processes of the driver leave word.
@@ -193,10 +195,10 @@ pytestmark = pytest.mark.usefixtures("application")
 
 
 def test_a_wait_of_the_driver_is_logged_once_after_three_seconds_and_told_every_second(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Catches: a broker froze between micro-batches, and for a minute nothing said so."""
-    waiting = Waiting()
+    waiting = Waiting(monkeypatch)
 
     def start() -> None:
         with waiting.starts():
@@ -219,21 +221,25 @@ def test_a_wait_of_the_driver_is_logged_once_after_three_seconds_and_told_every_
     assert len(sent) == 5, "nothing of a wait that was short"
 
 
-def test_a_frozen_coordinator_does_not_hold_up_a_driver_that_waits_for_brokers() -> None:
+def test_a_frozen_coordinator_does_not_hold_up_a_driver_that_waits_for_brokers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Catches: half of each second spent on telling the coordinator, which the responses of brokers had to
     wait for."""
-    waiting = Waiting(TimeoutError("frozen"))
+    waiting = Waiting(monkeypatch, TimeoutError("frozen"))
     with waiting.starts():
         waiting.waits(60_000)
     # The clock of files has not moved.
     assert waiting.timeouts_ms == [500.0]
 
 
-def test_a_folder_that_others_can_write_to_does_not_fail_a_driver_that_waits_for_brokers() -> None:
+def test_a_folder_that_others_can_write_to_does_not_fail_a_driver_that_waits_for_brokers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def find() -> CoordinatorAddress:
         raise PermissionError("other users have access to it")
 
-    with Waiting().starts(find):
+    with Waiting(monkeypatch).starts(find):
         WAIT_LISTENER.get()(lambda: "broker 1", -5_000.0, 60_000.0)
 
 
@@ -246,10 +252,10 @@ def test_a_folder_that_others_can_write_to_does_not_fail_a_driver_that_waits_for
     ],
 )
 def test_a_coordinator_that_was_silent_holds_up_no_further_write_for_long(
-    error: Exception, timeouts_ms: list[float]
+    error: Exception, timeouts_ms: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Catches: beside a frozen coordinator, each micro-batch took 5 s longer."""
-    waiting = Waiting(error)
+    waiting = Waiting(monkeypatch, error)
     for number in range(2):
-        report_end(ADDRESS, final(1, write=f"write-{number}", query="q-1", batch=number), waiting.tell)
+        report_end(ADDRESS, final(1, write=f"write-{number}", query="q-1", batch=number))
     assert waiting.timeouts_ms == timeouts_ms
