@@ -29,6 +29,7 @@ from kafka_sink.coordinator.live.messages import (
 from kafka_sink.coordinator.live.messages import TaskIdentity as Identity
 from kafka_sink.coordinator.live.view import as_json, page
 from tests.support.live_view_page import Page
+from tests.support.looping import call, looping
 from tests.support.task_reports import CLUSTER, Board, final, report
 
 OPTIONS = {"topic": "orders", "kafka.compression.type": "lz4", "kafka.linger.ms": "50"}
@@ -241,12 +242,12 @@ def serving(night: Night) -> Iterator[str]:
         return as_json(night.metrics.snapshot(night.now_ms))
 
     listening = socket.create_server(("127.0.0.1", 0))
-    server = HttpServer(listening, {"/": page, "/metrics.json": data}, ())
-    server.start()
-    try:
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}/"
-    finally:
-        server.close()
+    with looping() as loop:
+        server = call(loop, lambda: HttpServer(listening, {"/": page, "/metrics.json": data}, ()))
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}/"
+        finally:
+            call(loop, server.close)
 
 
 @pytest.mark.parametrize("name", STATES)

@@ -1,8 +1,8 @@
 """A small HTTP server for pages that are computed on demand: GET and HEAD, one request for each connection.
 
-It runs on a thread of its own. Its clients cost bounded memory and time, even if they misbehave: it limits
-the number of connections, the requests in a second, the size of a request, and the times to send the request
-and to read the response. If all connections are in use, it closes the one that has been open longest.
+Its clients cost bounded memory and time, even if they misbehave: it limits the number of connections, the
+requests in a second, the size of a request, and the times to send the request and to read the response. If
+all connections are in use, it closes the one that has been open longest.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import ipaddress
 import logging
 import re
 import socket
-import threading
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -57,8 +56,8 @@ _SECURITY_HEADERS = {
 
 
 class HttpServer:
-    """Serves ``pages``, by path, on a listening socket. ``hosts``: the names that clients may use for this
-    server.
+    """Serves ``pages``, by path, on a listening socket, as a part of the running loop. ``hosts``: the names
+    that clients may use for this server.
 
     A request with another name in its Host header gets no page: it may come from a foreign site whose name
     resolves to this address (DNS rebinding). IP addresses are always accepted, because no site has one as its
@@ -78,28 +77,16 @@ class HttpServer:
         self._bounds = bounds or HttpBounds()
         # Connections in the order in which they were accepted.
         self._open: dict[asyncio.Task[None], socket.socket] = {}
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="kafka-chunked-live-view", daemon=True)
-
-    def start(self) -> None:
-        self._listening.setblocking(False)
-        self._thread.start()
+        self._loop = asyncio.get_running_loop()
+        listening.setblocking(False)
+        self._await_connection()
 
     def close(self) -> None:
-        """End the thread and all connections, without waiting long."""
-        with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(2.0)
-
-    def _run(self) -> None:
-        self._await_connection()
-        self._loop.run_forever()
+        """End all connections."""
+        self._loop.remove_reader(self._listening)
         self._listening.close()
-        for task in list(self._open):
+        for task in self._open:
             task.cancel()
-            with suppress(asyncio.CancelledError):
-                self._loop.run_until_complete(task)
-        self._loop.close()
 
     def _await_connection(self) -> None:
         if self._listening.fileno() >= 0:

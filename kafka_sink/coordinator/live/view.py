@@ -9,7 +9,6 @@ import json
 import math
 import socket
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Future
 from importlib.resources import files
 from typing import Annotated, Any, ClassVar
 
@@ -67,9 +66,8 @@ class ViewService(Service):
         except (OSError, ValueError) as error:
             return ViewOpened(error=cut(f"ui.bind.address={address}, ui.port={port}: {error}"))
         name = socket.gethostname() if address in ANY_ADDRESSES else address
-        pages = LivePages(self._metrics, asyncio.get_running_loop())
-        self._server = HttpServer(listening, pages.by_path, {"localhost", address, socket.gethostname()})
-        self._server.start()
+        pages = LivePages(self._metrics).by_path
+        self._server = HttpServer(listening, pages, {"localhost", address, socket.gethostname()})
         shown = f"[{name}]" if ":" in name else name
         chosen = int(listening.getsockname()[1])
         return ViewOpened(f"http://{shown}:{chosen}/", chosen)
@@ -80,28 +78,20 @@ class ViewService(Service):
 
 
 class LivePages:
-    """The pages, for the server's thread. ``owner`` is the loop that ``metrics`` belongs to.
+    """The pages.
 
-    A client gets a snapshot that was begun after its request, so it contains the sums of each write that had
-    ended by then. All clients that wait for a snapshot share it, and at most one is made in ``interval_ms``,
-    so that many clients cost no more than one. No client waits longer than ``patience_s``.
+    A client gets a snapshot that was taken after its request, so it contains the sums of each write that had
+    ended by then. All clients that wait for a snapshot share it, and at most one is taken in ``interval_ms``,
+    so that many clients cost no more than one.
     """
 
-    def __init__(
-        self,
-        metrics: ApplicationMetrics,
-        owner: asyncio.AbstractEventLoop,
-        interval_ms: float = 500.0,
-        patience_s: float = 2.0,
-    ) -> None:
+    def __init__(self, metrics: ApplicationMetrics, interval_ms: float = 500.0) -> None:
         self._metrics = metrics
-        self._owner = owner
         self._interval_ms = interval_ms
-        self._patience_s = patience_s
-        # Guards the last snapshot, the time at which it was begun, and the responses made of it. Without it,
+        # Guards the last snapshot, the time at which it was taken, and the responses made of it. Without it,
         # requests that wait at the same time would each take a snapshot of their own.
         self._taking = asyncio.Lock()
-        self._begun_ms = -math.inf
+        self._taken_ms = -math.inf
         self._snapshot: dict[str, Any] = {}
         self._made: dict[_Render, Response] = {}
         self.by_path: dict[str, Callable[[], Awaitable[Response]]] = {
@@ -112,33 +102,17 @@ class LivePages:
 
     async def _shared(self, render: _Render) -> Response:
         """A response, made once for each snapshot."""
-        try:
-            await asyncio.wait_for(self._take_after(monotonic_ms()), self._patience_s)
-        except asyncio.TimeoutError:
-            busy = "503 Service Unavailable"
-            return Response(b"the coordinator is busy\n", status=busy, headers={"Retry-After": "1"})
-        if render not in self._made:
-            self._made[render] = render(self._snapshot)
-        return self._made[render]
-
-    async def _take_after(self, asked_ms: float) -> None:
+        asked_ms = monotonic_ms()
         async with self._taking:
-            if self._begun_ms < asked_ms:
-                await asyncio.sleep(max(0.0, self._begun_ms + self._interval_ms - monotonic_ms()) / 1000)
-                begun_ms = monotonic_ms()
-                taken = Future[dict[str, Any]]()
-                self._owner.call_soon_threadsafe(self._take, taken)
-                self._snapshot = await asyncio.wrap_future(taken)
-                self._begun_ms = begun_ms
+            if self._taken_ms < asked_ms:
+                await asyncio.sleep(max(0.0, self._taken_ms + self._interval_ms - asked_ms) / 1000)
+                self._taken_ms = monotonic_ms()
+                self._snapshot = self._metrics.snapshot(self._taken_ms)
                 self._made.clear()
-
-    def _take(self, taken: Future[dict[str, Any]]) -> None:
-        # Skip requests that timed out while the coordinator was busy, so that they do not pile up.
-        if taken.set_running_or_notify_cancel():
-            try:
-                taken.set_result(self._metrics.snapshot(monotonic_ms()))
-            except Exception as error:  # noqa: BLE001 - passed to the caller that waits
-                taken.set_exception(error)
+            if render not in self._made:
+                # A thread makes it, because a snapshot of thousands of tasks would hold the loop up for long.
+                self._made[render] = await asyncio.to_thread(render, self._snapshot)
+            return self._made[render]
 
 
 def as_json(snapshot: dict[str, Any]) -> Response:

@@ -6,13 +6,13 @@ import http.client
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
-from typing import Any
 
 import pytest
 
 from kafka_sink.coordinator.live.http_server import HttpBounds, HttpServer, Page, Response
+from tests.support.looping import call, looping
 from tests.support.waiting import repeat_until
 
 
@@ -27,12 +27,13 @@ def serving(page: Page | None = None, **bounds: float) -> Iterator[tuple[int, li
 
     listening = socket.create_server(("127.0.0.1", 0), backlog=64)
     given = HttpBounds(**bounds)  # type: ignore[arg-type]  # some are whole numbers
-    server = HttpServer(listening, {"/": page or one_page}, {"localhost"}, given)
-    server.start()
-    try:
-        yield listening.getsockname()[1], computed
-    finally:
-        server.close()
+    pages: dict[str, Page] = {"/": page or one_page}
+    with looping() as loop:
+        server = call(loop, lambda: HttpServer(listening, pages, {"localhost"}, given))
+        try:
+            yield listening.getsockname()[1], computed
+        finally:
+            call(loop, server.close)
 
 
 def fetch(port: int) -> int:
@@ -104,33 +105,9 @@ def test_a_page_that_fails_is_an_error_that_the_log_explains(caplog: pytest.LogC
     assert "surrogates not allowed" in caplog.text
 
 
-class ClosedWhileAccepting(socket.socket):
-    """Calls ``on_accept`` before a connection that has just been accepted is handed over."""
-
-    on_accept: Callable[[], None]
-
-    def accept(self) -> tuple[socket.socket, Any]:
-        accepted = super().accept()
-        self.on_accept()
-        return accepted
-
-
-def test_a_connection_that_is_accepted_while_the_server_ends_is_closed() -> None:
-    """Catches: asyncio's accept, when cancelled, lost it, and nobody closed it."""
-    with ClosedWhileAccepting(socket.AF_INET, socket.SOCK_STREAM) as listening:
-        listening.bind(("127.0.0.1", 0))
-        listening.listen()
-        server, closing_it = HttpServer(listening, {}, ()), threading.Event()
-        closer = threading.Thread(target=lambda: (closing_it.wait(30), server.close()))
-
-        def on_accept() -> None:
-            closing_it.set()
-            # What close() does first is to tell the loop, which is here.
-            time.sleep(0.2)
-
-        listening.on_accept = on_accept
-        closer.start()
-        server.start()
-        with socket.create_connection(listening.getsockname(), timeout=30) as client:
-            closer.join(30)
-            assert client.recv(1) == b""
+def test_the_connections_of_a_server_that_ends_are_closed() -> None:
+    with ExitStack() as clients:
+        with serving() as (port, _):
+            silent = clients.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30))
+            assert fetch(port) == 200, "the silent client was accepted before"
+        assert silent.recv(1) == b""

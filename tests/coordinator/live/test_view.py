@@ -7,9 +7,8 @@ import json
 import re
 import socket
 import sys
-import threading
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from http.client import HTTPConnection, HTTPResponse
 
 import pytest
@@ -21,6 +20,7 @@ from kafka_sink.coordinator.live.http_server import Response
 from kafka_sink.coordinator.live.view import LivePages, OpenView, ViewOpened, ViewService
 from kafka_sink.coordinator.schema import deliver
 from tests.support.fake_outbox import FakeOutbox
+from tests.support.looping import call, looping
 from tests.support.task_reports import Board, final, full_report
 
 
@@ -35,28 +35,10 @@ class Served:
             return response, response.read()
 
 
-@contextmanager
-def looping() -> Iterator[asyncio.AbstractEventLoop]:
-    """Stands for the coordinator's loop."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
-    thread.start()
-    try:
-        yield loop
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(60)
-        loop.close()
-
-
 def opened(loop: asyncio.AbstractEventLoop, service: ViewService, address: str, port: int) -> ViewOpened:
     """What planning is answered."""
     assert isinstance(service.out, FakeOutbox)
-
-    async def open_view() -> None:
-        deliver(service, 1, OpenView(address, port), 0.0)
-
-    asyncio.run_coroutine_threadsafe(open_view(), loop).result(60)
+    call(loop, lambda: deliver(service, 1, OpenView(address, port), 0.0))
     ((_, answer),) = service.out.taken()
     assert isinstance(answer, ViewOpened)
     return answer
@@ -74,7 +56,7 @@ def served() -> Iterator[Served]:
             assert opened(loop, service, "127.0.0.1", 0) == answer, "it is opened once"
             yield Served(answer.port)
         finally:
-            service.close()
+            call(loop, service.close)
 
 
 def test_the_page_loads_nothing_from_elsewhere_and_runs_only_its_own_script(served: Served) -> None:
@@ -151,10 +133,8 @@ Pages = Callable[[LivePages], Awaitable[None]]
 
 
 def with_pages(metrics: ApplicationMetrics, use: Pages, interval_ms: float) -> None:
-    """The server and the coordinator share a loop."""
-
     async def run() -> None:
-        await use(LivePages(metrics, asyncio.get_running_loop(), interval_ms))
+        await use(LivePages(metrics, interval_ms))
 
     asyncio.run(run())
 
@@ -214,28 +194,6 @@ def test_clients_that_ask_again_and_again_cost_no_more_snapshots_than_the_interv
     assert len(taken) == 5
     # From the second on each may begin 50 ms after the one before has begun.
     assert taken[-1] - began_ms >= 4 * 50
-
-
-def test_clients_that_ask_while_the_coordinator_is_busy_leave_it_two_snapshots_at_most() -> None:
-    """Catches: after a stall of a minute it took 120 snapshots in one iteration of its loop."""
-    release, board = threading.Event(), Board()
-    taken = count_snapshots(board.metrics)
-
-    async def ask(loop: asyncio.AbstractEventLoop) -> None:
-        pages = LivePages(board.metrics, loop, interval_ms=0.0, patience_s=0.01)
-        loop.call_soon_threadsafe(release.wait, 60)
-        try:
-            for _ in range(20):
-                busy = await pages.by_path["/metrics"]()
-                assert (busy.status, busy.headers) == ("503 Service Unavailable", {"Retry-After": "1"})
-        finally:
-            release.set()
-        patient = LivePages(board.metrics, loop, patience_s=60.0)
-        assert (await patient.by_path["/metrics"]()).status == "200 OK"
-
-    with looping() as loop:
-        asyncio.run(ask(loop))
-    assert len(taken) <= 2
 
 
 @pytest.mark.skipif("coverage" in sys.modules, reason="make coverage takes processor time itself")
