@@ -65,10 +65,8 @@ class Server:
         with planning_for(SparkApplication("", os.getpid(), {})):
             driver = driver_process.find_driver_process()
         assert driver is not None
-        with (
-            socket.create_server(("127.0.0.1", 0), backlog=4096) as listening,
-            self._place.life() as alive,
-        ):
+        self._place.withdraw()
+        with socket.create_server(("127.0.0.1", 0), backlog=4096) as listening:
             settings = {
                 "folder": str(self._place.parent),
                 "driver": [driver.pid, driver.started],
@@ -79,7 +77,7 @@ class Server:
                 [sys.executable, "-m", "kafka_sink.coordinator.server_process", json.dumps(settings)],
                 cwd=ROOT,
                 env=environment(),
-                pass_fds=(listening.fileno(), alive),
+                pass_fds=(listening.fileno(),),
             )
         self.found = until(self._place.found, "a coordinator that serves", START_S, 0.02)
         opened = ask(self.found.of_driver, OpenView("127.0.0.1", 0), ViewOpened, 1000 * START_S)

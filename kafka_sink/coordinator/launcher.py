@@ -27,7 +27,7 @@ from kafka_sink.coordinator.placement import Placement, is_enabled, placement, u
 from kafka_sink.coordinator.rendezvous import LocationFolder, RunningCoordinator, serving
 from kafka_sink.driver import driver_log, driver_process
 from kafka_sink.driver.driver_conf import conf_of
-from kafka_sink.driver.driver_process import DriverProcess
+from kafka_sink.driver.driver_process import HostProcess
 from kafka_sink.errors import ProtocolError
 from kafka_sink.options import SinkOptions
 
@@ -144,7 +144,7 @@ def _open_live_view(
 
 
 def _start(
-    where: Placement, place: LocationFolder, driver: DriverProcess, environ: Mapping[str, str]
+    where: Placement, place: LocationFolder, driver: HostProcess, environ: Mapping[str, str]
 ) -> RunningCoordinator:
     """Bind the port in this process, which can report an error, and wait until the coordinator serves.
 
@@ -158,8 +158,9 @@ def _start(
             "the port is in use, set coordinator.port; if this host does not have the address, set "
             "coordinator.bind.address"
         ) from None
-    with listening, place.life() as alive:
-        process = _spawn(place, driver, where.address, (listening.fileno(), alive), environ)
+    place.withdraw()
+    with listening:
+        process = _spawn(place, driver, where.address, listening.fileno(), environ)
     until = time.monotonic() + _START_MS / 1000
     while (running := place.found()) is None and time.monotonic() < until:
         if process.poll() is not None:
@@ -173,9 +174,9 @@ def _start(
 
 def _spawn(
     place: LocationFolder,
-    driver: DriverProcess,
+    driver: HostProcess,
     address: str,
-    descriptors: tuple[int, int],
+    listening: int,
     environ: Mapping[str, str],
 ) -> subprocess.Popen[bytes]:
     """The arguments contain no secrets: the process creates its own key and token."""
@@ -183,7 +184,7 @@ def _spawn(
         "folder": str(place.parent),
         "driver": [driver.pid, driver.started],
         "address": address,
-        "listening": descriptors[0],
+        "listening": listening,
     }
     inherited = {
         name: value
@@ -203,7 +204,7 @@ def _spawn(
             stderr=log,
             cwd="/",
             env=inherited,
-            pass_fds=descriptors,
+            pass_fds=(listening,),
             start_new_session=True,
         )
     except OSError as error:

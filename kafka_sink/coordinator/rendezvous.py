@@ -2,9 +2,8 @@
 
 It contains:
 
-    found     the coordinator's address with its token, and the live view's address (mode 0600, replaced
-              atomically); the coordinator writes it when it serves
-    alive     locked by the coordinator as long as it lives
+    found     the coordinator's process, its address with its token, and the live view's address (mode 0600,
+              replaced atomically); the coordinator writes it when it serves
     log       the coordinator's log
     lock      held by planning while it starts a coordinator or changes ``found``
 
@@ -29,6 +28,7 @@ import msgspec
 
 from kafka_sink import spark_application
 from kafka_sink.coordinator.address import CoordinatorAddress
+from kafka_sink.driver.driver_process import HostProcess
 from kafka_sink.libraries import foreign
 from kafka_sink.secret import HiddenBytes
 
@@ -47,6 +47,7 @@ class RunningCoordinator:
 
     address: CoordinatorAddress
     driver_token: bytes = field(repr=False)
+    process: HostProcess
     bound_to: str
     view_url: str = ""
     view_port: int = 0
@@ -105,15 +106,19 @@ class LocationFolder:
     @contextmanager
     def lock(self, timeout_ms: float) -> Iterator[None]:
         """Hold the lock within the block. Raises TimeoutError."""
-        handle = self._open("lock")
+        handle = os.open(self.folder / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        until = time.monotonic() + timeout_ms / 1000
         try:
-            _await_lock(handle, timeout_ms, f"{self.folder}/lock is held by another process")
+            while True:
+                with suppress(BlockingIOError):
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                if time.monotonic() >= until:
+                    raise TimeoutError(f"{self.folder}/lock is held by another process")
+                time.sleep(_LOCK_POLL_S)
             yield
         finally:
             os.close(handle)
-
-    def _open(self, name: str) -> int:
-        return os.open(self.folder / name, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
 
     # -- the coordinator ----------------------------------------------------------------------------
 
@@ -125,31 +130,9 @@ class LocationFolder:
         _check_private(self.folder)
         return read_found(self._found)
 
-    def is_alive(self) -> bool:
-        """Whether a coordinator lives. It may not serve yet."""
-        try:
-            handle = os.open(self.folder / "alive", os.O_RDWR | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return False
-        try:
-            # The lock is shared, so that processes that ask at the same moment do not take each other for a
-            # coordinator.
-            return not _try_lock(handle, fcntl.LOCK_SH)
-        finally:
-            os.close(handle)
-
-    @contextmanager
-    def life(self) -> Iterator[int]:
-        """A descriptor that holds the lock of a coordinator: the process that inherits it counts as alive
-        until it ends. The caller holds the lock. Raises TimeoutError if a coordinator lives.
-        """
-        handle = self._open("alive")
-        try:
-            _await_lock(handle, 1000.0, "the previous coordinator has not ended")
-            self._found.unlink(missing_ok=True)
-            yield handle
-        finally:
-            os.close(handle)
+    def withdraw(self) -> None:
+        """Remove the address of a coordinator that has ended. One that still runs notices that, and ends."""
+        self._found.unlink(missing_ok=True)
 
     def publish(self, found: RunningCoordinator) -> None:
         """Write the coordinator's address for planning. The coordinator calls it when it serves, and
@@ -164,7 +147,7 @@ class LocationFolder:
 def serving(place: LocationFolder) -> RunningCoordinator | None:
     """The coordinator that serves in this folder. Raises OSError."""
     published = place.found() if os.path.lexists(place.folder) else None
-    return published if published is not None and place.is_alive() else None
+    return published if published is not None and published.process.is_alive() else None
 
 
 def address_for_driver() -> CoordinatorAddress | None:
@@ -191,19 +174,3 @@ def read_found(path: Path) -> RunningCoordinator | None:
         return msgspec.json.decode(path.read_bytes(), type=RunningCoordinator)
     except (OSError, msgspec.MsgspecError, ValueError):
         return None
-
-
-def _await_lock(handle: int, timeout_ms: float, problem: str) -> None:
-    until = time.monotonic() + timeout_ms / 1000
-    while not _try_lock(handle, fcntl.LOCK_EX):
-        if time.monotonic() >= until:
-            raise TimeoutError(problem)
-        time.sleep(_LOCK_POLL_S)
-
-
-def _try_lock(handle: int, kind: int) -> bool:
-    try:
-        fcntl.flock(handle, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

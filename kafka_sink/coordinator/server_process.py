@@ -31,7 +31,7 @@ from kafka_sink.coordinator.schema import MemoryBudget
 from kafka_sink.coordinator.server import CoordinatorServer, Services
 from kafka_sink.coordinator.transport import ServerBounds, new_identity
 from kafka_sink.coordinator.writes import WriteService
-from kafka_sink.driver.driver_process import DriverProcess
+from kafka_sink.driver.driver_process import HostProcess
 
 _log = logging.getLogger(__name__)
 # How often the process checks that its driver and its folder exist.
@@ -47,7 +47,7 @@ class ServerProcess:
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._settings = settings
         self._place = LocationFolder(settings["folder"])
-        self._driver = DriverProcess(int(settings["driver"][0]), str(settings["driver"][1]))
+        self._driver = HostProcess(int(settings["driver"][0]), str(settings["driver"][1]))
         self._identity = new_identity()
         self._metrics = ApplicationMetrics()
 
@@ -63,7 +63,11 @@ class ServerProcess:
         server.start(listening)
         where = Placement(self._settings["address"], listening.getsockname()[1])
         address = self._identity.address(where.local_host, where.port)
-        self._place.publish(RunningCoordinator(address, self._identity.driver_token, where.address))
+        process = HostProcess.running(os.getpid())
+        # The launcher has read /proc before.
+        assert process is not None
+        running = RunningCoordinator(address, self._identity.driver_token, process, where.address)
+        self._place.publish(running)
         while self._driver.is_alive() and self._is_current():
             self._metrics.sample(monotonic_ms())
             await asyncio.sleep(_CHECK_S)

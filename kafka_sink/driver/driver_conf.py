@@ -15,7 +15,7 @@ from pathlib import Path
 
 from kafka_sink import spark_application
 from kafka_sink.driver import driver_log, driver_process
-from kafka_sink.driver.driver_process import DriverProcess
+from kafka_sink.driver.driver_process import HostProcess
 from kafka_sink.options.table import SPECS
 from kafka_sink.options.values import KAFKA_PREFIX
 
@@ -64,7 +64,7 @@ def conf_of_driver() -> dict[str, str] | None:
     return None if driver is None else conf_of(driver, os.environ)
 
 
-def conf_of(driver: DriverProcess, environ: Mapping[str, str]) -> dict[str, str]:
+def conf_of(driver: HostProcess, environ: Mapping[str, str]) -> dict[str, str]:
     """The settings of this driver's application that the coordinator uses. Never raises."""
     application = spark_application.current()
     if application is not None:

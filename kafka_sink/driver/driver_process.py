@@ -1,4 +1,4 @@
-"""The driver's process: planning finds it, and the coordinator ends when it ends."""
+"""Processes of this host. Planning finds the driver's, and the coordinator ends when that process ends."""
 
 from __future__ import annotations
 
@@ -12,11 +12,17 @@ _MAX_ANCESTORS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class DriverProcess:
+class HostProcess:
     """A process, identified by its pid and its start time, because pids are reused."""
 
     pid: int
     started: str
+
+    @classmethod
+    def running(cls, pid: int) -> HostProcess | None:
+        """The process that has this pid now."""
+        state = _look(pid)
+        return None if state is None else cls(pid, state.started)
 
     def is_alive(self) -> bool:
         """Whether it is running. False also for a zombie, which a JVM remains until its parent waits for
@@ -41,22 +47,21 @@ class _Found:
     command: str
 
 
-def find_driver_process() -> DriverProcess | None:
+def find_driver_process() -> HostProcess | None:
     """The driver's JVM. None if there is no such process, or if there is no /proc that shows it.
 
     It is the nearest ancestor that does not run Python, unless this process has started it.
     """
     application = spark_application.current()
     if application is not None and application.driver_pid is not None:
-        jvm = _look(application.driver_pid)
-        return None if jvm is None else DriverProcess(application.driver_pid, jvm.started)
+        return HostProcess.running(application.driver_pid)
     pid = os.getppid()
     for _ in range(_MAX_ANCESTORS):
         ancestor = _look(pid)
         if ancestor is None or pid <= 0:
             return None
         if not ancestor.command.lower().startswith("python"):
-            return DriverProcess(pid, ancestor.started)
+            return HostProcess(pid, ancestor.started)
         pid = ancestor.parent
     return None
 

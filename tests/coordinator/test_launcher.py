@@ -26,7 +26,7 @@ from kafka_sink.coordinator import client
 from kafka_sink.coordinator.address import UNAVAILABLE, CoordinatorAddress, PlannedCoordinator
 from kafka_sink.coordinator.client import ask
 from kafka_sink.coordinator.launcher import plan_coordinator
-from kafka_sink.coordinator.rendezvous import FOLDER, LocationFolder, address_for_driver, read_found
+from kafka_sink.coordinator.rendezvous import FOLDER, LocationFolder, address_for_driver, read_found, serving
 from kafka_sink.coordinator.schema import Alive
 from kafka_sink.coordinator.writes import WriteOver, Writing, end_attempts
 from kafka_sink.options import parse
@@ -121,7 +121,7 @@ def test_coordinator_ends_with_its_driver_or_folder(gone: str, application: Appl
         # As where another one has taken it.
         (application.folder / FOLDER / "found").unlink()
     assert application.processes[0].wait(60) == 0
-    assert gone == "the folder" or not LocationFolder(str(application.folder)).is_alive()
+    assert gone == "the folder" or serving(LocationFolder(str(application.folder))) is None
 
 
 def test_a_dead_one_is_replaced_by_one_with_secrets_of_its_own(application: Application) -> None:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import os
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kafka_sink.coordinator.address import CoordinatorAddress
-from kafka_sink.coordinator.rendezvous import LocationFolder, RunningCoordinator, read_found
+from kafka_sink.coordinator.rendezvous import LocationFolder, RunningCoordinator, read_found, serving
+from kafka_sink.driver.driver_process import HostProcess
 from kafka_sink.options import parse
+from tests.support.waiting import until
 
 ADDRESS = CoordinatorAddress("::1", 1, b"a" * 32, "name.invalid", b"b" * 32)
-FOUND = RunningCoordinator(ADDRESS, b"d" * 32, "::1")
+PROCESS = HostProcess(1, "now")
+FOUND = RunningCoordinator(ADDRESS, b"d" * 32, PROCESS, "::1")
 
 
 @pytest.fixture
@@ -38,19 +41,20 @@ def test_files_without_a_coordinator_are_ignored(place: LocationFolder) -> None:
         assert read_found(path) is None
 
 
-def test_a_coordinator_is_alive_until_its_process_ends(place: LocationFolder) -> None:
-    assert not place.is_alive()
-    place.publish(FOUND)
-    with place.life() as handle:
-        assert place.found() is None, "that of the one before"
-        assert place.is_alive()
-        # As a child that inherits it.
-        inherited = os.dup(handle)
-    assert place.is_alive()
-    with pytest.raises(TimeoutError, match="has not ended"), place.life():
-        pass
-    os.close(inherited)
-    assert not place.is_alive()
+def test_a_coordinator_serves_until_its_process_ends(place: LocationFolder) -> None:
+    assert serving(place) is None
+    process = subprocess.Popen(["sleep", "60"])
+    running = HostProcess.running(process.pid)
+    assert running is not None
+    found = replace(FOUND, process=running)
+    place.publish(found)
+    assert serving(place) == found
+    # Nobody has waited for the process yet.
+    process.kill()
+    until(lambda: serving(place) is None)
+    process.wait()
+    place.withdraw()
+    assert place.found() is None
 
 
 def test_the_lock_is_waited_for(place: LocationFolder) -> None:
@@ -63,7 +67,7 @@ def test_the_lock_is_waited_for(place: LocationFolder) -> None:
 def test_a_groups_key_gives_no_password_away() -> None:
     """It goes over the wire: a hash without the token could be tried out."""
     settings = parse({"kafka.bootstrap.servers": "h:1"}).options.identity_of_cluster()
-    other = RunningCoordinator(replace(ADDRESS, token=b"c" * 32), b"d" * 32, "::1")
+    other = replace(FOUND, address=replace(ADDRESS, token=b"c" * 32))
     assert FOUND.group_of(settings) == FOUND.group_of(dict(reversed(settings.items())))
     assert FOUND.group_of(settings) != other.group_of(settings)
     assert FOUND.group_of(settings) != FOUND.group_of({**settings, "kafka.security.protocol": "SSL"})

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from kafka_sink.driver import driver_process
-from kafka_sink.driver.driver_process import DriverProcess
+from kafka_sink.driver.driver_process import HostProcess
 from kafka_sink.spark_application import SparkApplication, planning_for
 
 
@@ -30,6 +30,6 @@ def test_a_process_is_known_by_its_start_too() -> None:
         found = driver_process.find_driver_process()
     assert found is not None
     assert found.is_alive()
-    assert not DriverProcess(os.getpid(), "another time").is_alive()
+    assert not HostProcess(os.getpid(), "another time").is_alive()
     with planning_for(SparkApplication("", 2**22 + 1, {})):
         assert driver_process.find_driver_process() is None

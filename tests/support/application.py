@@ -11,7 +11,7 @@ from unittest import mock
 from kafka_sink.coordinator import launcher, writes
 from kafka_sink.coordinator.live import messages
 from kafka_sink.driver import driver_process
-from kafka_sink.driver.driver_process import DriverProcess
+from kafka_sink.driver.driver_process import HostProcess
 from kafka_sink.spark_application import SparkApplication, planning_for
 
 # How long planning and commit wait for a coordinator that is only slow, as all processes are on a busy
@@ -32,7 +32,7 @@ class Application:
         self.folder = folder
         self.arguments: list[str] | None = None
         self.driver = subprocess.Popen(["sleep", "600"])
-        self.found: DriverProcess | None = self._driver()
+        self.found: HostProcess | None = self._driver()
         self._patches: list[Any] = [
             mock.patch.object(driver_process, "find_driver_process", side_effect=lambda: self.found),
             mock.patch.dict(os.environ, {"SPARK_LOCAL_DIRS": str(folder), "SPARK_LOCAL_IP": "127.0.0.1"}),
@@ -41,10 +41,10 @@ class Application:
         self._started = launcher._started
         self._before = len(self._started)
 
-    def _driver(self) -> DriverProcess:
+    def _driver(self) -> HostProcess:
         application = self
 
-        class Driver(DriverProcess):
+        class Driver(HostProcess):
             def arguments(self) -> list[str]:
                 return super().arguments() if application.arguments is None else application.arguments
 
