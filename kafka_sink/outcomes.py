@@ -11,16 +11,14 @@ import math
 
 from kafka_sink.clock import OUTCOME_WINDOW_MS
 
-# Fewer failures may be caused by a restart of the broker: one lost connection, and another when batches are
-# resent.
+# A restart of the broker may cause fewer failures: one lost connection, and another when batches are resent.
 MIN_FAILURES = 3
 # Failures without a success in between count together if at most this much time lies between two of them.
 _STREAK_MS = 600_000.0
 
 
 def reaches(failed: float, total: float, trigger_perc: int) -> bool:
-    """Whether the rate of failed batches of a partition, or of tasks that see it fail, reaches
-    trigger.failure.perc."""
+    """Whether the share of failed batches, or of tasks that see failures, reaches trigger.failure.perc."""
     # Sums of fractions are not exact.
     return failed * 100 >= trigger_perc * total - 1e-6
 

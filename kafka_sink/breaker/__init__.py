@@ -1,5 +1,4 @@
-"""The circuit breaker (KIP-693): partitions of an unhealthy broker wait while other partitions go on. Does no
-I/O."""
+"""The circuit breaker (KIP-693): partitions of an unhealthy broker wait while others go on. Does no I/O."""
 
 from kafka_sink.breaker.failure_rate import FailureRateCircuitBreaker
 from kafka_sink.breaker.interface import PartitionCircuitBreaker, ProducerStatusContext

@@ -58,8 +58,7 @@ class Breaker:
     muted or suspicious and the class is the default one, the breaker is not busy: it then ignores events
     other than failures and slow responses, and a pass only compares a deadline. A request without a response,
     or a broker that cannot be reached, may become suspicious after ``_prompt_ms``, so these events bring the
-    deadline forward to that time. A class that raises is switched off for this producer; probes then end the
-    mutes that it had made.
+    deadline forward to that time. A class that raises is switched off; probes then end its mutes.
     """
 
     def __init__(self, breaker: PartitionCircuitBreaker | None, manager: CircuitBreakManager) -> None:
@@ -85,9 +84,8 @@ class Breaker:
             self._limits = breaker.limits
             self._prompt_ms = breaker.limits.min_ms or math.inf
             self._tells_all |= breaker.needs_every_call
-        # True if the breaker must be called for all events and in each pass. Any thread may set it to True.
-        # Only the sender's thread clears it, before it reads messages, so that a message that arrives later
-        # sets it again.
+        # True if the breaker must be called for all events and in each pass. Any thread may set it. Only the
+        # sender's thread clears it, before it reads messages, so that a later message sets it again.
         self._is_busy = True
         # When ``_is_busy`` is False, the time of the next pass that has to call ``run``.
         self._due_ms = -math.inf
@@ -173,11 +171,7 @@ class Breaker:
     # -- the sender's thread ------------------------------------------------------------------------
 
     def _at(self, now_ms: float) -> None:
-        """Make a new context for this time.
-
-        The mappings of a context are computed once, and serve all batches of a request, which may be
-        thousands.
-        """
+        """Make a new context for this time. Its mappings, computed once, serve all batches of a request."""
         self.task_mutes.now_ms = now_ms
         self._context = ProducerStatusContext(now_ms, brokers=self._brokers)
 
@@ -231,8 +225,7 @@ class Breaker:
     def on_complete(
         self, broker: Broker, batches: Collection[ProducerBatch], cause: Exception | None, now_ms: float
     ) -> None:
-        """Called when the attempts of one request have ended. ``cause`` is None if the broker has the
-        batches."""
+        """Called when attempts of one request have ended. ``cause``: None if the broker has the batches."""
         if cause is None and not self._is_busy:
             return
         self._is_busy = True
@@ -262,8 +255,7 @@ class Breaker:
         self.task_mutes.on_connected(broker.id)
 
     def on_other_cluster(self, now_ms: float) -> None:
-        """Called when another Kafka cluster responds at bootstrap.servers, before any row was sent to the
-        former one.
+        """Called when another Kafka cluster responds at bootstrap.servers, before any row was sent.
 
         Its brokers and partitions may have the same ids and names, so the mutes end.
         """
@@ -276,15 +268,13 @@ class Breaker:
             shared.on_other_cluster()
 
     def on_unreachable(self, brokers: Iterable[Broker], now_ms: float) -> None:
-        """Called when batches wait for connections to these brokers. If one failed, it may already count as
-        silent."""
+        """Called when batches wait for connections to these brokers. After a failure they may be silent."""
         self._due_ms = min(self._due_ms, now_ms + self._prompt_ms)
         if any(broker.is_failing for broker in brokers):
             self._is_busy = True
 
     def run(self, now_ms: float) -> None:
-        """Run in a pass of the sender: let the class judge, log and report changes, apply the coordinator's
-        messages.
+        """Let the class judge, log and report changes, and apply the coordinator's messages.
 
         Afterwards ``avoided`` is up to date.
         """

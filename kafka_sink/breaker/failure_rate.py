@@ -20,8 +20,7 @@ from kafka_sink.outcomes import MIN_FAILURES, reaches
 
 _MAX_IN_FLIGHT = "max.in.flight.requests.per.connection"
 _REQUEST_TIMEOUT = "request.timeout.ms"
-# The limit for a broker's first response, as a multiple of slow.request.min.ms, while no other broker has
-# responded.
+# The limit for a broker's first response before any other's, as a multiple of slow.request.min.ms.
 _UNKNOWN_FACTOR = 6
 # If other brokers' first responses were quick, the limit is still at least this multiple.
 _UNKNOWN_MIN_FACTOR = 2
@@ -73,8 +72,7 @@ class SilenceLimits:
         if own is None:
             own = max((other.setup_ms for other in brokers if other.setup_ms is not None), default=None)
         elif broker.expected_ms is not None:
-            # The network may have become slower since. A connection without TLS and SASL takes two round
-            # trips.
+            # The network may be slower by now. A connection without TLS and SASL takes two round trips.
             own = max(own, 2 * broker.expected_ms)
         wanted = _UNKNOWN_FACTOR * self.min_ms if own is None else self.factor * own
         return max(_SETUP_MIN_FACTOR * self.min_ms, min(wanted, self.max_ms))
@@ -90,8 +88,7 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
     without a success in between. Nothing is judged before trigger.message.count rows were sent in all.
 
     A broker is silent if its oldest request has waited far longer than usual while other brokers respond, or
-    if batches wait for it and it cannot be reached. Probes end the mutes, and so do the late responses of a
-    silent broker.
+    if batches wait for it and it cannot be reached. Probes end the mutes, and so do late responses.
     """
 
     def __init__(self) -> None:

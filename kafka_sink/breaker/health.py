@@ -9,8 +9,7 @@ from kafka_sink.kafka_errors import error_of
 
 
 class Health(Enum):
-    """NEUTRAL means that the error is about the batch, the metadata or the permissions, and not the
-    broker."""
+    """NEUTRAL: the error is about the batch, the metadata or the permissions, and not the broker."""
 
     HEALTHY = "healthy"
     UNHEALTHY = "unhealthy"

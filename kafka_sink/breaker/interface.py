@@ -23,9 +23,8 @@ from kafka_sink.secret import HiddenValues
 class ProducerStatusContext:
     """What the producer has in flight. An object is valid only during the call to which it is passed.
 
-    The fields of the KIP are ``now``, ``in_flight_requests`` and ``in_flight_batches``. The other fields are
-    additions of this sink, because the KIP's calls do not identify the batch or the broker that they are
-    about.
+    The fields of the KIP are ``now``, ``in_flight_requests`` and ``in_flight_batches``. This sink adds the
+    other fields, because the KIP's calls do not identify the batch or the broker that they are about.
 
     Attributes:
         now: Monotonic milliseconds.
@@ -95,22 +94,19 @@ class PartitionCircuitBreaker(ABC):
                 ``max.in.flight.requests.per.connection`` and ``request.timeout.ms``.
 
         Raises:
-            ValueError: An option is invalid, so the job fails at planning. ConfigurationError is also
-                allowed.
+            ValueError: An option is invalid, so the job fails at planning (or ConfigurationError).
         """
 
     @abstractmethod
     def set_circuit_break_manager(self, circuit_break_manager: CircuitBreakManager) -> None:
         """Accept the manager, which mutes and unmutes.
 
-        If the class calls the manager on another thread, the call takes effect in the sender's next pass,
-        within a second.
+        A call on another thread takes effect in the sender's next pass, within a second.
         """
 
     @abstractmethod
     def on_send(self, context: ProducerStatusContext) -> bool:
-        """Called when a record batch of ``context.record_count`` rows is sent. Returns whether it muted
-        something."""
+        """Called when a batch of ``context.record_count`` rows is sent. Returns whether it has muted."""
 
     @abstractmethod
     def on_complete(
@@ -135,8 +131,7 @@ class PartitionCircuitBreaker(ABC):
         return False
 
     def next_tick_ms(self, context: ProducerStatusContext) -> float:
-        """Milliseconds until ``on_tick`` may have to decide something even if no event happens. Not part of
-        the KIP."""
+        """Milliseconds until ``on_tick`` has work even if no event happens. Not part of the KIP."""
         return math.inf
 
     def close(self) -> None:  # noqa: B027 - not abstract: most classes have nothing to close

@@ -19,9 +19,8 @@ from kafka_sink.printable import one_line
 class CircuitBreakManager:
     """The object through which a breaker class mutes and unmutes. The class is called on the sender's thread.
 
-    ``mute`` and ``unmute`` may be called on any thread. A call on another thread than the sender's is queued
-    and takes effect in the sender's next pass. ``partition`` returns the producer's own ``Partition`` object,
-    or None.
+    Any thread may call ``mute`` and ``unmute``. A call on another thread takes effect in the sender's next
+    pass. ``partition`` returns the producer's own ``Partition`` object, or None.
 
     Examples:
         >>> manager.mute(TopicPartition("orders", 3), "my monitoring reports a full disk")
@@ -45,12 +44,10 @@ class CircuitBreakManager:
         # the set, so any thread may read it.
         self.congested: Set[int] = frozenset()
         self._cluster = cluster
-        # The result of ``available_nodes``, with the versions of mutes and metadata from which it was
-        # computed.
+        # The result of ``available_nodes``, and the versions of mutes and metadata that it belongs to.
         self._available: tuple[tuple[int, int], Set[int]] = (-1, -1), frozenset()
         # The id of the sender's thread, once it has run, and the calls of ``mute`` and ``unmute`` on other
-        # threads. Those threads only append and the sender's thread only removes, and a deque does either in
-        # one step.
+        # threads. Those threads only append and the sender's only removes: a deque does either in one step.
         self._owner: int | None = None
         self._queued: deque[Callable[[], None]] = deque()
         # Called after each mute and unmute, on the thread of that call.
@@ -103,8 +100,7 @@ class CircuitBreakManager:
         return [info for name, info in partitions if info.leader >= 0 and not self.is_muted(name)]
 
     def muted_partitions_for_topic(self, topic: str) -> list[PartitionMetadata]:
-        """The partitions of a topic that are muted themselves or with their leader (without one, their last
-        leader)."""
+        """The partitions of a topic that are muted themselves or with their (last) leader."""
         return [info for name, info in self.task_mutes.partitions(topic) if self.is_muted(name)]
 
     def available_partitions_for_node(self, node_id: int) -> dict[str, list[PartitionMetadata]]:

@@ -11,8 +11,7 @@ A target is a broker's id or a partition.
 
 A probe may be sent once ``retry_at_ms`` has passed. If the mute is shared, a probe needs the coordinator's
 permit instead. One probe is in flight at a time. It counts as lost after mute.retry.interval, and after a
-failed probe the next one follows after that time. The breaker class may also end a mute, and so may the
-coordinator if the mute is shared.
+failed probe the next one follows after that time. The breaker class and the coordinator also end mutes.
 
 Times are monotonic milliseconds.
 """
@@ -56,8 +55,7 @@ class Evidence:
     """Why a target was muted. The coordinator weighs the evidence of all tasks.
 
     ``silence_ms`` is how long a broker has not responded. ``counted`` means that the mute follows from
-    counted outcomes, which the coordinator also receives. Without either, the decision of the breaker class
-    is the only evidence.
+    counted outcomes, which the coordinator also receives. Without either, there is only the class's decision.
     """
 
     silence_ms: float = 0.0
@@ -69,8 +67,7 @@ NO_EVIDENCE = Evidence()
 
 @dataclass(frozen=True, slots=True)
 class MuteChange:
-    """A target was muted or unmuted. ``own`` means that this task decided it and reports it to the
-    coordinator."""
+    """A target was muted or unmuted. ``own``: this task decided it and reports it to the coordinator."""
 
     target: Target
     muted: bool
@@ -126,8 +123,7 @@ class Mute:
 
         For a broker it contains the silence up to now.
         """
-        # For partitions that other tasks found failing, the outcomes that this task will count are the
-        # evidence.
+        # If other tasks found a partition failing, the outcomes that this task counts are the evidence.
         evidence = self.own_evidence or Evidence(counted=isinstance(self.target, TopicPartition))
         if isinstance(self.target, int) and (self.own_evidence is None or evidence.silence_ms):
             evidence = Evidence(silence_ms=evidence.silence_ms + max(1.0, now_ms - self.since_ms))
@@ -138,8 +134,7 @@ class Mute:
 class MutedPartitions:
     """The muted partitions: those that are muted themselves, and those whose current leader is muted.
 
-    ``probes`` are muted partitions that count as not muted because the next keyless rows are their probe,
-    each with the time since when.
+    ``probes``: muted partitions that the next keyless rows probe, so that they are not avoided; since when.
     """
 
     nodes: Set[int] = frozenset()

@@ -39,8 +39,7 @@ class TaskMutes:
         retry_interval_ms: float,
         partition: Callable[[TopicPartition], Partition | None],
     ) -> None:
-        """``retry_interval_ms`` is mute.retry.interval. ``partition`` returns the producer's ``Partition``
-        object."""
+        """``retry_interval_ms``: mute.retry.interval. ``partition`` returns the producer's own object."""
         self.retry_interval_ms = retry_interval_ms
         self.partition = partition
         self.mutes: dict[Target, Mute] = {}
@@ -50,8 +49,7 @@ class TaskMutes:
         # The number of muted partitions at the last ``publish``.
         self.muted_count = 0
         self.now_ms = 0.0
-        # How many mutes this producer's breaker class has decided, and how many probes were sent, over its
-        # life.
+        # How many mutes this producer's breaker class has decided, and how many probes were sent.
         self.own_trips = self.probes = 0
         self._cluster = cluster
         self._brokers: Mapping[int, Broker] = cluster.brokers
@@ -151,8 +149,7 @@ class TaskMutes:
         return self.avoided
 
     def _build(self) -> MutedPartitions:
-        """Count the muted partitions, record which ones muted brokers lead, and return the partitions to
-        avoid."""
+        """Count the muted partitions, record which of them muted brokers lead, and return what to avoid."""
         mutes = self.mutes
         led_by: dict[TopicPartition, int] = {}
         muted = known = available = 0
@@ -205,8 +202,7 @@ class TaskMutes:
     def permit(self, targets: Iterable[Target], *, new_rows: bool) -> None:
         """Allow one probe of each target within an interval, because the coordinator permits it to this task.
 
-        ``new_rows`` means that no task has a batch for the partition, so new rows may go to it until one is
-        sent.
+        ``new_rows``: no task has a batch for the partition, so new rows may go to it until one is sent.
         """
         for mute in filter(None, map(self.mutes.get, targets)):
             mute.permit_ends_ms, mute.permits_new_rows = self.now_ms + self.retry_interval_ms, new_rows
@@ -215,8 +211,7 @@ class TaskMutes:
         """Keep the coordinator's mutes as this task's own.
 
         They are probed one interval later, because until now other tasks probed, a new coordinator may soon
-        be there, and all tasks lose the coordinator at the same time. A coordinator that comes and goes must
-        not delay probes each time.
+        be there, and all tasks lose it at the same time. One that comes and goes must not delay all probes.
         """
         shared = [mute for mute in self.mutes.values() if mute.is_shared]
         if shared and self.now_ms - self._delayed_ms > _DELAYS_APART * self.retry_interval_ms:
@@ -264,8 +259,7 @@ class TaskMutes:
             self._probe_failed(mute, cause)
 
     def on_connected(self, node_id: int) -> None:
-        """Record that a broker responded to a request without rows, such as the first one of a new
-        connection."""
+        """Record that a broker responded to a request without rows, such as a connection's first one."""
         self._begin_if_due(self.mutes.get(node_id))
         self.unmute(node_id, "it responds again", own=True)
 
@@ -281,8 +275,7 @@ class TaskMutes:
         """Record that batches are sent. If a batch's partition is muted, the batch is the probe."""
         for batch in batches if self.mutes else ():
             for mute in self.covering(batch.topic_partition):
-                # If everything is muted, mutes are ignored and batches are sent. Such a batch is also the
-                # probe of its broker.
+                # If everything is muted, batches are sent. Such a batch is also the probe of its broker.
                 if self._begin_if_due(mute):
                     mute.probe = batch.topic_partition
 
@@ -316,8 +309,7 @@ class TaskMutes:
         return True
 
     def next_change_ms(self) -> float:
-        """Milliseconds until a probe may be sent or counts as lost; infinity if time alone changes
-        nothing."""
+        """Milliseconds until a probe may be sent or counts as lost, or infinity."""
         times = (m.probe_ends_ms if m.is_probed else m.retry_at_ms for m in self.mutes.values())
         return min((at for at in times if at > self.now_ms), default=math.inf) - self.now_ms
 
@@ -329,8 +321,7 @@ class TaskMutes:
     # -- which muted targets a task has rows for --------------------------------------------------------
 
     def open_to_new_rows(self) -> Set[TopicPartition]:
-        """The partitions that may be probed although no batch waits for them: the next keyless rows are the
-        probe."""
+        """The partitions that no batch waits for, and for which the next keyless rows are the probe."""
         targets = {
             target
             for target in self.mutes
@@ -350,8 +341,7 @@ class TaskMutes:
         return not mute.is_waited_for(self.now_ms) and (mute.permits_new_rows or not mute.is_shared)
 
     def on_movable_rows(self, topics: Iterable[str]) -> None:
-        """Record that the task has rows of these topics that may go to any partition. Called by the task's
-        thread."""
+        """The task has rows of these topics that may go to any partition. The task's thread calls this."""
         now_ms = self.now_ms
         lately = {topic: at for topic, at in self._movable_rows_ms.items() if now_ms - at <= WAITED_FOR_MS}
         self._movable_rows_ms = {**lately, **dict.fromkeys(topics, now_ms)}

@@ -17,8 +17,7 @@ ANY_ADDRESSES = ("0.0.0.0", "::")  # noqa: S104 - compared with, not bound to
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorAddress:
-    """The coordinator's address, and the secrets that prove its identity and its tasks'. Spark pickles it
-    with the writer.
+    """The coordinator's address, and the secrets that prove who it and its tasks are. Spark pickles it.
 
     ``host``: a name or an address without brackets. ``fingerprint``, ``name`` and ``token``: see
     ``transport``. ``group``: a hash of the brokers' addresses and the principal, to which tasks add their
@@ -56,8 +55,7 @@ UNAVAILABLE = "kafka-chunked: no coordinator"
 
 
 def warn_of_no_coordinator(problem: str, about: str = "") -> None:
-    """Warn once: once for all workers that share a folder, or otherwise once for each worker and
-    ``about``."""
+    """Warn once for all workers that share a folder, or otherwise once for each worker and ``about``."""
     if spark_application.first_time(f"no coordinator: {spark_application.folder() or about}"):
         driver_log.warn(
             f"kafka-chunked: {problem}. Writes continue without it, and each task asks the brokers directly"

@@ -50,8 +50,7 @@ class BreakerChannel(Channel):
 
     Messages arrive on the client's thread, and the sender's thread applies them, so that it alone changes the
     mutes. ``wake_sender`` makes the sender apply new messages. ``cluster_id`` returns the id of the Kafka
-    cluster, or None until it is known: in another cluster the same broker id is another broker. ``random``
-    returns a number in [0, 1).
+    cluster, or None until it is known: in another cluster the same broker id is another broker.
     """
 
     scope = ServiceScope.CLUSTER
@@ -281,8 +280,7 @@ class BreakerChannel(Channel):
 
     @property
     def is_current(self) -> bool:
-        """Whether the mutes of this cluster have arrived, or no coordinator can be reached. Any thread may
-        ask."""
+        """Whether this cluster's mutes have arrived, or there is no coordinator. Any thread may ask."""
         known = self._cluster_id()
         return self._is_alone or (self._has_mutes and known is not None and known == self._joined)
 

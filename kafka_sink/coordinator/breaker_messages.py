@@ -41,8 +41,7 @@ class Reasoned(NamedTuple):
 
 
 class OwnMute(NamedTuple):
-    """A target that the task muted. ``silence_ms``: how long the broker has been silent, if that is the
-    reason."""
+    """A target that the task muted. ``silence_ms``: how long a broker has been silent, else 0."""
 
     target: _Target
     reason: Text
@@ -90,8 +89,7 @@ class Answer(Message, frozen=True):
 
 
 class Waiting(Message, frozen=True):
-    """Muted partitions that batches wait for, and muted partitions that rows could go to. If there are many,
-    only some of them."""
+    """Some of the muted partitions that batches wait for, and of those that rows could go to."""
 
     waited_for: _SomeTargets
     acceptable: _SomeTargets

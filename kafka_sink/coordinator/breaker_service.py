@@ -1,5 +1,4 @@
-"""The coordinator's side of the circuit breaker, for all tasks that write to one cluster with the same
-settings. No I/O.
+"""The coordinator's side of the circuit breaker, for tasks with one cluster and the same settings. No I/O.
 
 **Partitions.** A task reports each partition that fails for it. ``FailingPartitions`` then asks up to a
 hundred other tasks for their counts, and mutes the partition for all tasks if it fails by the same rule that
@@ -52,8 +51,7 @@ _WATCH_MS, _QUESTION_MS = 400.0, 250.0
 _IDLE_MS = 1_000.0
 # The most and the fewest tasks that watch a partition, and the most reports that all watchers may send.
 _MAX_WATCHERS, _MIN_WATCHERS, _MAX_REPORTS = 100, 10, 20_000
-# How many unsolicited reports about a partition are accepted. The number is small compared to the fewest
-# watchers.
+# How many unsolicited reports about a partition are accepted: few, compared to the fewest watchers.
 _MAX_REPORTERS = 3
 # How many tasks are asked about one broker, and about how many brokers at a time.
 _MAX_ASKED, _MAX_QUESTIONS = 20, 200
@@ -92,9 +90,8 @@ class FailingPartitions:
     """Decides which partitions fail, using the reports of many tasks. Each task counts once.
 
     Tasks report on their own when a partition fails for them. A sample of all tasks is then asked as well, so
-    that tasks for which the partition works are also heard. A partition passes through these states: new (it
-    waits for watchers), open (reports are collected until a deadline), and, if it does not fail, idle for a
-    while.
+    that tasks for which the partition works are also heard. A partition is first new (it waits for watchers),
+    then open (reports are collected until a deadline), and, if it does not fail, idle for a while.
     """
 
     def __init__(self, trigger_count: int, trigger_perc: int, random: Random) -> None:
@@ -108,8 +105,7 @@ class FailingPartitions:
         self._new: deque[TopicPartition] = deque()
         # For each watched partition that has watchers: the deadline for their reports, the earliest first.
         self._open: OrderedDict[TopicPartition, float] = OrderedDict()
-        # Partitions that did not fail, and until when they are left alone. Those that fail meanwhile are
-        # watched next.
+        # Partitions that did not fail, and until when they are not watched again.
         self._idle: OrderedDict[TopicPartition, float] = OrderedDict()
         self._asked_ms = -math.inf
 
@@ -152,8 +148,7 @@ class FailingPartitions:
         return partitions, watchers
 
     def judge(self, now_ms: float) -> Iterator[tuple[TopicPartition, str, list[int]]]:
-        """Yield some of the partitions that fail: the partition, the reason, and the tasks for which it
-        fails."""
+        """Yield some partitions that fail, each with the reason and the tasks for which it fails."""
         for partition in _due(self._open, now_ms):
             del self._open[partition]
             watched = self._watched.pop(partition)
@@ -189,8 +184,7 @@ def _due(times: Mapping[TopicPartition, float], now_ms: float) -> list[TopicPart
 
 @dataclass(slots=True)
 class _Inquiry:
-    """A task wants a broker muted, unless one of the ``asked`` tasks has had a response since
-    ``since_ms``."""
+    """A task wants a broker muted, unless an ``asked`` task has had a response since ``since_ms``."""
 
     peer: int
     reason: str
@@ -269,8 +263,7 @@ class BreakerService(Service):
         self._mutes_bytes = 0
         # For each partition, until when a mute that one task alone asks for is ignored.
         self._paused_ms: dict[Target, float] = {}
-        # Changes that have not been sent to tasks, the time of the last changes, and tasks that have got no
-        # mutes yet.
+        # Changes that have not been sent, when the last ones were, and tasks that have got no mutes yet.
         self._added: dict[Target, str] = {}
         self._removed: dict[Target, int] = {}
         self._distributed_ms = -math.inf
@@ -394,8 +387,7 @@ class BreakerService(Service):
             del self._inquiries[node]
             self._mute(node, inquiry.reason, now_ms, inquiry.peer)
             if node in self.mutes:
-                # The tasks that were asked have requests at the broker, and a response to them is as good as
-                # a probe's.
+                # The tasks that were asked have requests at the broker, whose responses serve as probes.
                 self.mutes[node].tried |= inquiry.asked
 
     # -- mutes, from their beginning to their end ---------------------------------------------------------
@@ -426,8 +418,7 @@ class BreakerService(Service):
         self._removed[target] = mute.size
 
     def _hurry(self, mute: _Mute, now_ms: float) -> None:
-        """A task that did not cause the mute reports that it is over: another task may probe now, once an
-        interval."""
+        """Another task than the origin reports that the mute is over: let a task probe, once an interval."""
         if mute.prober is None and now_ms >= mute.hurried_ms + self._interval_ms:
             mute.hurried_ms = mute.retry_at_ms = now_ms
 
@@ -456,8 +447,7 @@ class BreakerService(Service):
             self.out.send(peer, Probe(tuple(targets), is_new))
 
     def _is_over(self, mute: _Mute, now_ms: float) -> bool:
-        """Whether the mute is old, and its target is a broker or a partition for which no task that is still
-        connected has batches waiting."""
+        """Whether the mute is old, and its target a broker or a partition that no batches wait for."""
         if now_ms < mute.since_ms + _FORGET_MS:
             return False
         return isinstance(mute.target, int) or self._tasks.keys().isdisjoint(mute.waiting)

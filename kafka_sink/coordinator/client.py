@@ -2,8 +2,7 @@
 
 Channels supply the messages to send and receive the messages that arrive. No task waits for this thread. If
 the coordinator cannot be reached or shows no sign of life, the client calls ``on_lost`` of the channels at
-once, and the task works alone. The client logs one warning in a process, and reconnects with exponential
-backoff.
+once, and the task works alone. The client warns once, and reconnects with exponential backoff.
 """
 
 from __future__ import annotations
@@ -53,8 +52,7 @@ class ClientTimes:
     connect at once, it takes seconds until each has had its turn.
 
     A sign of life must be answered within ``silence_ms``. It is sent after ``alive_ms`` without another
-    message, so that the server keeps the connection, or after ``alive_waiting_ms`` while a channel relies on
-    the coordinator.
+    message, so that the server keeps the connection, or after ``alive_waiting_ms`` if a channel waits.
     """
 
     connect_ms: float = 10_000.0
@@ -70,8 +68,7 @@ class CoordinatorClient(threading.Thread):
     """Connects after ``resume``, and reconnects as needed until ``pause``.
 
     ``pause`` keeps an open connection for the next task. The thread is a daemon, so that it cannot keep a
-    killed task's process alive. ``hello`` returns the first message. It changes when the task learns its
-    cluster's id.
+    killed task's process alive. ``hello`` returns the first message, which may change during a task.
     """
 
     def __init__(
@@ -101,8 +98,7 @@ class CoordinatorClient(threading.Thread):
         self._leaving = False
         self._connection: Connection | None = None
         self._greeted: Hello | None = None
-        # The time of the last sign of life and of the last message, and since when a sign of life is
-        # unanswered.
+        # When the last sign of life and message were sent, and since when a sign of life is unanswered.
         self._alive_ms = self._sent_ms = -math.inf
         self._unanswered_ms = math.inf
         self.wake_up = WakeUp()
@@ -162,8 +158,7 @@ class CoordinatorClient(threading.Thread):
                 connection = self._connection if self._failures else self._connected()
                 if connection is not None:
                     self._send(connection, self._clock_ms())
-                    # Data that a closed connection still holds may be lost, so wait until the coordinator has
-                    # read it.
+                    # A closed connection may lose data, so wait until the coordinator has read it.
                     connection.send(Alive())
                     while not any(isinstance(message, (Alive, Full)) for message in connection.receive()):
                         pass
@@ -268,8 +263,7 @@ class CoordinatorClient(threading.Thread):
             self._failures += 1
             # Jitter, so that thousands of disconnected tasks do not all reconnect at once.
             self._connect_after_ms = now_ms + self._backoff.delay_ms(self._failures) * (0.5 + RANDOM.random())
-            # The server closes idle connections routinely and the first reconnect succeeds, so do not warn
-            # about it.
+            # The server closes idle connections, and the first reconnect succeeds: that needs no warning.
             if connected is None or self._failures > 1 or not isinstance(error, ConnectionError):
                 warn_once(self.address, error)
 

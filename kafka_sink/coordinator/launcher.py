@@ -1,8 +1,7 @@
 """Finds the application's coordinator, or starts it.
 
 It runs in Spark's planning workers, and in the driver's own Python. Any of them may come first, and idle
-workers end, so the coordinator is a process in a session of its own. If it cannot be started, the write is
-planned without it.
+workers end, so the coordinator is a process in a session of its own.
 """
 
 from __future__ import annotations
@@ -58,8 +57,7 @@ def plan_coordinator(
     """Find the application's coordinator, or start it. If that fails, warn and plan without it.
 
     If the coordinator runs, this costs only file look-ups. ``snapshot``: the topics' metadata that planning
-    has learnt. Raises ConfigurationError for an administrator's invalid setting. Problems with processes or
-    files raise nothing.
+    has learnt. Raises only ConfigurationError, for an administrator's invalid setting.
     """
     local_dirs = spark_application.local_dirs(environ)
     if not local_dirs or not is_enabled(options, environ):

@@ -85,8 +85,7 @@ class TopicsWanted(Message, frozen=True):
     """From a task: the topics that it writes to, each with the age below which metadata is new enough for it.
 
     None: the task has metadata that will do. ANY_AGE_MS: it has none. Any other age: a broker contradicted
-    the task's metadata that long ago. Brokers are then asked again, because one task's report is not passed
-    on.
+    the task's metadata that long ago. Brokers are then asked again.
     """
 
     topics: Annotated[dict[Topic, Ms | None], Meta(max_length=MAX_TOPICS)]
@@ -114,8 +113,7 @@ class TopicsFetched(Message, frozen=True):
 class Topics(Message, frozen=True):
     """To tasks that use the topics: their metadata.
 
-    ``pending``: topics that the task needs are still being fetched. Without topics and without ``pending``
-    there is no capacity for them.
+    ``pending``: topics that the task needs are being fetched. Otherwise, no topics mean no capacity.
     """
 
     part: SnapshotPart = _NO_TOPICS
@@ -127,8 +125,7 @@ def parts_of(snapshot: MetadataSnapshot) -> Iterator[SnapshotPart]:
     nodes: tuple[NodeHint, ...] = tuple(
         NodeHint(node.id, node.host, node.port, node.rack and cut(node.rack)) for node in snapshot.nodes
     )
-    # A character takes up to six bytes. No real cluster has this many brokers; if one does, tasks ask it
-    # directly.
+    # A character takes up to six bytes. If a cluster has too many brokers, tasks ask it directly.
     if sum(80 + len(node.host) + 6 * len(node.rack or "") for node in nodes) > _NODES_BYTES:
         nodes = ()
     topics: list[TopicHint] = []
@@ -247,8 +244,7 @@ class MetadataChannel(Channel):
         self.wake()
 
     def on_fetched(self, topics: tuple[str, ...], update: MetadataUpdate | None) -> None:
-        """Brokers responded to a request that included these topics for other tasks. None: there was no
-        response."""
+        """A request that included these topics for other tasks has ended. None: there was no response."""
         with self._lock:
             fetch = self._fetch
             if fetch is None or not set(topics).issuperset(fetch.topics):
@@ -332,8 +328,7 @@ def _may_exist(topic: str) -> bool:
 
 
 def _response(fetch: Fetch, update: MetadataUpdate | None) -> TopicsFetched:
-    """The brokers' response about these topics. The coordinator asks again for topics that a part leaves
-    out."""
+    """The brokers' response about these topics, or its first part."""
     if update is None:
         return TopicsFetched(fetch.number, failed=True)
     asked = frozenset(fetch.topics)

@@ -44,8 +44,7 @@ _SHARE_OF_AGE = 0.9
 _MAX_TOPICS_OF_A_TASK, _MAX_CONTRADICTED = 50_000, 1000
 # How many tasks may be silent or leave before the fetch counts as failed.
 _MAX_ASKED = 3
-# How long an answer waits for each further topic, because other tasks may want the same topics: encoding
-# 2,000 takes 10 ms.
+# How long an answer waits for each topic, because other tasks may want the same: encoding 2,000 takes 10 ms.
 _GATHER_MS = 0.05
 # The number of topics encoded in one ``on_time``. A set of topics costs as much as a few topics.
 _TOPICS_AT_ONCE, _COST_OF_SET = 2_500, 5
@@ -172,8 +171,7 @@ class MetadataService(Service):
                 return
             if len(before.topics) + len(names) <= _MAX_TOPICS_OF_A_TASK:
                 topics = before.topics | names
-            # Otherwise the older topics are dropped. The task reports those still in use again within a
-            # minute.
+            # Otherwise the older topics are dropped. The task reports those in use within a minute.
         is_outdated = before in self._outdated
         self._leave(peer)
         if topics not in self._users:
@@ -307,8 +305,7 @@ class MetadataService(Service):
                 self.cache.forget(name)
 
     def _believes(self, topic: TopicMetadata, now_ms: float) -> bool:
-        """Whether to use a response. Otherwise the topic stays urgent, so that another task is asked, or is
-        forgotten for lack of capacity."""
+        """Whether to use a response. Otherwise the topic stays urgent, or is forgotten without capacity."""
         known = self.cache.topic(topic.name)
         more = len(topic.partitions) - (0 if known is None else len(known.partitions))
         if more > 0 and not self._may_keep(8 * more, now_ms):

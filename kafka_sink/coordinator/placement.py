@@ -1,8 +1,7 @@
 """Whether an application has a coordinator, and where it listens.
 
-An administrator sets environment variables of the driver (``KAFKA_CHUNKED_COORDINATOR_PORT``) or Spark's
-configuration (``spark.kafka-chunked.coordinator.port``). These override the job's option
-``coordinator.port``.
+Environment variables of the driver (``KAFKA_CHUNKED_COORDINATOR_PORT``) and Spark's configuration
+(``spark.kafka-chunked.coordinator.port``) override the job's option ``coordinator.port``.
 """
 
 from __future__ import annotations

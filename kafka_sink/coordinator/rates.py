@@ -191,8 +191,7 @@ class RateChannel(Channel):
         return self._asked is not None
 
     def ask(self, job: str, limits: Mapping[str, int], rows: int, size: int) -> bool:
-        """Ask for the job's next rows, which have ``size`` bytes in all. Returns False if there is no
-        coordinator.
+        """Ask for the job's next rows of ``size`` bytes in all. Returns False if there is no coordinator.
 
         Writes of one query may have different limits. Each set of limits has its own bucket.
         """

@@ -7,8 +7,7 @@ It contains:
     log       the coordinator's log
     lock      held by planning while it starts a coordinator or changes ``found``
 
-Another user who can write there could lead tasks to a process of their own. A folder that others can write
-to is therefore not trusted.
+A folder that others can write to is not trusted: they could lead tasks to a process of their own.
 """
 
 from __future__ import annotations

@@ -167,8 +167,7 @@ class _Receiver:
 
 
 class Outbox(Protocol):
-    """Where a service puts its messages. ``peer`` is a task's connection. Messages to a closed one are
-    dropped."""
+    """Where a service puts its messages. ``peer``: a task's connection, which may have been closed."""
 
     def send(self, peer: int, message: Message) -> None: ...
 
@@ -193,8 +192,7 @@ class Service(_Receiver):
 
     A service is pure: messages and the time come in, and messages go to ``out``. Its methods are called on
     the server's loop and must not block. Times are monotonic milliseconds. Its memory is bounded, even if its
-    tasks misbehave. If a method raises ProtocolError, the server closes the task's connection, and the
-    service is unchanged.
+    tasks misbehave. A method that raises ProtocolError changes nothing; the task's connection is closed.
     """
 
     def __init__(self, out: Outbox) -> None:
@@ -210,8 +208,7 @@ class Service(_Receiver):
         """``next_change_ms`` has passed. Long work is done in parts, so that other services also get time."""
 
     def next_change_ms(self, now_ms: float) -> float:
-        """The time until ``on_time`` has work. The server asks after each message, so it takes constant
-        time."""
+        """The time until ``on_time`` has work. Takes constant time, as it is called after each message."""
         return math.inf
 
     def close(self) -> None:
@@ -229,8 +226,7 @@ class Channel(_Receiver):
     is_waiting = False
 
     def __init__(self) -> None:
-        # Any thread may call it, to make the client call ``next_message``. The client sets it before its
-        # thread starts.
+        # Any thread may call it, to make the client call ``next_message``. Set before the client starts.
         self.wake: Callable[[], None] = lambda: None
 
     def next_message(self, now_ms: float) -> Message | None:
@@ -238,8 +234,7 @@ class Channel(_Receiver):
         return None
 
     def next_message_delay_ms(self, now_ms: float) -> float:
-        """The time until ``next_message`` may have a message. It is infinite if only ``wake`` can bring
-        one."""
+        """The time until ``next_message`` may have a message without a call of ``wake``."""
         return math.inf
 
     def on_connected(self, now_ms: float) -> None:

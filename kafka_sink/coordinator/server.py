@@ -79,8 +79,7 @@ Services = Mapping[type[Service], Callable[..., Service]]
 
 @dataclass(eq=False, slots=True)
 class _Instance:
-    """A service for one group. ``unused_ms``: when its last peer left. ``not_before_s``: the earliest time
-    for its timer."""
+    """A group's service. ``unused_ms``: when its last peer left. ``not_before_s``: bounds its timer."""
 
     key: _Key
     service: Service
@@ -96,8 +95,7 @@ class _Instance:
 
 
 class _Turns:
-    """Serves peers in turn, for ``most_ms`` at most in one iteration of the loop. The others wait for the
-    next.
+    """Serves peers in turn, for ``most_ms`` at most in one iteration of the loop.
 
     ``serve`` serves one peer and returns its cost. The costs in one iteration add up to about ``most``. The
     peer that has waited longest comes first.
@@ -112,8 +110,7 @@ class _Turns:
         self._most = most
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[Peer] = deque()
-        # Whether the next iteration has been requested. Then the deadline and the rest of ``most`` in this
-        # iteration.
+        # Whether the next iteration has been requested. Then this one's deadline and its rest of ``most``.
         self._is_due = False
         self._until_ms = self._left = 0.0
 
@@ -147,8 +144,7 @@ class _Turns:
         self._is_due = False
         self._begin()
         if self._waiting:
-            # Request it first, so that an error does not leave the other peers waiting. The rest is for
-            # ``at_once``.
+            # Request it first, so that an error does not leave the other peers waiting.
             self._later()
         while self._waiting and self._has_time():
             peer = self._waiting.popleft()
@@ -195,8 +191,7 @@ class CoordinatorServer:
         self._readable = _Turns(self._read, clock_ms, bounds.iteration_ms, bounds.messages_at_once)
         self._newcomers = _Turns(self._read, clock_ms, bounds.greeting_ms)
         self._writable = _Turns(self._flush, clock_ms, bounds.iteration_ms, _WRITE_AT_ONCE)
-        # The messages handled, and how often the loop was so late that tasks may have waited for over a
-        # second.
+        # The messages handled, and how often the loop was late by more than a second.
         self._messages = self._stalls = 0
 
     @property
@@ -245,8 +240,7 @@ class CoordinatorServer:
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:
-                # The process is probably out of file descriptors. The socket stays readable, so the loop
-                # would spin.
+                # There may be no file descriptor left. The socket stays readable, so the loop would spin.
                 _log.warning("cannot accept a connection: %s", error)
                 self._loop.remove_reader(self._listening)
                 self._loop.call_later(_ACCEPT_AGAIN_S, self._listen)
@@ -364,8 +358,7 @@ class CoordinatorServer:
     # -- messages -----------------------------------------------------------------------------------
 
     def on_message(self, peer: Peer, message: Message) -> None:
-        """Answer the message, or pass it to its service. Raises ProtocolError, and any error of a service's
-        bug."""
+        """Answer the message, or pass it to its service. Raises ProtocolError, and errors of services."""
         if isinstance(message, Alive):
             self.send(peer.number, message)
         elif isinstance(message, Hello):

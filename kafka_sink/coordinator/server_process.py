@@ -36,8 +36,7 @@ from kafka_sink.driver.driver_process import HostProcess
 _log = logging.getLogger(__name__)
 # How often the process checks that its driver and its folder exist.
 _CHECK_S = 1.0
-# Open files other than connections, such as logs and files that Python opens. If few files are allowed, half
-# of them.
+# Open files other than connections, such as logs and modules. If few files are allowed, half of them.
 _OTHER_FILES = 1000
 
 
@@ -115,12 +114,10 @@ def bounds_of_process(limits: Any = resource) -> ServerBounds:
 
 
 def collect_garbage_seldom() -> None:
-    """Make full collections rare: one visits the objects of all tasks at once, and stops the loop for that
-    long.
+    """Make full collections rare: each one stops the loop while it visits the objects of all tasks.
 
     Reference counts free most objects that tasks leave behind. The remaining cycles, such as those of
-    exceptions, are mostly young. Young objects are visited a few at a time, because each may refer to many
-    others.
+    exceptions, are mostly young. Young objects are visited a few at a time: each may refer to many others.
     """
     gc.collect()
     gc.freeze()
@@ -130,8 +127,7 @@ def collect_garbage_seldom() -> None:
 def main(arguments: list[str]) -> None:
     """Serve. Then end the process without waiting for its daemon threads, which hold nothing."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    # Ctrl-C in the driver's terminal interrupts a job. The application continues, and so must the
-    # coordinator.
+    # Ctrl-C in the driver's terminal interrupts a job, but not the application.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         ServerProcess(json.loads(arguments[0])).run()

@@ -9,8 +9,7 @@ Their fingerprint, the token and the name travel with the plan. So a task talks 
 client that does not have the name costs no handshake.
 
 The server reads and writes through ``ssl.MemoryBIO`` and not through the transports for brokers: it accepts
-connections, shares one buffer for all of them, and must bound the work that a peer causes at once. Clients
-use blocking sockets.
+connections, and must bound the work that a peer causes at once. Clients use blocking sockets.
 """
 
 from __future__ import annotations
@@ -164,15 +163,13 @@ class FrameReader:
 class Connection:
     """A client's blocking connection, for tasks and the driver.
 
-    ``silence_ms`` bounds connecting, and each wait for the peer within a message. After an OSError or a
-    ProtocolError, close it.
+    ``silence_ms`` bounds connecting, and each wait for the peer within a message. Close it after an error.
     """
 
     def __init__(self, address: CoordinatorAddress, silence_ms: float) -> None:
         with socket.create_connection((address.host, address.port), timeout=silence_ms / 1000) as connected:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            # If a connection is reset, Python's wrap_socket would leak its descriptor; getpeername fails
-            # before that.
+            # If a connection is reset, wrap_socket would leak its descriptor. This fails before.
             connected.getpeername()
             # wrap_socket takes over the descriptor.
             self.socket = _client_context().wrap_socket(connected, server_hostname=address.name)
@@ -242,8 +239,7 @@ class Peer:
         # The instances of services that the peer has joined, by class.
         self.joined: dict[Any, Any] = {}
         self.frames = FrameReader(_PROOF_BYTES)
-        # When the incomplete message began, and when data last arrived. The first message, with the token,
-        # begins with the connection.
+        # When the incomplete message began (the first one: the connection), and when data last arrived.
         self.begun_ms = self.heard_ms = now_ms
         # Since when the system has accepted no more data for the peer, because the peer does not read.
         self.unread_since_ms = math.inf
@@ -253,14 +249,12 @@ class Peer:
         self.due_ms = -math.inf
         self.unfinished = 0
         self.socket = connected
-        # For asyncio: given a socket that it does not know, its KeyError would ask the system for both
-        # addresses.
+        # asyncio is given this and not the socket, whose addresses its KeyErrors would look up.
         self.fd = connected.fileno()
         self._tls: ssl.SSLObject | None = None
         self._without_data = 0
         # The messages, and for each whether peers share it. Then how many bytes of the first one are
-        # encrypted, and how many bytes of all are not. This is a list, because an empty deque takes 600
-        # bytes.
+        # encrypted, and how many bytes of all are not. An empty deque would take 600 bytes.
         self._queue: list[tuple[bytes, bool]] = []
         self._at = self._queued = 0
         self._rest = memoryview(b"")
@@ -269,21 +263,18 @@ class Peer:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the peer has sent something. Its first message costs a signature; later messages cost
-        little."""
+        """Whether the TLS handshake, which costs a signature, has begun."""
         return self._tls is not None
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the server makes the peer wait: before it is read, or before its next message is
-        handled."""
+        """Whether the server makes the peer wait, before it reads or handles more of its messages."""
         return self.waits_since_ms < math.inf
 
     def receive(self, context: ssl.SSLContext) -> None:
         """Read the bytes that have arrived, up to a bound, and decrypt them.
 
-        Raises OSError for the end of the stream and for TLS errors, and ProtocolError for TLS messages
-        without data.
+        Raises OSError at the end of the stream, and for TLS errors; ProtocolError for TLS without data.
         """
         try:
             data = self.socket.recv(_READ_BYTES)
@@ -345,8 +336,7 @@ class Peer:
         self._queued += len(data)
 
     def flush(self, most: int) -> int:
-        """Write as long as the peer reads fast enough, up to ``most`` bytes. Returns their number. Raises
-        OSError.
+        """Write while the peer reads fast enough, up to ``most`` bytes. Returns their number. Raises OSError.
 
         Messages are encrypted here and not before, so that peers can share one copy.
         """
@@ -433,8 +423,7 @@ class ServerBounds:
 
 
 class Connections:
-    """Decides which connections are kept, using bounds of number, bytes and time. Belongs to the server's
-    loop.
+    """Decides which connections of the server are kept, using bounds of number, bytes and time.
 
     ``on_removed`` is called once for each connection that ends. Times are monotonic milliseconds.
     """
@@ -524,8 +513,7 @@ class Connections:
     # -- bytes that wait ----------------------------------------------------------------------------
 
     def count_unfinished(self, peer: Peer, now_ms: float) -> None:
-        """Count the bytes of an incomplete message. Raises ProtocolError if all peers together exceed their
-        bound."""
+        """Count the bytes of an incomplete message. Raises ProtocolError beyond the bound of all peers."""
         buffered = 0 if peer.is_gone else peer.frames.buffered
         self._unfinished += buffered - peer.unfinished
         peer.unfinished = buffered
@@ -535,8 +523,7 @@ class Connections:
             raise ProtocolError("the unfinished messages of all peers are too large")
 
     def bound_unread(self) -> None:
-        """Drop the peers with the most unread bytes until the rest is within the bound. Their tasks work
-        alone."""
+        """Drop the peers with the most unread bytes until the rest is within the bound."""
         behind = [(peer.own_bytes, peer.number) for peer in self.peers.values() if peer.unread]
         in_all = sum(own_bytes for own_bytes, _ in behind)
         for own_bytes, number in sorted(behind, reverse=True):

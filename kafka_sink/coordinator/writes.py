@@ -36,8 +36,7 @@ MAX_CAUSE, MAX_FAILED = 2000, 100
 MAX_OVER = 10_000
 # The time for connecting and for the answer. The coordinator runs on the driver's host.
 _DRIVER_TIMEOUT_MS = 500.0
-# After the coordinator did not answer, micro-batches do not wait for it again for this long: it may be
-# frozen.
+# How long micro-batches do not wait again for a coordinator that did not answer: it may be frozen.
 _SILENT, _SILENT_S = "the coordinator did not answer that a write ends", 10.0
 
 _Cause = Annotated[str, Meta(max_length=MAX_CAUSE)]

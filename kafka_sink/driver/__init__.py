@@ -1,2 +1,1 @@
-"""The driver's side: requests of planning, checks, warnings, the log, and the driver's process and
-settings."""
+"""The driver's side: requests of planning, checks, warnings, the log, Spark's process and settings."""

@@ -174,8 +174,7 @@ def warn_of_idle_timeout(delivery_timeout_ms: int) -> None:
 
 def warn_of_shown_secrets(options: Mapping[str, str]) -> None:
     """Warn once per application. Only settings with which the driver was started are known."""
-    # With empty expressions, Spark shows all secrets. If that shows none, as for most jobs, the driver's
-    # settings need not be read.
+    # With empty expressions, Spark shows all secrets. Most jobs have none, and the settings are not read.
     if not shown_by_spark(options, dict.fromkeys(REDACTION_DEFAULTS, "")) or not spark_application.first_time(
         "secrets checked"
     ):

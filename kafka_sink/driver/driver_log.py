@@ -15,8 +15,7 @@ from contextlib import AbstractContextManager, contextmanager
 from kafka_sink.printable import one_line
 
 LOGGER = logging.getLogger("kafka_sink")
-# Lines quote the names of topics and prefixes, and transactions of other programs, so their length must be
-# limited.
+# Lines quote names of topics and transactions of other programs, so their length must be limited.
 _LONGEST = 10_000
 # The format of Spark's own lines, between which these lines appear. Each message begins with "kafka-chunked".
 _FORMAT = "%(asctime)s %(levelname)s %(message)s"

@@ -25,8 +25,7 @@ class HostProcess:
         return None if state is None else cls(pid, state.started)
 
     def is_alive(self) -> bool:
-        """Whether it is running. False also for a zombie, which a JVM remains until its parent waits for
-        it."""
+        """Whether it is running. A zombie is not: it only waits for its parent."""
         state = _look(self.pid)
         return state is not None and state.started == self.started and not state.zombie
 

@@ -71,8 +71,7 @@ def named_topics(options: SinkOptions) -> dict[str, str]:
 class TopicPreparation:
     """One lookup of topics, or of the brokers alone. ``run`` retries requests until it has a result.
 
-    ``topics`` maps each topic to the name of its option. All topics are requested together and share one
-    wait.
+    ``topics`` maps each topic to the name of its option. All of them are requested together.
     """
 
     def __init__(self, options: SinkOptions, client: PlanningClient, topics: Mapping[str, str]) -> None:
@@ -88,8 +87,7 @@ class TopicPreparation:
         self._controller = -1
 
     def run(self) -> MetadataUpdate:
-        """Return when the topics can be written to, with the first lookup's metadata. Raises as
-        ``prepare_topic``."""
+        """Wait until the topics can be written to. Returns the first lookup's metadata."""
         first = self._metadata()
         self._client.use_advertised(first.update.nodes)
         response: MetadataResponse | None = first
@@ -176,8 +174,7 @@ class TopicPreparation:
             self._request_metadata()
 
     def creation_problem(self, topic: str) -> str | None:
-        """Why brokers would not create the topic, which is not created. None if they would, or if this could
-        not be found out."""
+        """Why brokers would not create the topic (it is not created). None if they would, or if unknown."""
         self._started_ms = monotonic_ms()
         response = self._request_creation(self._creator(), topic, validate_only=True)
         if response is None or response.error_code in (0, TOPIC_ALREADY_EXISTS):
@@ -185,8 +182,7 @@ class TopicPreparation:
         return None if error_of(response.error_code).retriable else self._not_created_text(topic, response)
 
     def creates_topics_itself(self) -> bool | None:
-        """Whether brokers create a topic when a client asks for its metadata. None if this login may not read
-        their setting."""
+        """Whether brokers create a topic when a client asks for its metadata. None if unknown."""
         # Each question has max.block.ms of its own: the look-up has used up its time.
         self._started_ms = monotonic_ms()
         node = self._client.connect()

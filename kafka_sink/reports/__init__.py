@@ -1,2 +1,1 @@
-"""What a write reports when it ends: its summary line, its final numbers in the live view, the delivery
-report."""
+"""What a write reports when it ends: summary line, final numbers in the live view, delivery report."""

@@ -100,8 +100,7 @@ def _take_back(handle: int, written: int) -> None:
 
 
 def _opened(path: str) -> int:
-    """Open the file without waiting for the reader of a FIFO. Raises OSError, also for another user's
-    file."""
+    """Open the file without waiting for a FIFO's reader. Raises OSError, also for another user's file."""
     try:
         handle = os.open(path, _FLAGS, _MODE)
     except OSError as error:
@@ -119,12 +118,10 @@ def _opened(path: str) -> int:
 
 
 def partitions_of(results: Sequence[TaskResult]) -> list[dict[str, Any]]:
-    """The rows, batches, bytes and offsets of each partition. Offsets are inclusive ranges in ascending
-    order.
+    """The rows, batches, bytes and offsets (ascending inclusive ranges) of each partition.
 
     ``endOffset`` is the highest offset plus one: a reader that has reached it has seen all rows.
-    ``rowsWithoutOffset`` is the number of acknowledged rows whose offsets are not listed (acks=0,
-    duplicates of a retry).
+    ``rowsWithoutOffset``: acknowledged rows whose offsets are not listed (acks=0, a retry's duplicates).
     """
     entries: dict[tuple[str, int], dict[str, Any]] = {}
     for result in results:

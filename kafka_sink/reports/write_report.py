@@ -143,8 +143,7 @@ def _topics_of(results: Sequence[TaskResult]) -> dict[str, TopicMetrics]:
 
 
 def summarise(results: Sequence[TaskResult]) -> str:
-    """One line about the work of these tasks. Times are those of the slowest task, because tasks run in
-    parallel."""
+    """One line about the work of these tasks. Times are the slowest task's: tasks run in parallel."""
     counts = total(results)
     rows, unconfirmed = counts.records, counts.unconfirmed
     parts = [f"{_count(rows, 'row', 'rows')} acknowledged"] if rows or not unconfirmed else []
@@ -273,8 +272,7 @@ def _size(count: float) -> str:
 
 @dataclass(slots=True)
 class _UnreportedWrites:
-    """Sums of the micro-batches since the last line that had no line of their own. Times are wall clock
-    times."""
+    """Sums of the micro-batches without a line of their own since the last line. Times are wall time."""
 
     since_s: float
     # Whether a micro-batch with rows had a line of its own.

@@ -175,8 +175,7 @@ class ApplicationMetrics:
     # -- reports ------------------------------------------------------------------------------------
 
     def on_report(self, report: TaskReport, now_ms: float) -> None:
-        """Add a task's report. It is ignored if the task has ended, or the write has: then the driver's sums
-        count."""
+        """Add a task's report. It is ignored if the task or the write has ended."""
         identity = report.identity
         self.reports += 1
         self._application = identity.application or self._application

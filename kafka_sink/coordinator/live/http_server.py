@@ -33,8 +33,7 @@ class Response:
 
 @dataclass(frozen=True, slots=True)
 class HttpBounds:
-    """``request_s``: the time to receive a request. ``response_s``: the time for the client to read its
-    response."""
+    """``request_s``: the time to receive a request. ``response_s``: the time to send the response."""
 
     connections: int = 32
     accepts_per_s: float = 100.0
@@ -60,8 +59,7 @@ class HttpServer:
     that clients may use for this server.
 
     A request with another name in its Host header gets no page: it may come from a foreign site whose name
-    resolves to this address (DNS rebinding). IP addresses are always accepted, because no site has one as its
-    name.
+    resolves to this address (DNS rebinding). IP addresses are accepted, because they are not names.
     """
 
     def __init__(
@@ -93,8 +91,7 @@ class HttpServer:
             self._loop.add_reader(self._listening, self._accept)
 
     def _accept(self) -> None:
-        """The loop calls this. ``sock_accept`` is not used: when cancelled, it loses a connection just
-        accepted."""
+        """Accept a connection. ``sock_accept``, when cancelled, would lose a connection just accepted."""
         self._loop.remove_reader(self._listening)
         pause_s = 1.0 / self._bounds.accepts_per_s
         try:

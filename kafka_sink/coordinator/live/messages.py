@@ -135,8 +135,7 @@ class BrokerReport(NamedTuple):
     """One task's Produce requests to one broker. Times are milliseconds.
 
     ``address``: host and port. ``latency_buckets``: the numbers of responses by LATENCY_BOUNDS_MS, not
-    cumulated. ``oldest_ms``: how long rows have waited without any response, even while no request is in
-    flight; 0 if no rows wait.
+    cumulated. ``oldest_ms``: how long rows have waited without any response, even if none is in flight.
     """
 
     address: Text = ""
@@ -207,8 +206,7 @@ class WriteEnded(Message, frozen=True):
 
 
 class DriverWaits(Message, frozen=True):
-    """From the driver, about once a second while it waits for brokers. ``awaited`` is "" when the wait has
-    ended.
+    """From the driver, about once a second while it waits. ``awaited`` is "" when the wait has ended.
 
     ``write``: the write's name without the micro-batch, or a query's id. ``left_ms``: the time until the wait
     fails. ``cause``: why the step has failed.
@@ -274,8 +272,7 @@ class ReportChannel(Channel):
     def end(self, last: TaskReport) -> None:
         """The task has ended; ``last`` contains all its totals.
 
-        If short tasks follow one another, one of them reports in each interval. The driver's sums contain the
-        rest.
+        If tasks are short, one of them reports in each interval. The driver's sums contain the rest.
         """
         with self._lock:
             if self.identity is None:
@@ -307,15 +304,13 @@ class ReportChannel(Channel):
 
     @receives(ReportEvery)
     def on_report_every(self, message: ReportEvery, now_ms: float) -> None:
-        """Report at this interval from the next report on. With many tasks the coordinator asks for fewer
-        reports."""
+        """Report at this interval from the next report on."""
         with self._lock:
             self._due_ms += message.interval_ms - self._interval_ms
             self._interval_ms = message.interval_ms
 
     def on_connected(self, now_ms: float) -> None:
-        """A new coordinator has no report of this task, nor of thousands of tasks that connect at the same
-        time."""
+        """A new coordinator has no reports, and thousands of tasks may connect at the same time."""
         with self._lock:
             if self._has_reported:
                 self._due_ms = now_ms + RANDOM.random() * self._interval_ms
@@ -337,8 +332,7 @@ def _tell_or_remember(address: CoordinatorAddress, message: Message, timeout_ms:
 
 
 class DriverWaiting:
-    """Within the block, the waits of this thread are logged, and reported to the coordinator that ``find``
-    returns.
+    """Within the block, this thread's waits are logged, and reported to the coordinator from ``find``.
 
     ``write`` and ``step``: see ``DriverWaits``. ``label``: the write's name in the log.
     """

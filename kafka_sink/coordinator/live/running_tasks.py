@@ -1,7 +1,6 @@
 """The running tasks with their last reports, and the parts of a snapshot that are made of them. No I/O.
 
-The memory for all tasks is bounded: otherwise a task whose reports contain ever new names would take all of
-it.
+The memory for all tasks is bounded, because a task's reports might contain ever new names.
 """
 
 from __future__ import annotations
@@ -154,8 +153,7 @@ def requests(tasks: Iterable[RunningTask]) -> dict[tuple[str, int], tuple[int, f
 
 
 def longest_waits(tasks: Iterable[RunningTask], count: int, silent_before_ms: float) -> list[RunningTask]:
-    """This many tasks: first those that have been longest in a state in which they wait, and then those that
-    work."""
+    """This many tasks: first those that have waited longest in their state, and then those that work."""
 
     def rank(task: RunningTask) -> tuple[bool, float, AttemptKey]:
         works = task.state == STATES[0] and task.reported_ms >= silent_before_ms
@@ -165,8 +163,7 @@ def longest_waits(tasks: Iterable[RunningTask], count: int, silent_before_ms: fl
 
 
 def muted(tasks: Iterable[RunningTask], now_ms: float) -> list[dict[str, Any]]:
-    """The brokers and partitions that tasks have muted, with the rows that wait for them, the longest mute
-    first.
+    """The muted brokers and partitions with the rows that wait for them, the longest mute first.
 
     ``left``: seconds until the first of the rows reach delivery.timeout.ms, or None if no rows wait. The
     values are added up report by report, because there may be 300,000 of them each second.
