@@ -56,15 +56,14 @@ class MetricSpec:
         labels = _LISTS.get(where[0], ()) if where else ()
         for entry in snapshot[where.pop(0)] if labels else [snapshot]:
             values = reduce(lambda part, name: part.get(name, {}), where, entry)
-            shown = [_label(str(entry[label])) for label in labels]
+            shown = [str(entry[label]) for label in labels]
             for name in self.names or ("",):
                 value = values.get(key + name, 0 if labels else None)
                 if value is not None:
                     yield [*shown, name] if name else shown, value * self.scale
 
 
-# The arguments of each MetricSpec. The metrics of clusters are sums over all their tasks. Rows of attempts
-# that their write did not count are left out.
+# The arguments of each MetricSpec. The metrics of clusters are sums over all their tasks.
 _ROWS: tuple[tuple[Any, ...], ...] = (
     ("record_send", COUNTER, "topics.records", "Rows that brokers acknowledged"),
     ("sent_bytes", COUNTER, "topics.sent_bytes", "Bytes of record batches as sent"),
@@ -133,12 +132,6 @@ def _latency(brokers: Sequence[Mapping[str, Any]]) -> Metric:
         counts = accumulate(broker["latency_buckets"])
         buckets = [(bound, float(below)) for bound, below in zip(bounds, counts, strict=False)]
         if buckets and buckets[-1][0] == "+Inf":
-            labels = [_label(broker["cluster"]), str(broker["broker"])]
+            labels = [broker["cluster"], str(broker["broker"])]
             family.add_metric(labels, buckets, broker["latency_sum"])
     return family
-
-
-def _label(value: str) -> str:
-    """The value with characters that UTF-8 cannot encode shown as codes. One such name must not hide all
-    metrics."""
-    return value.encode(errors="backslashreplace").decode()
