@@ -1,5 +1,4 @@
-"""Connects the sender and the breaker class: calls the class, and applies its mutes and other tasks'. Does no
-I/O."""
+"""Connects the sender and the breaker class: calls the class, and applies all mutes. Does no I/O."""
 
 from __future__ import annotations
 

@@ -45,8 +45,7 @@ class SilenceLimits:
     def of_response(self, broker: Broker, brokers: Iterable[Broker], expected_ms: float | None) -> float:
         """The limit for a response that is expected to take ``expected_ms``; None if that is unknown.
 
-        A broker's first responses are also compared with the first responses of all ``brokers``, because
-        brokers that have just started are all slow.
+        A broker's first responses, which may be slow, are also compared with those of all ``brokers``.
         """
         wanted = math.inf if expected_ms is None else self.factor * expected_ms
         if broker.responses < FEW_RESPONSES:
@@ -212,8 +211,7 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
     def _others_respond(
         self, manager: CircuitBreakManager, context: ProducerStatusContext, broker: Broker
     ) -> bool:
-        """Whether a mute would help: another broker has responded since the silence began, in less than half
-        of that time, and leads partitions.
+        """Whether a mute would help: another broker leads partitions, and has responded quickly lately.
 
         Otherwise all brokers are slow, or this client is. Brokers that owe no response are sent a request, so
         that a task without other rows notices a silence as quickly as a busy task.

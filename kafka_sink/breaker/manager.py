@@ -40,8 +40,7 @@ class CircuitBreakManager:
         self.leader: Callable[[TopicPartition], PartitionMetadata | None] = cluster.leader
         # The number of rows whose first attempt has ended, over the producer's life.
         self.rows = 0
-        # The brokers that keyless rows avoid at the moment; see mute_congested. The sender's thread replaces
-        # the set, so any thread may read it.
+        # See ``mute_congested``. The sender's thread replaces the set, so any thread may read it.
         self.congested: Set[int] = frozenset()
         self._cluster = cluster
         # The result of ``available_nodes``, and the versions of mutes and metadata that it belongs to.

@@ -80,11 +80,10 @@ class MuteChange:
 class Mute:
     """A mute. ``probe_ends_ms`` is when the probe in flight counts as lost; infinity if there is none.
 
-    The coordinator does not use the following fields. ``own_evidence`` is why this task's breaker
-    class muted the target; None if another task's class did. A permit is valid until ``permit_ends_ms``, and
-    may allow new rows. ``probe`` is the partition whose batch was the last probe. ``probe_failed`` means that
-    the coordinator has yet to be informed of a failed probe. ``waited_for_ms`` is when a batch was last seen
-    to wait for the target.
+    ``own_evidence`` is why this task's breaker class muted the target; None if another task's class did. A
+    permit is valid until ``permit_ends_ms``, and may allow new rows. ``probe`` is the partition whose batch
+    was the last probe. ``probe_failed`` means that the coordinator has yet to be informed of a failed probe.
+    ``waited_for_ms`` is when a batch was last seen to wait for the target.
     """
 
     target: Target

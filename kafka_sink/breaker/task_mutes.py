@@ -117,8 +117,7 @@ class TaskMutes:
     def leader_id(self, partition: TopicPartition) -> int:
         """The leader of a partition. If there is none, the muted broker that led it last.
 
-        The cluster takes the leadership from a broker that is gone for a long time. If no other broker can
-        lead the partition, it is just as unavailable as before.
+        A broker that is gone for long loses the leadership. Without another leader that changes nothing.
         """
         info = self._cluster.leader(partition)
         if info is None or info.leader == NO_LEADER:

@@ -36,8 +36,7 @@ from kafka_sink.model import Target, TopicPartition
 
 # After a mute ends, one task sends again, one step later two more tasks, then four, and so on.
 _RAMP_STEP_MS = 100.0
-# Each task adds this much to the time over which all tasks spread their reports. The first reports suffice,
-# and a partition that is muted meanwhile needs no report.
+# Each task adds this much to the time over which all tasks spread their reports. The first ones suffice.
 _SPREAD_MS = 0.3
 # A task that has reported many partitions with rows reports further ones only after this time.
 _OFFER_AGAIN_MS = 10_000.0
@@ -193,8 +192,7 @@ class BreakerChannel(Channel):
         self._send(Outcomes(self._reported_rows - self._former_rows, tuple(outcomes)))
 
     def _send_waits(self) -> None:
-        """Report partitions for which this task has rows. It does not do so after each unmute, because
-        thousands of partitions may be unmuted one by one."""
+        """Report partitions for which this task has rows, but not after each of perhaps many unmutes."""
         now_ms, muted = self._table.now_ms, self._table.shared()
         self._offered = {
             target: waited_for for target, waited_for in self._offered.items() if target in muted

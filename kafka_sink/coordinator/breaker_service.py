@@ -10,8 +10,7 @@ them has had a response, the mute stays with the first task. Otherwise it become
 **Probes.** In each interval one task may probe each muted target, and a success ends the mute. So a mute that
 was wrong usually ends after one interval.
 
-Thousands of partitions may fail for thousands of tasks at once, so the work in one iteration of the loop is
-bounded, and so is the memory.
+Thousands of partitions may fail for thousands of tasks, so the work at once and the memory are bounded.
 """
 
 from __future__ import annotations
@@ -55,8 +54,7 @@ _MAX_WATCHERS, _MIN_WATCHERS, _MAX_REPORTS = 100, 10, 20_000
 _MAX_REPORTERS = 3
 # How many tasks are asked about one broker, and about how many brokers at a time.
 _MAX_ASKED, _MAX_QUESTIONS = 20, 200
-# For one iteration of the loop: the most partitions that are judged, the most partitions that begin to be
-# watched, and the most muted targets that are checked.
+# The most partitions judged, the most that begin to be watched, and the most mutes checked, in one iteration.
 _JUDGED_AT_ONCE, _WATCHED_AT_ONCE, _CHECKED_AT_ONCE = 300, 1_000, 250
 # How often muted targets are checked.
 _CHECK_MS = 20.0

@@ -3,13 +3,11 @@
 The coordinator has no connection to a broker. It runs the same ClusterMetadata as a task. When that is due to
 send a request, the coordinator instead asks a task to fetch the topics: the one that it asked longest ago. If
 this task is silent for a second or leaves, it asks another task at once. If the request failed, it asks
-another task after the backoff. It pushes each response to all tasks that use the topics, even if only the age
-changed.
+another task after the backoff. It pushes each response, even an unchanged one, to all tasks with its topics.
 
 A task's report that a leader moved is not passed on. It marks the topic as stale, until a fetch confirms it.
 A fetched response is passed on as the brokers sent it. If it contradicts the known metadata, or goes far
-beyond it, a second fetch by another task decides. So a task that errs misleads others until the next refresh
-at most.
+beyond it, a second fetch by another task decides. So a task misleads others until the next refresh at most.
 """
 
 from __future__ import annotations

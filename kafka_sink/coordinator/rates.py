@@ -1,8 +1,7 @@
 """Shares a job's rate limit between its tasks by granting each task the rows that it may send next.
 
 Each job has one token bucket, so the sum never exceeds the limit, even while tasks come and go. Tasks are
-served in the order in which they ask, each with a fraction of a second's rows. So a task with few rows waits
-no longer than one turn of the other tasks.
+served in the order in which they ask, each with a fraction of a second's rows.
 """
 
 from __future__ import annotations

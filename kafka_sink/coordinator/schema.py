@@ -146,8 +146,7 @@ def receives(*kinds: type) -> Callable[[_Method], _Method]:
 class ServiceScope(Enum):
     """Which tasks share one instance of a service.
 
-    ``GROUP``: tasks with the same brokers, principal, client id and settings. ``CLUSTER``: tasks of a group
-    that also know the same cluster id.
+    ``GROUP``: tasks with equal brokers, principal, client id and settings. ``CLUSTER``: and cluster ids.
     """
 
     APPLICATION = "application"
@@ -261,8 +260,7 @@ def deliver(receiver: _Receiver, *arguments: Any) -> None:
 class Hello(Message, frozen=True):
     """A task's first message, sent again when the task learns its cluster's id.
 
-    ``group``: a hash of addresses, principal and client id. ``settings``: the options that the coordinator
-    reads (``SinkOptions.group_settings``).
+    ``group``: a hash of addresses, principal and client id. ``settings``: ``SinkOptions.group_settings``.
     """
 
     group: Annotated[str, Meta(max_length=64)]

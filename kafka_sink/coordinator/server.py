@@ -97,8 +97,7 @@ class _Instance:
 class _Turns:
     """Serves peers in turn, for ``most_ms`` at most in one iteration of the loop.
 
-    ``serve`` serves one peer and returns its cost. The costs in one iteration add up to about ``most``. The
-    peer that has waited longest comes first.
+    ``serve`` serves one peer and returns its cost. The costs in one iteration add up to about ``most``.
     """
 
     def __init__(

@@ -137,8 +137,7 @@ class FrameReader:
 
     @property
     def end(self) -> int:
-        """Where the next message ends, or 0 while it is incomplete. Raises ProtocolError for a message that
-        is too large, as soon as its length has arrived."""
+        """Where the next message ends, or 0 while it is incomplete. Raises ProtocolError for a large one."""
         if len(self._received) < _LENGTH.size:
             return 0
         (length,) = _LENGTH.unpack_from(self._received)
@@ -219,8 +218,7 @@ def _client_context() -> ssl.SSLContext:
 
 
 class Peer:
-    """One connection of the server. It receives bytes, and sends messages as fast as the peer reads. The
-    decisions are those of CoordinatorServer and Connections.
+    """One connection of the server. It receives bytes, and sends messages as fast as the peer reads.
 
     ``source`` is the peer's address without its port. Times are monotonic milliseconds, sizes are bytes.
     """
@@ -401,8 +399,7 @@ class ServerBounds:
     iteration for first messages, each of which costs a signature. ``frame_ms``: the time from connecting to
     the token, not counting the wait for a turn; also the time for the rest of a message, and for a peer to
     read some of the data that waits for it. ``unread_bytes_of_all`` does not count messages to many peers,
-    because there is one copy of each. ``instances``: of services for groups of tasks. ``sweep_ms``: how often
-    these times are checked.
+    which share one copy. ``instances``: of services for groups. ``sweep_ms``: how often times are checked.
     """
 
     connections: int = 20_000

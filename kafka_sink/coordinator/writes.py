@@ -83,8 +83,7 @@ class WriteOver(Message, frozen=True):
 
 
 class WriteService(Service):
-    """Connects tasks with the driver's reports about their write. ``on_failed`` is called with the write and
-    the cause if a task's attempt has failed."""
+    """Connects tasks with the driver's reports about their write. ``on_failed`` gets failures' causes."""
 
     scope = ServiceScope.APPLICATION
 
@@ -191,8 +190,7 @@ def report_failure(address: CoordinatorAddress, name: str, cause: str) -> None:
 def end_attempts(address: CoordinatorAddress, name: str, *, again: bool = False) -> str:
     """End the attempts of this write that still run, and wait until the coordinator has notified them.
 
-    The driver calls it. It raises nothing. ``again``: see ``WriteEnding``. Returns the cause that the last
-    failed attempt reported, or "" if none did.
+    ``again``: see ``WriteEnding``. Raises nothing. Returns the last failed attempt's cause, or "".
     """
     if again and spark_application.happened_within(_SILENT, _SILENT_S):
         return ""

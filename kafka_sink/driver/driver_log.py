@@ -56,8 +56,7 @@ def task_lines() -> AbstractContextManager[None]:
 def _visible(form: str = _FORMAT, lowest: int = logging.INFO) -> Iterator[None]:
     """Within the block, give the logger a handler unless it has one, and show records of at least ``lowest``.
 
-    The handler is removed after each line. Spark installs its own log capture during a call, and would print
-    the lines of a permanent handler twice.
+    A permanent handler would print lines twice, because Spark installs its own log capture during a call.
     """
     level = LOGGER.level
     if level == logging.NOTSET:

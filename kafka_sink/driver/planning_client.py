@@ -1,7 +1,6 @@
 """A blocking client for planning, which sends one request at a time.
 
-It uses the same network client as tasks do. Its first connection therefore tests the TLS settings, the login
-and the addresses that tasks will use.
+It uses the tasks' network client, and so tests the TLS settings, the login and the addresses of tasks.
 """
 
 from __future__ import annotations

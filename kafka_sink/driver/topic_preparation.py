@@ -44,9 +44,8 @@ def prepare_topic(
     Returns metadata for the tasks, or None if the topic had no leaders yet. Blocks for at most max.block.ms,
     plus about 10 s for connections. ``keep`` is called with the connections, which are closed otherwise.
 
-    Raises BrokersUnreachableError or AuthenticationError if no broker is usable, ConfigurationError if the
-    topic is missing, not permitted or could not be created, and MetadataTimeoutError if brokers do not
-    respond.
+    Raises BrokersUnreachableError or AuthenticationError if no broker is usable, MetadataTimeoutError if none
+    responds, and ConfigurationError if the topic is missing, not permitted or could not be created.
     """
     with ExitStack() as closes:
         client = PlanningClient(options, min(connect_bound_ms, options.max_block_ms))

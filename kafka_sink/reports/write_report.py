@@ -2,8 +2,7 @@
 
 For a query, the log has a line for the first micro-batch that has rows, one for each micro-batch with
 trouble, and once a minute a digest of the others. Each commit runs in its own process, so the sums since the
-last digest are kept in a note in the application's folder. Writes in ``foreachBatch`` also count as
-micro-batches.
+last digest are a note in the application's folder. Writes in ``foreachBatch`` also count as micro-batches.
 """
 
 from __future__ import annotations
@@ -324,8 +323,7 @@ def _is_due(ended: EndedWrite, now_s: float) -> tuple[bool, str]:
 
 
 def _has_trouble(ended: EndedWrite) -> bool:
-    """Whether someone may want to look at this write: rows were skipped, batches were sent again, the circuit
-    breaker tripped, or transactions were aborted."""
+    """Whether rows were skipped, batches sent again, breakers tripped or transactions aborted."""
     counts = total(ended.results)
     uncommitted = sum(count for name, count in ended.transactions.items() if name != "committed")
     return bool(counts.skipped or counts.retries or counts.breaker_trips or uncommitted)

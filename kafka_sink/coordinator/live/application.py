@@ -41,14 +41,12 @@ _MAX_JOBS, _MAX_ENDED_WRITES = 100, 10_000
 _MAX_TASKS_SHOWN, _MAX_MUTES_SHOWN = 100, 200
 MAX_EVENTS, _MAX_EVENT_TEXT = 50, 400
 _HISTORY = 300
-# Tasks report every second, or less often if there are many of them: 200 reports a second take less than a
-# fifth of a core in the coordinator's process.
+# Tasks report every second, or less often if there are many: 200 reports a second take a fifth of a core.
 _REPORTS_PER_S = 200.0
 _LONGEST_INTERVAL_MS = 30_000.0
 # A task gets a new interval if it differs by at least this share from its present one.
 _NEWS = 0.1
-# How long, or for how many intervals, a task has not reported when it counts as silent, and when it is no
-# longer shown.
+# How long, or for how many intervals, a silent task has not reported, and one that is no longer shown.
 _SILENT_MS, _GONE_MS = 5_000.0, 30_000.0
 _SILENT_INTERVALS, _GONE_INTERVALS = 2.5, 6.0
 # A write that nothing has been reported about for this long has ended without a report of the driver. Its
@@ -91,8 +89,7 @@ class _Broker:
 class _Write:
     """A write that has not ended: the sums of its attempts.
 
-    ``ended``: the numbers of its tasks that have ended. ``open_transactions``: those of ended tasks, which
-    are open until the driver ends the write.
+    ``ended``: its tasks that have ended. ``open_transactions``: theirs, which the driver has yet to end.
     """
 
     job: str
@@ -601,8 +598,7 @@ class ReportService(Service):
 
     @receives(TaskReport)
     def on_task_report(self, peer: int, message: TaskReport, now_ms: float) -> None:
-        # After a stall or a restart thousands of reports arrive together. Some are dropped, because the next
-        # report of a task contains the same totals.
+        # After a stall thousands of reports arrive together. The next one of a task contains the same totals.
         is_taken = message.done or self._admits(now_ms)
         if is_taken:
             self._metrics.on_report(message, now_ms)

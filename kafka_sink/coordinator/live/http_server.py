@@ -55,8 +55,7 @@ _SECURITY_HEADERS = {
 
 
 class HttpServer:
-    """Serves ``pages``, by path, on a listening socket, as a part of the running loop. ``hosts``: the names
-    that clients may use for this server.
+    """Serves ``pages``, by path, on the running loop. ``hosts``: the names that clients may use for it.
 
     A request with another name in its Host header gets no page: it may come from a foreign site whose name
     resolves to this address (DNS rebinding). IP addresses are accepted, because they are not names.

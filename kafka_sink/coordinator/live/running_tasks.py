@@ -136,8 +136,7 @@ class RunningTasks:
                 del self._of_write[write]
 
     def remove_write(self, write: str) -> None:
-        """Remove the tasks of a write that has ended. The cost depends on its own tasks only, so that a peer
-        that ends thousands of writes at once costs little."""
+        """Remove the tasks of a write that has ended. Other tasks cost nothing, as many writes may end."""
         for number in list(self._of_write.get(write, ())):
             self.remove((write, number))
 

@@ -81,8 +81,7 @@ class LivePages:
     """The pages.
 
     A client gets a snapshot that was taken after its request, so it contains the sums of each write that had
-    ended by then. All clients that wait for a snapshot share it, and at most one is taken in ``interval_ms``,
-    so that many clients cost no more than one.
+    ended by then. All waiting clients share a snapshot, and at most one is taken in ``interval_ms``.
     """
 
     def __init__(self, metrics: ApplicationMetrics, interval_ms: float = 500.0) -> None:
