@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kafka_sink.coordinator.live.prometheus import METRICS, PREFIX, exposition
