@@ -350,7 +350,6 @@ class Breaker:
         return delay if shared is None else min(delay, shared.next_change_ms(now_ms))
 
     def close(self) -> None:
-        """Close the breaker class. No calls follow."""
         self.manager.close()
         if self._breaker is not None:
             self._call(self._breaker.close)
@@ -363,7 +362,6 @@ class Breaker:
         _log.log(level, "circuit breaker: %s %s: %s", done, name, change.reason)
 
     def _call(self, method: Callable[..., object], *arguments: object) -> object:
-        """Call a method of the breaker class, which may be a user's."""
         try:
             return method(*arguments)
         except Exception:  # noqa: BLE001 - a user's class may raise anything

@@ -94,7 +94,6 @@ class TaskMutes:
 
     @property
     def has_changes(self) -> bool:
-        """Whether ``take_changes`` would return changes."""
         return bool(self._changes)
 
     def take_changes(self) -> list[MuteChange]:

@@ -268,7 +268,6 @@ class BreakerService(Service):
         self._newcomers: dict[int, None] = {}
 
     def _is_full(self) -> bool:
-        """Whether there is no memory for more."""
         watched = len(self._inquiries) + (0 if self._failing is None else len(self._failing))
         self._pay(_WATCHED_BYTES * watched + _MUTE_BYTES * (len(self.mutes) + len(self._paused_ms)))
         return self._budget.is_full

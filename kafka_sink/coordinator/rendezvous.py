@@ -54,7 +54,6 @@ class RunningCoordinator:
 
     @property
     def of_driver(self) -> CoordinatorAddress:
-        """The address as the driver uses it."""
         return replace(self.address, token=self.driver_token, has_view=bool(self.view_url))
 
     def group_of(self, options: Mapping[str, str]) -> str:

@@ -114,7 +114,6 @@ class _Turns:
         self._until_ms = self._left = 0.0
 
     def add(self, peer: Peer) -> None:
-        """Let the peer wait for its turn."""
         self._waiting.append(peer)
         self._later()
 
@@ -209,7 +208,6 @@ class CoordinatorServer:
         return {"messages": self._messages, "stalls": self._stalls, "connections": kinds}
 
     def start(self, listening: socket.socket) -> None:
-        """Start to accept connections."""
         listening.setblocking(False)
         self._listening = listening
         self._listen()
@@ -474,7 +472,6 @@ class CoordinatorServer:
             peer.enqueue(data, shared=shared)
 
     def _flush(self, peer: Peer) -> int:
-        """Write to the peer. Returns the number of bytes."""
         try:
             written = peer.flush(_PEER_AT_ONCE)
         except OSError:

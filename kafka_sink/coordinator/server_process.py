@@ -51,7 +51,6 @@ class ServerProcess:
         self._metrics = ApplicationMetrics()
 
     def run(self) -> None:
-        """Serve until the application ends."""
         collect_garbage_seldom()
         asyncio.run(self._serve())
 
@@ -73,7 +72,6 @@ class ServerProcess:
         server.close()
 
     def services(self) -> Services:
-        """The factories of all services that the process runs, by class."""
         metrics = self._metrics
         return {
             MetadataService: partial(MetadataService, budget=MemoryBudget()),

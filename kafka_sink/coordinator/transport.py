@@ -469,7 +469,6 @@ class Connections:
             del self._unauthenticated[peer.source]
 
     def drop(self, peer: Peer, why: Dropped) -> None:
-        """End a connection, and log the reason."""
         if not peer.is_gone:
             self.count_dropped(peer, why)
             self.remove(peer)

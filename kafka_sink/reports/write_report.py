@@ -125,7 +125,6 @@ def write_ended(options: SinkOptions, ended: EndedWrite) -> WriteEnded:
 
 
 def _topics_of(results: Sequence[TaskResult]) -> dict[str, TopicMetrics]:
-    """The sums of each topic."""
     # Lists are faster than objects: a commit may sum up tens of thousands of results.
     sums: dict[str, list[int]] = {}
     for result in results:

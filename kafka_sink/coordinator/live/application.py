@@ -452,7 +452,6 @@ class ApplicationMetrics:
         }
 
     def _shown_running(self, tasks: Sequence[RunningTask], now_ms: float) -> dict[str, Any]:
-        """Totals over the tasks of one cluster."""
         sums = map(sum, zip(*(task.gauges for task in tasks), strict=True))
         return {
             "gauges": {name: value for name, value in zip(GAUGES, sums, strict=False) if value},
@@ -565,7 +564,6 @@ class ApplicationMetrics:
 
 
 def _shown_open(opened: Iterable[tuple[int, float]], now_ms: float) -> dict[str, Any]:
-    """How many transactions are open, and the age of the oldest."""
     numbers, since_ms = zip(*opened, (0, now_ms), strict=True)
     return {"open": sum(numbers), "oldest": max(0.0, now_ms - min(since_ms)) / 1000}
 
