@@ -154,8 +154,6 @@ class CircuitBreakManager:
                 by_topic.setdefault(partition.topic, []).append(info)
         return by_topic
 
-    # -- for the sender, once in each pass ----------------------------------------------------------
-
     def refresh(self) -> MutedPartitions:
         """Run the calls that other threads have queued, and return what is muted now.
 

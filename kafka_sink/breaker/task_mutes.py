@@ -66,8 +66,6 @@ class TaskMutes:
         # the mapping, so that the sender's thread can read it without a lock.
         self._movable_rows_ms: Mapping[str, float] = {}
 
-    # -- muting and unmuting ------------------------------------------------------------------------
-
     def mute(self, target: Target, reason: str, evidence: Evidence = NO_EVIDENCE, *, own: bool) -> None:
         """Mute a target unless it is muted. ``own`` means that this producer's breaker class decided it."""
         if self._closed or target in self.mutes:
@@ -106,8 +104,6 @@ class TaskMutes:
         self.mutes.clear()
         self.avoided = NOTHING_MUTED
 
-    # -- which mutes cover a partition ----------------------------------------------------------------
-
     def covering(self, partition: TopicPartition) -> list[Mute]:
         """The mutes that apply to a partition: its leader's, then its own. Any thread may call it."""
         mutes = (self.mutes.get(target) for target in (self.leader_id(partition), partition))
@@ -129,8 +125,6 @@ class TaskMutes:
             topic = self._cluster.topic(name)
             for info in () if topic is None else topic.partitions:
                 yield TopicPartition(name, info.partition), info
-
-    # -- what the task avoids -------------------------------------------------------------------------
 
     def publish(self) -> MutedPartitions:
         """Bring ``avoided`` up to date. Called in each pass of the sender."""
@@ -177,8 +171,6 @@ class TaskMutes:
         for name in self._cluster.names():
             if any(info.leader < 0 for _, info in self.partitions(name)):
                 self._cluster.mark_stale(name, now_ms)
-
-    # -- the coordinator ----------------------------------------------------------------------------
 
     def shared(self) -> dict[Target, str]:
         """The coordinator's mutes, with their reasons."""

@@ -56,7 +56,6 @@ _MAX_REPORTERS = 3
 _MAX_ASKED, _MAX_QUESTIONS = 20, 200
 # The most partitions judged, the most that begin to be watched, and the most mutes checked, in one iteration.
 _JUDGED_AT_ONCE, _WATCHED_AT_ONCE, _CHECKED_AT_ONCE = 300, 1_000, 250
-# How often muted targets are checked.
 _CHECK_MS = 20.0
 # For each mute, how many tasks are remembered that have batches or rows for it.
 _MAX_HOLDERS = 16
@@ -279,8 +278,6 @@ class BreakerService(Service):
     def close(self) -> None:
         self._pay(0)
 
-    # -- tasks ------------------------------------------------------------------------------------------
-
     def on_joined(self, peer: int, now_ms: float) -> None:
         self._tasks[peer] = 0
         if self.mutes:
@@ -419,8 +416,6 @@ class BreakerService(Service):
         if mute.prober is None and now_ms >= mute.hurried_ms + self._interval_ms:
             mute.hurried_ms = mute.retry_at_ms = now_ms
 
-    # -- probes -------------------------------------------------------------------------------------------
-
     def _check_some(self, now_ms: float) -> None:
         """Permit the probes that are due, and forget old mutes. Each call looks at some mutes, in turn."""
         if now_ms < self._check_due_ms():
@@ -473,8 +468,6 @@ class BreakerService(Service):
             # All of them have had their turn.
             mute.tried.clear()
         return []
-
-    # -- time ---------------------------------------------------------------------------------------------
 
     def _distribute_ms(self) -> float:
         pause_ms = min(max(GATHER_MUTES_MS, _GATHER_PER_TASK_MS * len(self._tasks)), _MAX_GATHER_MS)

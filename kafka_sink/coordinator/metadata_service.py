@@ -122,8 +122,6 @@ class MetadataService(Service):
         self._answers: OrderedDict[frozenset[str], dict[int, None]] = OrderedDict()
         self._answers_due_ms = math.inf
 
-    # -- tasks --------------------------------------------------------------------------------------
-
     def on_joined(self, peer: int, now_ms: float) -> None:
         self._tasks[peer] = None
 
@@ -188,8 +186,6 @@ class MetadataService(Service):
                 del self._users[users.topics]
                 self._outdated.pop(users, None)
 
-    # -- what it may keep ---------------------------------------------------------------------------
-
     def _may_keep(self, more: int, now_ms: float) -> bool:
         """Whether there is capacity for this many more bytes. If so, they are counted."""
         if self._budget.is_full:
@@ -211,8 +207,6 @@ class MetadataService(Service):
             names, nodes = sum(map(len, self._users)), len(self.cache.nodes())
             cost = _TOPIC_BYTES * topics + 8 * partitions + _NODE_BYTES * nodes + _NAME_BYTES * names
             self._count(cost - self._cost)
-
-    # -- fetches ------------------------------------------------------------------------------------
 
     def _fetch_due(self, now_ms: float) -> None:
         """Ask a task for the topics that are due."""
@@ -331,8 +325,6 @@ class MetadataService(Service):
             self._contradicted.clear()
         self._contradicted.add(key)
         return True
-
-    # -- messages to tasks --------------------------------------------------------------------------
 
     def on_time(self, now_ms: float) -> None:
         if self._fetch is not None and now_ms >= self._fetch.silent_at_ms:

@@ -61,9 +61,6 @@ class RowsGranted(Message, frozen=True):
     rows: _Positive
 
 
-# -- the coordinator's side -------------------------------------------------------------------------------
-
-
 @dataclass(slots=True)
 class _RatedJob:
     """``levels_ms``: how much of each limit may be used now; a grant may take it below zero.
@@ -158,9 +155,6 @@ class RateService(Service):
 
     def next_change_ms(self, now_ms: float) -> float:
         return max(0.0, self._due_ms - now_ms)
-
-
-# -- a task's side ----------------------------------------------------------------------------------------
 
 
 class RateChannel(Channel):

@@ -118,8 +118,6 @@ class LocationFolder:
         finally:
             os.close(handle)
 
-    # -- the coordinator ----------------------------------------------------------------------------
-
     def found(self) -> RunningCoordinator | None:
         """The coordinator that served last, which may have ended since.
 

@@ -75,9 +75,6 @@ def cut(text: str, length: int = MAX_TEXT) -> str:
     return text if len(text) <= length else text[: length - 3] + "..."
 
 
-# -- bytes ----------------------------------------------------------------------------------------------
-
-
 def encode(message: Message) -> bytes:
     """The bytes of a message. Raises ProtocolError for one that is too large."""
     name = type(message).__name__
@@ -127,8 +124,6 @@ def decompressed(data: bytes) -> bytes:
         raise ProtocolError(f"message body has more than {MAX_MESSAGE_BYTES:,} bytes, or is incomplete")
     return message
 
-
-# -- receivers ------------------------------------------------------------------------------------------
 
 _Method = TypeVar("_Method", bound=Callable[..., None])
 
@@ -252,9 +247,6 @@ def deliver(receiver: _Receiver, *arguments: Any) -> None:
     if method is None:
         raise ProtocolError(f"{type(receiver).__name__} does not accept {type(arguments[-2]).__name__}")
     method(receiver, *arguments)
-
-
-# -- messages of every connection -----------------------------------------------------------------------
 
 
 class Hello(Message, frozen=True):

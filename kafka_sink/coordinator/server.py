@@ -71,7 +71,6 @@ _DEFAULT_BOUNDS = ServerBounds()
 # The key of an instance: its service's class, and, unless it serves the whole application, the group and its
 # settings. Planning, which belongs to no group, may use the application's instances.
 _Key = tuple[object, ...]
-# The options in a Hello.
 _Settings = tuple[tuple[str, str], ...]
 # A factory for each service class. The factories for GROUP and CLUSTER get the group's options first.
 Services = Mapping[type[Service], Callable[..., Service]]
@@ -426,8 +425,6 @@ class CoordinatorServer:
             instance.timer.cancel()
         instance.service.close()
 
-    # -- time ---------------------------------------------------------------------------------------
-
     def _on_time(self, instance: _Instance) -> None:
         assert instance.timer is not None
         due_s, now_s = instance.timer.when(), self._loop.time()
@@ -451,8 +448,6 @@ class CoordinatorServer:
                 return
             instance.timer.cancel()
         instance.timer = self._loop.call_at(when_s, self._on_time, instance)
-
-    # -- Outbox -------------------------------------------------------------------------------------
 
     def send(self, peer: int, message: Message) -> None:
         self._enqueue((peer,), message, shared=False)
@@ -488,8 +483,6 @@ class CoordinatorServer:
         self._loop.remove_writer(peer.fd)
         peer.unread_since_ms = math.inf
         self._flush(peer)
-
-    # -- sweep --------------------------------------------------------------------------------------
 
     def _sweep_later(self) -> None:
         due_s = self._loop.time() + self._bounds.sweep_ms / 1000

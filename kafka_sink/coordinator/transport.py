@@ -107,9 +107,6 @@ def new_identity() -> ServerIdentity:
     return ServerIdentity(context, fingerprint, name, *tokens)
 
 
-# -- frames ---------------------------------------------------------------------------------------------
-
-
 def framed(message: Message) -> bytes:
     """The frame of a message. Raises ProtocolError for one that is too large."""
     return framed_bytes(encode(message))
@@ -154,9 +151,6 @@ class FrameReader:
         message = bytes(self._received[_LENGTH.size : end])
         del self._received[:end]
         return message
-
-
-# -- clients --------------------------------------------------------------------------------------------
 
 
 class Connection:
@@ -214,9 +208,6 @@ def _client_context() -> ssl.SSLContext:
     return context
 
 
-# -- the server's connections ---------------------------------------------------------------------------
-
-
 class Peer:
     """One connection of the server. It receives bytes, and sends messages as fast as the peer reads.
 
@@ -241,7 +232,6 @@ class Peer:
         self.begun_ms = self.heard_ms = now_ms
         # Since when the system has accepted no more data for the peer, because the peer does not read.
         self.unread_since_ms = math.inf
-        # Since when the peer has waited for its turn.
         self.waits_since_ms = math.inf
         # When its messages so far would have arrived at the allowed rate.
         self.due_ms = -math.inf
@@ -256,8 +246,6 @@ class Peer:
         self._queue: list[tuple[bytes, bool]] = []
         self._at = self._queued = 0
         self._rest = memoryview(b"")
-
-    # -- receiving ----------------------------------------------------------------------------------
 
     @property
     def has_begun(self) -> bool:
@@ -314,8 +302,6 @@ class Peer:
                 raise ConnectionError("it closed the connection")
             self._without_data = 0
             self.frames.feed(piece)
-
-    # -- sending ------------------------------------------------------------------------------------
 
     @property
     def unread(self) -> int:
@@ -505,8 +491,6 @@ class Connections:
     def close(self) -> None:
         for peer in list(self.peers.values()):
             self.remove(peer)
-
-    # -- bytes that wait ----------------------------------------------------------------------------
 
     def count_unfinished(self, peer: Peer, now_ms: float) -> None:
         """Count the bytes of an incomplete message. Raises ProtocolError beyond the bound of all peers."""

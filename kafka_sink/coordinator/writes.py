@@ -79,9 +79,6 @@ class WriteOver(Message, frozen=True):
     write: Name
 
 
-# -- the coordinator's side -------------------------------------------------------------------------------
-
-
 class WriteService(Service):
     """Connects tasks with the driver's reports about their write. ``on_failed`` gets failures' causes."""
 
@@ -93,7 +90,6 @@ class WriteService(Service):
         # The write of each task, and the tasks of each write.
         self._writing: dict[int, str] = {}
         self._tasks: dict[str, dict[int, None]] = {}
-        # The names of the writes that are over.
         self._over: OrderedDict[str, None] = OrderedDict()
         # Why the last failed attempt of each write failed.
         self._causes: OrderedDict[str, str] = OrderedDict()
@@ -130,9 +126,6 @@ class WriteService(Service):
                 self._over.popitem(last=False)
         self.out.broadcast(list(self._tasks.get(message.write, ())), WriteOver(message.write))
         self.out.send(peer, WriteCause(self._causes.pop(message.write, "")))
-
-
-# -- a task's side ----------------------------------------------------------------------------------------
 
 
 class WriteChannel(Channel):
@@ -184,13 +177,10 @@ def report_failure(address: CoordinatorAddress, name: str, cause: str) -> None:
         tell(address, AttemptFailed(name, printable(cause, MAX_CAUSE)), _DRIVER_TIMEOUT_MS)
 
 
-# -- the driver's side ------------------------------------------------------------------------------------
-
-
 def end_attempts(address: CoordinatorAddress, name: str, *, again: bool = False) -> str:
     """End the attempts of this write that still run, and wait until the coordinator has notified them.
 
-    ``again``: see ``WriteEnding``. Raises nothing. Returns the last failed attempt's cause, or "".
+    The driver calls it. ``again``: see ``WriteEnding``. Raises nothing. Returns the last attempt's cause.
     """
     if again and spark_application.happened_within(_SILENT, _SILENT_S):
         return ""

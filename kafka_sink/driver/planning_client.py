@@ -155,8 +155,6 @@ class PlanningClient(BlockingCalls):
         connections = self.network.connections.values()
         return "; ".join(_line(connection) for connection in connections if connection.last_error is not None)
 
-    # -- messages -----------------------------------------------------------------------------------
-
     def _connections(self, nodes: Sequence[Node]) -> list[BrokerConnection]:
         return [self._connection(node.id) for node in nodes]
 

@@ -247,8 +247,6 @@ class TopicPreparation:
                 f"kafka.enable.idempotence=false (brokers: {self._brokers})"
             )
 
-    # -- bounds and messages ------------------------------------------------------------------------
-
     def _left_ms(self, bound_ms: float = math.inf) -> float:
         passed_ms = monotonic_ms() - self._started_ms
         return min(bound_ms, self._options.max_block_ms) - passed_ms

@@ -137,9 +137,6 @@ def _topics_of(results: Sequence[TaskResult]) -> dict[str, TopicMetrics]:
     return {topic: TopicMetrics(*of_topic) for topic, of_topic in sums.items()}
 
 
-# -- the line in the log ------------------------------------------------------------------------------------
-
-
 def summarise(results: Sequence[TaskResult]) -> str:
     """One line about the work of these tasks. Times are the slowest task's: tasks run in parallel."""
     counts = total(results)

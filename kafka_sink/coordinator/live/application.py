@@ -157,9 +157,7 @@ class ApplicationMetrics:
         self.running = RunningTasks(max_tasks, max_entries)
         # What the driver waits for, and when it reported that, by the driver's name of the write.
         self._driver: dict[str, tuple[DriverWaits, float]] = {}
-        # How often a task should report.
         self.interval_ms = MIN_INTERVAL_MS
-        # The events, the latest first.
         self._events: deque[dict[str, Any]] = deque(maxlen=MAX_EVENTS)
         # The muted targets, and since when.
         self._muted: dict[str, float] = {}
@@ -168,8 +166,6 @@ class ApplicationMetrics:
         self.reports = 0
         # Returns the coordinator's own metrics.
         self.coordinator: Callable[[], Mapping[str, Any]] = dict
-
-    # -- reports ------------------------------------------------------------------------------------
 
     def on_report(self, report: TaskReport, now_ms: float) -> None:
         """Add a task's report. It is ignored if the task or the write has ended."""
@@ -352,8 +348,6 @@ class ApplicationMetrics:
             self.running.entries -= len(write.topics) + len(write.ended)
         self.running.remove_write(name)
 
-    # -- once a second ------------------------------------------------------------------------------
-
     def sample(self, now_ms: float) -> None:
         """Once a second: forget lost writes, sample the totals for rates, and record what is muted."""
         if not self._clusters:
@@ -394,8 +388,6 @@ class ApplicationMetrics:
         """Add an event, which happened now unless a time is given. ``level``: good, warn or bad."""
         at_s = self._wall_s() if time_s is None else time_s
         self._events.appendleft({"time": at_s, "level": level, "text": printable(text, _MAX_EVENT_TEXT)})
-
-    # -- snapshot -----------------------------------------------------------------------------------
 
     def _silent_before_ms(self, now_ms: float) -> float:
         return now_ms - max(_SILENT_MS, _SILENT_INTERVALS * self.interval_ms)
@@ -589,7 +581,6 @@ class ReportService(Service):
     def __init__(self, out: Outbox, metrics: ApplicationMetrics) -> None:
         super().__init__(out)
         self._metrics = metrics
-        # The interval that each task uses.
         self.intervals_ms: dict[int, float] = {}
         # When the reports taken so far would have arrived at the highest rate.
         self._due_ms = -math.inf

@@ -42,7 +42,6 @@ class HttpBounds:
     response_s: float = 10.0
 
 
-# Computes the response to a request for a path.
 Page = Callable[[], Awaitable[Response]]
 
 _SECURITY_HEADERS = {
