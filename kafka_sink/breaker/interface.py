@@ -69,20 +69,7 @@ class PartitionCircuitBreaker(ABC):
     block. If a method raises, the breaker is switched off for this producer. The returned booleans mean that
     the call has muted or unmuted something; nothing depends on them.
 
-    Examples:
-        >>> class ThreeStrikes(PartitionCircuitBreaker):
-        ...     def configure(self, configs):
-        ...         self.failures = Counter()
-        ...     def set_circuit_break_manager(self, circuit_break_manager):
-        ...         self.manager = circuit_break_manager
-        ...     def on_send(self, context):
-        ...         return False
-        ...     def on_complete(self, context, topic_partition, exception):
-        ...         self.failures[topic_partition] += exception is not None
-        ...         if self.failures[topic_partition] % 3 or exception is None:
-        ...             return False
-        ...         self.manager.mute(topic_partition, "three more batches failed")
-        ...         return True
+    docs/circuit-breaker.md has an example.
     """
 
     @abstractmethod
