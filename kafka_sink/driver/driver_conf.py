@@ -50,8 +50,6 @@ _KEPT = (
     "spark.executor.cores",
     "spark.dynamicAllocation.maxExecutors",
     "spark.task.cpus",
-    "spark.ui.enabled",
-    "spark.ui.port",
 )
 _DEFAULTS_FILE = "spark-defaults.conf"
 # The separator in a file of java.util.Properties: a colon, an equals sign or white space.
