@@ -67,9 +67,6 @@ class RunningTasks:
         # The numbers of each write's tasks.
         self._of_write: dict[str, set[int]] = {}
 
-    def __len__(self) -> int:
-        return len(self._tasks)
-
     def __iter__(self) -> Iterator[RunningTask]:
         return iter(self._tasks.values())
 

@@ -75,7 +75,7 @@ def test_only_the_number_of_an_ended_task_is_kept_and_late_reports_change_nothin
         board.report(report(1, of(number), done=True, failed=failed, transaction_ms=5.0))
     board.report(report(1, of(9_000)))
     assert board.metrics.interval_ms == 1_000.0
-    assert len(board.metrics.running) == 1
+    assert len(list(board.metrics.running)) == 1
     for number in (0, 1):
         for done in (True, False):
             board.report(report(50, of(number), done=done))
@@ -91,7 +91,7 @@ def test_tasks_whose_end_is_never_reported_do_not_add_up() -> None:
     board = Board(ApplicationMetrics(max_tasks=3))
     for number in range(5):
         board.report(report(1, of(number)))
-    assert (len(board.metrics.running), board.total()) == (3, 5)
+    assert (len(list(board.metrics.running)), board.total()) == (3, 5)
 
 
 def test_rows_of_a_failed_attempt_stay_in_the_totals_but_not_in_the_job() -> None:
@@ -195,7 +195,7 @@ def test_jobs_beyond_the_shown_ones_still_count() -> None:
     assert "long" in shown, "those that have ended go first"
     assert len(shown) == 100
     assert list(board.metrics.writes) == ["long"]
-    assert len(board.metrics.running) == 1
+    assert len(list(board.metrics.running)) == 1
     for number in range(120):
         board.report(report(1, of(write=f"other {number}")), 300.0)
     board.metrics.sample(1_000.0)
@@ -215,7 +215,7 @@ def test_thousands_of_writes_that_end_at_once_cost_what_their_tasks_do() -> None
     for number in range(2_000):
         board.end(final(0, write=str(number)))
     assert time.thread_time() - began_s < 1.0
-    assert len(board.metrics.running) == 20_000
+    assert len(list(board.metrics.running)) == 20_000
 
 
 def test_rates_are_of_the_last_seconds() -> None:
