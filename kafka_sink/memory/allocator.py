@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Callable, Sequence
 from weakref import WeakValueDictionary
 
@@ -12,6 +10,7 @@ from kafka_sink.memory.arena import ChunkArena
 from kafka_sink.memory.buffer import ChunkedBuffer
 from kafka_sink.memory.pool import BufferPool, PoolClient
 from kafka_sink.options.checks import MAX_CHUNK
+from kafka_sink.process_entries import ProcessEntries
 
 # A chunk is never smaller than the 61-byte batch header.
 MIN_CHUNK = 128
@@ -173,24 +172,16 @@ class WorkerPools:
 
     def __init__(self, clock_ms: Clock) -> None:
         self._clock_ms = clock_ms
-        self._lock = threading.Lock()  # guards _pools: two producers must not make two pools of one size
-        self._pools: WeakValueDictionary[int, BufferPool] = WeakValueDictionary()
-        # The handler can never be unregistered, but the pools exist as long as the process anyway.
-        os.register_at_fork(after_in_child=self._after_fork)
-
-    def _after_fork(self) -> None:
-        """Start without pools in a forked child, which only has copies of chunks that its parent uses. The
-        lock is also replaced: another thread of the parent may have held it during the fork."""
-        self._lock = threading.Lock()
-        self._pools = WeakValueDictionary()
+        # Without the lock, two producers could make two pools of one size.
+        self._pools = ProcessEntries(WeakValueDictionary[int, BufferPool]())
 
     def allocator(self, strategy: str, buffer_memory: int, batch_size: int) -> BufferAllocator:
         """Return a producer's access to its pool. ``strategy`` is `full` or `incremental`; sizes in bytes."""
         full = strategy == "full"
         poolable_size = batch_size if full else chunk_size(batch_size)
-        with self._lock:
-            pool = self._pools.get(buffer_memory)
+        with self._pools.lock:
+            pool = self._pools.entries.get(buffer_memory)
             if pool is None:
                 pool = BufferPool(buffer_memory, poolable_size, clock_ms=self._clock_ms)
-                self._pools[buffer_memory] = pool
+                self._pools.entries[buffer_memory] = pool
         return BufferAllocator(pool, batch_size, full=full)

@@ -12,7 +12,6 @@ import base64
 import http.client
 import importlib
 import json
-import os
 import ssl
 import threading
 import time
@@ -26,6 +25,7 @@ from urllib.parse import quote_plus, unquote, urlencode, urlsplit
 from kafka_sink.clock import RANDOM, ExponentialBackoff
 from kafka_sink.errors import AuthenticationError, ConfigurationError
 from kafka_sink.printable import printable
+from kafka_sink.process_entries import ProcessEntries
 from kafka_sink.secret import HiddenValues, Secret
 from kafka_sink.security.http import HttpClient
 from kafka_sink.security.key_material import content_of, named, read_private_key
@@ -321,28 +321,18 @@ class TokenSource:
         return _Kept(token, min(refresh, expires), expires)
 
 
-# Guards `_sources`: without it, two threads could make two sources for the same settings, and fetch twice.
-_lock = threading.Lock()
-_sources: dict[TokenSettings, TokenSource] = {}
-
-
-def _after_fork() -> None:
-    """Drop the sources: another thread of the parent may have held this lock or a source's lock."""
-    global _lock
-    _lock = threading.Lock()
-    _sources.clear()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+# Without the lock, two threads could make two sources for the same settings, and fetch twice. A source has a
+# lock of its own, which a forked child must not inherit either.
+_sources: ProcessEntries[dict[TokenSettings, TokenSource]] = ProcessEntries({})
 
 
 def token_source(settings: TokenSettings) -> TokenSource:
     """Return this process's source for the settings. Raises AuthenticationError if the provider cannot be
     imported."""
-    with _lock:
-        source = _sources.get(settings)
+    with _sources.lock:
+        source = _sources.entries.get(settings)
         if source is None:
-            source = _sources[settings] = TokenSource(settings, _fetch_of(settings))
+            source = _sources.entries[settings] = TokenSource(settings, _fetch_of(settings))
         return source
 
 

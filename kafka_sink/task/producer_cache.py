@@ -6,8 +6,6 @@ so its connections, metadata and producer id survive. A task that fails discards
 
 from __future__ import annotations
 
-import os
-import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +14,7 @@ from kafka_sink.cluster.topic_state import MetadataSnapshot
 from kafka_sink.coordinator.address import CoordinatorAddress
 from kafka_sink.coordinator.live.messages import TaskIdentity
 from kafka_sink.options import SinkOptions
+from kafka_sink.process_entries import ProcessEntries
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.task.producer import NO_TASK, Producer
 
@@ -26,24 +25,13 @@ class ProducerCache:
     """The idle producers of this process. The least recently used one is dropped first."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # guards _idle: a producer must not be handed to two threads
-        self._idle: OrderedDict[SinkOptions, Producer] = OrderedDict()
-        # The handler can never be unregistered, but the cache exists as long as the process anyway.
-        os.register_at_fork(after_in_child=self._after_fork)
-
-    def _after_fork(self) -> None:
-        """Forget all producers: their threads do not survive a fork, and their sockets are still the
-        parent's.
-
-        The lock is replaced, because another thread of the parent may have held it during the fork.
-        """
-        self._lock = threading.Lock()
-        self._idle.clear()
+        # Without the lock, a producer could be handed to two threads.
+        self._idle = ProcessEntries(OrderedDict[SinkOptions, Producer]())
 
     def take(self, options: SinkOptions, *, new: bool = False) -> Producer:
         """Return an idle producer with these options, or a new one. With ``new``, always a new one."""
-        with self._lock:
-            producer = self._idle.pop(options, None)
+        with self._idle.lock:
+            producer = self._idle.entries.pop(options, None)
         if producer is not None and producer.is_reusable and not new:
             return producer
         if producer is not None:
@@ -57,19 +45,20 @@ class ProducerCache:
             producer.close()
             return
         producer.go_idle()
-        with self._lock:
-            replaced = self._idle.pop(producer.options, None)
-            self._idle[producer.options] = producer
+        with self._idle.lock:
+            idle = self._idle.entries
+            replaced = idle.pop(producer.options, None)
+            idle[producer.options] = producer
             dropped = [replaced] if replaced is not None else []
-            while len(self._idle) > _CACHED_PRODUCERS:
-                dropped.append(self._idle.popitem(last=False)[1])
+            while len(idle) > _CACHED_PRODUCERS:
+                dropped.append(idle.popitem(last=False)[1])
         for old in dropped:
             old.close()
 
     def close(self) -> None:
-        with self._lock:
-            idle = list(self._idle.values())
-            self._idle.clear()
+        with self._idle.lock:
+            idle = list(self._idle.entries.values())
+            self._idle.entries.clear()
         for producer in idle:
             producer.close()
 

@@ -22,8 +22,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
-import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -38,6 +36,7 @@ from kafka_sink.driver import driver_log
 from kafka_sink.errors import ConfigurationError, KafkaSinkError
 from kafka_sink.options import SinkOptions
 from kafka_sink.options.environment import has_variables
+from kafka_sink.process_entries import ProcessEntries
 from kafka_sink.transactions import batch as batches
 from kafka_sink.transactions import driver
 from kafka_sink.transactions.batch import LONG_OPEN, AttemptReport, BatchOutcome, TaskHandover, counted
@@ -80,23 +79,9 @@ class PlannedTransactions:
 
 # -- connections ----------------------------------------------------------------------------------
 
-# Guards _idle_clients, which Spark's threads take clients from and give them back to when they plan, commit
-# and abort. Without it two threads could take the same client and read each other's responses.
-_clients_lock = threading.Lock()
-_idle_clients: dict[SinkOptions, TransactionClient] = {}
-
-
-def _after_fork() -> None:
-    """Forget the clients in a forked process.
-
-    Their sockets belong to the parent, and another thread may have held the lock when the process forked.
-    """
-    global _clients_lock
-    _clients_lock = threading.Lock()
-    _idle_clients.clear()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+# Spark's threads take clients and give them back when they plan, commit and abort. Without the lock two
+# threads could take the same client and read each other's responses.
+_idle_clients: ProcessEntries[dict[SinkOptions, TransactionClient]] = ProcessEntries({})
 
 
 @contextmanager
@@ -108,8 +93,8 @@ def client_of(options: SinkOptions, brokers: KnownBrokers | None = None) -> Iter
     # Imported here because most jobs use no transactions, and planning runs in every micro-batch.
     from kafka_sink.transactions.client import TransactionClient
 
-    with _clients_lock:
-        client = _idle_clients.pop(_client_key(options), None)
+    with _idle_clients.lock:
+        client = _idle_clients.entries.pop(_client_key(options), None)
     if client is None:
         client = TransactionClient(options)
     if brokers is not None:
@@ -137,11 +122,12 @@ def _client_key(options: SinkOptions) -> SinkOptions:
 
 def _keep(options: SinkOptions, client: TransactionClient) -> None:
     key = _client_key(options)
-    with _clients_lock:
-        surplus = _idle_clients.pop(key, None)
-        if surplus is None and len(_idle_clients) >= _MAX_IDLE_CLIENTS:
-            surplus = _idle_clients.pop(next(iter(_idle_clients)))
-        _idle_clients[key] = client
+    with _idle_clients.lock:
+        clients = _idle_clients.entries
+        surplus = clients.pop(key, None)
+        if surplus is None and len(clients) >= _MAX_IDLE_CLIENTS:
+            surplus = clients.pop(next(iter(clients)))
+        clients[key] = client
     if surplus is not None:
         surplus.close()
 

@@ -68,7 +68,7 @@ def test_a_fork_begins_with_pools_of_its_own(*, is_busy: bool) -> None:
     """Catches: the parent's chunks counted, or a wait for ever for a lock that was held at the fork."""
     pools = make()
     held = pools.allocator("incremental", MEMORY, 1024).open(MEMORY, 0)
-    with pools._lock if is_busy else nullcontext():
+    with pools._pools.lock if is_busy else nullcontext():
         assert in_a_fork(lambda: pools.allocator("incremental", MEMORY, 1024).try_open(MEMORY) is not None)
     held.release()
 

@@ -12,5 +12,5 @@ OPTIONS = parse({"kafka.bootstrap.servers": "h:1", "topic": "t"}).options
 def test_a_fork_has_producers_of_its_own() -> None:
     """Catches: a wait for ever for a lock that was held at the fork."""
     cache = ProducerCache()
-    with cache._lock:
+    with cache._idle.lock:
         assert in_a_fork(lambda: cache.take(OPTIONS.for_tasks()).is_reusable)
