@@ -92,7 +92,7 @@ class LivePages:
         self._taking = asyncio.Lock()
         self._taken_ms = -math.inf
         self._snapshot: dict[str, Any] = {}
-        self._made: dict[_Render, Response] = {}
+        self._made: dict[_Render, asyncio.Task[Response]] = {}
         self.by_path: dict[str, Callable[[], Awaitable[Response]]] = {
             "/": page,
             "/metrics.json": lambda: self._shared(as_json),
@@ -104,14 +104,19 @@ class LivePages:
         asked_ms = monotonic_ms()
         async with self._taking:
             if self._taken_ms < asked_ms:
+                # Clients that come and go must not leave more and more responses to be made.
+                if self._made:
+                    await asyncio.wait(self._made.values())
                 await asyncio.sleep(max(0.0, self._taken_ms + self._interval_ms - asked_ms) / 1000)
                 self._taken_ms = monotonic_ms()
                 self._snapshot = self._metrics.snapshot(self._taken_ms)
                 self._made.clear()
             if render not in self._made:
                 # A thread makes it, because a snapshot of thousands of tasks would hold the loop up for long.
-                self._made[render] = await asyncio.to_thread(render, self._snapshot)
-            return self._made[render]
+                made = asyncio.to_thread(render, self._snapshot)
+                self._made[render] = asyncio.create_task(made)
+            response = self._made[render]
+        return await asyncio.shield(response)
 
 
 def as_json(snapshot: dict[str, Any]) -> Response:

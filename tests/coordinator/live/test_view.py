@@ -7,6 +7,7 @@ import json
 import re
 import socket
 import sys
+import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing
 from http.client import HTTPConnection, HTTPResponse
@@ -15,6 +16,7 @@ import pytest
 
 from benchmarks import live_view_cost
 from kafka_sink.clock import monotonic_ms
+from kafka_sink.coordinator.live import view
 from kafka_sink.coordinator.live.application import ApplicationMetrics
 from kafka_sink.coordinator.live.http_server import Response
 from kafka_sink.coordinator.live.view import LivePages, OpenView, ViewOpened, ViewService
@@ -194,6 +196,28 @@ def test_clients_that_ask_again_and_again_cost_no_more_snapshots_than_the_interv
     assert len(taken) == 5
     # From the second on each may begin 50 ms after the one before has begun.
     assert taken[-1] - began_ms >= 4 * 50
+
+
+def test_clients_that_leave_do_not_leave_responses_to_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flood of clients makes the server end the connections that it accepted first."""
+    release, board, made = threading.Event(), Board(), list[object]()
+
+    def slow(snapshot: dict[str, object]) -> Response:
+        made.append(snapshot)
+        release.wait(60)
+        return Response(b"")
+
+    monkeypatch.setattr(view, "as_json", slow)
+
+    async def leave(pages: LivePages) -> None:
+        for _ in range(20):
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(pages.by_path["/metrics.json"](), 0.01)
+        release.set()
+        assert (await pages.by_path["/metrics.json"]()).status == "200 OK"
+
+    with_pages(board.metrics, leave, 0.0)
+    assert len(made) == 2
 
 
 @pytest.mark.skipif("coverage" in sys.modules, reason="make coverage takes processor time itself")
