@@ -112,7 +112,7 @@ class TaskMutes:
     def leader_id(self, partition: TopicPartition) -> int:
         """The leader of a partition. If there is none, the muted broker that led it last.
 
-        A broker that is gone for long loses the leadership. Without another leader that changes nothing.
+        A broker that is gone for long loses its leadership. The partition is then as unavailable as before.
         """
         info = self._cluster.leader(partition)
         if info is None or info.leader == NO_LEADER:
@@ -201,7 +201,7 @@ class TaskMutes:
         """Keep the coordinator's mutes as this task's own.
 
         They are probed one interval later, because until now other tasks probed, a new coordinator may soon
-        be there, and all tasks lose it at the same time. One that comes and goes must not delay all probes.
+        be there, and all tasks lose it at once. One that comes and goes must not delay probes each time.
         """
         shared = [mute for mute in self.mutes.values() if mute.is_shared]
         if shared and self.now_ms - self._delayed_ms > _DELAYS_APART * self.retry_interval_ms:

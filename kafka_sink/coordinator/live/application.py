@@ -41,7 +41,7 @@ _MAX_JOBS, _MAX_ENDED_WRITES = 100, 10_000
 _MAX_TASKS_SHOWN, _MAX_MUTES_SHOWN = 100, 200
 MAX_EVENTS, _MAX_EVENT_TEXT = 50, 400
 _HISTORY = 300
-# Tasks report every second, or less often if there are many: 200 reports a second take a fifth of a core.
+# Tasks report every second, or less often if there are many: 200 reports a second take less than 0.2 cores.
 _REPORTS_PER_S = 200.0
 _LONGEST_INTERVAL_MS = 30_000.0
 # A task gets a new interval if it differs by at least this share from its present one.
