@@ -10,7 +10,10 @@ OPTIONS = parse({"kafka.bootstrap.servers": "h:1", "topic": "t"}).options
 
 
 def test_a_fork_has_producers_of_its_own() -> None:
-    """Catches: a wait for ever for a lock that was held at the fork."""
+    """Their lock is that of ``ProcessEntries``."""
     cache = ProducerCache()
-    with cache._idle.lock:
-        assert in_a_fork(lambda: cache.take(OPTIONS.for_tasks()).is_reusable)
+    parents = cache.take(OPTIONS.for_tasks())
+    cache.put_back(parents)
+    assert in_a_fork(lambda: cache.take(OPTIONS.for_tasks()) is not parents)
+    assert cache.take(OPTIONS.for_tasks()) is parents
+    parents.close()
