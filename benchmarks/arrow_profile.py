@@ -157,7 +157,7 @@ def phases() -> list[tuple[Any, str, str]]:
     """The functions that are timed, each with the name of its phase."""
     from kafka_sink.arrow import columns
     from kafka_sink.arrow.producer import ArrowProducer
-    from kafka_sink.cluster.batch import ProducerBatch
+    from kafka_sink.cluster.partition import ProducerBatch
     from kafka_sink.engine.appender import AppendPass
     from kafka_sink.engine.sender import Sender
     from kafka_sink.memory.buffer import ChunkedBuffer

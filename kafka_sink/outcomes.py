@@ -1,4 +1,5 @@
-"""The recent outcomes of a partition's batches, and the rule by which they mute the partition (KIP-693).
+"""What an attempt to send a batch shows about a broker's health, the recent outcomes of a partition's
+batches, and the rule by which they mute the partition (KIP-693).
 
 Batches are counted and not rows: a batch fails as a whole, so a batch of a thousand rows is no more evidence
 than a batch of ten. Batches in flight together count as at most one success and one failure, because a lost
@@ -8,13 +9,42 @@ connection fails all of them for one reason. Times are monotonic milliseconds.
 from __future__ import annotations
 
 import math
+from enum import Enum
 
 from kafka_sink.clock import OUTCOME_WINDOW_MS
+from kafka_sink.errors import BrokerRefusedError, KafkaSinkError, ProtocolError
+from kafka_sink.kafka_errors import error_of
 
 # A restart of the broker may cause fewer failures: one lost connection, and another when batches are resent.
 MIN_FAILURES = 3
 # Failures without a success in between count together if at most this much time lies between two of them.
 _STREAK_MS = 600_000.0
+
+
+class Health(Enum):
+    """NEUTRAL: the error is about the batch, the metadata or the permissions, and not the broker."""
+
+    HEALTHY = "healthy"
+    UNHEALTHY = "unhealthy"
+    NEUTRAL = "neutral"
+
+
+def has_response(exception: Exception | None) -> bool:
+    return exception is None or isinstance(exception, BrokerRefusedError)
+
+
+def health_of(exception: Exception | None) -> Health:
+    """What an error shows about the broker's health.
+
+    A missing response is a bad sign, unless the client itself gave up.
+    """
+    if exception is None:
+        return Health.HEALTHY
+    if isinstance(exception, BrokerRefusedError):
+        return Health.UNHEALTHY if error_of(exception.error_code).blames_broker else Health.NEUTRAL
+    if isinstance(exception, OSError | ProtocolError) or not isinstance(exception, KafkaSinkError):
+        return Health.UNHEALTHY
+    return Health.NEUTRAL
 
 
 def reaches(failed: float, total: float, trigger_perc: int) -> bool:

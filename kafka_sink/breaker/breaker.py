@@ -10,13 +10,13 @@ from datetime import datetime, timedelta, timezone
 from typing import Protocol
 
 from kafka_sink.breaker.failure_rate import NO_LIMITS, FailureRateCircuitBreaker
-from kafka_sink.breaker.health import Health, has_response, health_of
 from kafka_sink.breaker.interface import PartitionCircuitBreaker, ProducerStatusContext
 from kafka_sink.breaker.manager import CircuitBreakManager
 from kafka_sink.breaker.mutes import Mute, MuteChange, MutedPartitions
-from kafka_sink.cluster.batch import ProducerBatch
 from kafka_sink.cluster.broker import Broker, SentRequest
+from kafka_sink.cluster.partition import ProducerBatch
 from kafka_sink.model import Target, TopicPartition
+from kafka_sink.outcomes import Health, has_response, health_of
 from kafka_sink.printable import first_of
 
 _log = logging.getLogger(__name__)

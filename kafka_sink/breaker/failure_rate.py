@@ -6,17 +6,14 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from kafka_sink.breaker.health import Health, has_response, health_of
 from kafka_sink.breaker.interface import PartitionCircuitBreaker, ProducerStatusContext
 from kafka_sink.breaker.manager import CircuitBreakManager
 from kafka_sink.breaker.mutes import Evidence
 from kafka_sink.clock import CONFIRM_SILENCE_MS
 from kafka_sink.cluster.broker import FEW_RESPONSES, Broker
-from kafka_sink.errors import ConfigurationError
 from kafka_sink.model import TopicPartition
 from kafka_sink.options.parse import failure_rate_settings
-from kafka_sink.options.table import breaker_option_name
-from kafka_sink.outcomes import MIN_FAILURES, reaches
+from kafka_sink.outcomes import MIN_FAILURES, Health, has_response, health_of, reaches
 
 _MAX_IN_FLIGHT = "max.in.flight.requests.per.connection"
 _REQUEST_TIMEOUT = "request.timeout.ms"
@@ -102,15 +99,9 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
         given = {
             name: text for name, text in configs.items() if name not in (_MAX_IN_FLIGHT, _REQUEST_TIMEOUT)
         }
-        self._settings = settings = failure_rate_settings(given)
+        self._settings = settings = failure_rate_settings(given, int(configs.get(_MAX_IN_FLIGHT, "1")))
         max_ms = float(configs.get(_REQUEST_TIMEOUT, "30000")) / 2
         self.limits = SilenceLimits(settings.slow_request_min_ms, settings.slow_request_factor, max_ms)
-        if settings.mute_in_flight_full and configs.get(_MAX_IN_FLIGHT) != "1":
-            raise ConfigurationError(
-                f"Option '{breaker_option_name('enable.mute.inflight.full')}' needs "
-                f"kafka.{_MAX_IN_FLIGHT}=1: with more requests in flight, a request without a response "
-                "is normal. Set that option, or remove this one"
-            )
 
     @property
     def needs_every_call(self) -> bool:

@@ -10,8 +10,8 @@ from functools import partial
 from kafka_sink.breaker.mutes import NO_EVIDENCE, Evidence, MutedPartitions, target_of
 from kafka_sink.breaker.task_mutes import TaskMutes
 from kafka_sink.cluster.broker import Broker
-from kafka_sink.cluster.metadata import ClusterMetadata
 from kafka_sink.cluster.partition import Partition
+from kafka_sink.cluster.producer_metadata import ProducerMetadata
 from kafka_sink.model import NO_LEADER, PartitionMetadata, Target, TopicPartition
 from kafka_sink.printable import one_line
 
@@ -29,7 +29,7 @@ class CircuitBreakManager:
 
     def __init__(
         self,
-        cluster: ClusterMetadata,
+        cluster: ProducerMetadata,
         retry_interval_ms: float,
         partition: Callable[[TopicPartition], Partition | None],
     ) -> None:

@@ -8,14 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 
-from kafka_sink.breaker.health import Health, has_response, health_of
 from kafka_sink.breaker.mutes import NO_EVIDENCE, NOTHING_MUTED, Evidence, Mute, MuteChange, MutedPartitions
 from kafka_sink.clock import WAITED_FOR_MS
-from kafka_sink.cluster.batch import ProducerBatch
 from kafka_sink.cluster.broker import Broker
-from kafka_sink.cluster.metadata import ClusterMetadata
-from kafka_sink.cluster.partition import Partition
+from kafka_sink.cluster.partition import Partition, ProducerBatch
+from kafka_sink.cluster.producer_metadata import ProducerMetadata
 from kafka_sink.model import NO_LEADER, PartitionMetadata, Target, TopicPartition
+from kafka_sink.outcomes import Health, has_response, health_of
 
 # The loss of the coordinator delays probes at most once in this many retry intervals.
 _DELAYS_APART = 5
@@ -35,7 +34,7 @@ class TaskMutes:
 
     def __init__(
         self,
-        cluster: ClusterMetadata,
+        cluster: ProducerMetadata,
         retry_interval_ms: float,
         partition: Callable[[TopicPartition], Partition | None],
     ) -> None:

@@ -13,17 +13,14 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
+from kafka_sink.cluster.partition import ProducerBatch
 from kafka_sink.cluster.slow_start import SlowStarts
 from kafka_sink.counts import LATENCY_BOUNDS_MS, LatencyWindow
-
-if TYPE_CHECKING:
-    from kafka_sink.cluster.batch import ProducerBatch
-    from kafka_sink.model import Node
-    from kafka_sink.network.broker_connection import BrokerConnection
-    from kafka_sink.network.broker_protocol import Request
-    from kafka_sink.network.client import NetworkClient
+from kafka_sink.model import Node
+from kafka_sink.network.broker_connection import BrokerConnection
+from kafka_sink.network.broker_protocol import Request
+from kafka_sink.network.client import NetworkClient
 
 _log = logging.getLogger(__name__)
 
@@ -76,7 +73,7 @@ class Broker:
     def __init__(self, node_id: int, network: NetworkClient) -> None:
         self.id = node_id
         self._network = network
-        # None while the broker's address is unknown. See ``ClusterMetadata.connect_brokers``.
+        # None while the broker's address is unknown. See ``ProducerMetadata.connect_brokers``.
         self.connection: BrokerConnection | None = network.connections.get(node_id)
         # The broker as last listed. The cluster drops a broker from its list some time after it has gone.
         self.node: Node | None = None

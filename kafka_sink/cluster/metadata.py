@@ -22,10 +22,9 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-from kafka_sink.clock import COORDINATOR_WAIT_MS, RANDOM, WAITED_FOR_MS, Clock, ExponentialBackoff
-from kafka_sink.cluster.broker import Broker
+from kafka_sink.clock import RANDOM, WAITED_FOR_MS, ExponentialBackoff
 from kafka_sink.cluster.refresh import NON_URGENT_SHARE, DeadlineHeap, RefreshSchedule
 from kafka_sink.cluster.topic_state import (
     MetadataSnapshot,
@@ -34,12 +33,7 @@ from kafka_sink.cluster.topic_state import (
     TopicState,
     lacks_leader,
 )
-from kafka_sink.errors import (
-    ClusterChangedError,
-    MetadataTimeoutError,
-    MissingPartitionError,
-    TopicRefusedError,
-)
+from kafka_sink.errors import ClusterChangedError
 from kafka_sink.kafka_errors import INVALID_TOPIC_EXCEPTION, TOPIC_AUTHORIZATION_FAILED, error_of
 from kafka_sink.model import (
     MAX_BROKERS,
@@ -50,23 +44,16 @@ from kafka_sink.model import (
     TopicMetadata,
     TopicPartition,
 )
-from kafka_sink.printable import first_of
-from kafka_sink.security.settings import SecuritySettings
-
-if TYPE_CHECKING:
-    from kafka_sink.network.client import NetworkClient
-    from kafka_sink.options import SinkOptions
+from kafka_sink.options import SinkOptions
 
 _log = logging.getLogger(__name__)
 # A snapshot may have been in transit for this long, which its age does not include.
 _ON_THE_WAY_MS = 50.0
 # Messages for errors that retrying cannot fix (``KafkaError.final_for_topic``).
-_FINAL_TOPIC_ERRORS = {
+FINAL_TOPIC_ERRORS = {
     INVALID_TOPIC_EXCEPTION: "the topic name is invalid (INVALID_TOPIC_EXCEPTION)",
     TOPIC_AUTHORIZATION_FAILED: "not authorized to access the topic (TOPIC_AUTHORIZATION_FAILED)",
 }
-_CHECK_MS = 100.0
-_NO_PARTITIONS: Mapping[str, int] = {}
 
 
 class SharedMetadata(Protocol):
@@ -100,26 +87,24 @@ _NO_REQUEST = _Request(frozenset(), ())
 
 
 class ClusterMetadata:
-    """The metadata cache of a task, which the task's sender refreshes, or of the coordinator.
+    """The metadata cache of the coordinator, or of a task (``ProducerMetadata``).
 
     Thread-safe. Looking up a topic, a partition or the brokers takes no lock, because values are replaced and
     never modified. ``version`` increases when one of these values changes, and with each new error.
-    ``network`` is the sender's network client, None in the coordinator. ``random`` returns numbers that are
-    uniform on [0, 1). A call costs O(log n) for each of its topics and for each topic that has become due
-    since the last call.
+    ``random`` returns numbers that are uniform on [0, 1). A call costs O(log n) for each of its topics and
+    for each topic that has become due since the last call.
     """
+
+    # Whether snapshots of other caches are accepted only if brokers have listed all their addresses.
+    confirmed_nodes_only = False
 
     def __init__(
         self,
         options: SinkOptions,
-        clock_ms: Clock,
-        network: NetworkClient | None = None,
         *,
         random: Callable[[], float] = RANDOM.random,
         non_urgent_share: float = NON_URGENT_SHARE,
     ) -> None:
-        self._clock_ms = clock_ms
-        self._network = network
         # Guards the attributes below, except those whose comment names the thread that sets them. The task's
         # thread, the sender's thread and the coordinator's client all change the guarded attributes, and
         # without the lock a request could be sent twice or a topic be lost from the schedule. It is an RLock
@@ -138,17 +123,9 @@ class ClusterMetadata:
         # The sender's thread sets it when it first sends rows. From then on a response from another cluster
         # is an error, because the rows of one write would otherwise be split between two clusters.
         self.pinned = False
-        # With public certificate authorities any host can present a trusted certificate, so an address that
-        # another task reported could divert the rows. Then only addresses that a broker has listed are used.
-        # The coordinator sends no rows, so this does not apply to it.
-        tls = None if network is None else SecuritySettings.from_options(options).tls
-        self.confirmed_nodes_only = tls is not None and tls.trust is None
         # Shares metadata with other tasks; None if there is no coordinator. Only the task's thread sets it.
         # It is called with the lock held, so it must not wait for another thread.
         self.coordinator: SharedMetadata | None = None
-        # The ``Broker`` objects by id; ``_nodes`` has the addresses. Only the sender's thread adds and
-        # removes brokers. Other threads iterate over a copy.
-        self.brokers: dict[int, Broker] = {}
         self._max_age_ms = options.metadata_max_age_ms
         self._idle_ms = options.metadata_max_idle_ms
         backoff_ms, self._backoff_max_ms = options.retry_backoff_ms, options.retry_backoff_max_ms
@@ -192,7 +169,7 @@ class ClusterMetadata:
         state = self._topics.get(name)
         if state is None or not state.error:
             return None
-        return _FINAL_TOPIC_ERRORS.get(state.error) or error_of(state.error).name
+        return FINAL_TOPIC_ERRORS.get(state.error) or error_of(state.error).name
 
     def leader(self, partition: TopicPartition) -> PartitionMetadata | None:
         """The partition as last observed; None for an unknown topic or partition.
@@ -243,145 +220,13 @@ class ClusterMetadata:
             return MetadataSnapshot(topics, nodes, self.age_ms(now_ms), self.cluster_id)
 
     def _wake_sender(self) -> None:
-        """Let the sender check now whether a request is due."""
-        if self._network is not None:
-            self._network.wakeup()
-
-    # -- the task's thread ------------------------------------------------------------------------
-
-    def await_topics(
-        self,
-        topics: Iterable[str],
-        timeout_ms: float,
-        check: Callable[[], None],
-        partitions: Mapping[str, int] = _NO_PARTITIONS,
-        unauthorized_wait_ms: float = 0.0,
-    ) -> dict[str, TopicMetadata]:
-        """Wait for the metadata of all these topics. One request asks for all unknown topics.
-
-        Args:
-            topics: The names of the topics.
-            timeout_ms: How long to wait at most (max.block.ms).
-            check: Called while waiting. It raises if the task has failed.
-            partitions: The number of partitions that a topic needs for rows that specify theirs. A topic
-                known with fewer partitions may have more by now, so this waits for newer metadata, as Kafka's
-                producer does.
-            unauthorized_wait_ms: How long to keep asking for a topic after TOPIC_AUTHORIZATION_FAILED, which
-                brokers also return while they load their ACLs.
-
-        Raises:
-            MetadataTimeoutError: The metadata did not arrive in time. It contains the topics and the last
-                error.
-            TopicRefusedError: A topic can never be written.
-            MissingPartitionError: A partition still did not exist after ``timeout_ms``.
-        """
-        wanted = tuple(topics)
-        deadline = self._clock_ms() + timeout_ms
-        if self.coordinator is not None:
-            self.coordinator.on_use(wanted)
-        asked = False
-        stale: set[str] = set()
-        while True:
-            with self._lock:
-                now_ms = self._clock_ms()
-                self.on_use(wanted, now_ms)
-                missing, short = self._lacking(wanted, partitions)
-                if not missing and not short:
-                    known = {name: metadata for name in wanted if (metadata := self.topic(name)) is not None}
-                    break
-                self._raise_final_locked(missing, unauthorized_wait_ms, now_ms)
-                left = deadline - now_ms
-                if left <= 0:
-                    raise self._lack_error_locked(missing, short, partitions, timeout_ms)
-                if missing and not asked:
-                    self._ask_others_locked(missing, timeout_ms, now_ms)
-                    asked = True
-                for name in short:
-                    self._mark_stale_locked(name, now_ms)
-                version = self.version
-            self._report_stale(set(short) - stale)
-            stale.update(short)
-            self._wake_sender()
-            check()
-            with self._lock:
-                if self.version == version:
-                    self._updated.wait(min(left, _CHECK_MS) / 1000)
-        if stale:
-            # The topics are reported again when this wait ends, because the coordinator's copy may still be
-            # older than the added partitions.
-            self._report_stale(stale)
-        return known
-
-    def _lacking(
-        self, topics: Iterable[str], partitions: Mapping[str, int]
-    ) -> tuple[list[str], dict[str, int]]:
-        """The topics without metadata, and the number of partitions of each topic that has too few."""
-        missing: list[str] = []
-        short: dict[str, int] = {}
-        for name in topics:
-            metadata = self.topic(name)
-            if metadata is None:
-                missing.append(name)
-            elif len(metadata.partitions) < partitions.get(name, 0):
-                short[name] = len(metadata.partitions)
-        return missing, short
-
-    def _ask_others_locked(self, topics: list[str], timeout_ms: float, now_ms: float) -> None:
-        # The lock is held, so that the coordinator's response cannot arrive before the pause begins.
-        if self.coordinator is not None and self.coordinator.ask(topics):
-            # This leaves brokers time to respond if the coordinator does not.
-            self._paused_until_max_ms = now_ms + timeout_ms / 2
-            self.pause_requests(now_ms + COORDINATOR_WAIT_MS)
+        """Let the sender check now whether a request is due. The coordinator has no sender."""
 
     def _report_stale(self, topics: Iterable[str]) -> None:
         coordinator = self.coordinator
         if coordinator is not None:
             for name in topics:
                 coordinator.report_stale(name)
-
-    def describe_lack(self, topics: Iterable[str], partitions: Mapping[str, int]) -> str:
-        """A text for the log: what ``await_topics`` waits for with these arguments."""
-        with self._lock:
-            missing, short = self._lacking(topics, partitions)
-            if missing:
-                shown, why = self._missing_texts_locked(missing)
-                return f"metadata of topic {shown} ({why})"
-        for name, count in short.items():
-            return f"partition {partitions[name] - 1} of topic {name}, which has {count} partitions"
-        return "metadata"
-
-    def _missing_texts_locked(self, missing: list[str]) -> tuple[str, str]:
-        """The names of topics without metadata, and the reason, as texts."""
-        brokers = "" if self._network is None else self._network.describe_brokers()
-        errors = filter(None, {self.describe_lookup_error(name) for name in missing})
-        return first_of(missing), f"{', '.join(errors) or 'no response'}; brokers: {brokers}"
-
-    def _lack_error_locked(
-        self, missing: list[str], short: dict[str, int], partitions: Mapping[str, int], timeout_ms: float
-    ) -> MetadataTimeoutError | MissingPartitionError:
-        if missing:
-            shown, why = self._missing_texts_locked(missing)
-            return MetadataTimeoutError(
-                f"no metadata for topic {shown} within kafka.max.block.ms = {timeout_ms:.0f} ms ({why}). "
-                "Create the topic, or check kafka.bootstrap.servers and that the brokers can be reached"
-            )
-        topic, count = next(iter(short.items()))
-        return MissingPartitionError(
-            f"Invalid partition: column 'partition' has {partitions[topic] - 1} in a row for topic "
-            f"{topic!r}, whose partitions are 0 to {count - 1}, and none was added within "
-            f"kafka.max.block.ms = {timeout_ms:.0f} ms. Add partitions to the topic, fix the column (with "
-            "null the key decides), or set errors.tolerance=all to skip such rows"
-        )
-
-    def _raise_final_locked(self, topics: list[str], unauthorized_wait_ms: float, now_ms: float) -> None:
-        for name in topics:
-            state = self._topics[name]
-            reason = _FINAL_TOPIC_ERRORS.get(state.error)
-            lasts_ms = state.error_ms - state.error_since_ms
-            if state.error == TOPIC_AUTHORIZATION_FAILED and lasts_ms < unauthorized_wait_ms:
-                self._mark_stale_locked(name, now_ms)
-            elif reason is not None:
-                raise TopicRefusedError(f"topic {name!r} cannot be written: {reason}", name)
 
     # -- facts ------------------------------------------------------------------------------------
 
@@ -736,17 +581,3 @@ class ClusterMetadata:
                     self._reschedule_locked(name, state)
         if request.for_others and self.coordinator is not None:
             self.coordinator.on_fetched(request.for_others, None)
-
-    def broker(self, node_id: int) -> Broker:
-        """The ``Broker`` object with this id, created at its first use. Called by the sender's thread."""
-        broker = self.brokers.get(node_id)
-        if broker is None:
-            assert self._network is not None
-            broker = self.brokers[node_id] = Broker(node_id, self._network)
-            broker.node = self._nodes.get(node_id)
-        return broker
-
-    def connect_brokers(self) -> None:
-        """Give each broker its connection again, because ``NetworkClient.connections`` has changed."""
-        for broker in self.brokers.values():
-            broker.connection = None if self._network is None else self._network.connections.get(broker.id)

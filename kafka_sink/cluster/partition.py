@@ -1,4 +1,5 @@
 """All that a producer knows about one partition: batches, leader, sequences (KIP-98, KIP-360) and counts.
+A ``Partition`` and its batches refer to each other, so ``ProducerBatch`` is also in this module.
 
 The accumulator's lock guards the queue of batches, which the task's thread and the sender's thread share.
 Only the sender's thread writes the other attributes, with two exceptions: between two tasks, while no request
@@ -8,15 +9,16 @@ is in flight, the task's thread resets the counts (``TaskDeliveries.begin``) and
 
 from __future__ import annotations
 
+import itertools
 import math
 from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from enum import Enum
 
-from kafka_sink.cluster.broker import Broker
+from kafka_sink.cluster.records_builder import SAFETY, RecordsBuilder
 from kafka_sink.cluster.topic_limits import TopicLimits
-from kafka_sink.errors import KafkaSinkError
+from kafka_sink.errors import IllegalTransitionError, KafkaSinkError
 from kafka_sink.model import (
     IDEMPOTENT_IN_FLIGHT,
     NO_LEADER,
@@ -26,15 +28,204 @@ from kafka_sink.model import (
     TopicPartition,
 )
 from kafka_sink.outcomes import RecentOutcomes
+from kafka_sink.records import batch_header
 from kafka_sink.records.batch_header import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE, ProducerSequence
-
-if TYPE_CHECKING:
-    from kafka_sink.cluster.batch import ProducerBatch
-
+from kafka_sink.records.encoder import Records
 
 _SEQUENCE_RANGE = 1 << 31
 # After this time a broker may have forgotten the producer. It is far below any producer.id.expiration.ms.
 _ESTABLISHED_MS = 300_000.0
+
+
+class BatchState(Enum):
+    """The states of a batch. ``TRANSITIONS`` lists the legal moves."""
+
+    OPEN = "open"  # takes rows
+    CLOSED = "closed"  # takes no more rows, not yet compressed
+    SEALED = "sealed"  # its bytes are final except the header; it waits to be sent (again)
+    IN_FLIGHT = "in flight"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    SPLIT = "split"  # its records live on in smaller batches
+
+    # Enum's own hash is a Python function, which took 2 of the 45 us that a batch of a few rows costs.
+    __hash__ = object.__hash__
+
+
+TRANSITIONS: dict[BatchState, frozenset[BatchState]] = {
+    BatchState.OPEN: frozenset({BatchState.CLOSED, BatchState.FAILED}),
+    BatchState.CLOSED: frozenset({BatchState.SEALED, BatchState.FAILED}),
+    BatchState.SEALED: frozenset({BatchState.IN_FLIGHT, BatchState.FAILED, BatchState.SPLIT}),
+    BatchState.IN_FLIGHT: frozenset(
+        {BatchState.SEALED, BatchState.SUCCEEDED, BatchState.FAILED, BatchState.SPLIT}
+    ),
+    # A response after a failure is late, which is legal and changes nothing. After a success it is a bug.
+    BatchState.FAILED: frozenset(
+        {BatchState.FAILED, BatchState.SUCCEEDED, BatchState.SEALED, BatchState.SPLIT}
+    ),
+    BatchState.SUCCEEDED: frozenset(),
+    BatchState.SPLIT: frozenset(),
+}
+_ordinals = itertools.count()
+TERMINAL = frozenset({BatchState.SUCCEEDED, BatchState.FAILED, BatchState.SPLIT})
+
+
+@dataclass(slots=True, eq=False)
+class ProducerBatch(RecordsBuilder):
+    """Rows of one partition that are sent as one record batch.
+
+    Which attributes may go together:
+
+    - OPEN, CLOSED: the batch may be held. Only the task's thread uses a held batch. If it is not held, the
+      task may take hold of it while it is open, and the sender may take or fail it. If an exception ends an
+      append pass, its batches stay held, because they may lack rows; only
+      RecordAccumulator.abort_incomplete lets them go.
+    - SEALED: the batch is held until the task lets it go. Then the sender may take it, with or without a
+      sequence.
+    - IN_FLIGHT: the header has the batch's sequence, and one request refers to its memory.
+    - SUCCEEDED, FAILED, SPLIT: the memory is released once no request refers to it.
+
+    The sequence of the idempotent producer (NO_SEQUENCE without idempotence) is
+
+    - not assigned until the first attempt, or, for a piece, until its parent is split;
+    - then assigned: while no request is in flight, it may be replaced (KIP-360);
+    - and fixed once ``possibly_written`` is true: a request has failed, but the broker may have carried it
+      out. From then on neither the sequence nor the rows change.
+    """
+
+    # The partition in whose queue it waits, and to which it goes back after a failed attempt.
+    queue: Partition
+    created_ms: float
+    # Whether all rows may go to any partition of the topic, because neither a key nor a column chose this
+    # one.
+    is_movable: bool = False
+    # Whether the records are dead letters, which do not count as rows of the task.
+    dead_letters: bool = False
+    # Whether the task's thread has it: see the class. The task sets and clears it under the accumulator's
+    # lock. Without it the sender could send the batch while rows are written into it.
+    held: bool = False
+    state: BatchState = field(init=False, default=BatchState.OPEN)
+    # The topic and partition number of ``queue``.
+    topic_partition: TopicPartition = field(init=False)
+    # The append order within the partition, which retries keep. A piece's ordinal extends its parent's.
+    ordinal: tuple[int, ...] = field(init=False)
+    attempts: int = field(init=False, default=0)
+    # Whether its rows were in a request, perhaps as part of the batch that this one is a piece of.
+    was_sent: bool = field(init=False, default=False)
+    # Failed attempts that count against ``retries``. An attempt that failed only because of an earlier batch
+    # does not count.
+    retries_spent: int = field(init=False, default=0)
+    # True from when the sender takes the batch out of its queue until no request refers to its memory. Only
+    # ``Partition.take`` and ``Partition.give_back`` write it, under the accumulator's lock. Without it the
+    # memory of a batch that expires could be reused while the socket still reads it.
+    in_request: bool = field(init=False, default=False)
+    last_error: Exception | None = field(init=False, default=None)
+    # Whether the broker may have written it, although no response confirms it. Neither the sequence nor the
+    # rows change from then on.
+    possibly_written: bool = field(init=False, default=False)
+
+    def __post_init__(self) -> None:
+        # A dataclass with slots is another class than the one that ``super()`` refers to.
+        RecordsBuilder.__post_init__(self)
+        self.topic_partition = self.queue.id
+        self.ordinal = (next(_ordinals),)
+
+    # -- filling: the task's thread, outside the lock -------------------------------------------
+
+    def append(self, records: Records, count: int, max_timestamp: int) -> None:
+        """Add ``count`` encoded records. The append pass has reserved room and memory for them.
+
+        Raises IllegalTransitionError if the batch is not held.
+        """
+        if not self.held:
+            raise IllegalTransitionError(
+                f"append to a batch of {self.topic_partition} that is {self.state.value}"
+            )
+        self.add(records, count, max_timestamp)
+
+    def seal(self) -> None:
+        """Compress the raw tail and return unused memory. The thread that closed the batch calls it."""
+        if self.state is not BatchState.CLOSED:
+            raise IllegalTransitionError(f"seal a batch of {self.topic_partition} that is {self.state.value}")
+        self.compress()
+        self.move_to(BatchState.SEALED)
+
+    # -- its sequence: the sender's thread --------------------------------------------------------
+
+    def assign_sequence(self, sequence: ProducerSequence) -> None:
+        """Give the batch its sequence. Raises IllegalTransitionError if it has one."""
+        if self.sequence is not NO_SEQUENCE:
+            raise IllegalTransitionError(
+                f"a batch of {self.topic_partition} has the sequence {self.sequence}"
+            )
+        self.sequence = sequence
+
+    def withdraw_sequence(self) -> None:
+        """Take the sequence back, for another one. Raises IllegalTransitionError if it is fixed."""
+        if self.possibly_written or self.in_request:
+            raise IllegalTransitionError(f"the sequence {self.sequence} of {self.topic_partition} is in use")
+        self.sequence = NO_SEQUENCE
+
+    # -- sizes ----------------------------------------------------------------------------------
+
+    @property
+    def rows(self) -> int:
+        """The number of records that are rows of the task."""
+        return 0 if self.dead_letters else self.record_count
+
+    @property
+    def estimated_size(self) -> int:
+        """The bytes on the wire, which are estimated until the batch is sealed (estimatedSizeInBytes in
+        Kafka)."""
+        if self.codec is None or self.state not in (BatchState.OPEN, BatchState.CLOSED):
+            return self.buffer.size
+        return batch_header.SIZE + int(self.raw_bytes * min(1.0, self.ratio * SAFETY))
+
+    # -- states ---------------------------------------------------------------------------------
+
+    def move_to(self, state: BatchState) -> bool:
+        """Change the state. Return False if the move is legal but late: then nothing changes.
+
+        Raises IllegalTransitionError and changes nothing if the move is not in the table.
+        """
+        if state not in TRANSITIONS[self.state]:
+            raise IllegalTransitionError(
+                f"a batch of {self.topic_partition} cannot go from {self.state.value} to {state.value}"
+            )
+        if self.state is BatchState.FAILED:
+            return False
+        self.state = state
+        return True
+
+    @property
+    def can_move(self) -> bool:
+        """Whether the batch may go to another partition: its rows may go to any, and it was surely not
+        written. A batch with a sequence has its place among the other batches of the partition."""
+        return self.is_movable and not self.possibly_written and self.sequence is NO_SEQUENCE
+
+    def move_to_partition(self, queue: Partition) -> None:
+        """Append the batch anew to another partition. Its bytes do not contain the partition, so they stay.
+
+        Raises IllegalTransitionError if the batch may not move or its task writes into it.
+        """
+        if not self.can_move or self.held or self.terminal:
+            raise IllegalTransitionError(
+                f"a batch of {self.topic_partition} that is {self.state.value} cannot move"
+            )
+        self.queue = queue
+        self.topic_partition = queue.id
+        self.ordinal = (next(_ordinals),)
+
+    @property
+    def terminal(self) -> bool:
+        return self.state in TERMINAL
+
+
+def open_batch_of(partition: Partition) -> ProducerBatch | None:
+    """The batch of the partition that still takes rows, if there is one. The caller holds the accumulator's
+    lock."""
+    tail = partition.batches[-1] if partition.batches else None
+    return tail if tail is not None and tail.state is BatchState.OPEN else None
 
 
 # The first and the last offset.
@@ -93,7 +284,7 @@ class Partition:
     __slots__ = (
         *("_assigned", "_assigned_as", "_assigned_before_leader", "_led_by", "is_known_to_leader"),
         *("taken_after_gap", "topic_id", "batches", "counts", "established_until_ms", "gap", "has_taken"),
-        *("id", "in_flight", "last_offset", "leader", "limits", "metadata_version"),
+        *("id", "in_flight", "last_offset", "limits"),
         *("needs_restart", "next_sequence", "outcomes", "producer", "restarts", "retry_at_ms"),
         *("transaction", "unacknowledged"),
     )
@@ -109,9 +300,6 @@ class Partition:
         # even while it seals or splits them. ``is_in_flight`` considers only batches with a sequence.
         self.in_flight = 0
         self.retry_at_ms = 0.0
-        # The partition's leader in this version of the metadata.
-        self.leader: Broker | None = None
-        self.metadata_version: int | None = None
         # The id of the topic to which batches were sent. None before the first batch, or if brokers send no
         # topic ids.
         self.topic_id: bytes | None = None

@@ -13,12 +13,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from kafka_sink.cluster.partition import ProducerBatch
 from kafka_sink.kafka_errors import NOT_LEADER_OR_FOLLOWER, UNKNOWN_TOPIC_OR_PARTITION
-
-if TYPE_CHECKING:
-    from kafka_sink.cluster.batch import ProducerBatch
 
 _NOT_READY = frozenset({NOT_LEADER_OR_FOLLOWER, UNKNOWN_TOPIC_OR_PARTITION})
 # Errors within this time are one burst, which counts once. While one batch is sent at a time, this is also

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from kafka_sink.cluster.records_builder import SAFETY, RecordsBuilder, projected_size
 from kafka_sink.records import batch_header, encoder
 from kafka_sink.records.arrays import Int64s
 from kafka_sink.records.compression import BlockCodec, WholeCodec
 from kafka_sink.records.ordered_rows import OrderedRows
 
-if TYPE_CHECKING:
-    from kafka_sink.cluster.batch import ProducerBatch
-
-# The estimated compressed bytes per raw byte before a topic's first batch, and the factor by which an
-# estimate may be too low.
+# The estimated compressed bytes per raw byte before a topic's first batch.
 INITIAL_RATIO = 1.0
-SAFETY = 1.05
 # One batch lowers or raises the estimate by one of these.
 _IMPROVING_STEP = 0.005
 _DETERIORATING_STEP = 0.05
@@ -45,19 +41,6 @@ class LimitStore(Protocol):
     def read(self) -> dict[str, int]: ...
 
     def write(self, limits: Mapping[str, int]) -> None: ...
-
-
-def projected_size(codec: BlockCodec | None, ratio: float, body: int, tail: int) -> int:
-    """The bytes that a buffer with ``body`` bytes needs once ``tail`` raw bytes were added.
-
-    Full blocks of ``codec`` shrink as estimated. The last block stays raw, and so do all bytes if there is no
-    codec.
-    """
-    if codec is None:
-        return body + tail
-    blocks, rest = divmod(tail, codec.block_size)
-    compressed = int(blocks * codec.block_size * min(1.0, ratio * SAFETY))
-    return body + compressed + rest + (blocks + 1) * codec.block_overhead + len(codec.epilogue)
 
 
 class TopicLimits:
@@ -195,7 +178,7 @@ class TopicLimits:
     # -- asking -------------------------------------------------------------------------------------
 
     def rows_that_fit(
-        self, ordered: OrderedRows, start: int, stop: int, batch: ProducerBatch | None = None
+        self, ordered: OrderedRows, start: int, stop: int, batch: RecordsBuilder | None = None
     ) -> int:
         """The first row from ``start`` on that an open batch, or a new one, does not take; ``stop`` if it
         takes all rows.
@@ -281,7 +264,7 @@ class TopicLimits:
             fails[max(left, 0) :] = True
         return fails
 
-    def is_full(self, batch: ProducerBatch) -> bool:
+    def is_full(self, batch: RecordsBuilder) -> bool:
         """Whether a batch takes no more rows, however small (Kafka's isFull)."""
         return (
             batch_header.SIZE + batch.raw_bytes * batch.ratio * self._safety >= self.write_limit
@@ -289,7 +272,7 @@ class TopicLimits:
             or (self.raw_limit is not None and batch.raw_bytes >= self.raw_limit)
         )
 
-    def remaining(self, row_bytes: float, batch: ProducerBatch | None = None) -> float:
+    def remaining(self, row_bytes: float, batch: RecordsBuilder | None = None) -> float:
         """How many bytes of rows of about ``row_bytes`` each an open batch, or a new one, takes."""
         factor = (self.ratio if batch is None else batch.ratio) * self._safety
         limit = (self.write_limit - batch_header.SIZE - row_bytes) / factor + row_bytes

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TypeVar
 
-from kafka_sink.breaker.health import has_response
 from kafka_sink.breaker.manager import CircuitBreakManager
 from kafka_sink.breaker.mutes import MuteChange
 from kafka_sink.clock import RANDOM, REPORT_OUTCOMES_MS
@@ -33,6 +32,7 @@ from kafka_sink.coordinator.breaker_messages import (
 )
 from kafka_sink.coordinator.schema import Channel, Message, ServiceScope, cut, receives
 from kafka_sink.model import Target, TopicPartition
+from kafka_sink.outcomes import has_response
 
 # After a mute ends, one task sends again, one step later two more tasks, then four, and so on.
 _RAMP_STEP_MS = 100.0

@@ -99,7 +99,7 @@ class MetadataService(Service):
             metadata_max_idle_ms=int(coordinator_idle_ms(options.metadata_max_idle_ms)),
         )
         share = NON_URGENT_SHARE / _SHARE_OF_AGE
-        self.cache = ClusterMetadata(own, lambda: 0.0, random=random, non_urgent_share=share)
+        self.cache = ClusterMetadata(own, random=random, non_urgent_share=share)
         # Errors that pass, because a leader is being elected or the topic is being created.
         self._transient = {LEADER_NOT_AVAILABLE}
         if options.allow_auto_create_topics:

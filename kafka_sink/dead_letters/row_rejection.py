@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from kafka_sink import clock
 from kafka_sink.clock import Clock
-from kafka_sink.cluster.metadata import ClusterMetadata
+from kafka_sink.cluster.producer_metadata import ProducerMetadata
 from kafka_sink.dead_letters.rejected_rows import (
     HEADER_OVERHEAD,
     DeadLetters,
@@ -55,7 +55,7 @@ class RowRejection:
 
     def __init__(
         self,
-        cluster: ClusterMetadata,
+        cluster: ProducerMetadata,
         clock_ms: Clock,
         max_block_ms: float,
         max_age_ms: float,

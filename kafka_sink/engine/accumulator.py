@@ -9,9 +9,8 @@ from collections import deque
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from operator import attrgetter
 
-from kafka_sink.cluster.batch import TERMINAL, BatchState, ProducerBatch, open_batch_of
 from kafka_sink.cluster.broker import Broker
-from kafka_sink.cluster.partition import Partition
+from kafka_sink.cluster.partition import TERMINAL, BatchState, Partition, ProducerBatch, open_batch_of
 from kafka_sink.cluster.topic_limits import LimitStore, TopicLimits
 from kafka_sink.engine.deliveries import TaskDeliveries, WrittenBatch
 from kafka_sink.memory.allocator import BufferAllocator
@@ -63,6 +62,9 @@ class RecordAccumulator:
         # The partitions with queued batches, in the order in which they got their first one. The cost of a
         # pass therefore grows with the buffered partitions, not with all partitions ever written to.
         self.waiting: dict[Partition, None] = {}
+        # The partitions' leaders in this version of the metadata. Only the sender's thread uses them.
+        self._leaders: dict[Partition, Broker | None] = {}
+        self._leaders_version: int | None = None
         # Every batch that has memory, in its queue or in a request. A closing producer must release them all.
         self.live: set[ProducerBatch] = set()
         # The number of batches without a final state: open, queued or in flight.
@@ -147,9 +149,12 @@ class RecordAccumulator:
         batches may be ready.
 
         A batch may be sent if it is full, if another batch is queued after it, if it has lingered or backed
-        off long enough, or if the task is flushing or waits for memory. A partition remembers its leader for
-        as long as ``metadata_version`` stays the same.
+        off long enough, or if the task is flushing or waits for memory. ``leader`` is called once for each
+        partition, as long as ``metadata_version`` stays the same.
         """
+        if metadata_version is None or metadata_version != self._leaders_version:
+            self._leaders, self._leaders_version = {}, metadata_version
+        leaders = self._leaders
         ready: dict[Broker, list[Partition]] = {}
         leaderless: list[Partition] = []
         delay = math.inf
@@ -177,12 +182,14 @@ class RecordAccumulator:
                     if wait > 0:
                         delay = min(delay, wait)
                         continue
-                if metadata_version is None or partition.metadata_version != metadata_version:
-                    partition.leader, partition.metadata_version = leader(partition), metadata_version
-                if partition.leader is None:
+                try:
+                    broker = leaders[partition]
+                except KeyError:
+                    broker = leaders[partition] = leader(partition)
+                if broker is None:
                     leaderless.append(partition)
                 else:
-                    ready.setdefault(partition.leader, []).append(partition)
+                    ready.setdefault(broker, []).append(partition)
         if oldest < math.inf:
             delay = min(delay, oldest - lingers_since)
         return ready, leaderless, delay

@@ -20,8 +20,7 @@ import numpy as np
 
 from kafka_sink.breaker.breaker import Breaker
 from kafka_sink.clock import BROKER, MEMORY, Clock, TaskActivity
-from kafka_sink.cluster.batch import BatchState, ProducerBatch, open_batch_of
-from kafka_sink.cluster.partition import Partition
+from kafka_sink.cluster.partition import BatchState, Partition, ProducerBatch, open_batch_of
 from kafka_sink.engine.accumulator import RecordAccumulator
 from kafka_sink.errors import BufferExhaustedError, DeliveryError
 from kafka_sink.memory.allocator import BufferAllocator
@@ -228,12 +227,12 @@ class AppendPass:
         """Open a batch in this memory with the rows from ``start`` to ``stop``, as its partition's last."""
         options = self.accumulator.options
         batch = ProducerBatch(
-            partition,
             buffer,
             self.accumulator.codec,
             options.compression_type,
             partition.limits.ratio,
             self.ordered.timestamp(start),
+            partition,
             self.now_ms,
             is_movable=self.ordered.are_movable,
             dead_letters=self.dead_letters,

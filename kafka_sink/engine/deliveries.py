@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from kafka_sink.cluster.batch import ProducerBatch
-from kafka_sink.cluster.partition import Partition, PartitionCounts
+from kafka_sink.cluster.partition import Partition, PartitionCounts, ProducerBatch
 from kafka_sink.counts import TaskCounts, TopicMetrics
 from kafka_sink.errors import DeliveryError
 from kafka_sink.memory.pool import PoolMetrics

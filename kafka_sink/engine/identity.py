@@ -12,8 +12,7 @@ from operator import attrgetter
 
 from kafka_sink import kafka_errors
 from kafka_sink.clock import ExponentialBackoff
-from kafka_sink.cluster.batch import ProducerBatch
-from kafka_sink.cluster.partition import Partition
+from kafka_sink.cluster.partition import Partition, ProducerBatch
 from kafka_sink.errors import BrokerVersionError, DeliveryError, KafkaSinkError
 from kafka_sink.network import apis, requests
 from kafka_sink.network.broker_protocol import Request

@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from kafka_sink.breaker.breaker import Breaker
-from kafka_sink.cluster.batch import BatchState, ProducerBatch
 from kafka_sink.cluster.broker import Broker, SentRequest
-from kafka_sink.cluster.metadata import ClusterMetadata
-from kafka_sink.cluster.partition import Partition
+from kafka_sink.cluster.partition import BatchState, Partition, ProducerBatch
+from kafka_sink.cluster.producer_metadata import ProducerMetadata
 from kafka_sink.engine.accumulator import RecordAccumulator
 from kafka_sink.engine.identity import ProducerIdentity
 from kafka_sink.engine.splitting import is_too_large, split
@@ -71,7 +70,7 @@ def fill_request(
 
 def produce_request(
     options: SinkOptions,
-    cluster: ClusterMetadata,
+    cluster: ProducerMetadata,
     version: int,
     identity: ProducerIdentity | None,
     taken: Sequence[ProducerBatch],
@@ -128,7 +127,7 @@ def produce_request(
 
 
 def probe_brokers(
-    breaker: Breaker, cluster: ClusterMetadata, network: NetworkClient, options: SinkOptions, now_ms: float
+    breaker: Breaker, cluster: ProducerMetadata, network: NetworkClient, options: SinkOptions, now_ms: float
 ) -> float:
     """Probe every broker that the breaker wants to be probed. Return the milliseconds until another probe
     may be possible."""

@@ -11,10 +11,9 @@ import numpy as np
 from kafka_sink import clock
 from kafka_sink.breaker.breaker import Breaker
 from kafka_sink.clock import ExponentialBackoff
-from kafka_sink.cluster.batch import BatchState, ProducerBatch
 from kafka_sink.cluster.broker import Broker
-from kafka_sink.cluster.metadata import ClusterMetadata
-from kafka_sink.cluster.partition import Partition
+from kafka_sink.cluster.partition import BatchState, Partition, ProducerBatch
+from kafka_sink.cluster.producer_metadata import ProducerMetadata
 from kafka_sink.dead_letters.rejected_rows import (
     MAX_WAITING_BYTES,
     DeadLetters,
@@ -68,7 +67,7 @@ class ResponseHandler:
     def __init__(
         self,
         accumulator: RecordAccumulator,
-        cluster: ClusterMetadata,
+        cluster: ProducerMetadata,
         identity: ProducerIdentity | None,
         backoff: ExponentialBackoff,
         breaker: Breaker,

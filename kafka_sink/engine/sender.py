@@ -27,11 +27,10 @@ from typing import TYPE_CHECKING
 
 from kafka_sink.breaker.breaker import Breaker
 from kafka_sink.clock import MAX_POLL_MS, RANDOM, Clock, ExponentialBackoff
-from kafka_sink.cluster.batch import ProducerBatch
 from kafka_sink.cluster.broker import Broker, BrokerCounts, unavailable, update_unreachable
-from kafka_sink.cluster.metadata import ClusterMetadata
-from kafka_sink.cluster.partition import Partition
-from kafka_sink.cluster.refresh import MetadataRequests
+from kafka_sink.cluster.metadata_requests import MetadataRequests
+from kafka_sink.cluster.partition import Partition, ProducerBatch
+from kafka_sink.cluster.producer_metadata import ProducerMetadata
 from kafka_sink.dead_letters.rejected_rows import DeadLetters
 from kafka_sink.engine.accumulator import RecordAccumulator
 from kafka_sink.engine.identity import ProducerIdentity, TransactionalIdentity
@@ -68,7 +67,7 @@ class Sender(threading.Thread):
     def __init__(  # noqa: PLR0913 - the parts of a producer
         self,
         accumulator: RecordAccumulator,
-        cluster: ClusterMetadata,
+        cluster: ProducerMetadata,
         network: NetworkClient,
         identity: ProducerIdentity | None,
         breaker: Breaker,

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from math import ceil, inf
 
 from kafka_sink import varint
-from kafka_sink.cluster.batch import BatchState, ProducerBatch
-from kafka_sink.cluster.topic_limits import INITIAL_RATIO, SAFETY
+from kafka_sink.cluster.partition import BatchState, ProducerBatch
+from kafka_sink.cluster.records_builder import SAFETY
+from kafka_sink.cluster.topic_limits import INITIAL_RATIO
 from kafka_sink.engine.accumulator import RecordAccumulator
 from kafka_sink.memory.buffer import PieceBuffer, put_pieces
 from kafka_sink.model import CompressionType
@@ -225,12 +226,12 @@ class _Piece:
         self._parent_base = parent.base_timestamp
         self.buffer = PieceBuffer()
         self.batch = ProducerBatch(
-            parent.queue,
             self.buffer,
             parent.codec,
             parent.compression,
             INITIAL_RATIO,
             parent.base_timestamp + base,
+            parent.queue,
             parent.created_ms,
             dead_letters=parent.dead_letters,
             held=True,

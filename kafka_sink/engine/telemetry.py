@@ -34,7 +34,7 @@ from kafka_sink.network.client import NetworkClient
 from kafka_sink.records.compression import BlockCodec, codec_for
 
 if TYPE_CHECKING:
-    from kafka_sink.cluster.metadata import ClusterMetadata
+    from kafka_sink.cluster.producer_metadata import ProducerMetadata
     from kafka_sink.network.admin_requests import Subscription
 
 _log = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class ClientTelemetry:
     def __init__(
         self,
         network: NetworkClient,
-        cluster: ClusterMetadata,
+        cluster: ProducerMetadata,
         request_timeout_ms: float,
         resource: Callable[[], Mapping[str, str]] = dict,
         wall_clock_ms: Clock = wall_ms,

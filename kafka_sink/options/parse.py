@@ -14,6 +14,7 @@ from kafka_sink.options.suggestions import nearest
 from kafka_sink.options.table import (
     BREAKER_BY_NAME,
     BY_NAME,
+    DEFAULT_BREAKER,
     FAILURE_RATE_OPTIONS,
     SPECS,
     BreakerSettings,
@@ -31,7 +32,7 @@ from kafka_sink.options.values import (
     without_unit,
 )
 from kafka_sink.printable import printable
-from kafka_sink.secret import HIDDEN, Secret
+from kafka_sink.secret import HIDDEN, HiddenValues, Secret
 
 _BREAKER_OFF = "none"
 # Half a pair, which no text of Unicode contains.
@@ -93,6 +94,10 @@ def parse(raw: Mapping[str, str]) -> ParsedOptions:
         topic_config=tuple(sorted(given.topic_config.items())),
         given=",".join(settings),
     )
+    if options.breaker.class_path == DEFAULT_BREAKER:
+        failure_rate_settings(
+            HiddenValues(options.breaker.given), options.max_in_flight_requests_per_connection
+        )
     _check_topic_config(options)
     _check_schemes(settings["bootstrap_servers"][1].reveal(), options)
     return ParsedOptions(options, (*given.warnings(), *warnings))
@@ -277,7 +282,7 @@ class FailureRateSettings:
     mute_in_flight_full: bool
 
 
-def failure_rate_settings(given: Mapping[str, str]) -> FailureRateSettings:
+def failure_rate_settings(given: Mapping[str, str], max_in_flight: int = 1) -> FailureRateSettings:
     """The settings of the default class. Raises ConfigurationError for invalid values and unknown names."""
     for name in given:
         if name not in BREAKER_BY_NAME:
@@ -285,7 +290,14 @@ def failure_rate_settings(given: Mapping[str, str]) -> FailureRateSettings:
             hint = f" (did you mean '{breaker_option_name(meant)}'?)" if meant else ""
             raise ConfigurationError(f"Unknown option '{breaker_option_name(name)}'{hint}")
     texts = {name: Secret(text.strip()) for name, text in given.items()}
-    return FailureRateSettings(*(breaker_value(option.name, texts) for option in FAILURE_RATE_OPTIONS))
+    settings = FailureRateSettings(*(breaker_value(option.name, texts) for option in FAILURE_RATE_OPTIONS))
+    if settings.mute_in_flight_full and max_in_flight != 1:
+        raise ConfigurationError(
+            f"Option '{breaker_option_name('enable.mute.inflight.full')}' needs "
+            "kafka.max.in.flight.requests.per.connection=1: with more requests in flight, a request without "
+            "a response is normal. Set that option, or remove this one"
+        )
+    return settings
 
 
 def breaker_value(name: str, given: Mapping[str, Secret]) -> Any:

@@ -14,13 +14,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from kafka_sink import spark_application
-from kafka_sink.breaker.interface import load_breaker
 from kafka_sink.clock import CONNECT_BOUND_MS, STARTING, TOPIC_RECHECK_S
 from kafka_sink.coordinator.launcher import plan_coordinator
 from kafka_sink.coordinator.live.messages import DriverWaiting
 from kafka_sink.coordinator.rendezvous import address_for_driver
 from kafka_sink.driver import driver_conf, driver_log
 from kafka_sink.options import SinkOptions, parse
+from kafka_sink.options.table import DEFAULT_BREAKER
 from kafka_sink.rows.column_plan import ColumnPlan, ignored_columns
 from kafka_sink.spark import worker
 from kafka_sink.spark.write import PlannedWrite
@@ -153,9 +153,13 @@ def _check(options: SinkOptions) -> None:
 
         delivery_report.check(options.delivery_report_path)
     driver_conf.warn_of_idle_timeout(options.delivery_timeout_ms)
-    breaker = load_breaker(options)
-    if breaker is not None:
-        breaker.close()
+    if options.breaker.class_path not in (None, DEFAULT_BREAKER):
+        # Imported here, because the types of the breaker's interface load what a task needs.
+        from kafka_sink.breaker.interface import load_breaker
+
+        breaker = load_breaker(options)
+        if breaker is not None:
+            breaker.close()
 
 
 def _arrow_schema(schema: StructType) -> pa.Schema:

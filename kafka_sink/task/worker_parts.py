@@ -7,7 +7,7 @@ from kafka_sink.breaker.interface import load_breaker
 from kafka_sink.breaker.manager import CircuitBreakManager
 from kafka_sink.clock import RANDOM, ExponentialBackoff, TaskActivity, monotonic_ms
 from kafka_sink.cluster.client_rack import ClientRack
-from kafka_sink.cluster.metadata import ClusterMetadata
+from kafka_sink.cluster.producer_metadata import ProducerMetadata
 from kafka_sink.engine.accumulator import RecordAccumulator
 from kafka_sink.engine.appender import MutedMemoryLimit, RecordAppender
 from kafka_sink.engine.identity import ProducerIdentity, TransactionalIdentity
@@ -34,7 +34,7 @@ class WorkerParts:
     def __init__(self, options: SinkOptions) -> None:
         activity = self.activity = TaskActivity(monotonic_ms)
         network = self.network = NetworkClient(options, monotonic_ms)
-        cluster = self.cluster = ClusterMetadata(options, monotonic_ms, network)
+        cluster = self.cluster = ProducerMetadata(options, monotonic_ms, network)
         self.rack = ClientRack(expanded("kafka.client.rack", options.client_rack), cluster.nodes)
         memory = options.buffer_memory
         size = max(options.batch_size, min(_LEAST_BATCH_BYTES, memory))

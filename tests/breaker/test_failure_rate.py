@@ -7,7 +7,6 @@ import math
 import pytest
 
 from kafka_sink.breaker.failure_rate import SilenceLimits
-from kafka_sink.breaker.health import Health, has_response, health_of
 from kafka_sink.errors import (
     AuthenticationError,
     BrokerRefusedError,
@@ -20,6 +19,7 @@ from kafka_sink.errors import (
 from kafka_sink.kafka_errors import ERRORS
 from kafka_sink.model import TopicPartition
 from kafka_sink.network.broker_connection import RequestTimeoutError
+from kafka_sink.outcomes import Health, has_response, health_of
 from tests.support.breaker_cluster import P0, P1, P2, Bench
 from tests.support.brokers import Brokers, batch
 

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from kafka_sink.cluster.batch import ProducerBatch
 from kafka_sink.cluster.broker import Broker
-from kafka_sink.cluster.partition import Partition
+from kafka_sink.cluster.partition import Partition, ProducerBatch
 from kafka_sink.engine.response_classifier import Verdict
 from kafka_sink.engine.responses import ResponseHandler
 from local_kafka import LocalBroker

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kafka_sink.cluster.batch import TRANSITIONS, BatchState, ProducerBatch
+from kafka_sink.cluster.partition import TRANSITIONS, BatchState, ProducerBatch
 from kafka_sink.errors import IllegalTransitionError
 from kafka_sink.memory.pool import BufferPool
 from kafka_sink.model import CompressionType, TopicPartition
@@ -19,7 +19,7 @@ def pool() -> BufferPool:
 def batch_in(state: BatchState, memory: BufferPool | None = None) -> ProducerBatch:
     buffer = incremental_allocator(memory or pool()).open(100, 0)
     batch = ProducerBatch(
-        partition_of(TopicPartition("t", 0)), buffer, None, CompressionType.NONE, 1.0, 0, 0.0
+        buffer, None, CompressionType.NONE, 1.0, 0, partition_of(TopicPartition("t", 0)), 0.0
     )
     batch.state = state
     return batch
@@ -52,7 +52,7 @@ def test_a_batch_that_is_sent_again_is_sent_whole() -> None:
     buffer, _between = allocator.open(100, 0), allocator.open(100, 0)
     assert buffer.grow(3_000)
     batch = ProducerBatch(
-        partition_of(TopicPartition("t", 0)), buffer, None, CompressionType.NONE, 1.0, 0, 0.0
+        buffer, None, CompressionType.NONE, 1.0, 0, partition_of(TopicPartition("t", 0)), 0.0
     )
     batch.held = True
     batch.append(memoryview(b"r" * 2_500), 1, 0)

@@ -42,7 +42,7 @@ NODES = (Node(1, "a", 1), Node(2, "b", 2))
 def metadata(max_age_ms: float = MAX_AGE) -> ClusterMetadata:
     times: dict[str, Any] = {"metadata_max_age_ms": int(max_age_ms), "metadata_max_idle_ms": int(IDLE)}
     options = SinkOptions(bootstrap_servers=(), retry_backoff_ms=100, retry_backoff_max_ms=1000, **times)
-    return ClusterMetadata(options, lambda: 0.0, random=lambda: 0.5)
+    return ClusterMetadata(options, random=lambda: 0.5)
 
 
 def topic(name: str, leader: int = 1, epoch: int = 0, topic_id: bytes | None = b"i" * 16) -> TopicMetadata:

@@ -9,8 +9,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kafka_sink.cluster.metadata import ClusterMetadata
-from kafka_sink.cluster.refresh import DeadlineHeap, MetadataRequests
+from kafka_sink.cluster.metadata_requests import MetadataRequests
+from kafka_sink.cluster.producer_metadata import ProducerMetadata
+from kafka_sink.cluster.refresh import DeadlineHeap
 from kafka_sink.kafka_errors import UNKNOWN_TOPIC_OR_PARTITION
 from kafka_sink.model import MetadataUpdate, Node, PartitionMetadata
 from kafka_sink.options import parse
@@ -28,6 +29,8 @@ class _Silent:
     def connection_to_ask(self, now_ms: float) -> tuple[object, float]:
         return self.connection, 100.0
 
+    def wakeup(self) -> None: ...
+
     def rebootstrap(self) -> None:
         self.rebootstraps += 1
 
@@ -39,9 +42,9 @@ class _Requests:
         recovery = "kafka.metadata.recovery"
         raw = {f"{recovery}.strategy": strategy, f"{recovery}.rebootstrap.trigger.ms": str(trigger_ms)}
         options = parse({"kafka.bootstrap.servers": "b:1", "topic": "t", **raw}).options
-        self._cluster = ClusterMetadata(replace(options, retry_backoff_ms=10), lambda: 0.0)
         network: Any = _Silent()
         self._network = network
+        self._cluster = ProducerMetadata(replace(options, retry_backoff_ms=10), lambda: 0.0, network)
         self._requests = MetadataRequests(options, self._cluster, network, lambda *_: None)
 
     def wanted(self, now_ms: float) -> bool:

@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pyarrow as pa
 
 from kafka_sink import kafka_errors
-from kafka_sink.cluster.batch import ProducerBatch
 from kafka_sink.cluster.broker import Broker
+from kafka_sink.cluster.partition import ProducerBatch
 from kafka_sink.model import TopicPartition
 from tests.support.brokers import Brokers, batch
 from tests.support.fake_broker import PRODUCE, FakeCluster

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_sink.cluster.topic_limits import TopicLimits, projected_size
+from kafka_sink.cluster.records_builder import projected_size
+from kafka_sink.cluster.topic_limits import TopicLimits
 from kafka_sink.model import CompressionType
 from kafka_sink.records.compression import BlockCodec, codec_for
 

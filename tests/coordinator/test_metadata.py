@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from kafka_sink.clock import COORDINATOR_WAIT_MS
 from kafka_sink.cluster.metadata import ClusterMetadata
+from kafka_sink.cluster.producer_metadata import ProducerMetadata
 from kafka_sink.cluster.topic_state import MetadataSnapshot, TopicSnapshot
 from kafka_sink.coordinator.metadata import (
     ANY_AGE_MS,
@@ -203,7 +206,8 @@ def test_hints_that_are_awaited_leave_half_of_max_block_for_brokers() -> None:
     """However often the coordinator says that it is at it."""
 
     now_ms, asked_ms = 0.0, math.inf
-    cache = ClusterMetadata(OPTIONS, lambda: now_ms, random=lambda: 0.5)
+    network: Any = SimpleNamespace(wakeup=lambda: None, describe_brokers=lambda: "")
+    cache = ProducerMetadata(OPTIONS, lambda: now_ms, network, random=lambda: 0.5)
     cache.coordinator = MetadataChannel(cache, lambda: now_ms, 300_000)
 
     def hold_again() -> None:
@@ -219,7 +223,7 @@ def test_hints_that_are_awaited_leave_half_of_max_block_for_brokers() -> None:
 
 
 def test_fetches_for_other_tasks_do_not_count_as_use() -> None:
-    cache = ClusterMetadata(replace(OPTIONS, metadata_max_age_ms=10_000), lambda: 0.0, random=lambda: 0.5)
+    cache = ClusterMetadata(replace(OPTIONS, metadata_max_age_ms=10_000), random=lambda: 0.5)
     own = [f"own-{number}" for number in range(25)]
     cache.on_use(own, 0.0)
     asked = cache.next_request(0.0) or ()

@@ -679,7 +679,7 @@ class Job:
         self.channels: list[MetadataChannel] = []
         self.responses: deque[tuple[float, ClusterMetadata, tuple[str, ...]]] = deque()
         for number in range(tasks):
-            cache = ClusterMetadata(OPTIONS, lambda: self.now_ms, random=lambda: 0.5)
+            cache = ClusterMetadata(OPTIONS, random=lambda: 0.5)
             channel = cache.coordinator = MetadataChannel(cache, lambda: self.now_ms, 300_000)
             self.caches.append(cache)
             self.channels.append(channel)

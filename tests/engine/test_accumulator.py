@@ -9,9 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-from kafka_sink.cluster.batch import BatchState, ProducerBatch
 from kafka_sink.cluster.broker import Broker
-from kafka_sink.cluster.partition import Partition
+from kafka_sink.cluster.partition import BatchState, Partition, ProducerBatch
 from kafka_sink.engine.accumulator import HOLD_MS, RecordAccumulator
 from kafka_sink.engine.deliveries import Deliveries
 from kafka_sink.errors import BufferExhaustedError, DeliveryError, IllegalTransitionError
@@ -46,7 +45,7 @@ class Bench:
         buffer = self.accumulator.allocator.open(size, 0)
         with self.accumulator.lock:
             queue = self.accumulator.partition(partition)
-            batch = ProducerBatch(queue, buffer, None, CompressionType.NONE, 1.0, 0, created, held=True)
+            batch = ProducerBatch(buffer, None, CompressionType.NONE, 1.0, 0, queue, created, held=True)
             batch.append(memoryview(b"x" * (size - 61)), 2, 0)
             batch.held = False
             self.accumulator.enqueue(queue, batch)
@@ -249,7 +248,7 @@ def test_a_late_response_changes_nothing_but_frees_the_memory(late: str) -> None
         bench.accumulator.reenqueue(taken, 0)
     else:
         queue, buffer = taken.queue, bench.accumulator.allocator.open(100, 0)
-        piece = ProducerBatch(queue, buffer, None, CompressionType.NONE, 1.0, 0, 0)
+        piece = ProducerBatch(buffer, None, CompressionType.NONE, 1.0, 0, queue, 0)
         bench.accumulator.reenqueue_split(taken, [piece])
         assert bench.ready(10_000)[0] == {}
     assert (bench.counts().records, bench.used(), bench.accumulator.incomplete) == (0, 0, 0)

@@ -11,9 +11,8 @@ from unittest.mock import patch
 import pyarrow as pa
 import pytest
 
-from kafka_sink.cluster.batch import BatchState, ProducerBatch
 from kafka_sink.cluster.broker import Broker
-from kafka_sink.cluster.partition import Partition
+from kafka_sink.cluster.partition import BatchState, Partition, ProducerBatch
 from kafka_sink.engine import appender
 from kafka_sink.engine.accumulator import RecordAccumulator
 from kafka_sink.engine.appender import RecordAppender

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from kafka_sink.cluster.batch import BatchState, ProducerBatch
 from kafka_sink.cluster.broker import Broker
+from kafka_sink.cluster.partition import BatchState, ProducerBatch
 from kafka_sink.engine.accumulator import RecordAccumulator
 from kafka_sink.engine.appender import RecordAppender
 from kafka_sink.engine.produce_requests import fill_request

@@ -15,8 +15,8 @@ import pytest
 from kafka_sink.breaker import ProducerStatusContext
 from kafka_sink.breaker.breaker import Breaker
 from kafka_sink.clock import monotonic_ms
-from kafka_sink.cluster.batch import ProducerBatch
 from kafka_sink.cluster.broker import Broker
+from kafka_sink.cluster.partition import ProducerBatch
 from kafka_sink.engine.responses import ResponseHandler
 from kafka_sink.engine.sender import Sender, log_moves, split_off_muted
 from kafka_sink.model import MetadataUpdate, Node, TopicPartition

@@ -13,7 +13,7 @@ import pytest
 from kafka.record.default_records import DefaultRecord, DefaultRecordBatch
 
 from kafka_sink import varint
-from kafka_sink.cluster.batch import BatchState, ProducerBatch
+from kafka_sink.cluster.partition import BatchState, ProducerBatch
 from kafka_sink.engine.accumulator import RecordAccumulator
 from kafka_sink.engine.appender import RecordAppender
 from kafka_sink.engine.splitting import _records, split_batch, take_out

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from kafka_sink.cluster.batch import BatchState, ProducerBatch
+from kafka_sink.cluster.partition import BatchState, ProducerBatch
 from kafka_sink.memory.pool import BufferPool
 from kafka_sink.model import CompressionType, TopicPartition
 from kafka_sink.records import batch_header, encoder
@@ -52,7 +52,7 @@ def encode_batch(
     pool = BufferPool(64 << 20, 4096 if full else 1024, clock_ms=lambda: 0.0)
     buffer = (full_allocator if full else incremental_allocator)(pool).open(batch_header.SIZE + 64, 0)
     base, home = batch.rows[0].timestamp, partition_of(TopicPartition("t", 0))
-    made = ProducerBatch(home, buffer, codec_for(compression, None), compression, 1.0, base, 0.0)
+    made = ProducerBatch(buffer, codec_for(compression, None), compression, 1.0, base, home, 0.0)
     if batch.producer_id >= 0:
         made.assign_sequence(ProducerSequence(batch.producer_id, batch.producer_epoch, batch.base_sequence))
     edges = np.linspace(0, len(batch.rows), pieces + 1).astype(int).tolist()

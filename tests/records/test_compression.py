@@ -10,7 +10,7 @@ import lz4.block
 import pytest
 import zstandard
 
-from kafka_sink.cluster.batch import BatchState, ProducerBatch
+from kafka_sink.cluster.partition import BatchState, ProducerBatch
 from kafka_sink.memory.pool import BufferPool
 from kafka_sink.model import CompressionType, TopicPartition
 from kafka_sink.options import parse
@@ -27,7 +27,7 @@ def test_zstd_context_is_shared_by_the_batches_of_a_thread(made: Mock) -> None:
     for partition in range(200):
         buffer = allocator.open(1_000, 0)
         batch = ProducerBatch(
-            partition_of(TopicPartition("t", partition)), buffer, codec, CompressionType.ZSTD, 1.0, 0, 0.0
+            buffer, codec, CompressionType.ZSTD, 1.0, 0, partition_of(TopicPartition("t", partition)), 0.0
         )
         batch.held = True
         batch.append(memoryview(b"row" * 300), 1, 0)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kafka_sink import varint
-from kafka_sink.cluster.batch import ProducerBatch
+from kafka_sink.cluster.partition import ProducerBatch
 from kafka_sink.cluster.topic_limits import TopicLimits
 from kafka_sink.memory.buffer import PieceBuffer
 from kafka_sink.model import CompressionType, TopicPartition
@@ -78,7 +78,7 @@ def test_a_batch_takes_the_rows_that_kafkas_rule_row_by_row_lets_in(
         expected += 1
 
     batch = ProducerBatch(
-        partition_of(TopicPartition("t", 0)), PieceBuffer(), None, CompressionType.NONE, ratio, base, 0.0
+        PieceBuffer(), None, CompressionType.NONE, ratio, base, partition_of(TopicPartition("t", 0)), 0.0
     )
     batch.raw_bytes, batch.record_count = raw, first
     assert limits.rows_that_fit(unit, start, stop, batch) == expected

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kafka_sink.cluster.batch import BatchState, ProducerBatch
-from kafka_sink.cluster.partition import Partition
+from kafka_sink.cluster.partition import BatchState, Partition, ProducerBatch
 from kafka_sink.engine import accumulator as accumulator_module
 from kafka_sink.engine import response_classifier
 from kafka_sink.engine.accumulator import HOLD_MS, RecordAccumulator

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from kafka_sink.cluster.batch import ProducerBatch
+from kafka_sink.cluster.partition import ProducerBatch
 from kafka_sink.memory.pool import BufferPool
 from kafka_sink.model import TopicPartition
 from tests.support.fake_log import RecordBatch, numbers_in, parse_batch

@@ -28,7 +28,6 @@ class Known(Metadata):
                 retry_backoff_ms=100,
                 retry_backoff_max_ms=1_000,
             ),
-            lambda: 0.0,
             random=lambda: 0.5,
         )
         self.requests = 0

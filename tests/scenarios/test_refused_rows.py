@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kafka_sink.cluster.batch import ProducerBatch
+from kafka_sink.cluster.partition import ProducerBatch
 from kafka_sink.dead_letters.rejected_rows import DeadLetters
 from kafka_sink.errors import DeliveryError
 from kafka_sink.model import TopicPartition

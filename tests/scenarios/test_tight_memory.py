@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.record.default_records import DefaultRecordBatch
 
-from kafka_sink.cluster.batch import BatchState, ProducerBatch
+from kafka_sink.cluster.partition import BatchState, ProducerBatch
 from kafka_sink.engine.accumulator import RecordAccumulator
 from kafka_sink.engine.appender import RecordAppender
 from kafka_sink.engine.produce_requests import fill_request

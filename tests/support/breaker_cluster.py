@@ -7,11 +7,11 @@ from typing import cast
 
 from kafka_sink.breaker import FailureRateCircuitBreaker, PartitionCircuitBreaker, ProducerStatusContext
 from kafka_sink.breaker.breaker import Breaker
-from kafka_sink.breaker.health import has_response
 from kafka_sink.breaker.manager import CircuitBreakManager
-from kafka_sink.cluster.metadata import ClusterMetadata
 from kafka_sink.cluster.partition import Partition
+from kafka_sink.cluster.producer_metadata import ProducerMetadata
 from kafka_sink.model import PartitionMetadata, TopicMetadata, TopicPartition
+from kafka_sink.outcomes import has_response
 from tests.support.brokers import Brokers, batch_of
 from tests.support.queues import partition_of
 from tests.support.topic_metadata import topic_of
@@ -67,7 +67,7 @@ class Cluster:
         return self.partitions.setdefault(name, partition_of(name))
 
     def manager(self, retry_interval_ms: float = 2_000.0) -> CircuitBreakManager:
-        return CircuitBreakManager(cast(ClusterMetadata, self), retry_interval_ms, self.partition)
+        return CircuitBreakManager(cast(ProducerMetadata, self), retry_interval_ms, self.partition)
 
     def send(self, gate: Breaker, partition: TopicPartition, rows: int, now_ms: float) -> None:
         """Send one batch, as ResponseHandler.send does."""

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import cast
 
-from kafka_sink.cluster.batch import ProducerBatch
 from kafka_sink.cluster.broker import Broker, SentRequest, update_unreachable
-from kafka_sink.cluster.partition import Partition
+from kafka_sink.cluster.partition import Partition, ProducerBatch
 from kafka_sink.model import Node, TopicPartition
 from kafka_sink.network.broker_connection import BrokerConnection
 from kafka_sink.network.broker_protocol import Request

@@ -15,9 +15,8 @@ from typing import Any
 from kafka_sink.breaker.breaker import Breaker
 from kafka_sink.breaker.manager import CircuitBreakManager
 from kafka_sink.clock import ExponentialBackoff
-from kafka_sink.cluster.batch import BatchState, ProducerBatch
 from kafka_sink.cluster.broker import Broker, SentRequest
-from kafka_sink.cluster.partition import Partition
+from kafka_sink.cluster.partition import BatchState, Partition, ProducerBatch
 from kafka_sink.dead_letters.rejected_rows import DeadLetters
 from kafka_sink.engine.accumulator import RecordAccumulator
 from kafka_sink.engine.appender import RecordAppender

@@ -183,7 +183,6 @@ class Pair:
                 retry_backoff_ms=int(BACKOFF),
                 retry_backoff_max_ms=int(BACKOFF_MAX),
             ),
-            lambda: 0.0,
             random=lambda: 0.5,
         )
         self.asked: tuple[str, ...] = ()

@@ -38,7 +38,7 @@ class Cache(ClusterMetadata):
     """Records the messages that it is pushed."""
 
     def __init__(self) -> None:
-        super().__init__(OPTIONS, lambda: 0.0, random=lambda: 0.5)
+        super().__init__(OPTIONS, random=lambda: 0.5)
         self.taken: list[MetadataSnapshot] = []
         self.held_until_ms = -math.inf
         self.shared = False

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from kafka_sink.clock import ExponentialBackoff
-from kafka_sink.cluster.batch import ProducerBatch
-from kafka_sink.cluster.partition import Partition
+from kafka_sink.cluster.partition import Partition, ProducerBatch
 from kafka_sink.engine.identity import ProducerIdentity
 from kafka_sink.memory.pool import BufferPool
 from kafka_sink.model import CompressionType, TopicPartition
@@ -29,7 +28,7 @@ def identity(epoch: int = 0) -> ProducerIdentity:
 def batch(records: int = 1, partition: Partition = P0) -> ProducerBatch:
     buffer = ALLOCATOR.try_open(100)
     assert buffer is not None
-    made = ProducerBatch(partition, buffer, None, CompressionType.NONE, 1.0, 0, 0.0)
+    made = ProducerBatch(buffer, None, CompressionType.NONE, 1.0, 0, partition, 0.0)
     made.record_count = records
     return made
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from kafka_sink.cluster.batch import ProducerBatch
-from kafka_sink.cluster.partition import Partition
+from kafka_sink.cluster.partition import Partition, ProducerBatch
 from kafka_sink.engine.deliveries import WrittenBatch
 from kafka_sink.memory.pool import BufferPool
 from kafka_sink.model import CompressionType
@@ -17,7 +16,7 @@ def written_batch(
     buffer = incremental_allocator(BufferPool(sent_bytes + 128, 128, clock_ms=lambda: 0.0)).open(
         sent_bytes, 0.0
     )
-    batch = ProducerBatch(partition, buffer, None, CompressionType.NONE, 1.0, 0, 0.0)
+    batch = ProducerBatch(buffer, None, CompressionType.NONE, 1.0, 0, partition, 0.0)
     buffer.write_growing(bytes(sent_bytes - buffer.size))
     batch.record_count, batch.raw_bytes = records, raw_bytes
     return batch, base_offset, -1
