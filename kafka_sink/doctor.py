@@ -317,6 +317,7 @@ def _shared_import_folders() -> Iterator[Finding]:
 
 
 def _job(options: Mapping[str, str], environ: Mapping[str, str], spark: Any) -> Iterator[Finding]:
+    # Each check imports what it needs, so that the doctor can report a library that is missing.
     from kafka_sink.options import parse
 
     mistakes = list(_mistakes(options))

@@ -324,8 +324,7 @@ class ClusterMetadata:
                 return False
             state.name_leader(partition.partition, leader, epoch)
             self.version += 1
-        if self.coordinator is not None:
-            self.coordinator.report_stale(partition.topic)
+        self._report_stale((partition.topic,))
         return True
 
     def import_topic(self, topic: TopicMetadata, age_ms: float, now_ms: float) -> bool:

@@ -9,7 +9,6 @@ own.
 from __future__ import annotations
 
 import math
-import struct
 import zlib
 from array import array
 from collections.abc import Callable, Collection
@@ -288,16 +287,14 @@ class TopicSnapshot:
         20 kB."""
         topic = self.metadata
         numbers = topic.partitions.leaders + topic.partitions.epochs
-        leaders = zlib.compress(struct.pack(f"<{len(numbers)}i", *numbers))
-        return _topic_snapshot, (topic.name, topic.topic_id, leaders, self.age_ms)
+        return _topic_snapshot, (topic.name, topic.topic_id, zlib.compress(numbers.tobytes()), self.age_ms)
 
 
-def _topic_snapshot(name: str, topic_id: bytes | None, leaders: bytes, age_ms: float) -> TopicSnapshot:
-    data = zlib.decompress(leaders)
-    numbers = struct.unpack(f"<{len(data) // 4}i", data)
-    count = len(numbers) // 2
-    partitions = Partitions(name, numbers[:count], numbers[count:])
-    return TopicSnapshot(TopicMetadata(name, topic_id, partitions), age_ms)
+def _topic_snapshot(name: str, topic_id: bytes | None, numbers: bytes, age_ms: float) -> TopicSnapshot:
+    data = zlib.decompress(numbers)
+    half = len(data) // 2
+    # Partitions takes the bytes of both arrays without converting them.
+    return TopicSnapshot(TopicMetadata(name, topic_id, Partitions(name, data[:half], data[half:])), age_ms)
 
 
 @dataclass(frozen=True, slots=True)

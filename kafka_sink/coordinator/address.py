@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from kafka_sink import spark_application
+from kafka_sink.cluster.topic_state import MetadataSnapshot
 from kafka_sink.driver import driver_log
-
-if TYPE_CHECKING:
-    from kafka_sink.cluster.topic_state import MetadataSnapshot
 
 # The addresses that mean all interfaces, for IPv4 and for IPv6.
 ANY_ADDRESSES = ("0.0.0.0", "::")  # noqa: S104 - compared with, not bound to

@@ -14,9 +14,9 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from kafka_sink import libraries, spark_application
+from kafka_sink.cluster.topic_state import MetadataSnapshot
 from kafka_sink.coordinator.address import (
     UNAVAILABLE,
     PlannedCoordinator,
@@ -29,9 +29,6 @@ from kafka_sink.driver.driver_conf import conf_of
 from kafka_sink.driver.driver_process import HostProcess
 from kafka_sink.errors import ProtocolError
 from kafka_sink.options import SinkOptions
-
-if TYPE_CHECKING:
-    from kafka_sink.cluster.topic_state import MetadataSnapshot
 
 # The time to start the process, to open the live view, and to wait for the lock, whose holder does both.
 # Tasks that start before the live view is open are not shown.
@@ -123,6 +120,7 @@ def _open_live_view(
     place: LocationFolder, running: RunningCoordinator, view: Placement
 ) -> RunningCoordinator:
     """Open the live view, wait until it serves, and log its address. The caller holds the lock."""
+    # Only the write that starts the coordinator needs these modules.
     from kafka_sink.coordinator.client import ask
     from kafka_sink.coordinator.live.view import OpenView, ViewOpened
 

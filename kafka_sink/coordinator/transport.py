@@ -33,6 +33,7 @@ from kafka_sink.clock import RANDOM
 from kafka_sink.coordinator.address import CoordinatorAddress
 from kafka_sink.coordinator.schema import MAX_MESSAGE_BYTES, Message, decode, encode
 from kafka_sink.errors import ProtocolError
+from kafka_sink.secret import Secret
 
 VERSION = 8
 TOKEN_BYTES = 32
@@ -65,11 +66,11 @@ class ServerIdentity:
 
 def new_identity() -> ServerIdentity:
     """Create a key of P-256, its certificate, and tokens. The key never leaves the process's memory."""
+    # Tasks import this module as well, and only the server makes a certificate.
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 
-    from kafka_sink.secret import Secret
     from kafka_sink.security.key_material import ClientKey
     from kafka_sink.security.tls_context import load_key
 

@@ -9,15 +9,13 @@ import logging
 import threading
 from collections import Counter, deque
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyarrow as pa
 
 from kafka_sink.errors import TooManyDeadLettersError
 from kafka_sink.printable import one_line
 from kafka_sink.records.arrays import Int64s
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 
 # Names of headers are bytes, because strings from Spark may not be valid UTF-8.
 Header = tuple[bytes, bytes | None]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from kafka_sink.breaker.breaker import Breaker
 from kafka_sink.cluster.broker import Broker, SentRequest
@@ -18,11 +17,9 @@ from kafka_sink.network import apis, produce, requests
 from kafka_sink.network.broker_connection import BrokerConnection
 from kafka_sink.network.broker_protocol import OnFailure, OnResponse, Request
 from kafka_sink.network.client import NetworkClient
+from kafka_sink.options import SinkOptions
 from kafka_sink.records.encoder import MAX_RECORDS_PER_BATCH
 from kafka_sink.version import __version__
-
-if TYPE_CHECKING:
-    from kafka_sink.options import SinkOptions
 
 
 def fill_request(

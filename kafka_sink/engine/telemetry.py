@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from kafka_sink import varint
 from kafka_sink.clock import RANDOM, Clock, wall_ms
+from kafka_sink.cluster.producer_metadata import ProducerMetadata
 from kafka_sink.counts import LatencyWindow
 from kafka_sink.errors import ProtocolError
 from kafka_sink.kafka_errors import (
@@ -34,7 +35,6 @@ from kafka_sink.network.client import NetworkClient
 from kafka_sink.records.compression import BlockCodec, codec_for
 
 if TYPE_CHECKING:
-    from kafka_sink.cluster.producer_metadata import ProducerMetadata
     from kafka_sink.network.admin_requests import Subscription
 
 _log = logging.getLogger(__name__)
@@ -157,6 +157,7 @@ class ClientTelemetry:
             # no new one follows, so the wait has an end of its own.
             self._due_ms = now_ms + self._interval_ms
         elif self._subscription is None:
+            # Few brokers collect metrics of clients.
             from kafka_sink.network.admin_requests import encode_get_subscription
 
             body = encode_get_subscription(self._instance_id)

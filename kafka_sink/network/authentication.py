@@ -6,7 +6,6 @@ Both are repeated before the session ends (KIP-368). Responses come in and reque
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from kafka_sink.errors import AuthenticationError, BrokerVersionError
 from kafka_sink.kafka_errors import (
@@ -18,9 +17,7 @@ from kafka_sink.kafka_errors import (
 from kafka_sink.network.apis import SASL_AUTHENTICATE, SASL_HANDSHAKE, common_version
 from kafka_sink.network.wire import Reader, Writer, decoder, text_of
 from kafka_sink.printable import printable_list
-
-if TYPE_CHECKING:
-    from kafka_sink.security.sasl import SaslExchange
+from kafka_sink.security.sasl import SaslExchange
 
 # An upper bound: Kerberos needs four rounds, SCRAM two.
 _MAX_ROUNDS = 16

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import google_crc32c
+import numpy as np
 
 SIZE = 61
 MAGIC = 2
@@ -65,8 +66,6 @@ def write(
     if size <= _COPIED_BYTES and len(views) == 1:
         crc = google_crc32c.value(bytes(first[_HEAD.size :]))
     else:
-        import numpy as np
-
         crc = google_crc32c.value(np.frombuffer(first[_HEAD.size :], np.uint8))
         for part in views[1:]:
             crc = google_crc32c.extend(crc, np.frombuffer(part, np.uint8))

@@ -8,6 +8,7 @@ records, so equal rows give equal bytes. But LZ4's search may be coarser after e
 from __future__ import annotations
 
 import struct
+import threading
 from collections.abc import Callable, Iterator, Sequence
 
 import lz4.block
@@ -131,8 +132,7 @@ def gzip_codec(level: int) -> WholeCodec:
 
 def zstd_codec(level: int) -> WholeCodec:
     """Zstandard, in one frame. All batches of a thread share its context, which takes about 1 MiB."""
-    import threading
-
+    # Few jobs use Zstandard, so the library is imported when it is needed.
     import zstandard
 
     contexts = threading.local()

@@ -31,6 +31,7 @@ _CONNECT_S, _READ_S, _ATTEMPTS = 5, 10, 2
 
 
 def _new_session(profile: str | None) -> Any:
+    # Only AWS_MSK_IAM needs botocore, which is optional: functions import it when they need it.
     from botocore.session import Session
 
     return Session(profile=profile)

@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import http.client
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
-
-if TYPE_CHECKING:
-    import ssl
 
 
 class HttpClient:

@@ -41,6 +41,8 @@ class ClientKey:
 def read_trust(store: Store) -> list[bytes]:
     """Return the trusted certificates in DER. Raises ConfigurationError if the store cannot be read or
     contains no certificate."""
+    # Functions import what they need of cryptography, because TLS with the authorities of the system
+    # reads no store.
     from cryptography.hazmat.primitives.serialization import Encoding
 
     data = content_of(store)

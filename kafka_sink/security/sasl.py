@@ -165,6 +165,7 @@ def kerberos(settings: KerberosSettings, host: str) -> SaslSteps:
     """Return the steps of GSSAPI with one broker. Blocks while a ticket is fetched. Raises
     AuthenticationError."""
     try:
+        # The library is optional.
         import gssapi
     except (ImportError, OSError):
         raise AuthenticationError(

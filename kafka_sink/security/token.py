@@ -403,6 +403,7 @@ def _no_number(text: str) -> None:
 
 
 def _signature(store: Store, algorithm: str, signed: bytes) -> bytes:
+    # Only assertions are signed here. Other tokens need no cryptography.
     from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa, utils
     from cryptography.hazmat.primitives.hashes import SHA256
 

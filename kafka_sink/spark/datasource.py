@@ -104,6 +104,7 @@ class KafkaChunkedDataSource(DataSource):
         return StreamWriter(planned)
 
     def _of_sail(self, schema: pa.Schema) -> StructType:
+        # Spark itself passes its own schemas.
         from pyspark.sql.pandas.types import from_arrow_schema
 
         if parse(self.options).options.exactly_once:

@@ -27,12 +27,11 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from types import FrameType
-from typing import IO, TYPE_CHECKING
+from typing import IO
+
+import pyarrow as pa
 
 from kafka_sink.errors import ExecutorDisconnectedError
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 _log = logging.getLogger(__name__)
 # POLLRDHUP is reported if the peer has closed or half-closed the socket, even if there are bytes left to

@@ -13,10 +13,12 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pyspark import TaskContext
-from pyspark.accumulators import AccumulatorParam
+import pyarrow as pa
+from pyspark import SparkContext, TaskContext
+from pyspark.accumulators import Accumulator, AccumulatorParam
+from pyspark.sql import DataFrame
 
 from kafka_sink import spark_application
 from kafka_sink.errors import ConfigurationError
@@ -26,12 +28,6 @@ from kafka_sink.spark.planning import plan
 from kafka_sink.spark.short_tracebacks import short_tracebacks
 from kafka_sink.spark.write import PlannedWrite, TaskCommitted
 from kafka_sink.spark_application import SparkApplication
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark import SparkContext
-    from pyspark.accumulators import Accumulator
-    from pyspark.sql import DataFrame
 
 _MESSAGE = "message"
 _SCHEMA = f"{_MESSAGE} binary"
@@ -122,12 +118,10 @@ class _MapTask:
         self.__name__ = "kafka_chunked"
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import pyarrow
-
         written = short_tracebacks(self.planned.write)(iter(()) if self.is_empty else batches)
         self.finished.add([(self.planned.name, written)])
-        message = pyarrow.array([pickle.dumps(written)], pyarrow.binary())
-        yield pyarrow.record_batch([message], names=[_MESSAGE])
+        message = pa.array([pickle.dumps(written)], pa.binary())
+        yield pa.record_batch([message], names=[_MESSAGE])
 
 
 def _require_driver(df: DataFrame) -> None:
@@ -135,8 +129,6 @@ def _require_driver(df: DataFrame) -> None:
 
     A DataFrame of Spark Connect is refused, because its client is not part of the application.
     """
-    from pyspark.sql import DataFrame
-
     kind = type(df)
     if kind.__module__.startswith("pyspark.sql.connect"):
         raise ConfigurationError(

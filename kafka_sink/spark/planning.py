@@ -13,8 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from pyspark.sql.types import StructType
+
 from kafka_sink import spark_application
 from kafka_sink.clock import CONNECT_BOUND_MS, STARTING, TOPIC_RECHECK_S
+from kafka_sink.cluster.topic_state import MetadataSnapshot
 from kafka_sink.coordinator.launcher import plan_coordinator
 from kafka_sink.coordinator.live.messages import DriverWaiting
 from kafka_sink.coordinator.rendezvous import address_for_driver
@@ -27,9 +30,6 @@ from kafka_sink.spark.write import PlannedWrite
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql.types import StructType
-
-    from kafka_sink.cluster.topic_state import MetadataSnapshot
 
 _NAME_LENGTH = 16
 

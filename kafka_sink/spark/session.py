@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import zipimport
-from typing import TYPE_CHECKING
 from weakref import WeakSet
+
+from pyspark.sql import SparkSession
 
 from kafka_sink import spark_application
 from kafka_sink.driver import driver_log
 from kafka_sink.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 USE_WRITE = "use kafka_sink.write, and kafka_sink.foreach_batch for streams"
 # The sessions in which this process has registered the data source.
@@ -26,6 +24,7 @@ def register(spark: SparkSession) -> None:
     """
     if not hasattr(spark, "dataSource"):
         raise ConfigurationError(f"PySpark {spark.version} has no data sources in Python: {USE_WRITE}")
+    # Before PySpark 4.0 this module cannot be imported.
     from kafka_sink.spark.datasource import KafkaChunkedDataSource
 
     if spark not in _REGISTERED and not _is_installed(spark, KafkaChunkedDataSource.name()):

@@ -143,6 +143,7 @@ class PlannedWrite:
         name, attempt = self._name_in_task(), context.attemptNumber()
         if not spark_application.first_time(f"failed: {name}, stage {context.stageId()}, attempt {attempt}"):
             return
+        # Imported here and below, because few tasks fail, and planning also imports this module.
         from kafka_sink.coordinator.writes import report_failure
 
         where = f"task {context.partitionId()} on {socket.gethostname()}"
