@@ -300,12 +300,8 @@ class Breaker:
         self._due_ms = now_ms + self._next_change_ms(now_ms)
 
     def _needs_calls(self) -> bool:
-        if (
-            self._tells_all
-            or self.task_mutes.mutes
-            or self.task_mutes.has_changes
-            or not self.is_current.is_set()
-        ):
+        table = self.task_mutes
+        if self._tells_all or table.mutes or table.has_changes or not self.is_current.is_set():
             return True
         return any(
             broker.is_silent or broker.is_to_be_asked or broker.suspect_since_ms is not None

@@ -96,10 +96,8 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
 
     def configure(self, configs: Mapping[str, str]) -> None:
         """Accept the options of docs/options.md. Raises ConfigurationError."""
-        given = {
-            name: text for name, text in configs.items() if name not in (_MAX_IN_FLIGHT, _REQUEST_TIMEOUT)
-        }
-        self._settings = settings = failure_rate_settings(given, int(configs.get(_MAX_IN_FLIGHT, "1")))
+        own = {name: text for name, text in configs.items() if name not in (_MAX_IN_FLIGHT, _REQUEST_TIMEOUT)}
+        self._settings = settings = failure_rate_settings(own, int(configs.get(_MAX_IN_FLIGHT, "1")))
         max_ms = float(configs.get(_REQUEST_TIMEOUT, "30000")) / 2
         self.limits = SilenceLimits(settings.slow_request_min_ms, settings.slow_request_factor, max_ms)
 
@@ -164,7 +162,7 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
         changed = undecided = False
         for broker in context.brokers.values():
             if _is_awaited(broker):
-                changed |= self._judge_silence(manager, context, broker)
+                changed |= self._judge(manager, context, broker)
                 oldest_ms = max(oldest_ms, _age_ms(broker, now_ms))
             else:
                 broker.suspect_since_ms = None
@@ -174,9 +172,7 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
         self._next_check_ms = now_ms + (0.0 if undecided else self.limits.min_ms - oldest_ms)
         return changed
 
-    def _judge_silence(
-        self, manager: CircuitBreakManager, context: ProducerStatusContext, broker: Broker
-    ) -> bool:
+    def _judge(self, manager: CircuitBreakManager, context: ProducerStatusContext, broker: Broker) -> bool:
         """Mute a broker if its silence is certain. Returns whether it was muted by this call."""
         now_ms, is_muted = context.now, manager.is_muted(broker.id)
         if broker.is_silent and not is_muted:

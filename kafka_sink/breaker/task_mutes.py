@@ -70,9 +70,8 @@ class TaskMutes:
         if self._closed or target in self.mutes:
             return
         retry_at_ms = self.now_ms + self.retry_interval_ms
-        self.mutes[target] = Mute(
-            target, reason, self.now_ms, retry_at_ms, own_evidence=evidence if own else None
-        )
+        own_evidence = evidence if own else None
+        self.mutes[target] = Mute(target, reason, self.now_ms, retry_at_ms, own_evidence=own_evidence)
         self.version += 1
         self.own_trips += own
         self._changes.append(MuteChange(target, True, reason, own, evidence))

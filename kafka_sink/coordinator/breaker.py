@@ -194,9 +194,7 @@ class BreakerChannel(Channel):
     def _send_waits(self) -> None:
         """Report partitions for which this task has rows, but not after each of perhaps many unmutes."""
         now_ms, muted = self._table.now_ms, self._table.shared()
-        self._offered = {
-            target: waited_for for target, waited_for in self._offered.items() if target in muted
-        }
+        self._offered = {target: waits for target, waits in self._offered.items() if target in muted}
         waited_for = [target for target in self._table.waited_for() if target in muted]
         acceptable = list(self._table.acceptable())
         is_new = not all(map(self._offered.get, waited_for)) or not self._offered.keys() >= set(acceptable)

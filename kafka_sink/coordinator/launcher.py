@@ -101,14 +101,12 @@ def _find_or_start(
                 spark_application.note(UNAVAILABLE)
                 if spark_application.first_time(_RESTARTED):
                     log = place.folder / "log"
-                    driver_log.warn(
-                        f"kafka-chunked: the coordinator had ended and was started again; see {log}"
-                    )
+                    driver_log.warn(f"kafka-chunked: the coordinator had ended and was restarted; see {log}")
                 if view is not None and not view.port:
                     # After a restart the live view keeps its port, so that open pages reconnect.
                     view = Placement(view.address, before.view_port)
         if view is not None and not _has_view(running, view):
-            running = _open_live_view(place, running, view)
+            running = _open_view(place, running, view)
     return running
 
 
@@ -116,9 +114,7 @@ def _has_view(running: RunningCoordinator, wanted: Placement | None) -> bool:
     return wanted is None or bool(running.view_url or running.view_error)
 
 
-def _open_live_view(
-    place: LocationFolder, running: RunningCoordinator, view: Placement
-) -> RunningCoordinator:
+def _open_view(place: LocationFolder, running: RunningCoordinator, view: Placement) -> RunningCoordinator:
     """Open the live view, wait until it serves, and log its address. The caller holds the lock."""
     # Only the write that starts the coordinator needs these modules.
     from kafka_sink.coordinator.client import ask

@@ -274,9 +274,8 @@ class CoordinatorServer:
             return max(1, handled)
         except ProtocolError as error:
             _log.debug("connection %d ended: %s", peer.number, error)
-            self._connections.drop(
-                peer, Dropped.NONSENSE if peer.is_authenticated else Dropped.NOT_AUTHENTICATED
-            )
+            why = Dropped.NONSENSE if peer.is_authenticated else Dropped.NOT_AUTHENTICATED
+            self._connections.drop(peer, why)
         except OSError as error:
             _log.debug("connection %d ended: %s", peer.number, error)
             self._connections.remove(peer)
@@ -314,9 +313,8 @@ class CoordinatorServer:
             if peer.due_ms > now_ms:
                 self._connections.count_dropped(peer, Dropped.HELD_BACK)
                 peer.waits_since_ms = now_ms
-                self._loop.call_later(
-                    max(peer.due_ms - now_ms, _LEAST_WAIT_MS) / 1000, self._await_turn, peer
-                )
+                wait_ms = max(peer.due_ms - now_ms, _LEAST_WAIT_MS)
+                self._loop.call_later(wait_ms / 1000, self._await_turn, peer)
             else:
                 self._await_turn(peer)
         return handled

@@ -94,9 +94,8 @@ def new_identity() -> ServerIdentity:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.num_tickets = 0
-    load_key(
-        context, ClientKey(Secret(pem.decode()), certificate.public_bytes(serialization.Encoding.PEM)), ""
-    )
+    chain = certificate.public_bytes(serialization.Encoding.PEM)
+    load_key(context, ClientKey(Secret(pem.decode()), chain), "")
 
     def check_name(_: object, given: str | None, __: object) -> int | None:
         # This is called before any costly step of the handshake.
@@ -171,9 +170,7 @@ class Connection:
             shown = self.socket.getpeercert(binary_form=True) or b""
             # TLS 1.3 has proved that the peer has the certificate's key.
             if not hmac.compare_digest(hashlib.sha256(shown).digest(), address.fingerprint):
-                raise ProtocolError(
-                    "its certificate is not the coordinator's, so another process has this port"
-                )
+                raise ProtocolError("its certificate is not the coordinator's: another process has this port")
             self.socket.sendall(framed_bytes(bytes((VERSION,)) + address.token))
         except BaseException:
             self.socket.close()

@@ -28,9 +28,7 @@ REDACTION_DEFAULTS: Mapping[str, str] = {
     REDACTION_SETTING: "(?i)secret|password|token|access[.]?key",
     "spark.sql.redaction.options.regex": "(?i)url",
 }
-_SECRET_OPTIONS = frozenset(
-    name.lower() for spec in SPECS if spec.secret for name in (spec.name, *spec.aliases)
-)
+_SECRETS = frozenset(name.lower() for spec in SPECS if spec.secret for name in (spec.name, *spec.aliases))
 # Options that are secret because they are long, but whose content, such as a certificate, is public.
 _PUBLIC_OPTION = re.compile(r"certificate|[.]ca[.]")
 # Settings without this prefix are dropped unless they are listed below, because they may be passwords.
@@ -78,9 +76,7 @@ def spark_conf(arguments: Sequence[str], environ: Mapping[str, str]) -> dict[str
         files.insert(0, _defaults_file(environ))
     for file in filter(None, files):
         settings.update(_kept(_properties(file)))
-    settings.update(
-        _kept(argument[2:].partition("=")[::2] for argument in arguments if argument.startswith("-D"))
-    )
+    settings.update(_kept(option[2:].partition("=")[::2] for option in arguments if option.startswith("-D")))
     given = [value for option, value in pairwise(arguments) if option in ("--conf", "-c")]
     given += [argument.partition("=")[2] for argument in arguments if argument.startswith("--conf=")]
     settings.update(_kept(argument.partition("=")[::2] for argument in given))
@@ -185,7 +181,7 @@ def warn_of_shown_secrets(options: Mapping[str, str]) -> None:
 def redaction_regex() -> str:
     """Spark's default expression, extended by the secret options that it does not cover."""
     default = REDACTION_DEFAULTS[REDACTION_SETTING]
-    names = sorted(name.removeprefix(KAFKA_PREFIX) for name in _SECRET_OPTIONS)
+    names = sorted(name.removeprefix(KAFKA_PREFIX) for name in _SECRETS)
     uncovered = [name for name in names if not re.search(default, name)]
     shortest = [name for name in uncovered if not any(part in name and part != name for part in uncovered)]
     return "|".join([default, *(name.replace(".", "[.]") for name in shortest)])
@@ -203,7 +199,7 @@ def shown_by_spark(options: Mapping[str, str], conf: Mapping[str, str]) -> list[
     return sorted(
         name
         for name, value in secret.items()
-        if name in _SECRET_OPTIONS
+        if name in _SECRETS
         and not _PUBLIC_OPTION.search(name)
         and not any(pattern.search(text) for pattern in expressions for text in (name, value))
     )

@@ -146,9 +146,8 @@ class PlanningClient(BlockingCalls):
             raise AuthenticationError(str(cause)) from None
         self._resets += isinstance(cause, ConnectionResetError)
         if self._resets >= _MAX_RESETS:
-            raise self._unusable(
-                "could not connect to", self._connections(self._advertised or self._bootstrap)
-            )
+            tried = self._connections(self._advertised or self._bootstrap)
+            raise self._unusable("could not connect to", tried)
 
     def reasons(self) -> str:
         """The errors of brokers that are not connected."""
@@ -158,13 +157,11 @@ class PlanningClient(BlockingCalls):
     def _connections(self, nodes: Sequence[Node]) -> list[BrokerConnection]:
         return [self._connection(node.id) for node in nodes]
 
-    def _unusable(
-        self, what: str, connections: Sequence[BrokerConnection], within: str = ""
-    ) -> KafkaSinkError:
+    def _unusable(self, what: str, tried: Sequence[BrokerConnection], within: str = "") -> KafkaSinkError:
         which = "the brokers' own addresses (advertised.listeners)" if self._advertised else "any broker"
-        lines = "; ".join(map(_line, connections))
+        lines = "; ".join(map(_line, tried))
         text = f"{what} {which}{within}: {lines}"
-        if all(isinstance(connection.last_error, AuthenticationError) for connection in connections):
+        if all(isinstance(connection.last_error, AuthenticationError) for connection in tried):
             return AuthenticationError(text)
         return BrokersUnreachableError(text)
 

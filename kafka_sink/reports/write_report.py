@@ -18,8 +18,8 @@ from operator import attrgetter
 from kafka_sink import spark_application
 from kafka_sink.coordinator.address import PlannedCoordinator
 from kafka_sink.coordinator.live.messages import (
+    MAX_ALL_TOPICS,
     MAX_CAUSE,
-    MAX_FINAL_TOPICS,
     WriteEnded,
     cluster_name,
     report_end,
@@ -117,7 +117,7 @@ def write_ended(options: SinkOptions, ended: EndedWrite) -> WriteEnded:
         -1 if ended.batch is None else ended.batch,
         len(ended.results),
         total(ended.results).by_name(),
-        topics if len(topics) <= MAX_FINAL_TOPICS else {},
+        topics if len(topics) <= MAX_ALL_TOPICS else {},
         dict(ended.transactions),
         ended.last_task,
         printable(ended.cause, MAX_CAUSE),

@@ -189,7 +189,7 @@ class ApplicationMetrics:
         self._add_counters(attempt, report, (cluster.counters, job.counters, write.counters), job)
         self._add_topics(attempt, report, write, job)
         self._add_brokers(attempt, report)
-        self._add_dead_letters(attempt, report, cluster.dead_letters)
+        self._add_dead_letters(attempt, report, cluster)
         if not report.done:
             return
         self.running.remove(attempt.key)
@@ -269,9 +269,8 @@ class ApplicationMetrics:
                 totals = (now.requests, now.failures, now.latency_ms, now.throttle_ms, *now.latency_buckets)
                 broker.totals = _sum(broker.totals, self.running.grow(attempt, node, totals))
 
-    def _add_dead_letters(
-        self, attempt: RunningTask, report: TaskReport, kept: Counter[tuple[str, str]]
-    ) -> None:
+    def _add_dead_letters(self, attempt: RunningTask, report: TaskReport, cluster: _Cluster) -> None:
+        kept = cluster.dead_letters
         for topic, reason, rows in report.dead_letters:
             key = topic, reason
             added = sum(self.running.grow(attempt, key, (rows,)))

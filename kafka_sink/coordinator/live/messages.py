@@ -47,7 +47,7 @@ MAX_TOPICS, MAX_BROKERS, MAX_MUTES = 100, 200, 20
 # The partitions of a mute, dead letters by topic and reason, and a job's options in a report.
 MAX_PARTITIONS, MAX_DEAD_LETTERS, _MAX_OPTIONS = 5, 20, 60
 # The driver's report contains all topics of a write, if there are no more than this.
-MAX_FINAL_TOPICS = 5_000
+MAX_ALL_TOPICS = 5_000
 _MAX_BUCKETS, _MAX_NAMES, _MAX_OUTCOMES = 32, 60, 8
 # How a write may end, and the most characters of the cause of an abort.
 OUTCOMES = ("committed", "aborted")
@@ -197,9 +197,7 @@ class WriteEnded(Message, frozen=True):
     batch: Int64 = -1
     tasks: Count = 0
     counters: Counts = field(default_factory=dict)
-    topics: Annotated[dict[Topic, TopicCounts], Meta(max_length=MAX_FINAL_TOPICS)] = field(
-        default_factory=dict
-    )
+    topics: Annotated[dict[Topic, TopicCounts], Meta(max_length=MAX_ALL_TOPICS)] = field(default_factory=dict)
     transactions: Annotated[dict[Name, Count], Meta(max_length=_MAX_OUTCOMES)] = field(default_factory=dict)
     last_task: Int64 = -1
     cause: Annotated[str, Meta(max_length=MAX_CAUSE)] = ""
