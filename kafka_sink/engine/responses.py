@@ -463,8 +463,9 @@ class ResponseHandler:
 
     def obstacle(self, partition: TopicPartition) -> str | None:
         """The reason why nothing can be sent to the partition, if there is one."""
-        if self._identity is not None and not self._identity.ready:
-            return self._identity.last_error
+        identity = self._identity
+        if identity is not None and (identity.last_error or not identity.ready):
+            return identity.last_error
         count = self._partitions_without(partition)
         if count is not None:
             return f"the topic has only {count} partition(s)"

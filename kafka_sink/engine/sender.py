@@ -23,7 +23,6 @@ import math
 import threading
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence, Set
 from functools import partial
-from typing import TYPE_CHECKING
 
 from kafka_sink.breaker.breaker import Breaker
 from kafka_sink.clock import MAX_POLL_MS, RANDOM, Clock, ExponentialBackoff
@@ -33,7 +32,7 @@ from kafka_sink.cluster.partition import Partition, ProducerBatch
 from kafka_sink.cluster.producer_metadata import ProducerMetadata
 from kafka_sink.dead_letters.rejected_rows import DeadLetters
 from kafka_sink.engine.accumulator import RecordAccumulator
-from kafka_sink.engine.identity import ProducerIdentity, TransactionalIdentity
+from kafka_sink.engine.identity import ProducerIdentity
 from kafka_sink.engine.produce_requests import fill_request, probe_brokers, produce_request
 from kafka_sink.engine.responses import ResponseHandler
 from kafka_sink.engine.telemetry import ClientTelemetry
@@ -44,9 +43,6 @@ from kafka_sink.network.produce import FIRST_VERSION_WITH_ZSTD
 from kafka_sink.network.requests import MetadataResponse
 from kafka_sink.printable import first_of
 from kafka_sink.rows.partitioner import Choices, choices_of
-
-if TYPE_CHECKING:
-    from kafka_sink.engine.transaction_partitions import TransactionPartitions
 
 _log = logging.getLogger(__name__)
 
@@ -98,13 +94,8 @@ class Sender(threading.Thread):
             accumulator, cluster, identity, backoff, breaker, network.connection_errors
         )
         self._metadata = MetadataRequests(options, cluster, network, self._on_metadata)
-        self._transaction_partitions: TransactionPartitions | None = None
-        if isinstance(identity, TransactionalIdentity):
-            # Only transactional tasks need this module; other tasks do not import it.
-            from kafka_sink.engine.transaction_partitions import TransactionPartitions
-
-            timeout_ms, fail = options.request_timeout_ms, self._responses.fail_all
-            self._transaction_partitions = TransactionPartitions(identity, network, timeout_ms, backoff, fail)
+        if identity is not None:
+            identity.fail = self._responses.fail_all
         network.on_connected, network.on_disconnected = self._on_connected, self._on_disconnected
         self._connects_early = False
         self._closing = False
@@ -130,7 +121,7 @@ class Sender(threading.Thread):
         self._deliveries.begin()
         for broker in list(self._cluster.brokers.values()):
             broker.counts = BrokerCounts()
-        if isinstance(self._identity, TransactionalIdentity):
+        if self._options.exactly_once:
             self._connects_early = True
             self._network.wakeup()
         # This must come last: see `_end_cause`.
@@ -182,16 +173,14 @@ class Sender(threading.Thread):
         delays.append(due_ms - now_ms if now_ms < due_ms else self._metadata.refresh(now_ms))
         waits_out_acknowledgements = False
         if identity is not None and not identity.ready:
-            timeout_ms = self._options.request_timeout_ms
-            delays.append(identity.refresh(self._network, timeout_ms, responses.fail_all, now_ms))
-            delays.append(self._find_brokers(now_ms))
+            delays += identity.refresh(now_ms), self._find_brokers(now_ms)
         elif not self._deliveries.has_failed:
             # A failed task sends nothing more: Spark runs it again, so every row sent now would be a
             # duplicate.
             delay, waits_out_acknowledgements = self._send_ready(now_ms, breaker.avoided)
             delays.append(delay)
-            if self._transaction_partitions is not None:
-                delays.append(self._transaction_partitions.refresh(now_ms))
+            if identity is not None and identity.adds_partitions:
+                delays.append(identity.refresh(now_ms))
         # This must come after sending: a sent request or an unreachable broker may move the breaker's
         # deadline forward.
         delays.append(breaker.delay_ms(now_ms))

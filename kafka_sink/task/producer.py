@@ -26,7 +26,6 @@ from kafka_sink.dead_letters.dead_letter_writer import DeadLetterWriter
 from kafka_sink.dead_letters.rejected_rows import DeadLetters, RejectedRows
 from kafka_sink.dead_letters.row_rejection import RowRejection
 from kafka_sink.engine.deliveries import Metrics, task_metrics
-from kafka_sink.engine.identity import TransactionalIdentity
 from kafka_sink.errors import DeliveryError
 from kafka_sink.model import TaskResult
 from kafka_sink.options import SinkOptions
@@ -143,8 +142,8 @@ class Producer:
             # All micro-batches of a query share one limit.
             self._rate_limit.begin(task.query or task.write, tasks_at_once, self._rates)
         parts = self._parts
-        if isinstance(parts.identity, TransactionalIdentity):
-            parts.identity.leave()
+        if parts.transactional_identity is not None:
+            parts.transactional_identity.leave()
         if parts.telemetry is not None:
             parts.telemetry.idle_since_ms = math.inf
         parts.allocator.begin()
@@ -163,8 +162,8 @@ class Producer:
         ``adds_partitions`` is True with transaction protocol 1. Raises ValueError for a producer without
         delivery.guarantee=exactly-once.
         """
-        identity = self._parts.identity
-        if not isinstance(identity, TransactionalIdentity):
+        identity = self._parts.transactional_identity
+        if identity is None:
             raise ValueError("this producer writes without transactions")
         identity.adopt(transactional_id, producer_id, epoch, adds_partitions=adds_partitions)
         self._task.transaction_since_ms = monotonic_ms()

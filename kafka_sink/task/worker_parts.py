@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from kafka_sink.breaker.breaker import Breaker
 from kafka_sink.breaker.interface import load_breaker
 from kafka_sink.breaker.manager import CircuitBreakManager
@@ -10,7 +12,7 @@ from kafka_sink.cluster.client_rack import ClientRack
 from kafka_sink.cluster.producer_metadata import ProducerMetadata
 from kafka_sink.engine.accumulator import RecordAccumulator
 from kafka_sink.engine.appender import MutedMemoryLimit, RecordAppender
-from kafka_sink.engine.identity import ProducerIdentity, TransactionalIdentity
+from kafka_sink.engine.identity import ProducerIdentity
 from kafka_sink.engine.sender import Sender
 from kafka_sink.engine.telemetry import ClientTelemetry
 from kafka_sink.memory.allocator import BufferAllocator, WorkerPools, chunk_size
@@ -19,6 +21,9 @@ from kafka_sink.network.client import NetworkClient
 from kafka_sink.options import SinkOptions
 from kafka_sink.options.environment import expanded
 from kafka_sink.task.kept_limits import KeptLimits
+
+if TYPE_CHECKING:
+    from kafka_sink.engine.transactional_identity import TransactionalIdentity
 
 _CLOSE_TIMEOUT_MS = 5000.0
 _DEAD_LETTER_MEMORY_BYTES = 8 << 20
@@ -49,10 +54,15 @@ class WorkerParts:
         breaker = self.breaker = Breaker(load_breaker(options), manager)
         backoff = ExponentialBackoff(options.retry_backoff_ms, options.retry_backoff_max_ms, RANDOM.random)
         identity: ProducerIdentity | None = None
+        self.transactional_identity: TransactionalIdentity | None = None
         if options.exactly_once:
-            identity = TransactionalIdentity(backoff)
+            # Only tasks that write in transactions import this module.
+            from kafka_sink.engine.transactional_identity import TransactionalIdentity
+
+            identity = TransactionalIdentity(network, options.request_timeout_ms, backoff)
+            self.transactional_identity = identity
         elif options.enable_idempotence:
-            identity = ProducerIdentity(backoff)
+            identity = ProducerIdentity(network, options.request_timeout_ms, backoff)
         self.identity = identity
         telemetry: ClientTelemetry | None = None
         if options.enable_metrics_push:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from kafka_sink.clock import ExponentialBackoff
-from kafka_sink.engine.identity import ProducerIdentity, TransactionalIdentity
+from kafka_sink.engine.identity import ProducerIdentity
+from kafka_sink.engine.transactional_identity import TransactionalIdentity
 from kafka_sink.errors import DeliveryError, KafkaSinkError
 from kafka_sink.network.broker_protocol import Request
 from kafka_sink.network.requests import ProducerIdResponse
 from tests.support.sequences import P0, P1, acknowledge, batch, fail, identity, marks, sent
+
+Kind = TypeVar("Kind", bound=ProducerIdentity)
 
 
 class Asked:
@@ -30,22 +33,23 @@ class Asked:
         self.requests.append(request)
 
 
-def refresh(of: ProducerIdentity, asked: Asked, now: float) -> float:
-    network: Any = asked
-    return of.refresh(network, 30_000, lambda error: pytest.fail(str(error)), now)
+def new_identity(kind: type[Kind], asked: Any) -> Kind:
+    made = kind(asked, 30_000, ExponentialBackoff(100, 1000, lambda: 0.5))
+    made.fail = lambda error: pytest.fail(str(error))
+    return made
 
 
 def test_an_id_is_asked_for_once_and_again_after_growing_waits() -> None:
-    of = ProducerIdentity(ExponentialBackoff(100, 1000, lambda: 0.5))
     asked = Asked()
+    of = new_identity(ProducerIdentity, asked)
     assert not of.ready
-    assert (refresh(of, asked, 0), refresh(of, asked, 1e9), len(asked.requests)) == (math.inf, math.inf, 1)
+    assert (of.refresh(0), of.refresh(1e9), len(asked.requests)) == (math.inf, math.inf, 1)
     asked.requests[-1].on_response(ProducerIdResponse(14, -1, -1), 1000)
-    assert (refresh(of, asked, 1040), refresh(of, asked, 1099), len(asked.requests)) == (60, 1, 1)
+    assert (of.refresh(1040), of.refresh(1099), len(asked.requests)) == (60, 1, 1)
     assert "error 14" in str(of.last_error)
-    assert (refresh(of, asked, 1100), len(asked.requests)) == (math.inf, 2)
+    assert (of.refresh(1100), len(asked.requests)) == (math.inf, 2)
     asked.requests[-1].on_failure(ConnectionResetError("cut"), True, 2000)
-    assert (refresh(of, asked, 2199), refresh(of, asked, 2200), len(asked.requests)) == (1, math.inf, 3)
+    assert (of.refresh(2199), of.refresh(2200), len(asked.requests)) == (1, math.inf, 3)
     assert "cut" in str(of.last_error)
     asked.requests[-1].on_response(ProducerIdResponse(0, 5, 0), 3000)
     assert (of.ready, of.last_error) == (True, None)
@@ -53,8 +57,12 @@ def test_an_id_is_asked_for_once_and_again_after_growing_waits() -> None:
 
 @pytest.mark.parametrize("code", [31, 53, 35])
 def test_final_producer_id_errors_fail_the_task(code: int) -> None:
-    of = ProducerIdentity(ExponentialBackoff(100, 1000, lambda: 0.5))
-    failure = of.on_response(ProducerIdResponse(code, -1, -1), 0)
+    asked, failures = Asked(), []
+    of = new_identity(ProducerIdentity, asked)
+    of.fail = failures.append
+    of.refresh(0)
+    asked.requests[-1].on_response(ProducerIdResponse(code, -1, -1), 0)
+    (failure,) = failures
     assert isinstance(failure, DeliveryError)
     assert f"error {code}" in str(failure)
     assert "kafka.enable.idempotence=false" in str(failure)
@@ -119,8 +127,8 @@ def test_after_the_last_epoch_a_new_id_is_asked_for() -> None:
     fail(one)
     of.request_restart(P0)
     of.restart(P0)
-    assert (of.ready, refresh(of, Asked(), 0)) == (False, math.inf)
-    of.on_response(ProducerIdResponse(0, 8, 0), 0)
+    assert not of.ready
+    of.producer_id, of.producer_epoch = 8, 0
     assert marks(sent(of, one)) == (8, 0, 0)
 
 
@@ -138,10 +146,10 @@ def test_settled_means_that_every_sequence_is_acknowledged() -> None:
 
 def test_a_transactions_identity_asks_for_no_id_and_starts_sequences_with_each_transaction() -> None:
     P0.forget_sequences()
-    made = TransactionalIdentity(ExponentialBackoff(100, 1000, lambda: 0.5))
-    assert not made.ready
     asked = Asked()
-    assert (refresh(made, asked, 0), asked.requests) == (math.inf, [])
+    made = new_identity(TransactionalIdentity, asked)
+    assert not made.ready
+    assert (made.refresh(0), asked.requests) == (math.inf, [])
     for epoch in (3, 5):
         made.adopt("x", 8, epoch)
         assert (made.ready, made.transactional_id) == (True, "x")

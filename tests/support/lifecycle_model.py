@@ -166,11 +166,11 @@ class Model:
         self.accumulator = RecordAccumulator(options, forced.allocator(self.pool, _BATCH_SIZE, 128))
         self.appender = RecordAppender(self.accumulator, lambda: self.now, lambda: None)
         backoff = ExponentialBackoff(100, 1_000, lambda: 0.5)
-        self.identity = ProducerIdentity(backoff)
+        ignored: Any = self.metadata
+        self.identity = ProducerIdentity(ignored, 30_000, backoff)
         self.identity.producer_id, self.identity.producer_epoch = 7, 0
         self.brokers = Brokers(*range(NODES))
         self.metadata.brokers = self.brokers
-        ignored: Any = self.metadata
         breaker = Breaker(None, CircuitBreakManager(ignored, 2_000.0, self.accumulator.partitions.get))
         self.deliveries = self.accumulator.deliveries = NotedDeliveries(self.acknowledged)
         self.responses = ResponseHandler(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from kafka_sink.clock import ExponentialBackoff
 from kafka_sink.cluster.partition import Partition, ProducerBatch
 from kafka_sink.engine.identity import ProducerIdentity
 from kafka_sink.memory.pool import BufferPool
 from kafka_sink.model import CompressionType, TopicPartition
-from kafka_sink.network.requests import ProducerIdResponse
 from kafka_sink.records.batch_header import ProducerSequence
 from tests.support.allocators import incremental_allocator
 from tests.support.queues import partition_of
@@ -20,8 +21,9 @@ def identity(epoch: int = 0) -> ProducerIdentity:
     """An identity with a producer id, and partitions that were never written to."""
     P0.forget_sequences()
     P1.forget_sequences()
-    made = ProducerIdentity(ExponentialBackoff(100, 1000, lambda: 0.5))
-    assert made.on_response(ProducerIdResponse(0, 7, epoch), 0) is None
+    unused: Any = None
+    made = ProducerIdentity(unused, 30_000, ExponentialBackoff(100, 1000, lambda: 0.5))
+    made.producer_id, made.producer_epoch = 7, epoch
     return made
 
 

@@ -6,8 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from kafka_sink.clock import ExponentialBackoff
-from kafka_sink.engine.identity import TransactionalIdentity
-from kafka_sink.engine.transaction_partitions import TransactionPartitions
+from kafka_sink.engine.transactional_identity import TransactionalIdentity
 from kafka_sink.kafka_errors import COORDINATOR_LOAD_IN_PROGRESS, TOPIC_AUTHORIZATION_FAILED
 from kafka_sink.model import Node, TopicPartition
 from kafka_sink.network import apis
@@ -41,13 +40,14 @@ class Task:
 
     def __init__(self) -> None:
         backoff = ExponentialBackoff(100.0, 100.0, lambda: 0.5)
-        self.identity, self.network = TransactionalIdentity(backoff), Network()
+        self.network = Network()
+        network: Any = self.network
+        self.identity = TransactionalIdentity(network, 1_000.0, backoff)
         self.partition = partition_of(PLACE)
         self.failures: list[Exception] = []
         self.begin(0)
-        network: Any = self.network
-        self._asks = TransactionPartitions(self.identity, network, 1_000.0, backoff, self.failures.append)
-        self.refresh = self._asks.refresh
+        self.identity.fail = self.failures.append
+        self.refresh = self.identity.refresh
 
     def begin(self, epoch: int) -> None:
         self.identity.adopt("x", 7, epoch, adds_partitions=True)
@@ -107,7 +107,9 @@ def test_responses_of_an_earlier_transaction_add_nothing() -> None:
     task.respond(PartitionErrors({PLACE: 0}))
     assert task.partition in task.identity.partitions_to_add
     task.refresh(0.0)
-    task.respond(PartitionErrors({PLACE: 0}), request=-2)
+    task.respond(FOUND)
+    task.refresh(0.0)
+    task.respond(PartitionErrors({PLACE: 0}), request=1)
     assert task.partition in task.identity.partitions_to_add
     task.respond(PartitionErrors({PLACE: 0}))
     assert not task.identity.partitions_to_add
