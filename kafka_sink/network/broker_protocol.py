@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from kafka_sink.errors import BrokerVersionError, ProtocolError
@@ -323,46 +324,32 @@ def _unheard(cause: Exception, possibly_sent: bool, now_ms: float) -> None:
 
 # IOV_MAX on Linux: one sendmsg accepts no more buffers.
 MAX_BUFFERS_PER_SEND = 1024
-_TRIM_AT = 4096
 
 
 class SendBuffer:
     """A stream of buffers, and the position up to which it is written, which may be within a buffer.
 
-    ``queued_bytes`` and ``written_bytes`` count from the beginning of the stream. The work per buffer is one
-    slice entry and one step of an index, regardless of the number of sends.
+    ``queued_bytes`` and ``written_bytes`` count from the beginning of the stream. A written buffer is let go
+    of at once, because its chunk is returned to the pool after the response.
     """
 
     def __init__(self) -> None:
         self.queued_bytes = 0
         self.written_bytes = 0
-        self._buffers: list[Buffer] = []
-        self._index = 0
-        self._offset = 0
+        self._buffers: deque[Buffer] = deque()
 
     def add(self, buffers: Sequence[Buffer]) -> None:
-        if self._index == len(self._buffers) or self._index >= _TRIM_AT:
-            del self._buffers[: self._index]
-            self._index = 0
         self._buffers += buffers
         self.queued_bytes += sum(map(len, buffers))
 
     def next_buffers(self) -> list[Buffer]:
         """The buffers for one send; empty if everything is written."""
-        part = self._buffers[self._index : self._index + MAX_BUFFERS_PER_SEND]
-        if self._offset:
-            part[0] = memoryview(part[0])[self._offset :]
-        return part
+        return list(islice(self._buffers, MAX_BUFFERS_PER_SEND))
 
     def advance(self, sent: int) -> None:
         self.written_bytes += sent
-        left = sent + self._offset
-        index = self._index
         buffers = self._buffers
-        while index < len(buffers) and left >= len(buffers[index]):
-            left -= len(buffers[index])
-            # The chunk is returned to the pool after the response, so no view of it may remain here.
-            buffers[index] = b""
-            index += 1
-        self._index = index
-        self._offset = left
+        while buffers and sent >= len(buffers[0]):
+            sent -= len(buffers.popleft())
+        if sent:
+            buffers[0] = memoryview(buffers[0])[sent:]

@@ -39,9 +39,6 @@ _NO_TOPIC_ID = bytes(_TOPIC_ID_BYTES)
 
 _FIRST_WITH_LOG_START, _FIRST_WITH_RECORD_ERRORS, _FIRST_WITH_LEADERS = 5, 8, 10
 _CURRENT_LEADER = _NODE_ENDPOINTS = 0
-# The record's index and the length of its message; in the compact form the first byte of the length.
-_RECORD_ERROR, _COMPACT_RECORD_ERROR = struct.Struct(">ih"), struct.Struct(">iB")
-_LONG_VARINT = 0x80
 
 # A partition's response from version 9 on: index, error, base offset, append time and log start, and then the
 # three bytes of "no record errors, no message, no tagged fields".
@@ -203,26 +200,12 @@ def _partition(reader: Reader, topic: str | None, topic_id: bytes | None) -> Pro
 
 
 def _record_errors(reader: Reader) -> RecordErrors:
-    """Read the record errors in their own loop, because there may be one for each record of a batch."""
-    elements = reader.elements("record errors")
-    if not elements:
-        return NO_RECORD_ERRORS
-    places = array("i", [reader.integer()])
-    reason = text_of(reader.text())
-    reader.skip_tags()
-    payload, at = reader.payload, reader.at
-    unpack = _COMPACT_RECORD_ERROR.unpack_from if reader.flexible else _RECORD_ERROR.unpack_from
-    for _ in elements[1:]:
-        place, length = unpack(payload, at)
-        places.append(place)
-        if not reader.flexible:
-            at += _RECORD_ERROR.size + max(0, length)
-        elif length < _LONG_VARINT and payload[end := at + _INT32.size + (length or 1)] == 0:
-            at = end + 1
+    """The positions of the rejected records, of which there may be many, and the first one's message."""
+    places, reason = array("i"), None
+    for place in reader.structs("record errors"):
+        places.append(reader.integer())
+        if place == 0:
+            reason = text_of(reader.text())
         else:
-            reader.at = at + _INT32.size
             reader.skip_text()
-            reader.skip_tags()
-            at = reader.at
-    reader.at = at
-    return RecordErrors(places, reason)
+    return RecordErrors(places, reason) if places else NO_RECORD_ERRORS
