@@ -24,15 +24,12 @@ from kafka_sink.kafka_errors import (
     TELEMETRY_TOO_LARGE,
     THROTTLING_QUOTA_EXCEEDED,
     UNKNOWN_SUBSCRIPTION_ID,
-    UNSUPPORTED_COMPRESSION_TYPE,
     error_of,
 )
-from kafka_sink.model import CompressionType
 from kafka_sink.network.apis import GET_TELEMETRY_SUBSCRIPTIONS, PRODUCE, PUSH_TELEMETRY
 from kafka_sink.network.broker_connection import BrokerConnection
 from kafka_sink.network.broker_protocol import Request
 from kafka_sink.network.client import NetworkClient
-from kafka_sink.records.compression import BlockCodec, codec_for
 
 if TYPE_CHECKING:
     from kafka_sink.network.admin_requests import Subscription
@@ -45,7 +42,6 @@ _DEFAULT_INTERVAL_MS, _MIN_INTERVAL_MS = 300_000.0, 100.0
 _IDLE_MS = 50_000.0
 # The APIs that a broker must offer: it may offer one without the other.
 _APIS = frozenset({GET_TELEMETRY_SUBSCRIPTIONS, PUSH_TELEMETRY})
-_CODECS = frozenset(map(int, CompressionType))
 _PREFIX = "org.apache.kafka.producer."
 
 
@@ -100,7 +96,7 @@ class ClientTelemetry:
         # When to send the next request; infinite before a broker is connected, while a request is in flight,
         # and after pushing has stopped.
         self._due_ms = math.inf
-        self._is_off = self._is_resting = self._compresses_wrongly = False
+        self._is_off = self._is_resting = False
         # The number of the current client. After a long time without a task a producer becomes a new client.
         self._client = 0
         self._connections = 0
@@ -183,7 +179,7 @@ class ClientTelemetry:
     ) -> None:
         from kafka_sink.network.admin_requests import encode_push
 
-        codec, data = self._payload(wanted)
+        data = self._payload(wanted)
         if len(data) > wanted.max_bytes:
             _log.debug(
                 "client metrics of %d bytes are dropped: the broker accepts at most %d",
@@ -192,7 +188,7 @@ class ClientTelemetry:
             )
             self._due_ms = now_ms + self._interval_ms
             return
-        body = encode_push(self._instance_id, wanted.subscription_id, codec, data, terminating=terminating)
+        body = encode_push(self._instance_id, wanted.subscription_id, data, terminating=terminating)
         self._send(connection, PUSH_TELEMETRY, body, now_ms)
 
     def _send(self, connection: BrokerConnection, api: int, body: bytes, now_ms: float) -> None:
@@ -209,9 +205,8 @@ class ClientTelemetry:
         self._due_ms = now_ms + self._interval_ms
         if code == 0 and was_asking:
             self._subscribe(response, now_ms)
-        elif code in (UNKNOWN_SUBSCRIPTION_ID, UNSUPPORTED_COMPRESSION_TYPE) and not was_asking:
+        elif code == UNKNOWN_SUBSCRIPTION_ID and not was_asking:
             # Ask for a subscription at once. The next push waits for its share of an interval again.
-            self._compresses_wrongly |= code == UNSUPPORTED_COMPRESSION_TYPE
             self._subscription = None
             self._due_ms = now_ms
         elif code not in (0, TELEMETRY_TOO_LARGE, THROTTLING_QUOTA_EXCEEDED):
@@ -255,17 +250,15 @@ class ClientTelemetry:
 
     # -- what is pushed -------------------------------------------------------------------------------
 
-    def _payload(self, wanted: Subscription) -> tuple[int, bytes]:
-        """The codec's id, and the subscribed metrics since the last push."""
+    def _payload(self, wanted: Subscription) -> bytes:
+        """The subscribed metrics since the last push. They are not compressed, as they are a few kB."""
         now_ms = self._wall_clock_ms()
         prefixes = ("",) if wanted.requested == ("*",) else wanted.requested
         metrics = [metric for metric in self._metrics(wanted, now_ms) if metric.name.startswith(prefixes)]
         start_ms = self._since_ms if wanted.delta else self._created_ms
         data = metrics_data(metrics, self._resource(), start_ms, now_ms, delta=wanted.delta)
         self._begin_window(now_ms)
-        known = next((codec for codec in wanted.compression_types if codec in _CODECS), 0)
-        codec = CompressionType(0 if self._compresses_wrongly else known)
-        return codec, _compressed(data, codec)
+        return data
 
     def _metrics(self, wanted: Subscription, now_ms: float) -> Iterator[Metric]:
         made = self._connections - self._connections_before
@@ -283,17 +276,6 @@ def _of_window(name: str, window: LatencyWindow, **labels: str) -> Iterator[Metr
     if window.count:
         yield Metric(f"{_PREFIX}{name}.avg", window.total / window.count, labels)
         yield Metric(f"{_PREFIX}{name}.max", window.most, labels)
-
-
-def _compressed(data: bytes, compression: CompressionType) -> bytes:
-    codec = codec_for(compression, None)
-    if codec is None:
-        return data
-    if not isinstance(codec, BlockCodec):
-        return codec.compress(data)
-    cuts = range(0, len(data), codec.block_size)
-    blocks = [part for at in cuts for part in codec.compress_block(data[at : at + codec.block_size])]
-    return b"".join((codec.prologue, *blocks, codec.epilogue))
 
 
 # -- OpenTelemetry's MetricsData in protobuf (opentelemetry-proto's metrics.proto, version 1) ----------------

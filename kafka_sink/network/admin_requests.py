@@ -13,7 +13,7 @@ from kafka_sink.network.apis import (
     GET_TELEMETRY_SUBSCRIPTIONS,
     PUSH_TELEMETRY,
 )
-from kafka_sink.network.wire import Reader, Writer, decoder, text_of
+from kafka_sink.network.wire import Reader, Writer, decoder, error_response, text_of
 from kafka_sink.printable import printable
 
 # The first version with which brokers can choose the numbers of partitions and replicas (KIP-464).
@@ -29,10 +29,9 @@ _FIRST_WITH_SYNONYMS, _FIRST_WITH_DOCUMENTATION = 1, 3
 _KIND_BYTES = 3
 # The client instance id in a first request for client metrics.
 NO_INSTANCE = bytes(16)
-# How many prefixes of metric names, and codecs, a broker may list.
-_MOST = 1_000
 _NO_TAGS = b"\0"
 _PUSH = struct.Struct(">16si?b")
+_NOT_COMPRESSED = 0
 
 
 # -- CreateTopics -----------------------------------------------------------------------------------
@@ -75,7 +74,7 @@ def encode_create_topic(
     return request.finished()
 
 
-@decoder(CREATE_TOPICS, asked=0)
+@decoder(CREATE_TOPICS)
 def decode_create_topic(reader: Reader) -> CreateTopicResponse:
     throttle = reader.integer()
     reader.only_element("topics")
@@ -120,7 +119,7 @@ def encode_describe_broker(version: int, node_id: int, names: Sequence[str]) -> 
     return request.finished()
 
 
-@decoder(DESCRIBE_CONFIGS, asked=0)
+@decoder(DESCRIBE_CONFIGS)
 def decode_describe_broker(reader: Reader) -> BrokerConfigs:
     throttle = reader.integer()
     reader.only_element("brokers")
@@ -156,24 +155,15 @@ def _skip_synonyms(reader: Reader) -> None:
 @dataclass(frozen=True, slots=True)
 class Subscription:
     """The metrics that a broker asks for. ``instance_id`` is NO_INSTANCE if the request contained one.
-
-    ``requested`` are prefixes of metric names. ``compression_types`` are codec ids, the preferred one first.
-    """
+    ``requested`` are prefixes of metric names."""
 
     error_code: int
     instance_id: bytes
     subscription_id: int
-    compression_types: tuple[int, ...]
     push_interval_ms: int
     max_bytes: int
     delta: bool
     requested: tuple[str, ...]
-    throttle_time_ms: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class PushResponse:
-    error_code: int
     throttle_time_ms: int = 0
 
 
@@ -183,26 +173,21 @@ def encode_get_subscription(instance_id: bytes) -> bytes:
 
 
 def encode_push(
-    instance_id: bytes, subscription_id: int, codec: int, metrics: bytes, *, terminating: bool = False
+    instance_id: bytes, subscription_id: int, metrics: bytes, *, terminating: bool = False
 ) -> bytes:
-    """``metrics`` is OpenTelemetry's MetricsData, compressed with the codec of this id."""
-    head = _PUSH.pack(instance_id, subscription_id, terminating, codec)
+    """``metrics`` is OpenTelemetry's MetricsData."""
+    head = _PUSH.pack(instance_id, subscription_id, terminating, _NOT_COMPRESSED)
     return head + varint.unsigned(len(metrics) + 1) + metrics + _NO_TAGS
 
 
-@decoder(GET_TELEMETRY_SUBSCRIPTIONS, asked=0)
+@decoder(GET_TELEMETRY_SUBSCRIPTIONS)
 def decode_subscription(reader: Reader) -> Subscription:
     throttle, error = reader.integer(), reader.short()
     instance_id, subscription_id = reader.take(len(NO_INSTANCE)), reader.integer()
-    codecs = tuple(reader.byte() for _ in reader.elements_up_to(_MOST, "compression types"))
+    reader.skip_list(1)  # the codecs that the broker knows
     interval, most, delta = reader.integer(), reader.integer(), bool(reader.byte())
-    requested = tuple(reader.name_text() for _ in reader.elements_up_to(_MOST, "metrics"))
-    return Subscription(
-        error, instance_id, subscription_id, codecs, interval, most, delta, requested, throttle
-    )
+    requested = tuple(reader.name_text() for _ in reader.elements("metrics"))
+    return Subscription(error, instance_id, subscription_id, interval, most, delta, requested, throttle)
 
 
-@decoder(PUSH_TELEMETRY, asked=0)
-def decode_push(reader: Reader) -> PushResponse:
-    throttle, error = reader.integer(), reader.short()
-    return PushResponse(error, throttle)
+decoder(PUSH_TELEMETRY)(error_response)

@@ -126,13 +126,13 @@ class Login:
         return f"login at {self._name} failed: {refused}: {self._exchange.remedy}"
 
 
-@decoder(SASL_HANDSHAKE, asked=0)
+@decoder(SASL_HANDSHAKE)
 def decode_handshake(reader: Reader) -> HandshakeResponse:
     error = reader.short()
     return HandshakeResponse(error, tuple(reader.name_text() for _ in reader.elements("mechanisms")))
 
 
-@decoder(SASL_AUTHENTICATE, asked=0)
+@decoder(SASL_AUTHENTICATE)
 def decode_authenticate(reader: Reader) -> AuthenticateResponse:
     error, message, data = reader.short(), text_of(reader.text()) or "", reader.data()
     lifetime_ms = max(0, reader.long()) if reader.version > 0 else 0

@@ -34,7 +34,7 @@ class ApiVersionsResponse:
 
 @dataclass(frozen=True, slots=True)
 class ProducerIdResponse:
-    """The response to InitProducerId. The id and the epoch are -1 if ``error_code`` is set."""
+    """The response to InitProducerId and EndTxn. The id and the epoch are -1 if ``error_code`` is set."""
 
     error_code: int
     producer_id: int
@@ -143,7 +143,7 @@ def encode_init_producer_id(
     return request.finished()
 
 
-@decoder(INIT_PRODUCER_ID, asked=0)
+@decoder(INIT_PRODUCER_ID)
 def decode_init_producer_id(reader: Reader) -> ProducerIdResponse:
     throttle, error = reader.integer(), reader.short()
     response = ProducerIdResponse(error, reader.long(), reader.short(), throttle)

@@ -21,7 +21,8 @@ from kafka_sink.network.apis import (
     OFFSET_FETCH,
     TXN_OFFSET_COMMIT,
 )
-from kafka_sink.network.wire import Reader, Writer, address_of, decoder, text_of
+from kafka_sink.network.requests import ProducerIdResponse
+from kafka_sink.network.wire import Reader, Writer, address_of, decoder, error_response, text_of
 from kafka_sink.printable import printable
 
 # The first version of EndTxn whose response contains the next producer id and epoch (KIP-890).
@@ -58,25 +59,6 @@ class PartitionErrors:
     """The response to AddPartitionsToTxn (up to version 3), and to TxnOffsetCommit."""
 
     errors: Mapping[TopicPartition, int]
-    throttle_time_ms: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class AddOffsetsResponse:
-    """Whether the group's offsets are part of the transaction now."""
-
-    error_code: int
-    throttle_time_ms: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class EndTxnResponse:
-    """``producer_id`` and ``producer_epoch`` are those of the next transaction; -1 after an error, and with
-    protocol 1."""
-
-    error_code: int
-    producer_id: int
-    producer_epoch: int
     throttle_time_ms: int = 0
 
 
@@ -204,10 +186,7 @@ def encode_add_offsets(
     return request.finished()
 
 
-@decoder(ADD_OFFSETS_TO_TXN, asked=0)
-def decode_add_offsets(reader: Reader) -> AddOffsetsResponse:
-    throttle, error = reader.integer(), reader.short()
-    return AddOffsetsResponse(error, throttle)
+decoder(ADD_OFFSETS_TO_TXN)(error_response)
 
 
 # -- EndTxn ---------------------------------------------------------------------------------------
@@ -223,12 +202,13 @@ def encode_end_txn(
     return request.finished()
 
 
-@decoder(END_TXN, asked=0)
-def decode_end_txn(reader: Reader) -> EndTxnResponse:
+@decoder(END_TXN)
+def decode_end_txn(reader: Reader) -> ProducerIdResponse:
+    """The id and epoch are those of the next transaction; -1 after an error, and with protocol 1."""
     throttle, error = reader.integer(), reader.short()
     is_next = reader.version >= _FIRST_WITH_NEXT_PRODUCER
     producer_id, epoch = (reader.long(), reader.short()) if is_next else (-1, -1)
-    return EndTxnResponse(error, producer_id, epoch, throttle)
+    return ProducerIdResponse(error, producer_id, epoch, throttle)
 
 
 # -- offsets --------------------------------------------------------------------------------------
@@ -354,7 +334,7 @@ def encode_list_transactions(version: int, states: Sequence[str], pattern: str) 
     return request.finished()
 
 
-@decoder(LIST_TRANSACTIONS, asked=0)
+@decoder(LIST_TRANSACTIONS)
 def decode_list_transactions(reader: Reader) -> ListTransactionsResponse:
     throttle, error = reader.integer(), reader.short()
     for _ in reader.elements("unknown filters"):

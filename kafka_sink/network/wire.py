@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Collection, Iterator, Sized
+from dataclasses import dataclass
 from typing import TypeVar
 
 from kafka_sink import varint
@@ -70,11 +71,9 @@ def read_response(
     raise ProtocolError(f"a response to {reader.name} cannot be read: {problem}")
 
 
-def decoder(
-    api_key: int, asked: int = ANY_NUMBER
-) -> Callable[[Callable[[Reader], Value]], Callable[..., Value]]:
-    """Register a function that reads a response between header and tagged fields as an API's decoder.
-    ``asked`` applies if the caller passes no number. The decoder has the signature in ``apis.Decoders``."""
+def decoder(api_key: int) -> Callable[[Callable[[Reader], Value]], Callable[..., Value]]:
+    """Register a function that reads a response between header and tagged fields as an API's decoder, with
+    the signature in ``apis.Decoders``."""
 
     def made(convert: Callable[[Reader], Value]) -> Callable[..., Value]:
         def read(reader: Reader) -> Value:
@@ -83,7 +82,7 @@ def decoder(
             return value
 
         def decode(
-            version: int, payload: bytes, asked: int = asked, on_trailing: OnTrailing = refuse
+            version: int, payload: bytes, asked: int = ANY_NUMBER, on_trailing: OnTrailing = refuse
         ) -> Value:
             return read_response(api_key, version, payload, read, asked, on_trailing)
 
@@ -320,6 +319,19 @@ def address_of(node_id: int, host: str | None, port: int, rack: str | None = Non
         # Negative ids belong to this client's bootstrap addresses.
         raise ProtocolError(f"a broker has the id {node_id}, which is below 0")
     return Node(node_id, str(host), port, None if rack is None else printable(rack))
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorResponse:
+    """A response that says whether the request succeeded, and nothing more."""
+
+    error_code: int
+    throttle_time_ms: int = 0
+
+
+def error_response(reader: Reader) -> ErrorResponse:
+    throttle, error = reader.integer(), reader.short()
+    return ErrorResponse(error, throttle)
 
 
 def text_of(text: str | None) -> str | None:

@@ -21,6 +21,7 @@ from kafka_sink.network.blocking import BlockingCalls, Call, KeyType, awaited
 from kafka_sink.network.broker_connection import BrokerConnection
 from kafka_sink.network.broker_protocol import ConnectionState
 from kafka_sink.network.client import NetworkClient
+from kafka_sink.network.wire import ErrorResponse
 from kafka_sink.options import SinkOptions
 from kafka_sink.transactions import operations as ops
 
@@ -526,7 +527,7 @@ class TransactionClient(BlockingCalls):
     def _end(self, answer: _StepAnswer, operation: ops.EndTransaction) -> Call:
         name, producer, commit = operation.transactional_id, operation.producer, operation.commit
 
-        def take(call: Call, response: transaction_requests.EndTxnResponse) -> bool:
+        def take(call: Call, response: requests.ProducerIdResponse) -> bool:
             code = response.error_code
             epoch = ops.ProducerEpoch(response.producer_id, response.producer_epoch)
             if self.protocol == PROTOCOL_2:
@@ -577,7 +578,7 @@ class TransactionClient(BlockingCalls):
         if self.protocol == PROTOCOL_2:
             return [record]
 
-        def take_added(call: Call, response: transaction_requests.AddOffsetsResponse) -> bool:
+        def take_added(call: Call, response: ErrorResponse) -> bool:
             is_final = judged(call, response.error_code)
             if is_final and response.error_code:
                 self.calls.remove(record)

@@ -17,8 +17,6 @@ from zipfile import ZipFile
 import pyarrow as pa
 import pytest
 
-from kafka_sink.engine import telemetry
-from kafka_sink.model import CompressionType
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.task.producer import Producer
@@ -146,17 +144,6 @@ def test_pushes_are_the_producers_own_figures(receiver: Receiver) -> None:
     # Windows follow one another without a gap.
     for push, following in pairwise(pushes):
         assert following.metrics.start_s == pytest.approx(push.metrics.end_s)
-
-
-def test_the_broker_unpacks_each_codec(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
-    for codec in CompressionType:
-        monkeypatch.setattr(telemetry, "_CODECS", {codec})
-        client = f"codec-{codec.name}"
-        with producing(receiver.options(client)) as producer:
-            producer.send(BATCH)
-            producer.finish()
-            # The first push may come before the first batch.
-            until(lambda client=client: receiver.values(client).keys() >= REQUIRED, f"metrics of {client}")
 
 
 def test_names_kinds_and_labels_are_those_of_javas_client(receiver: Receiver) -> None:

@@ -17,21 +17,19 @@ from kafka_sink.kafka_errors import (
     TELEMETRY_TOO_LARGE,
     THROTTLING_QUOTA_EXCEEDED,
     UNKNOWN_SUBSCRIPTION_ID,
-    UNSUPPORTED_COMPRESSION_TYPE,
     UNSUPPORTED_VERSION,
 )
-from kafka_sink.model import CompressionType
-from kafka_sink.network.admin_requests import PushResponse, Subscription
+from kafka_sink.network.admin_requests import Subscription
 from kafka_sink.network.apis import METADATA, PRODUCE
 from kafka_sink.network.broker_protocol import Request
-from kafka_sink.records.compression import decompressed
+from kafka_sink.network.wire import ErrorResponse
 from tests.support.brokers import Brokers
 from tests.support.telemetry import Pushed, read
 
 OFFERED = GET, PUSH = 71, 72
 NEW, ID = bytes(16), bytes(range(16))
 INTERVAL = 10_000
-WANTED = Subscription(0, ID, 7, (), INTERVAL, 1_000_000, True, ("*",))
+WANTED = Subscription(0, ID, 7, INTERVAL, 1_000_000, True, ("*",))
 
 
 @dataclass
@@ -177,7 +175,7 @@ def test_telemetry_subscribes_at_once_and_first_pushes_after_a_random_part_of_th
     assert len(client.network.requests) == 1
     client.at(INTERVAL * first)
     assert (client.push.instance_id, client.push.subscription_id, client.push.terminating) == (ID, 7, False)
-    client.answered(PushResponse(0))
+    client.answered(ErrorResponse(0))
     assert client.at(INTERVAL * first + 1).due == pytest.approx(INTERVAL - 1)
     assert len(client.network.requests) == 2
     client.at(INTERVAL * (first + 1))
@@ -207,7 +205,7 @@ def test_the_required_metrics_are_those_since_the_last_push() -> None:
     }
     assert pushed.sums == {"connection.creation.total": True}
     assert (pushed.start_s, pushed.end_s) == (1e9, 1e9 + INTERVAL / 1000)
-    client.answered(PushResponse(0))
+    client.answered(ErrorResponse(0))
     client.telemetry.on_connected(3, client.now)
     later = client.at(2 * INTERVAL).push.metrics
     assert later.values == {"connection.creation.rate": pytest.approx(0.1), "connection.creation.total": 1}
@@ -218,7 +216,7 @@ def test_the_required_metrics_are_those_since_the_last_push() -> None:
     # Sums that are not deltas count from the beginning.
     client = Client(1).subscribed(delta=False)
     assert client.push.metrics.sums == {"connection.creation.total": False}
-    client.answered(PushResponse(0))
+    client.answered(ErrorResponse(0))
     client.telemetry.on_connected(2, client.now)
     later = client.at(2 * INTERVAL).push.metrics
     assert later.values["connection.creation.total"] == 2
@@ -245,7 +243,7 @@ def test_without_a_subscription_it_asks_again_after_an_interval() -> None:
     client.telemetry.terminate(client.now)
     assert len(client.network.requests) == 2
     # One that is unknown is asked for at once, under the same id.
-    client = Client(1, draw=0.0).subscribed().answered(PushResponse(UNKNOWN_SUBSCRIPTION_ID))
+    client = Client(1, draw=0.0).subscribed().answered(ErrorResponse(UNKNOWN_SUBSCRIPTION_ID))
     client.at(client.now)
     assert client.last == (GET, ID + b"\0")
     client.answered(replace(WANTED, instance_id=NEW, subscription_id=8))
@@ -254,23 +252,9 @@ def test_without_a_subscription_it_asks_again_after_an_interval() -> None:
     assert (client.push.instance_id, client.push.subscription_id) == (ID, 8)
 
 
-def test_the_first_codec_that_is_known_is_taken() -> None:
-    plain = Client(1).subscribed().push.data
-    choices = {(4, 3, 1, 2): 4, (3,): 3, (9, 1): 1, (2,): 2, (0, 4): 0, (9,): 0, (): 0}
-    for accepted, codec in choices.items():
-        push = Client(1).subscribed(compression_types=accepted).push
-        assert push.codec == codec
-        pieces = decompressed([memoryview(push.data)], CompressionType(codec), len(plain))
-        assert b"".join(pieces) == plain
-    # One that is refused is not used again.
-    client = Client(1).subscribed(compression_types=(4,)).answered(PushResponse(UNSUPPORTED_COMPRESSION_TYPE))
-    client.at(client.now).answered(replace(WANTED, compression_types=(4,)))
-    assert client.at(client.now + INTERVAL).push.codec == 0
-
-
 def test_errors_of_one_push_drop_it() -> None:
     for error in (TELEMETRY_TOO_LARGE, THROTTLING_QUOTA_EXCEEDED):
-        client = Client(1).subscribed().answered(PushResponse(error))
+        client = Client(1).subscribed().answered(ErrorResponse(error))
         assert client.at(client.now).due == INTERVAL
         assert client.at(client.now + INTERVAL).push.subscription_id == 7
     # So does a broker that takes less.
@@ -281,7 +265,7 @@ def test_errors_of_one_push_drop_it() -> None:
 @pytest.mark.parametrize("error", [INVALID_RECORD, UNSUPPORTED_VERSION, 42, -1])
 def test_other_errors_end_it_for_good(error: int, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    client = Client(1).subscribed().answered(PushResponse(error))
+    client = Client(1).subscribed().answered(ErrorResponse(error))
     client.telemetry.on_connected(2, client.now)
     client.telemetry.on_sent([1.0])
     client.telemetry.terminate(client.now)
@@ -309,11 +293,11 @@ def test_a_lost_connection_drops_the_push_and_the_next_goes_elsewhere() -> None:
     client.at(client.now + 300_000)
     assert (client.network.requests[-1][0], client.push.subscription_id) == (2, 7)
     # A push goes where no request is in flight.
-    client = Client(1, 2).subscribed().answered(PushResponse(0))
+    client = Client(1, 2).subscribed().answered(ErrorResponse(0))
     client.network.busy = {1}
-    client.at(2 * INTERVAL).answered(PushResponse(0))
+    client.at(2 * INTERVAL).answered(ErrorResponse(0))
     client.network.busy = set()
-    client.at(3 * INTERVAL).answered(PushResponse(0))
+    client.at(3 * INTERVAL).answered(ErrorResponse(0))
     client.network.busy = {1, 2}
     client.at(4 * INTERVAL)
     assert [node for node, _ in client.network.requests] == [1, 1, 2, 2, 1]
@@ -321,12 +305,12 @@ def test_a_lost_connection_drops_the_push_and_the_next_goes_elsewhere() -> None:
 
 def test_push_is_postponed_while_no_broker_is_connected() -> None:
     """Until the next connection, or the end of a login that is being renewed."""
-    client = Client(1).subscribed().answered(PushResponse(0))
+    client = Client(1).subscribed().answered(ErrorResponse(0))
     client.network.connected = set()
     assert client.at(2 * INTERVAL).due == INTERVAL
     client.network.connected = {1}
     client.telemetry.on_connected(1, client.now)
-    client.at(client.now).answered(PushResponse(0))
+    client.at(client.now).answered(ErrorResponse(0))
     assert len(client.network.requests) == 3
     client.network.connected = set()
     client.at(3 * INTERVAL)
@@ -337,7 +321,7 @@ def test_push_is_postponed_while_no_broker_is_connected() -> None:
 
 
 def test_the_last_push_says_that_it_is_the_last_and_nothing_follows() -> None:
-    client = Client(1).subscribed().answered(PushResponse(0))
+    client = Client(1).subscribed().answered(ErrorResponse(0))
     client.telemetry.on_sent([3.0])
     client.telemetry.terminate(client.now)
     assert client.push.terminating
@@ -346,14 +330,14 @@ def test_the_last_push_says_that_it_is_the_last_and_nothing_follows() -> None:
     assert client.at(1e9).due == math.inf
     assert len(client.network.requests) == 3
     # Without a connection there is none.
-    client = Client(1).subscribed().answered(PushResponse(0))
+    client = Client(1).subscribed().answered(ErrorResponse(0))
     client.network.connected = set()
     client.telemetry.terminate(client.now)
     assert len(client.network.requests) == 2
 
 
 def test_a_client_that_had_no_task_for_long_ends_and_the_next_task_is_another_one() -> None:
-    client = Client(1).subscribed().answered(PushResponse(0))
+    client = Client(1).subscribed().answered(ErrorResponse(0))
     client.telemetry.idle_since_ms = client.now
     ended = client.now + 50_001
     client.telemetry.on_sent([3.0])
@@ -369,7 +353,7 @@ def test_a_client_that_had_no_task_for_long_ends_and_the_next_task_is_another_on
     client.at(client.now)
     assert client.last == (GET, NEW + b"\0")
     # What is late says nothing of the client that there is now.
-    last.on_response(PushResponse(0), client.now)
+    last.on_response(ErrorResponse(0), client.now)
     last.on_failure(ConnectionResetError("cut"), True, client.now)
     assert client.at(client.now).due == math.inf
     client.answered(replace(WANTED, instance_id=ID[::-1]))

@@ -122,5 +122,5 @@ def test_telemetry_requests_have_their_fields_in_order() -> None:
     identity = bytes(range(16))
     assert admin_requests.encode_get_subscription(identity) == identity + b"\0"
     metrics = b"m" * 300
-    push = admin_requests.encode_push(identity, 7, 2, metrics, terminating=True)
-    assert push == identity + struct.pack(">i?b", 7, True, 2) + uvarint(301) + metrics + b"\0"
+    push = admin_requests.encode_push(identity, 7, metrics, terminating=True)
+    assert push == identity + struct.pack(">i?b", 7, True, 0) + uvarint(301) + metrics + b"\0"

@@ -11,7 +11,7 @@ from typing import Any
 
 from kafka_sink.errors import ProtocolError
 from kafka_sink.model import NO_RECORD_ERRORS, Node, RecordErrors, TopicPartition
-from kafka_sink.network import admin_requests, apis, authentication, produce, requests
+from kafka_sink.network import admin_requests, apis, authentication, produce, requests, wire
 from kafka_sink.network import transaction_requests as transactions
 
 Values = dict[str, Any]
@@ -186,8 +186,8 @@ def every_version(api: int) -> range:
 
 PRODUCER_FIELDS = ("ErrorCode", "ProducerId", "ProducerEpoch", "ThrottleTimeMs")
 SUBSCRIPTION = (
-    *("ErrorCode", "ClientInstanceId", "SubscriptionId", "AcceptedCompressionTypes", "PushIntervalMs"),
-    *("TelemetryMaxBytes", "DeltaTemporality", "RequestedMetrics", "ThrottleTimeMs"),
+    *("ErrorCode", "ClientInstanceId", "SubscriptionId", "PushIntervalMs", "TelemetryMaxBytes"),
+    *("DeltaTemporality", "RequestedMetrics", "ThrottleTimeMs"),
 )
 EXPECTED: dict[int, Callable[[Values], Any]] = {
     apis.PRODUCE: produced,
@@ -201,12 +201,12 @@ EXPECTED: dict[int, Callable[[Values], Any]] = {
     apis.OFFSET_FETCH: offsets,
     apis.DESCRIBE_TRANSACTIONS: described,
     apis.LIST_TRANSACTIONS: listed,
-    apis.ADD_OFFSETS_TO_TXN: of(transactions.AddOffsetsResponse, "ErrorCode", "ThrottleTimeMs"),
-    apis.END_TXN: of(transactions.EndTxnResponse, *PRODUCER_FIELDS),
+    apis.ADD_OFFSETS_TO_TXN: of(wire.ErrorResponse, "ErrorCode", "ThrottleTimeMs"),
+    apis.END_TXN: of(requests.ProducerIdResponse, *PRODUCER_FIELDS),
     apis.CREATE_TOPICS: created,
     apis.DESCRIBE_CONFIGS: configs,
     apis.GET_TELEMETRY_SUBSCRIPTIONS: of(admin_requests.Subscription, *SUBSCRIPTION),
-    apis.PUSH_TELEMETRY: of(admin_requests.PushResponse, "ErrorCode", "ThrottleTimeMs"),
+    apis.PUSH_TELEMETRY: of(wire.ErrorResponse, "ErrorCode", "ThrottleTimeMs"),
     apis.SASL_HANDSHAKE: of(authentication.HandshakeResponse, "ErrorCode", "Mechanisms"),
     apis.SASL_AUTHENTICATE: logged_in,
 }

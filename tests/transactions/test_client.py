@@ -16,17 +16,16 @@ from kafka_sink.model import MetadataUpdate, PartitionMetadata, TopicPartition
 from kafka_sink.network import apis
 from kafka_sink.network.requests import MetadataResponse, ProducerIdResponse
 from kafka_sink.network.transaction_requests import (
-    AddOffsetsResponse,
     CommittedOffset,
     CoordinatorsResponse,
     DescribeTransactionsResponse,
-    EndTxnResponse,
     FoundCoordinator,
     ListTransactionsResponse,
     OffsetFetchResponse,
     PartitionErrors,
     TransactionDescription,
 )
+from kafka_sink.network.wire import ErrorResponse
 from kafka_sink.transactions.client import TransactionClient
 from kafka_sink.transactions.operations import (
     EndTransaction,
@@ -219,7 +218,11 @@ class FormerCoordinator(Network):
         if api == apis.OFFSET_FETCH:
             pending = CommittedOffset(-1, "", kafka_errors.UNSTABLE_OFFSET_COMMIT)
             return OffsetFetchResponse({"g": (0, {PLACE: pending})})
-        return EndTxnResponse(kafka_errors.PRODUCER_FENCED, -1, -1) if node == 1 else EndTxnResponse(0, 1, 1)
+        return (
+            ProducerIdResponse(kafka_errors.PRODUCER_FENCED, -1, -1)
+            if node == 1
+            else ProducerIdResponse(0, 1, 1)
+        )
 
 
 def test_a_coordinator_that_is_not_believed_is_asked_for_at_another_broker() -> None:
@@ -385,7 +388,7 @@ def test_requests_of_a_failed_step_are_not_repeated(code: int) -> None:
 
     def answer(_node: int, api: int) -> Any:
         sent.append(api)
-        return EndTxnResponse(0, 5, 2) if api == apis.END_TXN else PartitionErrors({refused: code})
+        return ProducerIdResponse(0, 5, 2) if api == apis.END_TXN else PartitionErrors({refused: code})
 
     client, producer = connected(Network(answer)), ProducerEpoch(5, 1)
     with pytest.raises(DeliveryError, match="TxnOffsetCommit"):
@@ -408,7 +411,7 @@ def test_a_refused_record_is_not_sent_again_with_the_fetch_behind_it(protocol: i
             is_first = sent.count(api) == 1
             return OffsetFetchResponse({"g": (is_first * kafka_errors.COORDINATOR_LOAD_IN_PROGRESS, {})})
         if api == apis.ADD_OFFSETS_TO_TXN:
-            return AddOffsetsResponse(fenced)
+            return ErrorResponse(fenced)
         return PartitionErrors({partition: fenced})
 
     network = Network(answer)
@@ -464,7 +467,7 @@ def test_a_client_that_learns_the_brokers_also_learns_their_protocol() -> None:
 
     def answer(_node: int, api: int) -> Any:
         sent.append(api)
-        return AddOffsetsResponse(0) if api == apis.ADD_OFFSETS_TO_TXN else PartitionErrors({PLACE: 0})
+        return ErrorResponse(0) if api == apis.ADD_OFFSETS_TO_TXN else PartitionErrors({PLACE: 0})
 
     network = Network(answer)
     for connection in network.connections.values():

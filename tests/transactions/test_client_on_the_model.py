@@ -26,6 +26,7 @@ from kafka_sink.model import MetadataUpdate, TopicPartition
 from kafka_sink.network import apis
 from kafka_sink.network import transaction_requests as responses
 from kafka_sink.network.requests import MetadataResponse, ProducerIdResponse
+from kafka_sink.network.wire import ErrorResponse
 from kafka_sink.transactions.operations import Failed, OffsetKey, ProducerEpoch, TransactionSteps
 from tests.support.effort import tries
 from tests.support.transaction_network import NODES, Connection, Network
@@ -150,13 +151,11 @@ class Brokers(Network):
     def _EndTxnRequest(self, node: int, asked: Any, producer: ProducerEpoch) -> Any:
         name = asked.transactional_id
         code, found = self._of_id(node, name, lambda: self.kafka.end_txn(name, producer, asked.committed))
-        return responses.EndTxnResponse(code, *((-1, -1) if code else found))
+        return ProducerIdResponse(code, *((-1, -1) if code else found))
 
     def _AddOffsetsToTxnRequest(self, node: int, asked: Any, producer: ProducerEpoch) -> Any:
         name = asked.transactional_id
-        return responses.AddOffsetsResponse(
-            self._of_id(node, name, lambda: self.kafka.write(name, producer, (), {}))[0]
-        )
+        return ErrorResponse(self._of_id(node, name, lambda: self.kafka.write(name, producer, (), {}))[0])
 
     def _TxnOffsetCommitRequest(self, node: int, asked: Any, producer: ProducerEpoch) -> Any:
         offsets = {
