@@ -24,20 +24,6 @@ if TYPE_CHECKING:
     from kafka_sink.security.preparation import Prepared, Security
     from kafka_sink.security.sasl import SaslExchange
 
-
-_S = ConnectionState
-# The states that may follow each state.
-_MOVES = {
-    _S.IDLE: (_S.RESOLVING, _S.PREPARING, _S.CONNECTING),
-    _S.RESOLVING: (_S.PREPARING, _S.CONNECTING, _S.IDLE),
-    _S.PREPARING: (_S.CONNECTING, _S.IDLE),
-    _S.CONNECTING: (_S.HANDSHAKING, _S.IDLE),
-    _S.HANDSHAKING: (_S.NEGOTIATING, _S.IDLE),
-    _S.NEGOTIATING: (_S.AUTHENTICATING, _S.READY, _S.IDLE),
-    _S.AUTHENTICATING: (_S.READY, _S.IDLE),
-    _S.READY: (_S.REAUTHENTICATING, _S.IDLE),
-    _S.REAUTHENTICATING: (_S.READY, _S.IDLE),
-}
 # For messages: the step at which setting up a connection has failed.
 STEPS = {
     ConnectionState.RESOLVING: "looking up its name",
@@ -48,7 +34,12 @@ STEPS = {
     ConnectionState.AUTHENTICATING: "the SASL login",
 }
 # The states in which ``BrokerProtocol.phase`` decides what comes next.
-_TALKING = (_S.NEGOTIATING, _S.AUTHENTICATING, _S.READY, _S.REAUTHENTICATING)
+_TALKING = (
+    ConnectionState.NEGOTIATING,
+    ConnectionState.AUTHENTICATING,
+    ConnectionState.READY,
+    ConnectionState.REAUTHENTICATING,
+)
 # The part of a session after which to log in again, and a random addition (as in Java, KIP-368).
 _SESSION_SHARE, _SESSION_JITTER = 0.85, 0.10
 _RENEW_AGAIN_MS = 1000.0
@@ -126,11 +117,6 @@ class BrokerConnection:
         name, timeout = self._options.client_id or "kafka-chunked", self._options.request_timeout_ms
         return BrokerProtocol(name, str(self.node), timeout, exchange, self._trailing)
 
-    def move_to(self, state: ConnectionState) -> None:
-        if state not in _MOVES[self.state]:
-            raise ValueError(f"{self.node} cannot go from {self.state.value} to {state.value}")
-        self.state = state
-
     # -- connecting -------------------------------------------------------------------------------
 
     def may_connect(self, now_ms: float) -> bool:
@@ -150,7 +136,7 @@ class BrokerConnection:
         if self._addresses:
             self._prepare(now_ms)
             return
-        self.move_to(ConnectionState.RESOLVING)
+        self.state = ConnectionState.RESOLVING
         if self._lookup is None:
             self._lookup = self._start_lookup(self.node.host, self.node.port, self._notify)
         self.on_resolved(now_ms)
@@ -166,7 +152,7 @@ class BrokerConnection:
         if self._security is None:
             self.try_next_address(now_ms)
             return
-        self.move_to(ConnectionState.PREPARING)
+        self.state = ConnectionState.PREPARING
         if self.preparation is None or self.preparation.done():
             # Prepare again, because the result of an earlier attempt may be out of date.
             self.preparation = self._security.begin(self.node.host, self._notify)
@@ -196,8 +182,7 @@ class BrokerConnection:
         except OSError:
             if not self.attempts:
                 raise
-        if self.state is not ConnectionState.CONNECTING:
-            self.move_to(ConnectionState.CONNECTING)
+        self.state = ConnectionState.CONNECTING
 
     def _new_transport(self, address: SocketAddress) -> PlaintextTransport:
         if self._context is None:
@@ -225,7 +210,7 @@ class BrokerConnection:
         # These addresses are tried again if the one that responded turns out not to be a usable broker.
         self._addresses += unused.values()
         self.transport = attempt
-        self.move_to(ConnectionState.HANDSHAKING)
+        self.state = ConnectionState.HANDSHAKING
         return list(unused)
 
     def on_writable(self, now_ms: float) -> None:
@@ -235,7 +220,7 @@ class BrokerConnection:
 
     def _shake_hands(self, now_ms: float) -> None:
         if self.transport is not None and self.transport.handshake():
-            self.move_to(ConnectionState.NEGOTIATING)
+            self.state = ConnectionState.NEGOTIATING
             self.protocol.start(now_ms)
 
     # -- using ------------------------------------------------------------------------------------
@@ -328,7 +313,7 @@ class BrokerConnection:
         completed = self.protocol.next_response(now_ms)
         state = self.protocol.phase
         if state is not self.state and self.state in _TALKING:
-            self.move_to(state)
+            self.state = state
             if state is ConnectionState.READY:
                 self._became_ready(now_ms)
         if completed is not None:
@@ -392,7 +377,7 @@ class BrokerConnection:
             return
         self._renew_at_ms = math.inf
         self.protocol.log_in_again(exchange, now_ms)
-        self.move_to(ConnectionState.REAUTHENTICATING)
+        self.state = ConnectionState.REAUTHENTICATING
 
     # -- timeouts and closing -----------------------------------------------------------------------
 
@@ -487,8 +472,7 @@ class BrokerConnection:
         if cause is not None:
             self.last_error, self.failed_step = cause, self.step
             self._back_off(now_ms)
-        if self.state is not ConnectionState.IDLE:
-            self.move_to(ConnectionState.IDLE)
+        self.state = ConnectionState.IDLE
         return lost
 
     def _back_off(self, now_ms: float) -> None:

@@ -28,7 +28,7 @@ from kafka_sink.network.wire import Buffer
 from kafka_sink.version import __version__
 
 if TYPE_CHECKING:
-    from kafka_sink.network.authentication import Login, LoginRequest
+    from kafka_sink.network.authentication import Login
     from kafka_sink.security.sasl import SaslExchange
 
 
@@ -288,10 +288,7 @@ class BrokerProtocol:
         from kafka_sink.network.authentication import Login
 
         self._login = Login(exchange, self._name, self.api_versions)
-        self._ask_for_login(self._login.begin(), now_ms)
-
-    def _ask_for_login(self, request: LoginRequest, now_ms: float) -> None:
-        self._ask(*request, self._on_login_response, now_ms)
+        self._ask(*self._login.begin(), self._on_login_response, now_ms)
 
     def _on_login_response(self, response: Any, now_ms: float) -> None:
         assert self._login is not None
@@ -301,7 +298,7 @@ class BrokerProtocol:
             self._exchange = self._login = None
             self.phase = ConnectionState.READY
             return
-        self._ask_for_login(following, now_ms)
+        self._ask(*following, self._on_login_response, now_ms)
 
     # -- the end ----------------------------------------------------------------------------------
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import socket
 from collections.abc import Callable, Sequence
@@ -24,17 +23,6 @@ from kafka_sink.security.preparation import Prepared, Security
 from kafka_sink.security.settings import SaslSettings, SecuritySettings
 from tests.support.login_broker import SECRET, Broker, plain
 from tests.support.network_harness import OPTIONS, batch, metadata_request, produce_request
-
-ALLOWED = {
-    ("idle", "resolving"), ("idle", "preparing"), ("idle", "connecting"), ("resolving", "preparing"),
-    ("resolving", "connecting"), ("resolving", "idle"), ("preparing", "connecting"), ("preparing", "idle"),
-    ("connecting", "handshaking"), ("connecting", "idle"), ("handshaking", "negotiating"),
-    ("handshaking", "idle"), ("negotiating", "authenticating"), ("negotiating", "ready"),
-    ("negotiating", "idle"), ("authenticating", "ready"), ("authenticating", "idle"),
-    ("ready", "reauthenticating"), ("ready", "idle"), ("reauthenticating", "ready"),
-    ("reauthenticating", "idle"),
-}  # fmt: skip
-
 
 NODE = Node(3, "127.0.0.1", 9092)
 
@@ -100,19 +88,6 @@ def made_ready(now_ms: float = 0.0, **changes: Any) -> BrokerConnection:
     assert one.next_response(now_ms) is None
     assert one.state is ConnectionState.READY
     return one
-
-
-def test_moves_are_a_table_and_an_illegal_one_changes_nothing() -> None:
-    one = link()
-    for before, after in itertools.product(ConnectionState, ConnectionState):
-        one.state = before
-        if (before.value, after.value) in ALLOWED:
-            one.move_to(after)
-            assert one.state is after
-        else:
-            with pytest.raises(ValueError, match=f"cannot go from {before.value} to {after.value}"):
-                one.move_to(after)
-            assert one.state is before
 
 
 def test_backoff_grows_to_its_maximum_and_starts_anew_after_success() -> None:
