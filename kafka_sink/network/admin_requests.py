@@ -20,12 +20,9 @@ from kafka_sink.printable import printable
 CREATE_TOPICS_BY_DEFAULTS = 4
 # The value of ConfigResource.Type.BROKER.
 _BROKER = 4
-# The versions of CreateTopics from which its responses also contain the settings, and the topic's id.
-_FIRST_WITH_CONFIGS, _FIRST_WITH_ID = 5, 7
-_ID_BYTES, _COUNTS_BYTES = 16, 6
-# The same for DescribeConfigs. In its responses and those of CreateTopics, a setting has three bytes that
-# tell whether it is read-only, where it comes from, and whether it is secret.
-_FIRST_WITH_SYNONYMS, _FIRST_WITH_DOCUMENTATION = 1, 3
+# The first version of DescribeConfigs with synonyms. In its responses a setting has three bytes that tell
+# whether it is read-only, where it comes from, and whether it is secret.
+_FIRST_WITH_SYNONYMS = 1
 _KIND_BYTES = 3
 # The client instance id in a first request for client metrics.
 NO_INSTANCE = bytes(16)
@@ -68,8 +65,6 @@ def encode_create_topic(
     for key, value in config:
         request.text(key)
         request.text(value)
-        request.end()
-    request.end()
     request.fields("i?", timeout_ms, validate_only)
     return request.finished()
 
@@ -79,16 +74,7 @@ def decode_create_topic(reader: Reader) -> CreateTopicResponse:
     throttle = reader.integer()
     reader.only_element("topics")
     reader.skip_text()
-    if reader.version >= _FIRST_WITH_ID:
-        reader.skip(_ID_BYTES)
     error, message = reader.short(), text_of(reader.text()) or ""
-    if reader.version >= _FIRST_WITH_CONFIGS:
-        reader.skip(_COUNTS_BYTES)
-        for _ in reader.structs("settings"):
-            reader.skip_text()
-            reader.skip_text()
-            reader.skip(_KIND_BYTES)
-    reader.skip_tags()
     return CreateTopicResponse(error, message, throttle)
 
 
@@ -111,10 +97,7 @@ def encode_describe_broker(version: int, node_id: int, names: Sequence[str]) -> 
     request.fields("b", _BROKER)
     request.text(str(node_id))
     request.texts(names)
-    request.end()
     if version >= _FIRST_WITH_SYNONYMS:
-        request.fields("?", False)
-    if version >= _FIRST_WITH_DOCUMENTATION:
         request.fields("?", False)
     return request.finished()
 
@@ -128,25 +111,17 @@ def decode_describe_broker(reader: Reader) -> BrokerConfigs:
     reader.skip(1)  # the kind of resource
     reader.skip_text()
     configs: dict[str, str] = {}
-    for _ in reader.structs("settings"):
+    for _ in reader.elements("settings"):
         name, value = reader.name_text(), reader.text()
         reader.skip(_KIND_BYTES)
         if reader.version >= _FIRST_WITH_SYNONYMS:
-            _skip_synonyms(reader)
-        if reader.version >= _FIRST_WITH_DOCUMENTATION:
-            reader.skip(1)
-            reader.skip_text()
+            for _ in reader.elements("synonyms"):
+                reader.skip_text()
+                reader.skip_text()
+                reader.skip(1)
         if value is not None:
             configs[printable(name)] = printable(value)
-    reader.skip_tags()
     return BrokerConfigs(error, configs, throttle)
-
-
-def _skip_synonyms(reader: Reader) -> None:
-    for _ in reader.structs("synonyms"):
-        reader.skip_text()
-        reader.skip_text()
-        reader.skip(1)
 
 
 # -- client metrics ---------------------------------------------------------------------------------

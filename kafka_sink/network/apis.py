@@ -75,21 +75,21 @@ APIS: Mapping[int, Api] = {
     # Version 4 is the first that can forbid auto-creation; version 10 adds topic ids.
     METADATA: Api("Metadata", "requests", (4, 13), 64 * _MIB, 6, 9),
     # 4 KiB for each of thousands of progress markers.
-    # Version 8 fetches many groups at once (KIP-709); version 10 identifies topics by id.
-    OFFSET_FETCH: Api("OffsetFetch", "transaction_requests", (8, 9), 32 * _MIB, 4, 6),
+    # Version 8 fetches many groups at once (KIP-709).
+    OFFSET_FETCH: Api("OffsetFetch", "transaction_requests", (8, 8), 32 * _MIB, 4, 6),
     # Version 4 looks up many keys at once (KIP-699).
     FIND_COORDINATOR: Api("FindCoordinator", "transaction_requests", (4, 5), _MIB, 2, 3),
     # Version 0, for brokers before 1.0, is followed by bytes without frames.
     SASL_HANDSHAKE: Api("SaslHandshake", "authentication", (1, 1), 64 * _KIB, 0, _NEVER),
     API_VERSIONS: Api("ApiVersions", "requests", (0, 4), 64 * _KIB, 2, 3),
-    CREATE_TOPICS: Api("CreateTopics", "admin_requests", (2, 7), 256 * _KIB, 3, 5),
-    INIT_PRODUCER_ID: Api("InitProducerId", "requests", (0, 6), 64 * _KIB, 1, 2),
+    CREATE_TOPICS: Api("CreateTopics", "admin_requests", (2, 4), 256 * _KIB, 3, 5),
+    INIT_PRODUCER_ID: Api("InitProducerId", "requests", (0, 5), 64 * _KIB, 1, 2),
     # From version 4 on, the API is only for brokers.
     ADD_PARTITIONS_TO_TXN: Api("AddPartitionsToTxn", "transaction_requests", (3, 3), _MIB, 1, 3),
     ADD_OFFSETS_TO_TXN: Api("AddOffsetsToTxn", "transaction_requests", (3, 4), 64 * _KIB, 1, 3),
     END_TXN: Api("EndTxn", "transaction_requests", (3, 5), 64 * _KIB, 1, 3),
     TXN_OFFSET_COMMIT: Api("TxnOffsetCommit", "transaction_requests", (3, 5), _MIB, 1, 3),
-    DESCRIBE_CONFIGS: Api("DescribeConfigs", "admin_requests", (0, 4), 256 * _KIB, 2, 4),
+    DESCRIBE_CONFIGS: Api("DescribeConfigs", "admin_requests", (0, 2), 256 * _KIB, 2, 4),
     # Kerberos tickets may have about 64 KiB.
     SASL_AUTHENTICATE: Api("SaslAuthenticate", "authentication", (0, 2), 256 * _KIB, 0, 2),
     DESCRIBE_TRANSACTIONS: Api("DescribeTransactions", "transaction_requests", (0, 0), 16 * _MIB, 0, 0),

@@ -27,7 +27,6 @@ _MAX_ROUNDS = 16
 class HandshakeResponse:
     error_code: int
     mechanisms: tuple[str, ...]
-    throttle_time_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +37,6 @@ class AuthenticateResponse:
     error_message: str
     auth_bytes: bytes
     session_ms: int
-    throttle_time_ms: int = 0
 
     def __repr__(self) -> str:
         return f"AuthenticateResponse({self.error_code})"

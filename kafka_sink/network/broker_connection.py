@@ -213,13 +213,11 @@ class BrokerConnection:
         self.state = ConnectionState.HANDSHAKING
         return list(unused)
 
-    def on_writable(self, now_ms: float) -> None:
-        """Continue the TLS handshake. Call it when the socket is writable. Raises the stream's errors."""
-        if self.state is ConnectionState.HANDSHAKING:
-            self._shake_hands(now_ms)
-
-    def _shake_hands(self, now_ms: float) -> None:
-        if self.transport is not None and self.transport.handshake():
+    def shake_hands(self, now_ms: float) -> None:
+        """Continue the TLS handshake, if it is not complete. Raises the stream's errors."""
+        if self.state is not ConnectionState.HANDSHAKING or self.transport is None:
+            return
+        if self.transport.handshake():
             self.state = ConnectionState.NEGOTIATING
             self.protocol.start(now_ms)
 
@@ -294,8 +292,7 @@ class BrokerConnection:
 
     def receive(self, buffer: memoryview, now_ms: float) -> bool:
         """Read once. False if nothing is available. Raises ConnectionResetError at the end of the stream."""
-        if self.state is ConnectionState.HANDSHAKING:
-            self._shake_hands(now_ms)
+        self.shake_hands(now_ms)
         if self.transport is None or self.state not in _TALKING:
             return False
         count = self.transport.receive_into(buffer)
@@ -471,13 +468,9 @@ class BrokerConnection:
         self._heard_since_ready = False
         if cause is not None:
             self.last_error, self.failed_step = cause, self.step
-            self._back_off(now_ms)
+            self.connect_after_ms = now_ms
+            if not self._addresses:
+                self._failures += 1
+                self.connect_after_ms += self._reconnect_backoff.delay_ms(self._failures)
         self.state = ConnectionState.IDLE
         return lost
-
-    def _back_off(self, now_ms: float) -> None:
-        if self._addresses:
-            self.connect_after_ms = now_ms
-            return
-        self._failures += 1
-        self.connect_after_ms = now_ms + self._reconnect_backoff.delay_ms(self._failures)

@@ -141,11 +141,8 @@ class BrokerProtocol:
 
     # -- requests ---------------------------------------------------------------------------------
 
-    def start(self, now_ms: float) -> None:
+    def start(self, now_ms: float, version: int = APIS[API_VERSIONS].versions[1]) -> None:
         """Request the broker's API versions, before anything else."""
-        self._ask_versions(APIS[API_VERSIONS].versions[1], now_ms)
-
-    def _ask_versions(self, version: int, now_ms: float) -> None:
         body = requests.encode_api_versions(version, __version__)
         self._ask(API_VERSIONS, version, body, partial(self._on_versions, version), now_ms)
 
@@ -257,7 +254,7 @@ class BrokerProtocol:
     def _on_versions(self, version: int, response: requests.ApiVersionsResponse, now_ms: float) -> None:
         if response.error_code == UNSUPPORTED_VERSION and version > 0:
             # A broker that does not support the version responds in version 0, which every broker supports.
-            self._ask_versions(0, now_ms)
+            self.start(now_ms, version=0)
             return
         if response.error_code:
             raise ProtocolError(f"{self._name} failed ApiVersions: {error_of(response.error_code).label}")

@@ -190,7 +190,9 @@ class NetworkClient:
         With ``known_only`` it is a broker of the latest metadata, and never a bootstrap address."""
         connection = self.least_loaded(now_ms, known_only=known_only)
         if connection is None:
-            return None, self.connect_delay_ms(now_ms, known_only=known_only)
+            others = chain.from_iterable(self._candidates(known_only=known_only))
+            idle_until_ms = [one.connect_after_ms for one in others if one.state is ConnectionState.IDLE]
+            return None, max(0.0, min(idle_until_ms, default=math.inf) - now_ms)
         if not self.is_ready(connection, now_ms):
             return None, _RECONSIDER_MS
         throttled_ms = connection.throttled_until_ms - now_ms
@@ -214,12 +216,6 @@ class NetworkClient:
         if connection.may_connect(now_ms):
             self._advance(connection, lambda: connection.open(now_ms), now_ms)
         return connection.is_ready
-
-    def connect_delay_ms(self, now_ms: float, *, known_only: bool = False) -> float:
-        """Milliseconds until ``least_loaded`` may connect again; infinity if none is in backoff."""
-        connections = chain.from_iterable(self._candidates(known_only=known_only))
-        idle = (connection for connection in connections if connection.state is ConnectionState.IDLE)
-        return max(0.0, min((connection.connect_after_ms - now_ms for connection in idle), default=math.inf))
 
     def connected_with(self, api_keys: Set[int], now_ms: float) -> BrokerConnection | None:
         """The least busy broker that supports these APIs and accepts a request now, or None."""
@@ -351,7 +347,7 @@ class NetworkClient:
                 self._unwatch(unused)
                 unused.close()
         if mask & selectors.EVENT_WRITE:
-            connection.on_writable(now_ms)
+            connection.shake_hands(now_ms)
         while mask & selectors.EVENT_READ and connection.receive(self._receive_buffer, now_ms):
             was_made = connection.state in _MADE
             completed = connection.next_response(now_ms)

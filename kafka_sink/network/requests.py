@@ -14,8 +14,7 @@ from kafka_sink.network.wire import Reader, Writer, broker_in, decoder, read_res
 
 # The tag of the feature levels that the cluster has finalized (KIP-584).
 _FINALIZED_FEATURES = 2
-# The first version of InitProducerId whose response has a prepared transaction's producer (KIP-939).
-_FIRST_WITH_ONGOING, _ONGOING_BYTES = 6, 10
+# The first version of InitProducerId whose request contains the producer's id and epoch.
 _FIRST_WITH_PRODUCER = 3
 # The first version of ApiVersions whose request contains the client's name and version.
 _FIRST_WITH_SOFTWARE = 3
@@ -137,9 +136,6 @@ def encode_init_producer_id(
     request.fields("i", transaction_timeout_ms)
     if version >= _FIRST_WITH_PRODUCER:
         request.fields("qh", producer_id, producer_epoch)
-    if version >= _FIRST_WITH_ONGOING:
-        # There is no two-phase commit and no prepared transaction.
-        request.fields("??", False, False)
     return request.finished()
 
 
@@ -153,8 +149,6 @@ def decode_init_producer_id(reader: Reader) -> ProducerIdResponse:
             f"a response to {reader.name} contains an invalid producer id or epoch: "
             f"{response.producer_id}, {response.producer_epoch}"
         )
-    if reader.version >= _FIRST_WITH_ONGOING:
-        reader.skip(_ONGOING_BYTES)
     return response
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from kafka_sink.errors import AuthenticationError
@@ -107,10 +108,9 @@ class TlsStream:
 
     def close(self) -> None:
         """Send close_notify, without waiting for the peer's."""
-        try:
+        # It raises if the peer has not sent its own yet, or the handshake is not over.
+        with suppress(ssl.SSLError, ValueError, OSError):
             self._tls.unwrap()
-        except (ssl.SSLError, ValueError, OSError):
-            pass  # the peer has not sent its own yet, or the handshake is not over
 
 
 class TlsTransport(PlaintextTransport):
@@ -146,16 +146,11 @@ class TlsTransport(PlaintextTransport):
         try:
             done = self._stream.handshake()
         except AuthenticationError:
-            self._flush_the_last()
+            with suppress(OSError):  # the peer may be gone
+                self.flush()
             raise
         self.flush()
         return done
-
-    def _flush_the_last(self) -> None:
-        try:
-            self.flush()
-        except OSError:
-            pass  # the peer is gone and does not need it
 
     def _receive(self) -> int | None:
         """Read from the socket. Returns the number of bytes, 0 at the end, or None."""
@@ -206,7 +201,8 @@ class TlsTransport(PlaintextTransport):
 
     def close(self) -> None:
         self._stream.close()
-        self._flush_the_last()
+        with suppress(OSError):
+            self.flush()
         super().close()
 
 

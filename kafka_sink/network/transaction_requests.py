@@ -27,8 +27,6 @@ from kafka_sink.printable import printable
 
 # The first version of EndTxn whose response contains the next producer id and epoch (KIP-890).
 _FIRST_WITH_NEXT_PRODUCER = 5
-# The first version of OffsetFetch whose request contains a group member (KIP-848).
-_FIRST_WITH_MEMBER = 9
 # The first versions of ListTransactions that filter by duration and by pattern.
 _FIRST_WITH_DURATION, _FIRST_WITH_PATTERN = 1, 2
 
@@ -253,9 +251,6 @@ def encode_offset_fetch(
     request = Writer(OFFSET_FETCH, version)
     request.length((group,))
     request.text(group)
-    if version >= _FIRST_WITH_MEMBER:
-        request.text(None)
-        request.fields("i", -1)
     if partitions is None:
         request.length(None)
     else:

@@ -218,11 +218,9 @@ class Reader:
     def elements(self, what: str) -> range:
         """Read the elements of a list of things that the request has named. Null counts as empty. Raises
         ProtocolError, before an element is read, if lists are longer than the request allows."""
-        length = self._list_length()
-        if length > self._elements:
-            raise self._too_many(length, what, self._elements)
-        self._elements -= max(0, length)
-        return range(length)
+        elements = self.elements_up_to(self._elements, what)
+        self._elements -= len(elements)
+        return elements
 
     def structs(self, what: str, size: int = ANY_NUMBER) -> Iterator[int]:
         """Read the elements of a list of structs, and skip the tagged fields at the end of each. ``size`` is

@@ -65,7 +65,7 @@ def establish(one: BrokerConnection, now_ms: float) -> None:
     """The one address that is being tried responds."""
     (attempt,) = one.attempts
     assert one.on_connected(attempt, now_ms) == []
-    one.on_writable(now_ms)
+    one.shake_hands(now_ms)
 
 
 def connected(now_ms: float = 0.0, failures: int = 0, **changes: Any) -> BrokerConnection:

@@ -25,6 +25,9 @@ from tests.support.schema_responses import covers, schema, uvarint
 Schema = dict[str, Any]
 # The APIs whose newest version this client does not use, with that version and the reason.
 NOT_USED = {
+    "InitProducerId": (6, "there is no two-phase commit (KIP-939)"),
+    "CreateTopics": (7, "nothing is read of the topic that was created"),
+    "DescribeConfigs": (4, "no documentation of settings is read"),
     "OffsetFetch": (10, "it identifies topics by id, and progress markers belong to no topic that exists"),
     "TxnOffsetCommit": (6, "it identifies topics by id, as OffsetFetch does"),
     "FindCoordinator": (6, "it finds the coordinators of share groups"),

@@ -10,7 +10,7 @@ import pytest
 
 from kafka_sink.errors import ProtocolError
 from kafka_sink.model import TopicPartition
-from kafka_sink.network import admin_requests, apis, requests
+from kafka_sink.network import apis, requests
 from kafka_sink.network import transaction_requests as transactions
 from kafka_sink.network.produce import produce_body
 from kafka_sink.records.encoder import MAX_RECORDS_PER_BATCH
@@ -170,12 +170,3 @@ def test_a_broker_may_have_many_transactional_ids(count: int, length: int) -> No
     body = [transactions.encode_list_transactions(1, [], "")]
     answer = bytes(6) + rows([]) + rows([one] * count) + b"\0"
     assert len(response(apis.LIST_TRANSACTIONS, 1, body, answer).ids) == count
-
-
-def test_a_created_topic_may_have_all_settings_as_long_as_texts_are() -> None:
-    given = [(f"setting-{number}", "v" * 32_000) for number in range(40)]
-    body = [admin_requests.encode_create_topic(7, TOPIC, 1, 1, 1000, given)]
-    settings = rows(text(name) + text(value) + bytes(4) for name, value in given)
-    topic = text(TOPIC) + bytes(18) + text("m" * 300) + bytes(6) + settings + b"\0"
-    found = response(apis.CREATE_TOPICS, 7, body, bytes(4) + rows([topic]) + b"\0")
-    assert found.error_code == 0
