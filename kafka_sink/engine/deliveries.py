@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -72,9 +73,9 @@ class TaskDeliveries:
             # Whether a batch or the producer has failed. The thread that fails it sets this under the lock.
             # Both threads read it without: a reader that misses the change sees it in its next pass.
             self.has_failed = False
-            self._failed = self._retries = self._splits = self._moved = 0
             self._ranges = 0
-            self._requests = self._sent_batches = 0
+            # The counts of Deliveries that belong to no partition.
+            self._counts: Counter[str] = Counter()
             self._queue_ms = self._max_queue_ms = 0.0
 
     def on_acknowledged(self, batches: Iterable[WrittenBatch], *, confirmed: bool = True) -> None:
@@ -107,7 +108,7 @@ class TaskDeliveries:
         """Count a failed batch or, without a partition, record that the producer failed. The first cause is
         kept."""
         with self._lock:
-            self._failed += records
+            self._counts["failed"] += records
             if self._first_failure is None:
                 self._first_failure = (partition, cause)
                 self.has_failed = True
@@ -115,16 +116,14 @@ class TaskDeliveries:
     def count(self, *, retries: int = 0, splits: int = 0, moved: int = 0) -> None:
         """Add to the counts that belong to no partition."""
         with self._lock:
-            self._retries += retries
-            self._splits += splits
-            self._moved += moved
+            self._counts.update(retries=retries, splits=splits, moved=moved)
 
     def on_sent(self, queue_ms: Sequence[float]) -> None:
         """Count a request. ``queue_ms`` are the times that its batches waited for their first request."""
         with self._lock:
-            self._requests += 1
+            self._counts["requests"] += 1
             if queue_ms:
-                self._sent_batches += len(queue_ms)
+                self._counts["sent_batches"] += len(queue_ms)
                 self._queue_ms += sum(queue_ms)
                 self._max_queue_ms = max(self._max_queue_ms, *queue_ms)
 
@@ -137,13 +136,8 @@ class TaskDeliveries:
             sums["records"] -= sums["dead_letters"] + sums["unconfirmed"]
             return Deliveries(
                 **sums,
+                **self._counts,
                 max_batch_bytes=max((partition.max_batch_bytes for partition in counts), default=0),
-                failed=self._failed,
-                requests=self._requests,
-                retries=self._retries,
-                splits=self._splits,
-                moved=self._moved,
-                sent_batches=self._sent_batches,
                 queue_ms=self._queue_ms,
                 max_queue_ms=self._max_queue_ms,
             )

@@ -27,7 +27,7 @@ from kafka_sink.records.compression import decompressed
 _log = logging.getLogger(__name__)
 
 # A record: its timestamp delta, its bytes after the offset delta, and its size in bytes.
-Record = tuple[int, memoryview, int]
+Record = tuple[int, bytes, int]
 
 # The bytes of records that are added to a piece at once.
 _GROUP_BYTES = 65_536
@@ -129,45 +129,34 @@ def take_out(
 
 
 def _records_of(batch: ProducerBatch) -> Iterator[Record]:
-    """Decode the records of a batch. A record's bytes are valid until the next record is requested."""
     body = batch.buffer.views(batch_header.SIZE)
-    return _records(decompressed(body, batch.compression, batch.raw_bytes), batch.record_count)
+    return _records(decompressed(body, batch.compression, batch.raw_bytes))
 
 
-def _records(blocks: Iterable[bytes | memoryview], count: int) -> Iterator[Record]:
-    supply = iter(blocks)
-    raw = memoryview(b"")
-    at = 0
-    for _ in range(count):
-        # A record may cross the ends of blocks.
-        while (lacking := _lacking(raw, at)) > 0:
-            raw, at = _extended(raw[at:], supply, lacking), 0
-        length, body = varint.read_signed(raw, at)
-        end = body + length
-        timestamp, place = varint.read_signed(raw, body + 1)
-        _, place = varint.read_signed(raw, place)
-        yield timestamp, raw[place:end], end - at
-        at = end
+def _records(blocks: Iterable[bytes | memoryview]) -> Iterator[Record]:
+    """Decode records. A record may cross the ends of blocks."""
+    raw = bytearray()
+    for block in blocks:
+        raw += block
+        at = 0
+        while (record := _record_at(raw, at)) is not None:
+            yield record
+            at += record[2]
+        del raw[:at]
 
 
-def _lacking(raw: memoryview, at: int) -> int:
-    """The number of bytes of the record at ``at`` that ``raw`` lacks, at least: its length may be cut off as
-    well. At most 0 if the record is complete."""
+def _record_at(raw: bytearray, at: int) -> Record | None:
+    """The record at this place; None if the rest of it, or of its length, is in the next block."""
     try:
         length, body = varint.read_signed(raw, at)
     except IndexError:
-        return 1
-    return body + length - len(raw)
-
-
-def _extended(rest: memoryview, supply: Iterator[bytes | memoryview], lacking: int) -> memoryview:
-    """Join ``rest`` and the next blocks. They are joined once, because a large record crosses hundreds."""
-    parts: list[bytes | memoryview] = [rest]
-    while lacking > 0:
-        block = next(supply)
-        parts.append(block)
-        lacking -= len(block)
-    return memoryview(b"".join(parts))
+        return None
+    end = body + length
+    if end > len(raw):
+        return None
+    timestamp, place = varint.read_signed(raw, body + 1)
+    _, place = varint.read_signed(raw, place)
+    return timestamp, bytes(raw[place:end]), end - at
 
 
 # -- writing ------------------------------------------------------------------------------------------
@@ -181,37 +170,33 @@ class BatchSplit:
         self._limit = limit
         self._least = least
         self._left = parent.raw_bytes
-        self._made: list[_Piece] = []
-        self._piece: _Piece | None = None
+        self._pieces: list[_Piece] = []
         self._target = 0.0
 
     def add(self, record: Record) -> None:
-        piece = self._piece
-        if piece is None or self._is_full(piece, record[2]):
-            self._finish()
-            piece = self._piece = _Piece(self._parent, record[0])
+        if not self._pieces or self._is_full(self._pieces[-1], record[2]):
+            self._seal_last()
             # The raw bytes of this piece if all remaining pieces become equally large.
-            pieces = max(ceil(self._left / self._limit), 1 if self._made else self._least)
+            pieces = max(ceil(self._left / self._limit), 1 if self._pieces else self._least)
             self._target = self._left / pieces
-        piece.add(record)
+            self._pieces.append(_Piece(self._parent, record[0]))
+        self._pieces[-1].add(record)
         self._left -= record[2]
 
     def _is_full(self, piece: _Piece, added: int) -> bool:
         # A record belongs to the piece that its middle falls into, so that two pieces are about two halves.
         return piece.taken + added / 2 >= self._target or piece.raw_bytes + added > self._limit
 
-    def _finish(self) -> None:
-        if self._piece is not None:
-            self._piece.seal()
-            self._piece.batch.ordinal = (*self._parent.ordinal, len(self._made))
-            self._made.append(self._piece)
-            self._piece = None
+    def _seal_last(self) -> None:
+        if self._pieces:
+            self._pieces[-1].seal()
+            self._pieces[-1].batch.ordinal = (*self._parent.ordinal, len(self._pieces) - 1)
 
     def placed(self) -> list[ProducerBatch]:
-        self._finish()
-        if self._made:
-            self._parent.buffer = put_pieces(self._parent.buffer, [piece.buffer for piece in self._made])
-        return [piece.batch for piece in self._made]
+        self._seal_last()
+        if self._pieces:
+            self._parent.buffer = put_pieces(self._parent.buffer, [piece.buffer for piece in self._pieces])
+        return [piece.batch for piece in self._pieces]
 
 
 class _Piece:
