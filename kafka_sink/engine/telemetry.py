@@ -15,17 +15,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from kafka_sink import varint
+from kafka_sink import kafka_errors, varint
 from kafka_sink.clock import RANDOM, Clock, wall_ms
 from kafka_sink.cluster.producer_metadata import ProducerMetadata
 from kafka_sink.counts import LatencyWindow
 from kafka_sink.errors import ProtocolError
-from kafka_sink.kafka_errors import (
-    TELEMETRY_TOO_LARGE,
-    THROTTLING_QUOTA_EXCEEDED,
-    UNKNOWN_SUBSCRIPTION_ID,
-    error_of,
-)
 from kafka_sink.network.apis import GET_TELEMETRY_SUBSCRIPTIONS, PRODUCE, PUSH_TELEMETRY
 from kafka_sink.network.broker_connection import BrokerConnection
 from kafka_sink.network.broker_protocol import Request
@@ -205,12 +199,12 @@ class ClientTelemetry:
         self._due_ms = now_ms + self._interval_ms
         if code == 0 and was_asking:
             self._subscribe(response, now_ms)
-        elif code == UNKNOWN_SUBSCRIPTION_ID and not was_asking:
+        elif code == kafka_errors.UNKNOWN_SUBSCRIPTION_ID and not was_asking:
             # Ask for a subscription at once. The next push waits for its share of an interval again.
             self._subscription = None
             self._due_ms = now_ms
-        elif code not in (0, TELEMETRY_TOO_LARGE, THROTTLING_QUOTA_EXCEEDED):
-            self._stop(f"a broker responded {error_of(code).label}")
+        elif code not in (0, kafka_errors.TELEMETRY_TOO_LARGE, kafka_errors.THROTTLING_QUOTA_EXCEEDED):
+            self._stop(f"a broker responded {kafka_errors.error_of(code).label}")
 
     def _on_failure(self, client: int, cause: Exception, possibly_sent: bool, now_ms: float) -> None:
         """Wait for an interval of at least the default one before the next request, as Kafka's client does.

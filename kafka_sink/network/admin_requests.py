@@ -7,12 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kafka_sink import varint
-from kafka_sink.network.apis import (
-    CREATE_TOPICS,
-    DESCRIBE_CONFIGS,
-    GET_TELEMETRY_SUBSCRIPTIONS,
-    PUSH_TELEMETRY,
-)
+from kafka_sink.network import apis
 from kafka_sink.network.wire import Reader, Writer, decoder, error_response, text_of
 from kafka_sink.printable import printable
 
@@ -55,7 +50,7 @@ def encode_create_topic(
 ) -> bytes:
     """Create one topic with these settings. The broker chooses a number that is given as -1. With
     ``validate_only``, the broker only checks whether it would create the topic."""
-    request = Writer(CREATE_TOPICS, version)
+    request = Writer(apis.CREATE_TOPICS, version)
     request.length((name,))
     request.text(name)
     request.fields("ih", partitions, replication_factor)
@@ -69,7 +64,7 @@ def encode_create_topic(
     return request.finished()
 
 
-@decoder(CREATE_TOPICS)
+@decoder(apis.CREATE_TOPICS)
 def decode_create_topic(reader: Reader) -> CreateTopicResponse:
     throttle = reader.integer()
     reader.only_element("topics")
@@ -92,7 +87,7 @@ class BrokerConfigs:
 
 def encode_describe_broker(version: int, node_id: int, names: Sequence[str]) -> bytes:
     """Request a broker's own settings with these names. The request must be sent to that broker."""
-    request = Writer(DESCRIBE_CONFIGS, version)
+    request = Writer(apis.DESCRIBE_CONFIGS, version)
     request.length((node_id,))
     request.fields("b", _BROKER)
     request.text(str(node_id))
@@ -102,7 +97,7 @@ def encode_describe_broker(version: int, node_id: int, names: Sequence[str]) -> 
     return request.finished()
 
 
-@decoder(DESCRIBE_CONFIGS)
+@decoder(apis.DESCRIBE_CONFIGS)
 def decode_describe_broker(reader: Reader) -> BrokerConfigs:
     throttle = reader.integer()
     reader.only_element("brokers")
@@ -155,7 +150,7 @@ def encode_push(
     return head + varint.unsigned(len(metrics) + 1) + metrics + _NO_TAGS
 
 
-@decoder(GET_TELEMETRY_SUBSCRIPTIONS)
+@decoder(apis.GET_TELEMETRY_SUBSCRIPTIONS)
 def decode_subscription(reader: Reader) -> Subscription:
     throttle, error = reader.integer(), reader.short()
     instance_id, subscription_id = reader.take(len(NO_INSTANCE)), reader.integer()
@@ -165,4 +160,4 @@ def decode_subscription(reader: Reader) -> Subscription:
     return Subscription(error, instance_id, subscription_id, interval, most, delta, requested, throttle)
 
 
-decoder(PUSH_TELEMETRY)(error_response)
+decoder(apis.PUSH_TELEMETRY)(error_response)

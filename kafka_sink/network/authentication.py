@@ -7,13 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kafka_sink import kafka_errors
 from kafka_sink.errors import AuthenticationError, BrokerVersionError
-from kafka_sink.kafka_errors import (
-    ILLEGAL_SASL_STATE,
-    SASL_AUTHENTICATION_FAILED,
-    UNSUPPORTED_SASL_MECHANISM,
-    error_of,
-)
 from kafka_sink.network.apis import SASL_AUTHENTICATE, SASL_HANDSHAKE, common_version
 from kafka_sink.network.wire import Reader, Writer, decoder, text_of
 from kafka_sink.printable import printable_list
@@ -104,22 +99,23 @@ class Login:
         if response.error_code == 0:
             return
         mechanism = self._exchange.mechanism
-        if response.error_code == UNSUPPORTED_SASL_MECHANISM:
+        if response.error_code == kafka_errors.UNSUPPORTED_SASL_MECHANISM:
             offered = printable_list(response.mechanisms) or "none"
             problem = f"it does not offer {mechanism} but {offered}: set kafka.sasl.mechanism to one of these"
-        elif response.error_code == ILLEGAL_SASL_STATE:
+        elif response.error_code == kafka_errors.ILLEGAL_SASL_STATE:
             problem = (
                 "its listener does not support a login: use its SASL listener's port, or "
                 "kafka.security.protocol=PLAINTEXT or SSL"
             )
         else:
-            problem = f"the SASL handshake failed: {error_of(response.error_code).label}"
+            problem = f"the SASL handshake failed: {kafka_errors.error_of(response.error_code).label}"
         raise AuthenticationError(f"login at {self._name} failed: {problem}")
 
     def _refusal(self, response: AuthenticateResponse) -> str:
         mechanism = self._exchange.mechanism
         said = f" ({response.error_message})" if response.error_message else ""
-        code = "" if response.error_code == SASL_AUTHENTICATION_FAILED else f", error {response.error_code}"
+        is_usual = response.error_code == kafka_errors.SASL_AUTHENTICATION_FAILED
+        code = "" if is_usual else f", error {response.error_code}"
         refused = f"it refuses the credentials for SASL {mechanism}{code}{said}"
         return f"login at {self._name} failed: {refused}: {self._exchange.remedy}"
 

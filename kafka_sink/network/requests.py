@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from kafka_sink.errors import ProtocolError
 from kafka_sink.kafka_errors import LEADER_NOT_AVAILABLE
 from kafka_sink.model import MAX_BROKERS, NO_LEADER, UNKNOWN_EPOCH, MetadataUpdate, Partitions, TopicMetadata
-from kafka_sink.network.apis import API_VERSIONS, APIS, DECODERS, INIT_PRODUCER_ID, METADATA, OnTrailing
-from kafka_sink.network.wire import Reader, Writer, broker_in, decoder, read_response, refuse, text_of
+from kafka_sink.network.apis import API_VERSIONS, APIS, INIT_PRODUCER_ID, METADATA
+from kafka_sink.network.wire import Reader, Writer, broker_in, decoder, text_of
 
 # The tag of the feature levels that the cluster has finalized (KIP-584).
 _FINALIZED_FEATURES = 2
@@ -60,23 +60,12 @@ def encode_api_versions(version: int, software_version: str) -> bytes:
     return request.finished()
 
 
-def decode_api_versions(
-    version: int, payload: bytes, asked: int = 0, on_trailing: OnTrailing = refuse
-) -> ApiVersionsResponse:
-    """Decode ``payload``, which includes its header. After an error, nothing more is read. Brokers that do
-    not support the version write the rest in the form of version 0, or in another form."""
-    # The header of this response never has tagged fields, so that clients of any version can read it.
-    return read_response(
-        API_VERSIONS, version, payload, _api_versions, asked, on_trailing, tagged_header=False
-    )
-
-
-DECODERS[API_VERSIONS] = decode_api_versions
-
-
-def _api_versions(reader: Reader) -> ApiVersionsResponse:
+@decoder(API_VERSIONS, reads_tags=True)
+def decode_api_versions(reader: Reader) -> ApiVersionsResponse:
     error = reader.short()
     if error:
+        # Nothing more is read: brokers that do not support the version write the rest in the form of version
+        # 0, or in another form.
         reader.at = len(reader.payload)
         return ApiVersionsResponse(error, {})
     ranges: dict[int, tuple[int, int]] = {}

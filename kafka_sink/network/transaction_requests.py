@@ -11,16 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kafka_sink.model import Node, TopicPartition
-from kafka_sink.network.apis import (
-    ADD_OFFSETS_TO_TXN,
-    ADD_PARTITIONS_TO_TXN,
-    DESCRIBE_TRANSACTIONS,
-    END_TXN,
-    FIND_COORDINATOR,
-    LIST_TRANSACTIONS,
-    OFFSET_FETCH,
-    TXN_OFFSET_COMMIT,
-)
+from kafka_sink.network import apis
 from kafka_sink.network.requests import ProducerIdResponse
 from kafka_sink.network.wire import Reader, Writer, address_of, decoder, error_response, text_of
 from kafka_sink.printable import printable
@@ -108,13 +99,13 @@ class ListTransactionsResponse:
 
 def encode_find_coordinator(version: int, keys: Sequence[str], *, of_groups: bool) -> bytes:
     """Look up the coordinators of groups (``of_groups``) or of transactional ids."""
-    request = Writer(FIND_COORDINATOR, version)
+    request = Writer(apis.FIND_COORDINATOR, version)
     request.fields("b", _GROUP if of_groups else _TRANSACTION)
     request.texts(keys)
     return request.finished()
 
 
-@decoder(FIND_COORDINATOR)
+@decoder(apis.FIND_COORDINATOR)
 def decode_find_coordinator(reader: Reader) -> CoordinatorsResponse:
     throttle = reader.integer()
     coordinators: dict[str, FoundCoordinator] = {}
@@ -138,7 +129,7 @@ def encode_add_partitions(
     partitions: Iterable[TopicPartition],
 ) -> bytes:
     """Add partitions to the transaction. The first of them begins it."""
-    request = Writer(ADD_PARTITIONS_TO_TXN, version)
+    request = Writer(apis.ADD_PARTITIONS_TO_TXN, version)
     request.text(transactional_id)
     request.fields("qh", producer_id, producer_epoch)
     _write_partitions(request, partitions)
@@ -169,22 +160,22 @@ def _partition_errors(reader: Reader) -> PartitionErrors:
     return PartitionErrors(errors, throttle)
 
 
-decoder(ADD_PARTITIONS_TO_TXN)(_partition_errors)
-decode_txn_offset_commit = decoder(TXN_OFFSET_COMMIT)(_partition_errors)
+decoder(apis.ADD_PARTITIONS_TO_TXN)(_partition_errors)
+decode_txn_offset_commit = decoder(apis.TXN_OFFSET_COMMIT)(_partition_errors)
 
 
 def encode_add_offsets(
     version: int, transactional_id: str, producer_id: int, producer_epoch: int, group: str
 ) -> bytes:
     """Add a group's offsets to the transaction, before TxnOffsetCommit."""
-    request = Writer(ADD_OFFSETS_TO_TXN, version)
+    request = Writer(apis.ADD_OFFSETS_TO_TXN, version)
     request.text(transactional_id)
     request.fields("qh", producer_id, producer_epoch)
     request.text(group)
     return request.finished()
 
 
-decoder(ADD_OFFSETS_TO_TXN)(error_response)
+decoder(apis.ADD_OFFSETS_TO_TXN)(error_response)
 
 
 # -- EndTxn ---------------------------------------------------------------------------------------
@@ -194,13 +185,13 @@ def encode_end_txn(
     version: int, transactional_id: str, producer_id: int, producer_epoch: int, *, commit: bool
 ) -> bytes:
     """Commit or abort. A retry must have the same id and epoch."""
-    request = Writer(END_TXN, version)
+    request = Writer(apis.END_TXN, version)
     request.text(transactional_id)
     request.fields("qh?", producer_id, producer_epoch, commit)
     return request.finished()
 
 
-@decoder(END_TXN)
+@decoder(apis.END_TXN)
 def decode_end_txn(reader: Reader) -> ProducerIdResponse:
     """The id and epoch are those of the next transaction; -1 after an error, and with protocol 1."""
     throttle, error = reader.integer(), reader.short()
@@ -224,7 +215,7 @@ def encode_txn_offset_commit(
     topics: dict[str, list[tuple[int, int, str]]] = {}
     for partition, (offset, metadata) in offsets.items():
         topics.setdefault(partition.topic, []).append((partition.partition, offset, metadata))
-    request = Writer(TXN_OFFSET_COMMIT, version)
+    request = Writer(apis.TXN_OFFSET_COMMIT, version)
     request.text(transactional_id)
     request.text(group)
     request.fields("qhi", producer_id, producer_epoch, -1)
@@ -248,7 +239,7 @@ def encode_offset_fetch(
     """Fetch a group's offsets, or all of them if ``partitions`` is None. With ``stable``, a partition with an
     open transaction gets UNSTABLE_OFFSET_COMMIT. If all offsets are fetched, this happens only for partitions
     that already have an offset."""
-    request = Writer(OFFSET_FETCH, version)
+    request = Writer(apis.OFFSET_FETCH, version)
     request.length((group,))
     request.text(group)
     if partitions is None:
@@ -260,7 +251,7 @@ def encode_offset_fetch(
     return request.finished()
 
 
-@decoder(OFFSET_FETCH)
+@decoder(apis.OFFSET_FETCH)
 def decode_offset_fetch(reader: Reader) -> OffsetFetchResponse:
     throttle = reader.integer()
     groups: dict[str, tuple[int, Mapping[TopicPartition, CommittedOffset]]] = {}
@@ -288,12 +279,12 @@ def _offsets(reader: Reader) -> dict[TopicPartition, CommittedOffset]:
 
 def encode_describe_transactions(version: int, ids: Sequence[str]) -> bytes:
     """Describe transactional ids whose coordinator is the broker that receives the request."""
-    request = Writer(DESCRIBE_TRANSACTIONS, version)
+    request = Writer(apis.DESCRIBE_TRANSACTIONS, version)
     request.texts(ids)
     return request.finished()
 
 
-@decoder(DESCRIBE_TRANSACTIONS)
+@decoder(apis.DESCRIBE_TRANSACTIONS)
 def decode_describe_transactions(reader: Reader) -> DescribeTransactionsResponse:
     throttle = reader.integer()
     descriptions: dict[str, TransactionDescription] = {}
@@ -318,7 +309,7 @@ def _count_partitions(reader: Reader) -> int:
 def encode_list_transactions(version: int, states: Sequence[str], pattern: str) -> bytes:
     """List transactions in these states whose coordinator is the receiving broker. ``pattern`` filters ids;
     versions before 2 ignore it."""
-    request = Writer(LIST_TRANSACTIONS, version)
+    request = Writer(apis.LIST_TRANSACTIONS, version)
     request.texts(states)
     # The filters are empty: the list contains transactions of any producer and of any age.
     request.length(())
@@ -329,7 +320,7 @@ def encode_list_transactions(version: int, states: Sequence[str], pattern: str) 
     return request.finished()
 
 
-@decoder(LIST_TRANSACTIONS)
+@decoder(apis.LIST_TRANSACTIONS)
 def decode_list_transactions(reader: Reader) -> ListTransactionsResponse:
     throttle, error = reader.integer(), reader.short()
     for _ in reader.elements("unknown filters"):

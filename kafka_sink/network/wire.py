@@ -15,7 +15,7 @@ from typing import TypeVar
 from kafka_sink import varint
 from kafka_sink.errors import ProtocolError
 from kafka_sink.model import Node
-from kafka_sink.network.apis import APIS, DECODERS, Api, OnTrailing
+from kafka_sink.network.apis import API_VERSIONS, APIS, DECODERS, Api, OnTrailing
 from kafka_sink.printable import is_host, printable
 
 Value = TypeVar("Value")
@@ -43,8 +43,6 @@ def read_response(
     convert: Callable[[Reader], Value],
     asked: int = ANY_NUMBER,
     on_trailing: OnTrailing = refuse,
-    *,
-    tagged_header: bool = True,
 ) -> Value:
     """Return what ``convert`` reads from a response after its header.
 
@@ -55,7 +53,8 @@ def read_response(
     reader = Reader(APIS[api_key], version, payload, asked)
     try:
         reader.take(_INT.size)
-        if tagged_header:
+        # The header of ApiVersions never has tagged fields, so that clients of any version can read it.
+        if api_key != API_VERSIONS:
             reader.skip_tags()
         value = convert(reader)
     except ProtocolError:
@@ -71,14 +70,17 @@ def read_response(
     raise ProtocolError(f"a response to {reader.name} cannot be read: {problem}")
 
 
-def decoder(api_key: int) -> Callable[[Callable[[Reader], Value]], Callable[..., Value]]:
-    """Register a function that reads a response between header and tagged fields as an API's decoder, with
-    the signature in ``apis.Decoders``."""
+def decoder(
+    api_key: int, *, reads_tags: bool = False
+) -> Callable[[Callable[[Reader], Value]], Callable[..., Value]]:
+    """Register a function that reads a response between header and tagged fields, or with ``reads_tags`` also
+    these, as an API's decoder. The decoder has the signature in ``apis.Decoders``."""
 
     def made(convert: Callable[[Reader], Value]) -> Callable[..., Value]:
         def read(reader: Reader) -> Value:
             value = convert(reader)
-            reader.skip_tags()
+            if not reads_tags:
+                reader.skip_tags()
             return value
 
         def decode(
