@@ -1,8 +1,7 @@
 """The sender thread: it moves batches from the accumulator to brokers and handles their responses.
 
 It owns the producer's connections to brokers. Other threads wake it with ``NetworkClient.wakeup``, which ends
-the poll; it is the only method of ``NetworkClient`` that they call. ``Sender`` lists which of its own methods
-other threads may call, and what these methods write.
+the poll; it is the only method of ``NetworkClient`` that they call.
 
 ``run_once`` is one pass. It does whatever is due, in this order:
 
@@ -45,8 +44,6 @@ from kafka_sink.printable import first_of
 from kafka_sink.rows.partitioner import Choices, choices_of
 
 _log = logging.getLogger(__name__)
-
-
 # With how many brokers a task that writes in a transaction is connected before it has rows for them.
 _EARLY_CONNECTIONS = 5
 
@@ -60,7 +57,7 @@ class Sender(threading.Thread):
     ``broker_metrics`` and ``is_reusable``. While the sender's thread runs, it writes everything else.
     """
 
-    def __init__(  # noqa: PLR0913 - the parts of a producer
+    def __init__(
         self,
         accumulator: RecordAccumulator,
         cluster: ProducerMetadata,
@@ -69,11 +66,10 @@ class Sender(threading.Thread):
         breaker: Breaker,
         clock_ms: Clock,
         telemetry: ClientTelemetry | None = None,
-        max_poll_ms: float = MAX_POLL_MS,
     ) -> None:
         super().__init__(name="kafka-chunked-sender", daemon=True)
         options = accumulator.options
-        self.max_poll_ms = max_poll_ms
+        self.max_poll_ms = MAX_POLL_MS
         adapts = options.partitioner_adaptive_partitioning_enable
         self._availability_timeout_ms = options.partitioner_availability_timeout_ms if adapts else 0
         # The ids of brokers that keyless rows should avoid (KIP-794). The sender's thread replaces the set
@@ -312,12 +308,8 @@ class Sender(threading.Thread):
         waiting: Iterable[tuple[Broker, Sequence[Partition]]],
         now_ms: float,
     ) -> float:
-        """Request metadata for partitions without a reachable leader. Return the delay until the next request
-        is allowed.
-
-        Other brokers will lead the partitions of an unreachable broker once the cluster has noticed, and only
-        metadata shows that. The metadata's backoff limits how often it is requested.
-        """
+        """Request metadata for partitions without a reachable leader, since only metadata shows which broker
+        leads them next. Return the delay until the next request is allowed."""
         unknown = {partition.id.topic for partition in leaderless}
         if unknown or self._responses.missing:
             self._responses.expire_missing(unknown, now_ms)
@@ -392,8 +384,7 @@ class Sender(threading.Thread):
         self._has_waits = bool(unreachable) or any(broker.waits_since_ms is not None for broker in brokers)
 
     def _run_breaker(self, now_ms: float) -> float:
-        """Run the breaker and probe the brokers it asks for. Return the milliseconds until another broker can
-        be probed."""
+        """Run the breaker. Return the milliseconds until another broker can be probed."""
         breaker = self._breaker
         breaker.run(now_ms)
         self._network.avoided = breaker.avoided.nodes
@@ -425,8 +416,7 @@ class Sender(threading.Thread):
         return self._metadata.refresh(now_ms)
 
     def _probe(self, broker: Broker, partitions: Sequence[Partition], now_ms: float) -> float:
-        """Send one batch of a muted partition that the breaker wants to probe. Return the delay until this
-        broker should be checked again."""
+        """Send one batch of a muted partition as a probe. Return the delay until the next check."""
         for partition in partitions:
             if not self._breaker.task_mutes.may_probe(partition.id):
                 continue

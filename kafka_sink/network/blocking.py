@@ -21,8 +21,6 @@ from kafka_sink.network.client import NetworkClient
 from kafka_sink.options import SinkOptions
 
 _MAX_POLL_MS = 100.0
-
-
 # For messages: what a request asks a broker to do.
 _PURPOSES: Mapping[int, str] = {
     apis.METADATA: "describe the cluster",

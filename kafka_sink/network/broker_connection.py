@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from kafka_sink.security.preparation import Prepared, Security
     from kafka_sink.security.sasl import SaslExchange
-
 # For messages: the step at which setting up a connection has failed.
 STEPS = {
     ConnectionState.RESOLVING: "looking up its name",
@@ -266,8 +265,8 @@ class BrokerConnection:
 
     def flush(self, now_ms: float) -> list[Request]:
         """Write as much as the stream accepts. Returns requests without a response that are written. The age
-        of a request starts again whenever some of its bytes are written: no broker can respond before the
-        last byte, and a slow link takes long for a large request."""
+        of a request starts again whenever some of its bytes are written, because a slow link takes long for a
+        large one."""
         transport, send_buffer = self.transport, self.protocol.send_buffer
         if transport is None:
             return []
@@ -304,9 +303,7 @@ class BrokerConnection:
         return True
 
     def next_response(self, now_ms: float) -> CompletedRequest | None:
-        """Return the next response to a request of the caller, or None if none has arrived. Responses to
-        ApiVersions and SASL requests make the connection ready and are not returned. Raises the errors of
-        BrokerProtocol.next_response."""
+        """Return what BrokerProtocol.next_response returns. The connection may become ready by it."""
         completed = self.protocol.next_response(now_ms)
         state = self.protocol.phase
         if state is not self.state and self.state in _TALKING:
@@ -439,7 +436,6 @@ class BrokerConnection:
 
     @property
     def transports(self) -> list[PlaintextTransport]:
-        """All open streams of the connection."""
         return [*self.attempts] if self.transport is None else [self.transport]
 
     def first_tries_end_ms(self, each_ms: float) -> float:

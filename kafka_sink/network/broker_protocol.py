@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from kafka_sink.network.authentication import Login
     from kafka_sink.security.sasl import SaslExchange
 
-
 _log = logging.getLogger(__name__)
 _LENGTH = struct.Struct(">i")
 _SHORTEST_FRAME = 4
@@ -134,7 +133,7 @@ class BrokerProtocol:
         self._name = name
         self._request_timeout_ms = request_timeout_ms
         self._trailing = set() if trailing is None else trailing
-        # The requests that are not complete, oldest first. One without a response is complete once written.
+        # Oldest first. A request without a response is complete once it is written.
         self.in_flight: deque[Request] = deque()
         self._next_correlation = 0
         self._received = bytearray()
@@ -178,7 +177,7 @@ class BrokerProtocol:
     # -- responses --------------------------------------------------------------------------------
 
     def receive(self, data: bytes | bytearray | memoryview) -> None:
-        """Accept received bytes, in pieces of any size. Allocates nothing for bytes to come."""
+        """Accept received bytes, in pieces of any size."""
         self._received += data
 
     def next_response(self, now_ms: float) -> CompletedRequest | None:
@@ -300,9 +299,8 @@ class BrokerProtocol:
     # -- the end ----------------------------------------------------------------------------------
 
     def take_in_flight(self) -> list[tuple[Request, bool]]:
-        """Remove and return what is in flight, in order, each with whether bytes of it were written. The
-        connection's own requests are left out. A broker acts on complete requests only, so counting a request
-        as possibly sent after its first byte is on the safe side."""
+        """Remove and return the caller's requests in flight, in order, each with whether bytes of it were
+        written. A broker acts on complete requests only, so that is on the safe side."""
         lost = list(self.in_flight)
         self.in_flight.clear()
         written = self.send_buffer.written_bytes
@@ -311,9 +309,6 @@ class BrokerProtocol:
 
 def _unheard(cause: Exception, possibly_sent: bool, now_ms: float) -> None:
     """The ``on_failure`` of the connection's own requests. Does nothing."""
-
-
-# -- the bytes that wait for a socket: a queue of buffers that are never joined -----------------------------
 
 
 # IOV_MAX on Linux: one sendmsg accepts no more buffers.

@@ -105,9 +105,8 @@ class NetworkClient:
     # -- nodes ------------------------------------------------------------------------------------
 
     def set_addresses(self, nodes: Iterable[Node]) -> None:
-        """Set the brokers of the latest metadata. A connection to a broker whose address has changed is
-        closed and made again. A connection to a broker that is no longer listed is closed when nothing is in
-        flight on it."""
+        """Set the brokers of the latest metadata. A connection to a broker that has moved is made again, and
+        one to a broker that is no longer listed is closed when nothing is in flight on it."""
         known = list(nodes)
         for node in known:
             connection = self.connections.get(node.id)
@@ -129,10 +128,9 @@ class NetworkClient:
     def _adopt(self, node: Node) -> bool:
         """Make the connection to a bootstrap address the broker's, if that is also the broker's own address.
 
-        This saves connecting and logging in a second time. The bootstrap address gets a new connection, which
-        is opened if it is needed again. If the broker takes client metrics (KIP-714), the connection stays
-        apart: a broker handles the requests of a connection one after the other, so a metrics receiver that
-        hangs would hold up rows.
+        The bootstrap address gets a new connection, which is opened if it is needed again. If the broker
+        takes client metrics (KIP-714), the connection stays apart: a broker handles the requests of a
+        connection one after the other, so a metrics receiver that hangs would hold up rows.
         """
         for index, connection in enumerate(self.bootstrap):
             at = connection.node
@@ -201,10 +199,7 @@ class NetworkClient:
     def _candidates(self, *, known_only: bool) -> tuple[Sequence[BrokerConnection], ...]:
         """Where metadata may be requested: at known brokers, then at bootstrap addresses if allowed."""
         stand_in = not known_only and (self._rebootstraps or not self._known)
-        avoided = self.avoided
-        others = (
-            [connection for connection in self._known if connection.node.id not in avoided] if avoided else ()
-        )
+        others = [connection for connection in self._known if connection.node.id not in self.avoided]
         return others or self._known, self.bootstrap if stand_in else []
 
     def _load(self, connection: BrokerConnection, now_ms: float) -> tuple[bool, bool, int]:
@@ -228,12 +223,8 @@ class NetworkClient:
 
     def connection_errors(self) -> dict[Node, Exception]:
         """The last error of each broker that could not be connected, for messages."""
-        connections = list(self.connections.values())
-        return {
-            connection.node: connection.last_error
-            for connection in connections
-            if connection.last_error is not None
-        }
+        errors = {one.node: one.last_error for one in list(self.connections.values())}
+        return {node: error for node, error in errors.items() if error is not None}
 
     def describe_brokers(self) -> str:
         """The known brokers or else the bootstrap addresses, with their last errors. For any thread."""
@@ -246,9 +237,8 @@ class NetworkClient:
     # -- I/O --------------------------------------------------------------------------------------
 
     def send(self, connection: BrokerConnection, request: Request, now_ms: float) -> None:
-        """Submit a request to a ready connection, and write what the stream accepts. Never blocks. Raises
-        ValueError, and changes nothing, if the connection is not ready. A broken stream is reported by the
-        next poll."""
+        """Submit a request to a ready connection, and write what the stream accepts. Raises ValueError, and
+        changes nothing, if the connection is not ready. A broken stream is reported by the next poll."""
         self._advance(connection, lambda: connection.protocol.submit(request, now_ms), now_ms)
 
     def poll(self, timeout_ms: float, now_ms: float) -> int:

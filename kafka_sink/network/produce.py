@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from kafka_sink import varint
 from kafka_sink.model import NO_RECORD_ERRORS, Node, RecordErrors
-from kafka_sink.network.apis import APIS, DECODERS, PRODUCE, OnTrailing
+from kafka_sink.network.apis import DECODERS, PRODUCE, OnTrailing
 from kafka_sink.network.wire import (
     ANY_NUMBER,
     UNASKED,
@@ -79,12 +79,9 @@ def produce_body(
     """The request body as buffers for scatter-gather: small headers between the batches' own buffers.
 
     A topic is (name, id or None, partitions). A partition is (index, buffers of its batch, total bytes).
-    Buffers are bytes or memoryviews of bytes, and are not copied. Raises ValueError for a version that is not
-    in ``apis.APIS``, or for a topic without an id if the version needs one.
+    Buffers are bytes or memoryviews of bytes, and are not copied. Raises ValueError for a topic without an id
+    if the version needs one.
     """
-    oldest, newest = APIS[PRODUCE].versions
-    if not oldest <= version <= newest:
-        raise ValueError(f"Produce v{version} is not one of {oldest} to {newest}")
     request = Writer(PRODUCE, version)
     request.text(transactional_id)
     request.fields("hi", acks, timeout_ms)
@@ -93,8 +90,8 @@ def produce_body(
     for name, topic_id, partitions in topics:
         if version <= LAST_VERSION_WITH_NAMES:
             request.text(name)
-        elif topic_id is None or len(topic_id) != _TOPIC_ID_BYTES:
-            raise ValueError(f"topic {name!r} has no id of 16 bytes, which Produce v{version} needs")
+        elif topic_id is None:
+            raise ValueError(f"topic {name!r} has no id, which Produce v{version} needs")
         else:
             request.body += topic_id
         request.length(partitions)

@@ -24,8 +24,8 @@ _READ_BYTES = 128 * 1024
 class TlsStream:
     """The TLS of one connection, without its socket.
 
-    ``incoming`` accepts the peer's bytes in pieces of any size, and ``outgoing`` contains the bytes for the
-    peer. Raises AuthenticationError if a retry cannot help, and ConnectionError if it may help.
+    ``incoming`` takes the peer's bytes, and ``outgoing`` has the bytes for the peer. Raises
+    AuthenticationError if a retry cannot help, and ConnectionError if it may help.
 
     ``host`` is used for the certificate check and for SNI. ``suites`` are OpenSSL's names of the enabled
     cipher suites; if empty, all suites that the context allows are enabled.
