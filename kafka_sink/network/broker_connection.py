@@ -47,10 +47,6 @@ _NEXT_ADDRESS_MS = 250.0
 _MIN_SESSION_MS = 1000.0
 
 
-class RequestTimeoutError(TimeoutError):
-    """A broker did not respond within request.timeout.ms."""
-
-
 class BrokerConnection:
     """A connection with its stream, timeouts and reconnect backoff. Times are milliseconds.
 
@@ -410,7 +406,7 @@ class BrokerConnection:
         in_flight = self.protocol.in_flight
         if not in_flight or now_ms < in_flight[0].written_ms + in_flight[0].timeout_ms:
             return None
-        return RequestTimeoutError(
+        return TimeoutError(
             f"{self.node} did not respond within kafka.request.timeout.ms = {in_flight[0].timeout_ms:.0f} ms"
         )
 

@@ -150,7 +150,7 @@ _FIRST_RELIABLE_EPOCHS = 9
 _SHORTEST_PARTITION = 26
 # Error, number, leader and epoch. In versions without epochs, an empty text takes the epoch's place.
 _PARTITION_WITHOUT, _PARTITION_WITH_EPOCH = struct.Struct(">hii0s"), struct.Struct(">hiii")
-_COUNT = struct.Struct(">i")
+_REPLICA_BYTES = 4
 _LONG_VARINT = 0x80
 _NO_TOPIC_ID = bytes(16)
 # AclOperation.WRITE, and the value that a broker sends if it does not report which operations are allowed.
@@ -216,7 +216,6 @@ def _partitions(reader: Reader, topic: str) -> Partitions | None:
     fixed = _PARTITION_WITH_EPOCH if version >= _FIRST_WITH_EPOCH else _PARTITION_WITHOUT
     unpack, size, payload = fixed.unpack_from, fixed.size, reader.payload
     lists = range(3 if version >= _FIRST_WITH_OFFLINE else 2)
-    behind_lists = _behind_compact_lists if reader.flexible else _behind_lists
     reliable = version >= _FIRST_RELIABLE_EPOCHS
     numbers, leaders, epochs = array("i"), array("i"), array("i")
     elements = reader.elements_of(_SHORTEST_PARTITION, "partitions")
@@ -226,24 +225,17 @@ def _partitions(reader: Reader, topic: str) -> Partitions | None:
         numbers.append(number)
         leaders.append(NO_LEADER if error == LEADER_NOT_AVAILABLE else leader)
         epochs.append(epoch if reliable else UNKNOWN_EPOCH)
-        at = behind_lists(reader, at + size, lists)
+        at = _behind_lists(reader, at + size, lists)
     reader.at = at
     return _in_order(topic, numbers, leaders, epochs)
 
 
-def _behind_lists(reader: Reader, at: int, lists: range) -> int:
-    """The position after lists of replicas."""
-    for _ in lists:
-        at += _COUNT.size + _COUNT.size * max(0, _COUNT.unpack_from(reader.payload, at)[0])
-    return at
-
-
-def _behind_compact_lists(reader: Reader, begin: int, lists: range) -> int:
-    """The position after lists of replicas and tagged fields."""
+def _behind_lists(reader: Reader, begin: int, lists: range) -> int:
+    """The position after lists of replicas and tagged fields. Short compact lists are skipped faster."""
     payload, at = reader.payload, begin
     for _ in lists:
         length = payload[at]
-        if length >= _LONG_VARINT:
+        if length >= _LONG_VARINT or not reader.flexible:
             break
         at += 4 * length - 3 if length else 1
     else:
@@ -251,7 +243,7 @@ def _behind_compact_lists(reader: Reader, begin: int, lists: range) -> int:
             return at + 1
     reader.at = begin
     for _ in lists:
-        reader.skip_list(_COUNT.size)
+        reader.skip_list(_REPLICA_BYTES)
     reader.skip_tags()
     return reader.at
 

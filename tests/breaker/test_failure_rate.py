@@ -18,7 +18,6 @@ from kafka_sink.errors import (
 )
 from kafka_sink.kafka_errors import ERRORS
 from kafka_sink.model import TopicPartition
-from kafka_sink.network.broker_connection import RequestTimeoutError
 from kafka_sink.outcomes import Health, has_response, health_of
 from tests.support.breaker_cluster import P0, P1, P2, Bench
 from tests.support.brokers import Brokers, batch
@@ -34,7 +33,7 @@ def test_every_response_of_the_outcome_table_is_judged() -> None:
         assert health_of(refused) is (Health.UNHEALTHY if code in sick else Health.NEUTRAL), code
         assert has_response(refused)
     assert health_of(None) is Health.HEALTHY
-    for kind in (ConnectionResetError, TimeoutError, RequestTimeoutError, ProtocolError, ValueError):
+    for kind in (ConnectionResetError, TimeoutError, ProtocolError, ValueError):
         lost = kind("x")
         assert health_of(lost) is Health.UNHEALTHY
         assert not has_response(lost)

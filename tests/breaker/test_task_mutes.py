@@ -7,7 +7,6 @@ import time
 from kafka_sink.breaker.manager import CircuitBreakManager
 from kafka_sink.errors import BrokerRefusedError, DeliveryError
 from kafka_sink.model import TopicPartition
-from kafka_sink.network.broker_connection import RequestTimeoutError
 from tests.support.breaker_cluster import A0, A1, B0, P0, P1, Bench, Cluster
 from tests.support.brokers import batch
 
@@ -197,7 +196,7 @@ def test_there_is_no_trial_while_a_response_is_awaited() -> None:
     bench.manager.mute(P0, "failing")
     for _ in range(20):
         assert P0 in bench.at(bench.now + 500)
-    bench.answer(P0, RequestTimeoutError("x"))
+    bench.answer(P0, TimeoutError("x"))
     bench.manager.unmute(1)
     assert P0 not in bench.at(bench.now)
 

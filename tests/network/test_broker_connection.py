@@ -14,7 +14,7 @@ import pytest
 
 from kafka_sink.errors import AuthenticationError
 from kafka_sink.model import Node
-from kafka_sink.network.broker_connection import BrokerConnection, RequestTimeoutError
+from kafka_sink.network.broker_connection import BrokerConnection
 from kafka_sink.network.broker_protocol import ConnectionState
 from kafka_sink.network.transport import start_lookup
 from kafka_sink.network.wire import Buffer
@@ -224,7 +224,7 @@ def test_request_timeouts_are_the_oldest_requests() -> None:
     assert one.next_deadline_ms() == 1_100
     assert one.overdue(1_099.0) is None
     cause = one.overdue(1_100.0)
-    assert isinstance(cause, RequestTimeoutError)
+    assert isinstance(cause, TimeoutError)
     assert "127.0.0.1:9092 (id 3) did not respond within kafka.request.timeout.ms = 100 ms" in str(cause)
     assert one.waiting_ms(1_100.0) == 100
 
@@ -260,7 +260,7 @@ def test_a_requests_age_begins_with_the_last_byte_that_was_written() -> None:
     one.flush(60_000.0)
     assert (first.written_ms, second.written_ms) == (50_000.0, 60_000.0)
     assert one.overdue(79_999.0) is None
-    assert isinstance(one.overdue(80_000.0), RequestTimeoutError)
+    assert isinstance(one.overdue(80_000.0), TimeoutError)
 
 
 def test_idleness_counts_from_the_last_use_and_not_while_a_request_waits() -> None:

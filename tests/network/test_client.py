@@ -17,7 +17,6 @@ import pytest
 from kafka_sink.errors import BrokerVersionError, KafkaSinkError, ProtocolError
 from kafka_sink.model import Node
 from kafka_sink.network import apis
-from kafka_sink.network.broker_connection import RequestTimeoutError
 from kafka_sink.network.transport import resolve_host
 from tests.support.fake_broker import API_VERSIONS, METADATA, PRODUCE, FakeCluster
 from tests.support.fake_replies import (
@@ -248,7 +247,7 @@ def test_poll_ends_at_the_next_deadline(cluster: FakeCluster) -> None:
         first, second, third = driver.poll(60_000)
         for failed in (first, second):
             assert isinstance(failed, Failed)
-            assert isinstance(failed.cause, RequestTimeoutError)
+            assert isinstance(failed.cause, TimeoutError)
             assert failed.possibly_sent
         assert isinstance(third, Disconnected)
         assert time.monotonic() - started < 20
