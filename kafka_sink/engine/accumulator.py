@@ -117,7 +117,7 @@ class RecordAccumulator:
                 self._completed.wait(timeout_s)
 
     def wake_waiters(self) -> None:
-        """End the waits under way, so that the task checks its conditions again."""
+        """End the waits under way."""
         with self.lock:
             self._completed.notify_all()
 
@@ -143,10 +143,8 @@ class RecordAccumulator:
         now_ms: float,
         metadata_version: int | None = None,
     ) -> tuple[dict[Broker, list[Partition]], list[Partition], float]:
-        """Find the partitions whose first batch may be sent now.
-
-        Returns these partitions by leader, the ones without a leader, and the milliseconds until more
-        batches may be ready.
+        """The partitions whose first batch may be sent now, by leader and without a leader, and the
+        milliseconds until more batches may be ready.
 
         A batch may be sent if it is full, if another batch is queued after it, if it has lingered or backed
         off long enough, or if the task is flushing or waits for memory. ``leader`` is called once for each
@@ -255,12 +253,10 @@ class RecordAccumulator:
         return taken
 
     def _insert_locked(self, batch: ProducerBatch) -> None:
-        """Put a batch back in its place."""
         batch.queue.insert(batch)
         self.waiting[batch.queue] = None
 
     def _remove_locked(self, batch: ProducerBatch) -> None:
-        """Remove a batch from its queue, if it is there."""
         queue = batch.queue
         if batch in queue.batches:
             queue.batches.remove(batch)
@@ -343,8 +339,7 @@ class RecordAccumulator:
             return True
 
     def reenqueue(self, batch: ProducerBatch, retry_at_ms: float) -> None:
-        """Put a batch back for another attempt. It goes in front of all batches that were appended after
-        it."""
+        """Put a batch back for another attempt, in front of all batches that were appended after it."""
         with self.lock:
             batch.queue.give_back(batch)
             if not batch.move_to(BatchState.SEALED):
@@ -354,8 +349,7 @@ class RecordAccumulator:
             batch.queue.retry_at_ms = max(batch.queue.retry_at_ms, retry_at_ms)
 
     def reenqueue_split(self, parent: ProducerBatch, pieces: Sequence[ProducerBatch]) -> None:
-        """Put the pieces of a batch that was too large in its place. If the batch had failed before, release
-        the pieces."""
+        """Put the pieces of a batch in its place, or release them if the batch had failed before."""
         with self.lock:
             parent.queue.give_back(parent)
             if parent.move_to(BatchState.SPLIT):
@@ -378,8 +372,7 @@ class RecordAccumulator:
             self.too_large_batches.append((batch.queue.limits, batch.observed_ratio, batch.ratio))
 
     def on_taken(self, batches: Iterable[ProducerBatch], now_ms: float) -> None:
-        """Let the learnt limits of these batches' topics rise again, because brokers have taken the
-        batches."""
+        """Let the learnt limits of topics rise again, because brokers have taken these batches."""
         for batch in batches:
             if batch.queue.limits.may_rise(batch.size, now_ms):
                 with self.lock:

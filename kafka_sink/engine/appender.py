@@ -48,18 +48,16 @@ _FRAME_BYTES = batch_header.SIZE + 64
 _GROUP_BYTES = 65_536
 
 
+@dataclass(slots=True, eq=False)
 class MutedMemoryLimit:
     """Keeps rows for muted partitions within ``limit_bytes`` of buffer.memory, so that rows for healthy
     partitions find memory. Only the task's thread uses it."""
 
-    def __init__(
-        self, accumulator: RecordAccumulator, limit_bytes: int, breaker: Breaker, clock_ms: Clock
-    ) -> None:
-        self.breaker = breaker
-        self._accumulator = accumulator
-        self._limit_bytes = limit_bytes
-        self._clock_ms = clock_ms
-        self._said = False
+    accumulator: RecordAccumulator
+    limit_bytes: int
+    breaker: Breaker
+    clock_ms: Clock
+    _said: bool = field(init=False, default=False)
 
     def wait(self, needs: Sequence[tuple[TopicPartition, int]], check: Callable[[], object]) -> int:
         """Wait until the first of these runs may be appended, and return how many of them may. A run is a
@@ -69,8 +67,8 @@ class MutedMemoryLimit:
         no batch, and no memory outside of batches. ``check`` raises when the task is lost. After
         delivery.timeout.ms this raises DeliveryError with the cause of the mute.
         """
-        partition, started_ms = needs[0][0], self._clock_ms()
-        timeout_ms = self._accumulator.options.delivery_timeout_ms
+        partition, started_ms = needs[0][0], self.clock_ms()
+        timeout_ms = self.accumulator.options.delivery_timeout_ms
         while not (taken := self._may_go(needs)):
             if not self._said:
                 self._said = True
@@ -81,16 +79,16 @@ class MutedMemoryLimit:
                     "ms. kafka.partitioner.spread.keys.when.muted=true sends rows with keys to other "
                     "partitions meanwhile; rows of one key are then in several partitions",
                     partition,
-                    self._limit_bytes,
+                    self.limit_bytes,
                     self.breaker.explain(partition),
                     timeout_ms,
                 )
-            if self._clock_ms() - started_ms >= timeout_ms:
+            if self.clock_ms() - started_ms >= timeout_ms:
                 raise DeliveryError(
                     f"rows for {partition} waited for kafka.delivery.timeout.ms = {timeout_ms:.0f} ms "
                     f"because the partition is muted: {self.breaker.explain(partition)}"
                 )
-            self._accumulator.await_change(_CHECK_MS / 1000)
+            self.accumulator.await_change(_CHECK_MS / 1000)
             check()
         return taken
 
@@ -99,12 +97,12 @@ class MutedMemoryLimit:
         if not mutes:
             self._said = False
             return len(needs)
-        used = self._accumulator.memory_of(mutes)
+        used = self.accumulator.memory_of(mutes)
         for taken, (partition, needed) in enumerate(needs):
             if partition not in mutes:
                 continue
             # If muted partitions use no memory, one run may always go, however large it is.
-            if used and used + needed > self._limit_bytes:
+            if used and used + needed > self.limit_bytes:
                 return taken
             used += needed
         return len(needs)
@@ -308,8 +306,7 @@ class AppendPass:
         return start
 
     def _place_in_tail(self, tail: ProducerBatch, start: int, stop: int) -> int:
-        """Put as many rows into an open batch as its limit and memory allow. Return the first row that did
-        not fit."""
+        """Put rows into an open batch that has room. Return the first row that did not fit."""
         ordered = self.ordered
         end = tail.queue.limits.rows_that_fit(ordered, start, stop, tail)
         if end > start and not self._extend(tail, start, end):
@@ -457,7 +454,7 @@ class RecordAppender:
                     granted_stop = ordered.rows_within(row, granted_stop, granted.capacity - _FRAME_BYTES)
 
     def carry_out(self, append_pass: AppendPass) -> None:
-        """Encode, end and seal what a pass has planned. The lock is taken only to let batches go."""
+        """Encode, end and seal what a pass has planned."""
         started = self._clock_ms()
         append_pass.encode()
         with self._accumulator.lock:
@@ -524,10 +521,8 @@ class RecordAppender:
             return BatchCapacity(left, queue.limits.remaining(row_bytes))
 
     def flush(self, partitions: Set[TopicPartition] | None = None) -> None:
-        """Close and seal every open batch, while the sender already sends the first ones.
-
-        With ``partitions`` only their batches are closed, and later batches linger as usual.
-        """
+        """Close and seal every open batch; with ``partitions`` only theirs, and later batches linger as
+        usual."""
         accumulator, closed = self._accumulator, []
         with accumulator.lock:
             accumulator.flushing |= partitions is None

@@ -105,8 +105,7 @@ class TaskDeliveries:
                     self._ranges += counts.extend(base_offset, last, may_grow=may_grow)
 
     def on_failed(self, partition: TopicPartition | None, records: int, cause: Exception) -> None:
-        """Count a failed batch or, without a partition, record that the producer failed. The first cause is
-        kept."""
+        """Count a failed batch or, without a partition, record that the producer failed."""
         with self._lock:
             self._counts["failed"] += records
             if self._first_failure is None:
@@ -174,8 +173,7 @@ class TaskDeliveries:
         ) from cause
 
     def partitions(self) -> tuple[PartitionResult, ...]:
-        """The results of each partition, ordered by topic and partition. Neighbouring offset ranges are
-        merged."""
+        """The results of each partition, ordered by topic and partition."""
         with self._lock:
             return tuple(
                 PartitionResult(

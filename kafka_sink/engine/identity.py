@@ -138,10 +138,10 @@ class ProducerIdentity:
             self.producer_id, self.producer_epoch = response.producer_id, response.producer_epoch
 
     def _on_failure(self, cause: object, now_ms: float) -> None:
-        """Let the next request wait for the backoff, because no response came or this one is no help."""
         self._retry(f"no producer id yet: {cause}", now_ms)
 
     def _retry(self, problem: str, now_ms: float) -> None:
+        """Let the next request wait for the backoff, because of a problem with this one."""
         self._requested_in = None
         self._failures += 1
         self.last_error = problem
@@ -188,7 +188,6 @@ class ProducerIdentity:
         return [partition for partition in self.needing_repair if not partition.is_in_flight]
 
     def close_gap(self, partition: Partition) -> None:
-        """Close the partition's gap (``Partition.close_gap``)."""
         partition.close_gap()
         if not partition.needs_restart:
             self.needing_repair.discard(partition)

@@ -81,7 +81,6 @@ class Verdict:
 
 Rule = Callable[[AttemptFacts, Exception], Verdict]
 
-
 # Verdicts for errors that decide alone; ``classify_response`` adds the cause. If other facts also matter, the
 # rule is a function.
 _SUCCEED = Verdict(Action.SUCCEED)
@@ -221,7 +220,7 @@ ADVICE_IN_TRANSACTIONS = {
 
 
 def classify_response(attempt: AttemptFacts) -> Verdict:
-    """Decide according to the rule of the error code, or according to ``_rule_of`` if it has none."""
+    """Decide according to the rule of the error code."""
     appended = attempt.base_offset >= 0 and attempt.error_code not in _NOTHING_APPENDED
     if appended and not attempt.possibly_written:
         # A leader that is deposed while it waits for replicas responds with the same error as a broker that

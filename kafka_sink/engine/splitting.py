@@ -25,10 +25,8 @@ from kafka_sink.records.batch_header import NO_SEQUENCE
 from kafka_sink.records.compression import decompressed
 
 _log = logging.getLogger(__name__)
-
 # A record: its timestamp delta, its bytes after the offset delta, and its size in bytes.
 Record = tuple[int, bytes, int]
-
 # The bytes of records that are added to a piece at once.
 _GROUP_BYTES = 65_536
 
@@ -200,8 +198,7 @@ class BatchSplit:
 
 
 class _Piece:
-    """A new batch that is being filled. ``taken`` counts the bytes that its records have
-    in the parent."""
+    """A new batch that is being filled. ``taken`` counts the bytes that its records have in the parent."""
 
     def __init__(self, parent: ProducerBatch, base: int) -> None:
         self.taken = 0

@@ -37,8 +37,6 @@ _IDLE_MS = 50_000.0
 # The APIs that a broker must offer: it may offer one without the other.
 _APIS = frozenset({GET_TELEMETRY_SUBSCRIPTIONS, PUSH_TELEMETRY})
 _PREFIX = "org.apache.kafka.producer."
-
-
 # The wire types of protobuf, and the temporalities of OpenTelemetry.
 _VARINT, _FIXED64, _LENGTH = 0, 1, 2
 _DELTA, _CUMULATIVE = 1, 2
