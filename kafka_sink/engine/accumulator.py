@@ -264,8 +264,7 @@ class RecordAccumulator:
                 self.waiting.pop(queue, None)
 
     def _release_locked(self, *batches: ProducerBatch) -> None:
-        """Return the memory of batches with a final state, unless a request still refers to it
-        (KAFKA-19012)."""
+        """Return the memory of ended batches, unless a request still refers to it (KAFKA-19012)."""
         returned: dict[BufferPool, list[LentChunks]] = {}
         try:
             for batch in batches:
@@ -392,8 +391,7 @@ class RecordAccumulator:
                 batch.queue.give_back(batch)
                 if batch.move_to(BatchState.SUCCEEDED):
                     first.append(ended)
-            # The deliveries come first: a task that finds all its batches complete must find every row
-            # counted.
+            # First the deliveries: a task whose batches are all complete must find every row counted.
             self.deliveries.on_acknowledged(first, confirmed=confirmed)
             self.incomplete -= len(first)
             self._completed.notify_all()
@@ -463,8 +461,7 @@ class RecordAccumulator:
         return waiting
 
     def expired(self, now_ms: float) -> tuple[list[ProducerBatch], float]:
-        """The batches that are older than delivery.timeout.ms, queued or in flight, and the milliseconds
-        until another one may be."""
+        """The batches older than delivery.timeout.ms, and the milliseconds until another one is."""
         # Batches that are opened from now on expire even later.
         delay: float = self.options.delivery_timeout_ms
         expired: list[ProducerBatch] = []

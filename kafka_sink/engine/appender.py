@@ -34,8 +34,7 @@ from kafka_sink.rows.partitioner import BatchCapacity
 _log = logging.getLogger(__name__)
 # How often a waiting task checks whether the mute has ended, because the end of a mute sends no signal.
 _CHECK_MS = 50.0
-# A task waits for at most 1/16 of the pool: small grants come sooner, and the batch grows further without
-# blocking once memory is free again.
+# A task waits for at most 1/16 of the pool: small grants come sooner, and the batch grows later.
 _BLOCKING_DIVISOR = 16
 # The bytes of rows that the strategy `full` waits for, as a multiple of batch.size.
 _FULL_SHARE = 4
@@ -200,8 +199,7 @@ class AppendPass:
         self.closed.append(batch)
 
     def _extend(self, tail: ProducerBatch, start: int, stop: int) -> bool:
-        """Put rows into an open batch that has room for them. Return False if the pool is short of
-        memory."""
+        """Put rows into an open batch. Return False if the pool is short of memory."""
         ordered = self.ordered
         most = ordered.bound(start, stop) + ordered.surplus(stop - start, tail.base_timestamp)
         projected = tail.projected_size_with(most)
@@ -274,8 +272,7 @@ class AppendPass:
         if tail is not None:
             start = self._place_in_tail(tail, start, stop)
             if start < stop:
-                # The batch is full or the pool is exhausted. In both cases the sender may take it before the
-                # task waits for memory.
+                # The batch is full, or the task will wait for memory: the sender may take it.
                 self._close(tail)
         ordered, limits, full = self.ordered, partition.limits, self.allocator.full
         batch_size = self.accumulator.options.batch_size
@@ -336,16 +333,14 @@ class AppendPass:
             batch.append(records, rows.stop - rows.start, max_timestamp)
 
     def end(self) -> bool:
-        """Close full batches and let the other ones go. Return whether to wake the sender. The caller holds
-        the lock."""
+        """Close full batches and let the other ones go. Return whether to wake the sender."""
         # This loop has one iteration per partition, and for short runs method calls are most of its cost.
         for batch in self.batches:
             if batch.state is not BatchState.OPEN:
                 # A closed batch stays held until it is sealed.
                 continue
             limits = batch.queue.limits
-            # If partitions are many, runs are short and most batches are far from full: the first comparison
-            # saves the call.
+            # Most batches are far from full, so the first comparison saves the call.
             if batch.buffer.overflowed or (
                 2 * batch.raw_bytes >= limits.write_limit and limits.is_full(batch)
             ):
@@ -539,8 +534,7 @@ class RecordAppender:
 
 
 def _neighbours(runs: list[int]) -> Iterator[tuple[int, int]]:
-    """Group ascending numbers without gaps. Yields the first number of each group and the one after its
-    last."""
+    """Group ascending numbers without gaps. Yields the start and the stop of each group."""
     first = 0
     for index, run in enumerate(runs):
         if index + 1 == len(runs) or runs[index + 1] != run + 1:

@@ -62,8 +62,7 @@ class ProducerIdentity:
         self._not_before_ms = -math.inf
         # The generation in which the request in flight was sent; None if there is none.
         self._requested_in: int | None = None
-        # The partitions with sequences of this producer, and the partitions whose sequences have to restart
-        # or have a gap.
+        # The partitions with sequences, and those whose sequences have to restart or have a gap.
         self._written: set[Partition] = set()
         self.needing_repair: set[Partition] = set()
 
@@ -80,8 +79,7 @@ class ProducerIdentity:
             return math.inf
         if now_ms < self._not_before_ms:
             return self._not_before_ms - now_ms
-        # Bootstrap addresses are not asked: they may lead to another cluster by now, in which another
-        # producer can have the same id.
+        # Not a bootstrap address: it may lead to another cluster, where another producer has this id.
         connection, delay = self._network.connection_to_ask(now_ms, known_only=True)
         if connection is None:
             return delay

@@ -126,8 +126,7 @@ def produce_request(
 def probe_brokers(
     breaker: Breaker, cluster: ProducerMetadata, network: NetworkClient, options: SinkOptions, now_ms: float
 ) -> float:
-    """Probe every broker that the breaker wants to be probed. Return the milliseconds until another probe
-    may be possible."""
+    """Send the probes that the breaker wants. Return the milliseconds until another may be possible."""
     delay = math.inf
     for node_id in breaker.task_mutes.brokers_to_probe():
         broker = cluster.broker(node_id)

@@ -87,14 +87,12 @@ class ResponseHandler:
         # No batch expires before this time. With thousands of partitions, checking every batch in every pass
         # would be most of the cost of a pass.
         self.expires_ms = 0.0
-        # For each topic that is not authorized, when the first and the last response showed that. It is used
-        # only with errors.tolerance=all.
+        # When the first and the last response showed that a topic is not authorized.
         self._unauthorized_topics: dict[str, tuple[float, float]] = {}
         # Rejected batches that wait in their queues until there is room for their dead letters, with the
         # positions of the rejected records and the cause. They must not be sent.
         self.awaiting_dead_letters: dict[ProducerBatch, tuple[Sequence[int], Exception]] = {}
-        # The number of responses after which the broker has all batches of its request and accepts the next
-        # request at once.
+        # The number of responses after which a broker has all batches and takes the next request.
         self.acknowledgements = 0
 
     def on_failure(self, broker: Broker, cause: Exception, possibly_sent: bool, now_ms: float) -> None:
@@ -321,8 +319,7 @@ class ResponseHandler:
         )
 
     def _skip_records(self, batch: ProducerBatch, positions: Sequence[int], cause: Exception) -> None:
-        """Make dead letters of these records. The other records of the batch are sent again, with
-        consecutive sequences."""
+        """Make dead letters of these records. The other records of the batch are sent again."""
         if not positions and batch.record_count > 1:
             # The broker did not list the invalid records. In the end each record has a batch of its own, and
             # then the response is about that record.

@@ -171,14 +171,12 @@ class Sender(threading.Thread):
         if identity is not None and not identity.ready:
             delays += identity.refresh(now_ms), self._find_brokers(now_ms)
         elif not self._deliveries.has_failed:
-            # A failed task sends nothing more: Spark runs it again, so every row sent now would be a
-            # duplicate.
+            # A failed task sends nothing more: Spark runs it again, and would write rows twice.
             delay, waits_out_acknowledgements = self._send_ready(now_ms, breaker.avoided)
             delays.append(delay)
             if identity is not None and identity.adds_partitions:
                 delays.append(identity.refresh(now_ms))
-        # This must come after sending: a sent request or an unreachable broker may move the breaker's
-        # deadline forward.
+        # This must come after sending, which may move the breaker's deadline forward.
         delays.append(breaker.delay_ms(now_ms))
         if self._telemetry is not None and self._telemetry.is_offered:
             delays.append(self._telemetry.refresh(now_ms))
@@ -286,8 +284,7 @@ class Sender(threading.Thread):
                 only_time_helps = False
                 delays.append(broker.slow_starts.pause_ms(now_ms))
             elif any(partition.batches for partition in partitions):
-                # More batches may be ready. If no batches are left, the next pass is skipped: it costs nearly
-                # as much as a request.
+                # More batches may be ready. A pass without any would cost nearly as much as a request.
                 delays.append(0.0)
         if blocked or self._has_waits:
             self._record_waits(ready, blocked, now_ms)

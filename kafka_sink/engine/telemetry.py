@@ -82,8 +82,7 @@ class ClientTelemetry:
         self._instance_id = bytes(16)
         self._subscription: Subscription | None = None
         self._interval_ms = _DEFAULT_INTERVAL_MS
-        # The connection of the last request; None before the first request, and if no connection could take
-        # the next one.
+        # The connection of the last request; None if no connection could take the next one.
         self._connection: BrokerConnection | None = None
         # When to send the next request; infinite before a broker is connected, while a request is in flight,
         # and after pushing has stopped.

@@ -67,8 +67,7 @@ class TransactionalIdentity(ProducerIdentity):
         self.generation += 1
 
     def may_send(self, batch: ProducerBatch, now_ms: float) -> bool:
-        """Whether the batch may be sent now: its order permits it and, under protocol 1, its partition
-        belongs to the transaction."""
+        """Whether its order permits it and, under protocol 1, its partition is in the transaction."""
         if self.adds_partitions and batch.queue.transaction != self.generation:
             self.partitions_to_add[batch.queue] = None
             return False
@@ -89,8 +88,7 @@ class TransactionalIdentity(ProducerIdentity):
             self._add(connection, now_ms)
             return math.inf
         if connection is None or connection.is_gone:
-            # Another broker will take over from the lost coordinator, which takes a while. So look for it
-            # after the backoff.
+            # It takes a while until another broker is the coordinator. So look for it after the backoff.
             self._on_failure("the transaction's coordinator cannot be reached", now_ms)
             return self._not_before_ms - now_ms
         return connection.ready_delay_ms(now_ms)
@@ -157,7 +155,6 @@ class TransactionalIdentity(ProducerIdentity):
         self.fail(DeliveryError(f"{text}; {advice}" if advice else text))
 
     def _on_failure(self, cause: object, now_ms: float) -> None:
-        """Let the request be repeated, because it will get no response. Partitions that were added stay
-        added."""
+        """Let the request be repeated. Partitions that were added stay added."""
         self._coordinator = None
         self._retry(str(cause), now_ms)

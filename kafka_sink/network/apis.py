@@ -103,9 +103,8 @@ APIS: Mapping[int, Api] = {
 def common_version(
     broker: str, api_key: int, theirs: Mapping[int, tuple[int, int]], ours: tuple[int, int] | None = None
 ) -> int:
-    """The newest version that broker and client both support. ``theirs`` are the broker's versions by API.
-    ``ours`` replaces the versions in ``APIS`` for some APIs. Raises BrokerVersionError if there is no common
-    version."""
+    """The newest version in the broker's versions (``theirs``) and in ``APIS``, or instead in ``ours``.
+    Raises BrokerVersionError if there is none."""
     name, (oldest, newest) = APIS[api_key].name, ours or APIS[api_key].versions
     if api_key not in theirs:
         raise BrokerVersionError(

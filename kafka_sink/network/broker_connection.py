@@ -154,8 +154,7 @@ class BrokerConnection:
         self.on_prepared(now_ms)
 
     def on_prepared(self, now_ms: float) -> None:
-        """Continue when TLS context and credentials are available. Raises AuthenticationError or OSError if
-        preparing them has failed."""
+        """Continue when TLS context and credentials are available. Raises the error if that failed."""
         preparation = self.preparation
         if self.state is ConnectionState.PREPARING and preparation is not None and preparation.done():
             self.preparation = None

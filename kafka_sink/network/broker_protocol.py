@@ -60,8 +60,7 @@ class ConnectionState(Enum):
 # Called with the response, decoded to the API's own class (``ProduceResponse``, ``MetadataResponse`` ...),
 # and the time. The response is None if the request expects none (acks=0) and has been written.
 OnResponse = Callable[[Any, float], object]
-# Called if no response will arrive, with the cause, whether bytes were sent, so that the broker may have
-# acted on the request, and the time.
+# Called if no response will arrive, with the cause, whether bytes were sent, and the time.
 OnFailure = Callable[[Exception, bool, float], object]
 
 
@@ -272,8 +271,7 @@ class BrokerProtocol:
     # -- the login --------------------------------------------------------------------------------
 
     def log_in_again(self, exchange: SaslExchange, now_ms: float) -> None:
-        """Begin a new login after all requests in flight. Raises ValueError, and changes nothing, if the
-        connection is not ready."""
+        """Begin a login after all requests in flight. Raises ValueError if the connection is not ready."""
         if self.phase is not ConnectionState.READY:
             raise ValueError(f"{self._name} is not ready for another login")
         self.phase = ConnectionState.REAUTHENTICATING

@@ -242,8 +242,7 @@ class NetworkClient:
         self._advance(connection, lambda: connection.protocol.submit(request, now_ms), now_ms)
 
     def poll(self, timeout_ms: float, now_ms: float) -> int:
-        """Wait up to ``timeout_ms`` for sockets, deadlines or a wake-up, then call all events' callbacks.
-        Returns the number of events."""
+        """Wait for sockets, deadlines or a wake-up, then call back. Returns the number of events."""
         self.woken = False
         deadline, awaits_thread = math.inf, False
         for connection in self.connections.values():

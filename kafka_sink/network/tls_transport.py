@@ -92,8 +92,7 @@ class TlsStream:
             raise self._failure(error, "TLS with") from None
 
     def read(self, buffer: memoryview) -> int | None:
-        """Decrypt into ``buffer``. Returns the number of bytes, 0 at the end of the stream, or None without a
-        whole record."""
+        """Decrypt. Returns the number of bytes, 0 at the end, or None without a whole record."""
         try:
             # If it is given a buffer, it returns the number of bytes.
             count: Any = self._tls.read(len(buffer), buffer)

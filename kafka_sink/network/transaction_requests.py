@@ -236,9 +236,8 @@ def encode_txn_offset_commit(
 def encode_offset_fetch(
     version: int, group: str, partitions: Sequence[TopicPartition] | None, *, stable: bool
 ) -> bytes:
-    """Fetch a group's offsets, or all of them if ``partitions`` is None. With ``stable``, a partition with an
-    open transaction gets UNSTABLE_OFFSET_COMMIT. If all offsets are fetched, this happens only for partitions
-    that already have an offset."""
+    """Fetch a group's offsets, or all if ``partitions`` is None. With ``stable``, partitions with an open
+    transaction get UNSTABLE_OFFSET_COMMIT; without ``partitions`` only those that have an offset."""
     request = Writer(apis.OFFSET_FETCH, version)
     request.length((group,))
     request.text(group)

@@ -112,8 +112,7 @@ def resolve_host(host: str, port: int, flags: int) -> list[SocketAddress]:
 def start_lookup(
     host: str, port: int, notify: Callable[[], None], resolve: Resolver = resolve_host
 ) -> Future[list[SocketAddress]]:
-    """Start to resolve a name. ``notify`` is called on another thread at the end. The lookup of a numeric
-    address is complete on return."""
+    """Start to resolve a name, unless it is numeric. At the end another thread calls ``notify``."""
     lookup: Future[list[SocketAddress]] = Future()
     try:
         lookup.set_result(resolve(host, port, socket.AI_NUMERICHOST))

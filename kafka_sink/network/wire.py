@@ -159,8 +159,7 @@ def _read_number(layout: struct.Struct) -> Callable[[Reader], int]:
 
 
 class Reader:
-    """A position in a response. Raises struct.error or IndexError after its end, ValueError for wrong texts,
-    ProtocolError for long lists."""
+    """A position in a response. Raises struct.error, IndexError, ValueError or ProtocolError."""
 
     __slots__ = ("_elements", "_tags", "at", "flexible", "name", "payload", "version")
 
