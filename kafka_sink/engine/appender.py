@@ -112,13 +112,9 @@ class AppendPass:
     """One append pass: the rows of a table from row ``start`` on, up to run ``stop_run`` at most. A run is
     the rows of one partition.
 
-    ``plan``, ``encode`` and ``end`` are called in this order; the module describes them. ``plan`` goes
-    through the runs and puts each one (``_place_run``) first into the open batch of its partition
-    (``_place_in_tail``, ``_extend``), and the rest into new batches (``_open``). Consecutive whole runs
-    without an open batch get their memory in one call to the pool (``_open_for_runs``), which is the common
-    case if partitions are many and runs are short.
-
-    The result of ``plan``:
+    ``plan`` puts each run first into the open batch of its partition, and the rest into new batches.
+    Consecutive whole runs without an open batch get their memory in one call to the pool
+    (``_open_for_runs``), which is the common case if partitions are many and runs are short. Its result:
 
     - ``ranges[i]`` are the rows that go into ``batches[i]``, counted from ``start`` on.
     - ``closed`` are the batches that take no more rows after this pass. ``end`` adds the ones that are full.
@@ -386,8 +382,7 @@ class RecordAppender:
         """Append all rows. If memory is short, wait for it for up to max.block.ms.
 
         ``waited_ms`` is how long these rows have waited for metadata. As in Kafka's producer, the first wait
-        for memory is shorter by this time. ``check`` raises when the task is already lost; it is called
-        between passes and in waits.
+        for memory is shorter by this time. ``check`` raises when the task is already lost.
 
         Raises BufferExhaustedError if no memory became free in time, and DeliveryError if rows for a muted
         partition have waited for delivery.timeout.ms.

@@ -1,8 +1,4 @@
-"""The id and epoch of the idempotent producer (KIP-98, KIP-360). Each Partition keeps its own sequences.
-
-After a broker has lost its state of this producer, a restart begins the partition's sequences at 0 under the
-next epoch.
-"""
+"""The id and epoch of the idempotent producer (KIP-98, KIP-360). Each Partition keeps its own sequences."""
 
 from __future__ import annotations
 
@@ -150,10 +146,7 @@ class ProducerIdentity:
         self.last_error = None
 
     def forget(self) -> None:
-        """Give up the id or the request for one, because it comes from another cluster.
-
-        Raises KafkaSinkError if a batch has been sent with the id.
-        """
+        """Give up the id or the request for one. Raises KafkaSinkError if a batch has been sent with it."""
         if self._written:
             raise KafkaSinkError("the producer id cannot be given up, because batches were sent with it")
         self.producer_id, self.producer_epoch = NO_ID

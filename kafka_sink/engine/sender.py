@@ -183,11 +183,8 @@ class Sender(threading.Thread):
         self._poll(now_ms + max(min(delays), 0.0), now_ms, waits_out_acknowledgements)
 
     def _poll(self, until_ms: float, now_ms: float, waits_out_acknowledgements: bool) -> None:
-        """Wait for the network's events until ``until_ms`` at most.
-
-        With ``waits_out_acknowledgements`` an acknowledgement does not end the wait, because no batch became
-        sendable: a pass that finds nothing to do costs nearly as much as a request.
-        """
+        """Wait for the network's events. With ``waits_out_acknowledgements`` an acknowledgement does not end
+        the wait: no batch became sendable, and a pass costs nearly as much as a request."""
         responses = self._responses
         while now_ms <= until_ms:
             responses.acknowledgements = 0
@@ -200,10 +197,8 @@ class Sender(threading.Thread):
             until_ms = min(until_ms, now_ms + self._breaker.delay_ms(now_ms))
 
     def abort(self, cause: Exception) -> None:
-        """Stop sending at once. Any thread may call it. The task fails with this cause or an earlier one.
-
-        Rows that have not reached a broker are dropped, including bytes in the kernel's socket buffers.
-        """
+        """Stop sending at once, and drop the bytes in the kernel's socket buffers. Any thread may call it.
+        The task fails with this cause or an earlier one."""
         self._record_end_cause(cause)
         self._aborting = True
         self._closing = True
@@ -259,11 +254,8 @@ class Sender(threading.Thread):
     # -- produce ----------------------------------------------------------------------------------
 
     def _send_ready(self, now_ms: float, muted: Container[TopicPartition]) -> tuple[float, bool]:
-        """Send one request to each broker that has ready batches and accepts one.
-
-        Returns the delay until more batches may be sendable, and whether only time, not a response, can make
-        more batches sendable.
-        """
+        """Send one request to each broker that has ready batches and accepts one. Return the delay until more
+        batches may be sendable, and whether only time, not a response, can make them so."""
         # The version is read first: if another thread changes the metadata meanwhile, the version differs in
         # the next pass.
         version = self._cluster.version
@@ -388,10 +380,8 @@ class Sender(threading.Thread):
         return probe_brokers(breaker, self._cluster, self._network, self._options, now_ms)
 
     def _connect_leaders(self, now_ms: float) -> None:
-        """Connect to some leaders of the topics that are known, while the task gets its producer id.
-
-        Only once for each task: connections of an idle producer are closed after a while, and stay closed.
-        """
+        """Connect to some leaders of known topics, while the task gets its producer id. Only once for each
+        task: connections of an idle producer are closed after a while, and stay closed."""
         self._connects_early = False
         topics = self._cluster.snapshot(now_ms).topics
         leaders = dict.fromkeys(place.leader for topic in topics for place in topic.metadata.partitions)

@@ -88,12 +88,9 @@ def is_too_large(batch: ProducerBatch) -> bool:
 
 
 def split_batch(batch: ProducerBatch, size_limit: int) -> list[ProducerBatch]:
-    """Split a batch into two or more sealed pieces, each with at least one record. They are returned in
-    order, are about equally large, and have the batch's memory.
-
-    A piece has at most ``size_limit`` bytes on the wire if its rows compress as well as the whole batch. The
-    batch has lost its records: it can only be released.
-    """
+    """Split a batch into two or more sealed pieces of about the same size, which have its memory. The batch
+    has lost its records: it can only be released. A piece has at most ``size_limit`` bytes on the wire if its
+    rows compress as well as the whole batch."""
     shrinks = 1.0
     if batch.compression is not CompressionType.NONE:
         shrinks = batch.observed_ratio * SAFETY

@@ -125,10 +125,8 @@ class ClientTelemetry:
     # -- requests and responses -----------------------------------------------------------------------
 
     def refresh(self, now_ms: float) -> float:
-        """Send the request that is due. Return the milliseconds until the next one.
-
-        A client that had no task for a long time pushes a last time, and the next task is another client.
-        """
+        """Send the request that is due. Return the milliseconds until the next one. A client that had no task
+        for a long time pushes a last time, and the next task is another client."""
         if self._is_resting != (now_ms - self.idle_since_ms > _IDLE_MS):
             self._is_resting = not self._is_resting
             if self._is_resting:
@@ -154,12 +152,8 @@ class ClientTelemetry:
         return self._due_ms - now_ms
 
     def _find_connection(self, now_ms: float) -> BrokerConnection | None:
-        """The connection of the last request if it is idle, otherwise the connection with the least to do,
-        which is that of a bootstrap address while it is open. None if no connection accepts a request now.
-
-        Brokers handle the requests of a connection one after the other, so on a busy connection rows and a
-        push would wait for each other.
-        """
+        """The connection of the last request if it is idle, otherwise the connection with the least to do, so
+        that rows and a push do not wait for each other. None if no connection accepts a request now."""
         last = self._connection
         if last is None or last.in_flight or not last.accepts(now_ms):
             self._connection = self._network.connected_with(_APIS, now_ms)

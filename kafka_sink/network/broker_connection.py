@@ -1,7 +1,4 @@
-"""The connection to one broker.
-
-Its states are resolving, preparing, connecting, TLS handshake, negotiating, authenticating and ready.
-"""
+"""The connection to one broker."""
 
 from __future__ import annotations
 

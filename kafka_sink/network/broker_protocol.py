@@ -1,8 +1,5 @@
 """One broker connection without its socket: received bytes become responses, and requests become buffers.
 
-A connection starts with ApiVersions, continues with the login if SASL is configured (``authentication``), and
-is then ready.
-
 Brokers respond in the order of requests, so requests wait in a queue. Any bytes other than the response to
 the oldest request are a ProtocolError: the connection is closed, and everything in flight fails. Bytes after
 a response, but within its frame, do no harm and are skipped, as in librdkafka, with which brokers are tested.

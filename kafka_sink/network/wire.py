@@ -44,12 +44,9 @@ def read_response(
     asked: int = ANY_NUMBER,
     on_trailing: OnTrailing = refuse,
 ) -> Value:
-    """Return what ``convert`` reads from a response after its header.
-
-    ``asked`` is the number of topics, partitions, keys and records in the request. ``on_trailing`` is called
-    with a text about bytes that are left over. Raises ProtocolError for a malformed response, also in place
-    of any error that ``convert`` raises because of it.
-    """
+    """Return what ``convert`` reads from a response after its header. The arguments are those in
+    ``apis.Decoders``. Raises ProtocolError for a malformed response, also in place of any error that
+    ``convert`` raises because of it."""
     reader = Reader(APIS[api_key], version, payload, asked)
     try:
         reader.take(_INT.size)
