@@ -34,8 +34,7 @@ def fill_request(
 
     Only the first batch may exceed ``max_bytes``. An open batch is chosen by its estimated compressed size.
     Once it is sealed, its true size decides whether more batches fit or the last ones go back to their
-    queues. A batch that its brokers would refuse as too large is split, and its pieces take its place in the
-    queue.
+    queues. A batch that its brokers would refuse as too large is split.
     """
     taken: dict[TopicPartition, ProducerBatch] = {}
     filled = records = 0
@@ -144,11 +143,8 @@ def probe_brokers(
 
 
 def _probe(breaker: Breaker, connection: BrokerConnection, options: SinkOptions, node_id: int) -> Request:
-    """Make a probe: an ApiVersions request, to which every broker responds at once, even before a login.
-
-    It is sent on the connection of the Produce requests, after the ones in flight, so that its response shows
-    that they are not stuck.
-    """
+    """Make a probe: an ApiVersions request, to which every broker responds at once. It is sent after the
+    Produce requests in flight, so that its response shows that they are not stuck."""
     version = connection.api_version(apis.API_VERSIONS)
     return Request(
         apis.API_VERSIONS,

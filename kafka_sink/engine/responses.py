@@ -47,11 +47,9 @@ class ResponseHandler:
     """Decides what happens with each batch after an attempt. Only the sender's thread uses it. Times are
     monotonic milliseconds.
 
-    The network calls ``on_produce`` with a response or ``on_failure`` without one. Both know the batches of
-    the request from its broker, whose requests end in the order in which they were sent. A batch without an
-    error ends in ``_succeed``. Otherwise `response_classifier` turns the attempt's facts into a verdict, and
-    ``_apply`` carries it out: the batch is retried, split, or failed, its partition's sequences restart, or
-    its unwritable records become dead letters.
+    The network calls ``on_produce`` with a response or ``on_failure`` without one. A batch without an error
+    ends in ``_succeed``. Otherwise `response_classifier` turns the attempt's facts into a verdict, and
+    ``_apply`` carries it out.
 
     Some batches wait for an event other than a response, which the sender checks in each pass:
 
@@ -292,8 +290,8 @@ class ResponseHandler:
         return now_ms - since_ms < wait_ms
 
     def _with_reason(self, batch: ProducerBatch, verdict: Verdict, cause: Exception) -> Exception:
-        """Return ``cause``, with an explanation if the task fails although rows are to be skipped, or with
-        advice if a row or a dead letter is too large for its topic."""
+        """Return ``cause``, with the reason if rows are not skipped that could be, or with advice if a row or
+        a dead letter is too large for its topic."""
         if self.dead_letters is None:
             if not isinstance(cause, RecordTooLargeError):
                 return cause
@@ -487,8 +485,8 @@ class ResponseHandler:
         )
 
     def repair_sequences(self, identity: ProducerIdentity) -> None:
-        """Repair the sequences of every partition that has nothing in flight: restart sequences that leaders
-        have rejected, and close gaps that dropped records have left."""
+        """Restart sequences that leaders have rejected, and close gaps that dropped records have left, of
+        every partition that has nothing in flight."""
         for partition in identity.repairable():
             # A leader that took a batch after dropped records took it as the producer's first one. Under the
             # same epoch, it would take another batch with that sequence for a copy, and not write it.

@@ -116,14 +116,10 @@ class BrokerConnection:
         return self.state is ConnectionState.IDLE and now_ms >= self.connect_after_ms
 
     def open(self, now_ms: float) -> None:
-        """Start to connect to the host's next address. If none is left, the host is resolved first.
-
-        Raises OSError if the system refuses at once. The setup timeout (socket.connection.setup.timeout.ms,
-        KIP-601) starts here and lasts until requests may be sent. Kafka's own client does not include the
-        ApiVersions request, to which it applies request.timeout.ms.
-        """
+        """Start to connect to the host's next address. If none is left, the host is resolved first. Raises
+        OSError if the system refuses at once."""
         self.connecting_since_ms = now_ms
-        # Like the backoff, the timeout grows with each failure (KIP-601).
+        # It grows with each failure (KIP-601) and, other than in Kafka's client, includes ApiVersions.
         self._setup_deadline_ms = now_ms + self._setup_timeout.delay_ms(self._failures + 1)
         if self._addresses:
             self._prepare(now_ms)
@@ -444,8 +440,7 @@ class BrokerConnection:
 
     def close(self, now_ms: float, cause: Exception | None) -> list[tuple[Request, bool]]:
         """Close the stream. Returns the requests in flight, each with whether any byte of it was written.
-        With a ``cause``, this counts as a failure: the next attempt waits, longer after each failure, unless
-        the host has further addresses to try."""
+        After a failure (``cause``) the next attempt waits, unless the host has further addresses to try."""
         for transport in self.transports:
             transport.close()
         self.transport = None

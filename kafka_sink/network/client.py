@@ -160,9 +160,8 @@ class NetworkClient:
         """The connection on which to ask for metadata. None while all wait for their backoff.
 
         The first choice is the connected broker with the fewest requests in flight; silent and throttling
-        brokers come last. If none is connected, it is a broker that is being connected or, if that takes
-        long, one to which a connection may be opened now. If no known broker is usable, it is a bootstrap
-        address, unless metadata.recovery.strategy=none (KIP-899). Never with ``known_only``.
+        brokers come last. Otherwise it is one that is being connected or, if that takes long, that may be
+        connected now. If no known broker is usable, it is a bootstrap address (unless ``known_only``).
         """
         for connections in self._candidates(known_only=known_only):
             ready = [connection for connection in connections if connection.state is ConnectionState.READY]
@@ -306,8 +305,7 @@ class NetworkClient:
             self._drop(connection, cause)
 
     def _advance(self, connection: BrokerConnection, step: Callable[[], None], now_ms: float) -> None:
-        """Do one step of a connection, and write what it has to write. An error ends only this connection.
-        The selector's events are updated only if they have changed, because each update is a system call."""
+        """Do one step of a connection, and write what it has to write. An error ends only this connection."""
         try:
             step()
             for request in connection.flush(now_ms):
@@ -325,6 +323,7 @@ class NetworkClient:
         waiting, events = connection.protocol.send_buffer, selectors.EVENT_READ
         if transport.held_bytes or waiting.written_bytes < waiting.queued_bytes:
             events |= selectors.EVENT_WRITE
+        # Each update is a system call.
         if connection.watched_events != events:
             self._selector.modify(transport, events, connection)
         connection.watched_events = events

@@ -1,8 +1,7 @@
 """Produce requests and responses. Batches are built elsewhere, and are sent without a copy.
 
-librdkafka and kafka-python build their own batches, so this module writes the request body itself, for
-versions 3 (topic names, classic lengths) to 13 (topic ids, compact lengths). The usual response, in which no
-partition has an error message or a leader hint, is read in a faster way than other responses.
+Versions up to 12 name topics, and later ones have their ids. The usual response, in which no partition has an
+error message or a leader hint, is read in a faster way than other responses.
 """
 
 from __future__ import annotations
@@ -79,8 +78,7 @@ def produce_body(
     """The request body as buffers for scatter-gather: small headers between the batches' own buffers.
 
     A topic is (name, id or None, partitions). A partition is (index, buffers of its batch, total bytes).
-    Buffers are bytes or memoryviews of bytes, and are not copied. Raises ValueError for a topic without an id
-    if the version needs one.
+    Raises ValueError for a topic without an id if the version needs one.
     """
     request = Writer(PRODUCE, version)
     request.text(transactional_id)
@@ -121,8 +119,8 @@ DECODERS[PRODUCE] = decode_produce
 
 
 def read_plain(version: int, payload: bytes, most: int) -> ProduceResponse | None:
-    """Read a response without messages, leader hints and tagged fields. Returns None for any other response,
-    valid or not, and for a response with more than ``most`` elements."""
+    """Read a response without messages, leader hints and tagged fields, and with at most ``most`` elements.
+    Returns None for any other response, valid or not."""
     try:
         if payload[4]:
             return None

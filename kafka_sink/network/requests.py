@@ -118,8 +118,8 @@ def encode_init_producer_id(
     transaction_timeout_ms: int = 2**31 - 1,
 ) -> bytes:
     """Request a producer id. Without a transactional id, a broker ignores the id and epoch given here, and
-    always assigns a new id with epoch 0 (TransactionCoordinator.handleInitProducerId). With a transactional
-    id, it fences the producer that used the id before, and ends that producer's open transaction."""
+    assigns a new id with epoch 0. With one, it fences the producer that used the id before, and ends that
+    producer's open transaction."""
     request = Writer(INIT_PRODUCER_ID, version)
     request.text(transactional_id)
     request.fields("i", transaction_timeout_ms)

@@ -31,10 +31,8 @@ class PlaintextTransport:
     """A TCP socket as a stream that never blocks; the TLS stream is a subclass.
 
     The constructor starts to connect. It and all methods but ``close`` raise OSError for a broken stream.
-
-    ``held_bytes`` are bytes that the stream itself still has to write, for a TLS handshake or key update, or
-    because ``send`` accepted them and TLS has encrypted them. ``buffered`` means that it contains received
-    bytes that a selector cannot see.
+    ``held_bytes`` are bytes that ``send`` accepted, or that belong to TLS itself, and that are not written
+    yet. ``buffered`` means that it contains received bytes that a selector cannot see.
     """
 
     held_bytes = 0
