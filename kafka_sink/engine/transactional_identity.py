@@ -57,7 +57,7 @@ class TransactionalIdentity(ProducerIdentity):
     def leave(self) -> None:
         """End the transaction: write nothing until the next one is adopted."""
         self.producer_id, self.producer_epoch = NO_ID
-        self.transactional_id = None
+        self.transactional_id = self.last_error = None
         for partition in self._written:
             partition.forget_sequences()
         self._written.clear()
