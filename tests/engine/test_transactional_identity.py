@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from kafka_sink.clock import ExponentialBackoff
+from kafka_sink.engine.responses import ResponseHandler
 from kafka_sink.engine.transactional_identity import TransactionalIdentity
 from kafka_sink.kafka_errors import COORDINATOR_LOAD_IN_PROGRESS, TOPIC_AUTHORIZATION_FAILED
 from kafka_sink.model import Node, TopicPartition
@@ -116,11 +117,15 @@ def test_responses_of_an_earlier_transaction_add_nothing() -> None:
 
 
 def test_errors_of_coordinators_are_retried_unless_they_are_final() -> None:
+    """Catches, too: batches that expired meanwhile, without the coordinator's error in theirs."""
     task = Task()
+    unused: Any = SimpleNamespace(options=None)
+    responses = ResponseHandler(unused, unused, task.identity, unused, unused)
     task.refresh(0.0)
     loading = COORDINATOR_LOAD_IN_PROGRESS
     task.respond(CoordinatorsResponse({"x": FoundCoordinator(None, loading, None)}))
     assert not task.failures
+    assert "COORDINATOR_LOAD_IN_PROGRESS" in str(responses.obstacle(PLACE))
     task.refresh(1_000.0)
     task.respond(FOUND)
     task.refresh(1_000.0)
