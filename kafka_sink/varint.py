@@ -30,7 +30,9 @@ def signed(value: int) -> bytes:
     return unsigned((value << 1) ^ (value >> 63))
 
 
-def read_unsigned(data: bytes | memoryview, at: int, max_bytes: int = MAX_BYTES) -> tuple[int, int]:
+def read_unsigned(
+    data: bytes | bytearray | memoryview, at: int, max_bytes: int = MAX_BYTES
+) -> tuple[int, int]:
     """The number at position ``at``, and the position after it. Raises IndexError at the end of the data, and
     ValueError for a varint of more than ``max_bytes``."""
     value = 0
@@ -42,6 +44,6 @@ def read_unsigned(data: bytes | memoryview, at: int, max_bytes: int = MAX_BYTES)
     raise ValueError(f"a varint has more than {max_bytes} bytes")
 
 
-def read_signed(data: bytes | memoryview, at: int) -> tuple[int, int]:
+def read_signed(data: bytes | bytearray | memoryview, at: int) -> tuple[int, int]:
     value, at = read_unsigned(data, at)
     return (value >> 1) ^ -(value & 1), at

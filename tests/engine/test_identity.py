@@ -57,7 +57,8 @@ def test_an_id_is_asked_for_once_and_again_after_growing_waits() -> None:
 
 @pytest.mark.parametrize("code", [31, 53, 35])
 def test_final_producer_id_errors_fail_the_task(code: int) -> None:
-    asked, failures = Asked(), []
+    asked = Asked()
+    failures: list[KafkaSinkError] = []
     of = new_identity(ProducerIdentity, asked)
     of.fail = failures.append
     of.refresh(0)
