@@ -12,8 +12,7 @@ from functools import partial
 
 from kafka_sink import kafka_errors
 from kafka_sink.clock import ExponentialBackoff
-from kafka_sink.cluster.batch import ProducerBatch
-from kafka_sink.cluster.partition import Partition
+from kafka_sink.cluster.partition import Partition, ProducerBatch
 from kafka_sink.engine.identity import NO_ID, ProducerIdentity
 from kafka_sink.engine.response_classifier import ADVICE_IN_TRANSACTIONS
 from kafka_sink.errors import DeliveryError
