@@ -125,13 +125,11 @@ class PartitionCircuitBreaker(ABC):
         """Called when the producer is closed."""
 
 
-# -- creating the configured breaker. This also happens at planning, so that a faulty class fails there -----
-
-
 def load_breaker(options: SinkOptions) -> PartitionCircuitBreaker | None:
     """The breaker of producer.circuit.breaker.class; None if the option is ``none``.
 
-    Raises ConfigurationError with the reason if the class cannot be imported, created or configured.
+    Planning also calls it, so that a faulty class fails there. Raises ConfigurationError with the reason if
+    the class cannot be imported, created or configured.
     """
     path = options.breaker.class_path
     if path is None:

@@ -305,8 +305,6 @@ class BreakerService(Service):
         if len(holders) < _MAX_HOLDERS:
             holders.add(peer)
 
-    # -- partitions that fail -----------------------------------------------------------------------------
-
     @receives(Outcomes)
     def on_outcomes(self, peer: int, message: Outcomes, now_ms: float) -> None:
         failing = self._failing
@@ -325,8 +323,6 @@ class BreakerService(Service):
         partitions, watchers = failing.watch(self._tasks, now_ms)
         if partitions:
             self.out.broadcast(watchers, Watch(tuple(partitions)))
-
-    # -- what one task has muted, and unmuted -------------------------------------------------------------
 
     @receives(MuteChanges)
     def on_mute_changes(self, peer: int, message: MuteChanges, now_ms: float) -> None:
@@ -383,8 +379,6 @@ class BreakerService(Service):
             if node in self.mutes:
                 # The tasks that were asked have requests at the broker, whose responses serve as probes.
                 self.mutes[node].tried |= inquiry.asked
-
-    # -- mutes, from their beginning to their end ---------------------------------------------------------
 
     def _mute(self, target: Target, reason: str, now_ms: float, origin: int | None) -> None:
         size = len(json.dumps((target, cut(reason))))

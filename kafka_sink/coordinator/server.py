@@ -220,8 +220,6 @@ class CoordinatorServer:
         for instance in list(self._instances.values()):
             self._close_instance(instance)
 
-    # -- connections --------------------------------------------------------------------------------
-
     def _listen(self) -> None:
         if self._listening is not None:
             self._loop.add_reader(self._listening, self._accept)
@@ -254,8 +252,6 @@ class CoordinatorServer:
         self._loop.remove_writer(peer.fd)
         for kind in list(peer.joined):
             self._leave(peer, kind)
-
-    # -- bytes --------------------------------------------------------------------------------------
 
     def _on_readable(self, peer: Peer) -> None:
         if not (peer.has_begun and self._readable.at_once(peer)):
@@ -348,8 +344,6 @@ class CoordinatorServer:
         peer.is_driver = hmac.compare_digest(data[1:], self._identity.driver_token)
         is_task = hmac.compare_digest(data[1:], self._identity.token)
         return data[0] == VERSION and (peer.is_driver or is_task)
-
-    # -- messages -----------------------------------------------------------------------------------
 
     def on_message(self, peer: Peer, message: Message) -> None:
         """Answer the message, or pass it to its service. Raises ProtocolError, and errors of services."""
