@@ -153,7 +153,7 @@ def test_ctrl_c_ends_a_write_at_once_and_says_what_became_of_its_rows(
         while not any(log_ends(broker.bootstrap_servers, topic)):
             assert process.poll() is None, process.communicate()
         process.send_signal(signal.SIGINT)
-        _, printed = process.communicate(timeout=60)
+        _, printed = process.communicate(timeout=240)
     assert process.returncode == -signal.SIGINT
     assert "the write has failed (KeyboardInterrupt). Sending has stopped: of " in printed
     assert printed.rstrip().endswith("KeyboardInterrupt")

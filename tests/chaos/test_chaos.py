@@ -37,7 +37,9 @@ _STEADY = Worker(
     pause_ms=10,
     options=(
         *BACKOFFS.items(),
-        *_PATIENT.items(),
+        # A request that a busy broker answers late would be sent again, and could be written behind others.
+        ("request.timeout.ms", 30_000),
+        ("delivery.timeout.ms", 90_000),
         ("client.id", "proof"),
         ("linger.ms", 0),
         ("batch.size", 600),

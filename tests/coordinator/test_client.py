@@ -158,6 +158,7 @@ def test_a_process_that_stalled_takes_nobody_for_silent() -> None:
             def next_message_delay_ms(self, _: float) -> float:
                 nonlocal now_ms
                 until(lambda: found.messages() >= 2)
+                found.settle()
                 now_ms = 50_000.0
                 return math.inf
 

@@ -96,7 +96,7 @@ class _Client:
     def __init__(self, name: str = "") -> None:
         left, self.socket = socket.socketpair()
         left.setblocking(False)
-        self.socket.settimeout(5)
+        self.socket.settimeout(60)
         self.peer = Peer(1, "x", left, 0.0)
         # It believes any certificate.
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

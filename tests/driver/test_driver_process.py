@@ -21,7 +21,7 @@ def test_the_driver_is_the_nearest_ancestor_that_is_no_python() -> None:
         text=True,
         cwd=Path(__file__).parents[2],
     )
-    printed, _ = shell.communicate(timeout=30)
+    printed, _ = shell.communicate(timeout=240)
     assert int(printed) == shell.pid
 
 

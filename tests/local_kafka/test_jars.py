@@ -170,7 +170,7 @@ def test_parallel_callers_wait_for_one_download(
     assert repository.is_holding.wait(60)
     repository.held_path = None
     repository.goes_on.set()
-    outputs = [process.communicate(timeout=60) for process in processes]
+    outputs = [process.communicate(timeout=240) for process in processes]
     assert [out.strip() for out, _ in outputs] == [str(cache / FINAL)] * 3
     # The one that was held broke off, and was asked for again.
     assert len(repository.asked) == 3
@@ -186,7 +186,7 @@ def test_an_interrupted_download_leaves_no_cache_and_the_next_one_works(
     assert process.poll() is None
     process.send_signal(how)
     repository.goes_on.set()
-    process.communicate(timeout=60)
+    process.communicate(timeout=240)
     assert not (cache / FINAL).exists()
     repository.held_path = None
     repository.find(cache)

@@ -93,7 +93,7 @@ def test_rows_are_written_without_pandas(project_environment: dict[str, str]) ->
             input=sink.getvalue().to_pybytes(),
             env=project_environment,
             capture_output=True,
-            timeout=60,
+            timeout=240,
             check=False,
         )
     assert done.returncode == 0, done.stderr.decode()[-2000:]

@@ -170,6 +170,14 @@ class Serving:
     def connections(self) -> int:
         return 0 if self.server is None else self.server.connections
 
+    def settle(self) -> None:
+        """Return once the server has written its answers to all messages that it has handled."""
+        for _ in range(2):
+            done = threading.Event()
+            assert self.loop is not None
+            self.loop.call_soon_threadsafe(done.set)
+            assert done.wait(60)
+
     def waiting(self) -> int:
         """The number of peers that the server lets wait."""
         assert self.server is not None

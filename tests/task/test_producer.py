@@ -7,8 +7,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -37,7 +35,7 @@ from kafka_sink.spark.write import PlannedWrite
 from kafka_sink.task.producer import LIVE_PRODUCERS, Producer
 from kafka_sink.task.producer_cache import PRODUCERS, task_producer
 from kafka_sink.transactions.task_attempt import INIT_TIME_METRIC, SEND_OFFSETS_TIME_METRIC
-from tests.support.commands import interruptible
+from tests.support.commands import interruptible, printed_by
 from tests.support.fake_broker import INIT_PRODUCER_ID, PRODUCE, FakeCluster
 from tests.support.fake_replies import Reply, error
 from tests.support.forked import in_a_fork
@@ -629,6 +627,5 @@ def test_the_page_names_every_metric_and_no_other() -> None:
 
 def test_asking_where_no_task_has_run_loads_nothing() -> None:
     ask = "import sys, kafka_sink; assert kafka_sink.producer_metrics() == []; print('numpy' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.strip() == "False"
+    assert printed_by(ask) == "False"
     assert "producer_metrics" in kafka_sink.__all__

@@ -55,8 +55,8 @@ def ask_for_producer_id(address: str) -> None:
     host, _, port = address.rpartition(":")
     header = requests.encode_header(apis.INIT_PRODUCER_ID, 1, 1, "test")
     request = header + requests.encode_init_producer_id(1, -1, -1)
-    with socket.create_connection((host, int(port)), 10) as connection:
-        connection.settimeout(10)
+    with socket.create_connection((host, int(port)), 60) as connection:
+        connection.settimeout(60)
 
         def is_given() -> bool:
             connection.sendall(struct.pack(">i", len(request)) + request)

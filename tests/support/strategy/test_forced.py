@@ -30,7 +30,7 @@ def test_this_process_obeys_the_fixture(allocation_strategy: str) -> None:
 def test_subprocesses_obey_the_variable(project_environment: dict[str, str], strategy: str) -> None:
     environ = {**project_environment, forced.VARIABLE: strategy}
     done = subprocess.run(
-        [sys.executable, "-c", ASK], env=environ, capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", ASK], env=environ, capture_output=True, text=True, check=True, timeout=240
     )
     assert done.stdout.strip() == str(FULL[strategy])
 
