@@ -215,13 +215,13 @@ class LocalBroker:
     def kill(self, broker: int) -> None:
         """SIGKILL, and wait until the process is gone."""
         self._signal(broker, signal.SIGKILL)
-        self._await_end(broker, 10.0)
+        self._await_end(broker, 60.0)
 
     def freeze(self, broker: int) -> None:
         """SIGSTOP, and wait until all threads are stopped: sockets stay open, but the broker is silent."""
         self._signal(broker, signal.SIGSTOP)
         command = ["ps", "-o", "stat=", "-p", str(self.pid(broker))]
-        deadline = time.monotonic() + 10.0
+        deadline = time.monotonic() + 60.0
         while not subprocess.run(command, capture_output=True, text=True, check=False).stdout.startswith("T"):
             if time.monotonic() > deadline or not self.is_running(broker):
                 raise LocalBrokerError(f"broker {broker} could not be frozen")
@@ -231,7 +231,7 @@ class LocalBroker:
         """SIGCONT after ``freeze``."""
         self._signal(broker, signal.SIGCONT)
 
-    def stop(self, broker: int, timeout_s: float = 30.0) -> None:
+    def stop(self, broker: int, timeout_s: float = 60.0) -> None:
         """SIGTERM: Kafka's controlled shutdown, which moves leaders away first. Raises if it takes longer."""
         self._signal(broker, signal.SIGTERM)
         self._await_end(broker, timeout_s)
