@@ -30,6 +30,7 @@ from tests.support.fake_replies import error
 from tests.support.queues import partition_of
 from tests.support.scripted_cluster import keyless, mutes, rows, task, written
 from tests.support.sequences import batch
+from tests.support.sink_time import slow_time
 from tests.support.waiting import throughout, until
 
 # Kafka's defaults: what a cluster that is away is tried with.
@@ -173,15 +174,20 @@ def test_an_acknowledgement_after_which_nothing_can_be_sent_is_no_reason_for_a_p
     """Catches: a second pass for each request, which costs nearly as much as the request; a request that the
     breaker class wants at once, which waits for up to a second."""
     log: list[str] = []
-    with FakeCluster({"t": 1}) as cluster, task(cluster, **options) as producer:
+    with slow_time(), FakeCluster({"t": 1}) as cluster, task(cluster, **options) as producer:
         producer.send(rows(0, 1))
         until(lambda: producer.acknowledged == 1, "the first response")
+        # The response comes once nothing else wakes the sender.
+        cluster.freeze(0)
         with (
             noting(NetworkClient, "poll", lambda *_: log.append("poll")),
             noting(ResponseHandler, "on_produce", lambda *_: log.append("acknowledged")),
             noting(Sender, "run_once", lambda *_: log.append("pass")),
         ):
             producer.send(rows(1, 1))
+            until(lambda: producer.accumulator.unacknowledged_records() == 1, "the request")
+            until(lambda: log[-1:] == ["poll"], "the wait for its response")
+            cluster.thaw(0)
             until(lambda: log[-1:] == ["poll"] and "acknowledged" in log, "the next poll")
             after = log[log.index("acknowledged") + 1]
             assert producer.finish().records == 2
@@ -273,6 +279,8 @@ def test_rows_leave_a_muted_partition_that_its_topic_has_no_more() -> None:
     options: dict[str, object] = {
         "producer_circuit_breaker_class": f"{IdleBreaker.__module__}.{IdleBreaker.__name__}",
         "linger_ms": 60_000,
+        # No probe is due in this test.
+        "producer_circuit_breaker_mute_retry_interval": 600_000,
         "max_block_ms": 30_000,
     }
     left, gone = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -301,6 +309,8 @@ def test_rows_stay_in_a_muted_partition_while_the_others_fail_too() -> None:
     options: dict[str, object] = {
         "producer_circuit_breaker_class": f"{IdleBreaker.__module__}.{IdleBreaker.__name__}",
         "linger_ms": 60_000,
+        # No probe is due in this test.
+        "producer_circuit_breaker_mute_retry_interval": 600_000,
     }
     muted, other = TopicPartition("t", 0), TopicPartition("t", 1)
     with FakeCluster({"t": 2}) as cluster, task(cluster, **options) as producer:
