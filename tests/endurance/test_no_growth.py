@@ -235,4 +235,4 @@ def until_batch(query: StreamingQuery, number: int) -> None:
         assert query.isActive, query.exception()
         return bool((query.lastProgress or {"batchId": -1})["batchId"] >= number)
 
-    until(has_come, f"micro-batch {number}", within_s=120 + number, poll_s=0.1)
+    until(has_come, f"micro-batch {number}", within_s=240 + number, poll_s=0.1)

@@ -282,7 +282,7 @@ class Checks:
         else:
             writer = rows.writeStream.format("kafka-chunked").options(**given)
         query = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
-        if not query.awaitTermination(120):
+        if not query.awaitTermination(240):
             raise AssertionError("the query did not end within 120 s")
 
     def _partitions(self, topic: str) -> list[int]:

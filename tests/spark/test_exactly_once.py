@@ -84,7 +84,7 @@ def await_rows(broker: LocalBroker, topic: str, expected: list[int]) -> None:
         assert len(rows) <= len(expected), Counter(rows).most_common(3)
         return rows == expected
 
-    until(arrived, f"{len(expected)} rows", within_s=120, poll_s=0.1)
+    until(arrived, f"{len(expected)} rows", within_s=240, poll_s=0.1)
 
 
 def asked(broker: LocalBroker, steps: TransactionSteps[Any]) -> Any:
@@ -152,7 +152,7 @@ def test_a_query_with_for_each_batch_that_fails_after_its_write_writes_each_row_
         writer = rates(spark, 100, tasks).writeStream.foreachBatch(write)
         query = writer.option("checkpointLocation", str(checkpoint)).start()
         with pytest.raises(Exception, match="RuntimeError"):
-            query.awaitTermination(120)
+            query.awaitTermination(240)
 
     run(1, 2)
     assert runs == {0: 1, 1: 1}
@@ -182,7 +182,7 @@ def test_a_completed_batch_whose_commit_file_is_lost_is_run_again_and_writes_not
     def run(tasks: int, spelt: str) -> list[int]:
         rows = rates(spark, 100, tasks, "cast(value as string) value")
         query = stream(rows, checkpointLocation=spelt).trigger(once=True).start()
-        assert query.awaitTermination(120)
+        assert query.awaitTermination(240)
         return log_ends(broker.bootstrap_servers, topic)
 
     checkpoint = tmp_path / "checkpoint"
@@ -204,7 +204,7 @@ def test_a_checkpoint_that_lost_its_last_batch_loses_no_rows(
 
     def run(**options: str) -> None:
         query = stream(spark.readStream.text(str(source)), **options).trigger(availableNow=True).start()
-        assert query.awaitTermination(120)
+        assert query.awaitTermination(240)
 
     def add(first: int, last: int) -> None:
         (source / str(first)).write_text("".join(f"{row}\n" for row in range(first, last)))
@@ -287,7 +287,7 @@ def test_a_query_that_is_stopped_in_a_batch_holds_up_nobody(
         assert planned is not None
         return planned.scope.prefix if asked(broker, hold_up_readers(planned.scope.prefix)) else ""
 
-    name = until(is_open, "an open transaction", within_s=120, poll_s=0.05)
+    name = until(is_open, "an open transaction", within_s=240, poll_s=0.05)
     producer = Producer({"bootstrap.servers": broker.bootstrap_servers})
     producer.produce(topic, b"1000000")
     assert producer.flush(60) == 0

@@ -78,7 +78,7 @@ def test_micro_batches_are_one_job_under_the_id_of_their_query(
         .option("checkpointLocation", str(tmp_path / "checkpoint"))
     )
     query = writer.queryName("live clicks").trigger(availableNow=True).start()
-    assert query.awaitTermination(120)
+    assert query.awaitTermination(240)
     found = lines(path)
     assert [(line["queryId"], line["batchId"], line["outcome"]) for line in found] == [
         (str(query.id), batch, "committed") for batch in range(3)

@@ -60,7 +60,7 @@ def await_values(broker: LocalBroker, topic: str, expected: list[int]) -> None:
         assert len(found) <= len(expected)
         return found == expected
 
-    until(arrived, f"{len(expected)} rows", within_s=120, poll_s=0.1)
+    until(arrived, f"{len(expected)} rows", within_s=240, poll_s=0.1)
 
 
 def test_every_row_arrives_and_the_result_says_where(
@@ -152,7 +152,7 @@ def test_a_query_writes_each_micro_batch_once_even_if_spark_runs_it_again(
         for _ in range(2):
             source = spark.readStream.text(str(tmp_path / "in")).writeStream.foreachBatch(write)
             query = source.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
-            assert query.awaitTermination(120)
+            assert query.awaitTermination(240)
             # So Spark runs the micro-batch again.
             shutil.rmtree(checkpoint / "commits")
             (checkpoint / "commits").mkdir()

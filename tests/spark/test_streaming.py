@@ -73,7 +73,7 @@ def put(folder: Path, name: str, lines: list[str]) -> None:
 
 def run_to_end(writer: DataStreamWriter) -> StreamingQuery:
     query = writer.trigger(availableNow=True).start()
-    assert query.awaitTermination(120), "the query did not end"
+    assert query.awaitTermination(240), "the query did not end"
     return query
 
 
@@ -114,7 +114,7 @@ def test_a_failed_micro_batch_is_written_after_the_restart(
     failing = frame.selectExpr("CASE WHEN value = 'b' THEN repeat('b', 5000) ELSE value END AS value")
     query = stream(failing, **{"kafka.max.request.size": "1000"}).trigger(availableNow=True).start()
     with pytest.raises(Exception, match="RecordTooLargeError"):
-        query.awaitTermination(120)
+        query.awaitTermination(240)
     assert values(broker, topic) == ["a"]
     run_to_end(stream(frame))
     assert sorted(values(broker, topic)) == ["a", "b"]
@@ -167,7 +167,7 @@ def test_refused_by_spark_and_at_planning(spark: SparkSession, stream: Stream, i
     ):
         query = writer.trigger(availableNow=True).start()
         with pytest.raises(Exception, match=reason):
-            query.awaitTermination(120)
+            query.awaitTermination(240)
 
 
 def test_continuous_trigger_commits_nothing(

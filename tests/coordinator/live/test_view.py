@@ -224,4 +224,4 @@ def test_clients_that_leave_do_not_leave_responses_to_be_made(monkeypatch: pytes
 def test_the_live_view_costs_less_than_a_hundredth_of_a_jobs_processor_time() -> None:
     """Each of 100 tasks keeps a core busy, and writes to 100 topics on 20 brokers."""
     # Other work on the machine only adds to it, by what it does to caches.
-    assert any(live_view_cost.measure()["job_share"] < 0.01 for _ in range(3))
+    assert any(live_view_cost.measure(60)["job_share"] < 0.01 for _ in range(3))
