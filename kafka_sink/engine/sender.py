@@ -124,8 +124,6 @@ class Sender(threading.Thread):
         if self._end_cause is not None:
             self._deliveries.on_failed(None, 0, self._end_cause)
 
-    # -- the loop ---------------------------------------------------------------------------------
-
     def run(self) -> None:
         """Run passes until the thread is closed. An exception fails the task, so that a bug never looks like
         a slow broker."""
@@ -250,8 +248,6 @@ class Sender(threading.Thread):
         topic, info = self._cluster.topic(partition.id.topic), self._cluster.leader(partition.id)
         partition.set_leader(info, None if topic is None else topic.topic_id)
         return None if info is None or info.leader < 0 else self._cluster.broker(info.leader)
-
-    # -- produce ----------------------------------------------------------------------------------
 
     def _send_ready(self, now_ms: float, muted: Container[TopicPartition]) -> tuple[float, bool]:
         """Send one request to each broker that has ready batches and accepts one. Return the delay until more
@@ -458,8 +454,6 @@ class Sender(threading.Thread):
         if batch in self._responses.awaiting_dead_letters:
             return False
         return self._identity is None or self._identity.may_send(batch, now_ms)
-
-    # -- what the network reports -------------------------------------------------------------------
 
     def _on_metadata(self, topics: tuple[str, ...], response: MetadataResponse, now_ms: float) -> None:
         try:

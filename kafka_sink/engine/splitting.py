@@ -120,9 +120,6 @@ def take_out(
     return pieces.placed(), taken
 
 
-# -- reading ------------------------------------------------------------------------------------------
-
-
 def _records_of(batch: ProducerBatch) -> Iterator[Record]:
     body = batch.buffer.views(batch_header.SIZE)
     return _records(decompressed(body, batch.compression, batch.raw_bytes))
@@ -152,9 +149,6 @@ def _record_at(raw: bytearray, at: int) -> Record | None:
     timestamp, place = varint.read_signed(raw, body + 1)
     _, place = varint.read_signed(raw, place)
     return timestamp, bytes(raw[place:end]), end - at
-
-
-# -- writing ------------------------------------------------------------------------------------------
 
 
 class BatchSplit:

@@ -101,8 +101,6 @@ class ClientTelemetry:
         for broker in self._cluster.brokers.values():
             broker.latencies = LatencyWindow()
 
-    # -- what is recorded ---------------------------------------------------------------------------
-
     def on_connected(self, node_id: int, now_ms: float) -> None:
         self._connections += 1
         if self._is_off or not self._network.connections[node_id].protocol.api_versions.keys() >= _APIS:

@@ -26,9 +26,6 @@ _PUSH = struct.Struct(">16si?b")
 _NOT_COMPRESSED = 0
 
 
-# -- CreateTopics -----------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class CreateTopicResponse:
     """The response for the one topic of the request. ``error_message`` is the broker's own text."""
@@ -73,9 +70,6 @@ def decode_create_topic(reader: Reader) -> CreateTopicResponse:
     return CreateTopicResponse(error, message, throttle)
 
 
-# -- DescribeConfigs --------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class BrokerConfigs:
     """The requested settings as texts, by name. ``configs`` is empty if ``error_code`` is set."""
@@ -117,9 +111,6 @@ def decode_describe_broker(reader: Reader) -> BrokerConfigs:
         if value is not None:
             configs[printable(name)] = printable(value)
     return BrokerConfigs(error, configs, throttle)
-
-
-# -- client metrics ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

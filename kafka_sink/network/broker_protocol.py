@@ -134,8 +134,6 @@ class BrokerProtocol:
         self._next_correlation = 0
         self._received = bytearray()
 
-    # -- requests ---------------------------------------------------------------------------------
-
     def start(self, now_ms: float, version: int = APIS[API_VERSIONS].versions[1]) -> None:
         """Request the broker's API versions, before anything else."""
         body = requests.encode_api_versions(version, __version__)
@@ -169,8 +167,6 @@ class BrokerProtocol:
         for request in done:
             self.in_flight.remove(request)
         return done
-
-    # -- responses --------------------------------------------------------------------------------
 
     def receive(self, data: bytes | bytearray | memoryview) -> None:
         """Accept received bytes, in pieces of any size."""
@@ -265,8 +261,6 @@ class BrokerProtocol:
         self.phase = ConnectionState.AUTHENTICATING
         self._begin_login(self._exchange, now_ms)
 
-    # -- the login --------------------------------------------------------------------------------
-
     def log_in_again(self, exchange: SaslExchange, now_ms: float) -> None:
         """Begin a login after all requests in flight. Raises ValueError if the connection is not ready."""
         if self.phase is not ConnectionState.READY:
@@ -290,8 +284,6 @@ class BrokerProtocol:
             self.phase = ConnectionState.READY
             return
         self._ask(*following, self._on_login_response, now_ms)
-
-    # -- the end ----------------------------------------------------------------------------------
 
     def take_in_flight(self) -> list[tuple[Request, bool]]:
         """Remove and return the caller's requests in flight, in order, each with whether bytes of it were

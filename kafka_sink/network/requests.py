@@ -48,9 +48,6 @@ def encode_header(api_key: int, api_version: int, correlation_id: int, client_id
     return struct.pack(">hhih", api_key, api_version, correlation_id, len(name)) + name + b"\0" * flexible
 
 
-# -- ApiVersions ----------------------------------------------------------------------------------
-
-
 def encode_api_versions(version: int, software_version: str) -> bytes:
     """The first request on every connection (KIP-35; client name and version: KIP-511)."""
     request = Writer(API_VERSIONS, version)
@@ -83,9 +80,6 @@ def decode_api_versions(reader: Reader) -> ApiVersionsResponse:
     return ApiVersionsResponse(error, ranges, throttle, features)
 
 
-# -- Metadata -------------------------------------------------------------------------------------
-
-
 def encode_metadata(
     version: int, topics: tuple[str, ...], allow_auto_create: bool, operations: bool = False
 ) -> bytes:
@@ -104,9 +98,6 @@ def encode_metadata(
     if version >= _FIRST_WITH_OPERATIONS:
         request.fields("?", operations)
     return request.finished()
-
-
-# -- InitProducerId -------------------------------------------------------------------------------
 
 
 def encode_init_producer_id(

@@ -94,9 +94,6 @@ class ListTransactionsResponse:
     throttle_time_ms: int = 0
 
 
-# -- FindCoordinator ------------------------------------------------------------------------------
-
-
 def encode_find_coordinator(version: int, keys: Sequence[str], *, of_groups: bool) -> bytes:
     """Look up the coordinators of groups (``of_groups``) or of transactional ids."""
     request = Writer(apis.FIND_COORDINATOR, version)
@@ -116,9 +113,6 @@ def decode_find_coordinator(reader: Reader) -> CoordinatorsResponse:
             None if error else address_of(node_id, host, port), error, message
         )
     return CoordinatorsResponse(coordinators, throttle)
-
-
-# -- adding partitions and groups to a transaction (protocol 1) ----------------------------------------
 
 
 def encode_add_partitions(
@@ -178,9 +172,6 @@ def encode_add_offsets(
 decoder(apis.ADD_OFFSETS_TO_TXN)(error_response)
 
 
-# -- EndTxn ---------------------------------------------------------------------------------------
-
-
 def encode_end_txn(
     version: int, transactional_id: str, producer_id: int, producer_epoch: int, *, commit: bool
 ) -> bytes:
@@ -198,9 +189,6 @@ def decode_end_txn(reader: Reader) -> ProducerIdResponse:
     is_next = reader.version >= _FIRST_WITH_NEXT_PRODUCER
     producer_id, epoch = (reader.long(), reader.short()) if is_next else (-1, -1)
     return ProducerIdResponse(error, producer_id, epoch, throttle)
-
-
-# -- offsets --------------------------------------------------------------------------------------
 
 
 def encode_txn_offset_commit(
@@ -271,9 +259,6 @@ def _offsets(reader: Reader) -> dict[TopicPartition, CommittedOffset]:
             metadata, error = reader.text() or "", reader.short()
             offsets[TopicPartition(topic, number)] = CommittedOffset(offset, metadata, error)
     return offsets
-
-
-# -- open transactions ---------------------------------------------------------------------------------
 
 
 def encode_describe_transactions(version: int, ids: Sequence[str]) -> bytes:

@@ -169,8 +169,6 @@ class Reader:
         self._elements = UNASKED + asked
         self._tags = _TAGS + len(payload) // _BYTES_PER_TAG
 
-    # -- values -----------------------------------------------------------------------------------
-
     def take(self, size: int) -> bytes:
         end = self.at + size
         if size < 0 or end > len(self.payload):
@@ -210,8 +208,6 @@ class Reader:
     def data(self) -> bytes:
         """Read bytes; empty if they are null."""
         return self.take(max(0, self._list_length()))
-
-    # -- lists ------------------------------------------------------------------------------------
 
     def elements(self, what: str) -> range:
         """Read the elements of a list of things that the request has named. Null counts as empty. Raises
@@ -255,8 +251,6 @@ class Reader:
 
     def _too_many(self, length: int, what: str, most: int) -> ProtocolError:
         return ProtocolError(f"a response to {self.name} has {length} {what}; at most {most} are expected")
-
-    # -- tagged fields (KIP-482) --------------------------------------------------------------------
 
     def tags(self) -> Iterator[int]:
         """The tags of the fields that follow. The caller may read each of them or skip it."""
