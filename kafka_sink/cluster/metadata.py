@@ -495,13 +495,13 @@ class ClusterMetadata:
             return max(0.0, due - now_ms, self._not_before_ms - now_ms, self._paused_until_ms - now_ms)
 
     def _forget_idle_locked(self, now_ms: float) -> None:
-        for name, _ in self._idle.pop_until(now_ms):
+        for name, _ in self._idle.pop(now_ms):
             idle_ms = self._topics[name].used_ms + self._idle_ms
             if idle_ms <= now_ms:
                 self.forget(name)
             else:
                 self._idle.put(name, idle_ms)
-        for name, _ in self._needed.pop_until(now_ms):
+        for name, _ in self._needed.pop(now_ms):
             topic = self._topics[name]
             topic.is_needed = topic.used_ms + WAITED_FOR_MS > now_ms
             self._reschedule_locked(name, topic)

@@ -45,20 +45,18 @@ class RefreshSchedule:
 
         A topic without metadata is requested immediately if rows wait for it, as KIP-526 specifies.
         """
-        is_wanted = state.in_use and (state.is_needed or not state.is_unsolved)
+        self.drop(name)
+        if not state.in_use or (state.is_unsolved and not state.is_needed):
+            return
         if state.metadata is None:
-            self.drop(name)
-            if is_wanted and (state.retry or not state.final):
+            if state.retry or not state.final:
                 self._missing.put(name, state.not_before_ms)
             return
-        kept = None
-        if is_wanted:
-            self._with_metadata.add(name)
-            kept = self._stale if state.stale else self._fresh
-            kept.put(name, state.not_before_ms if state.stale else state.observed_ms)
-        for table in self._tables:
-            if table is not kept:
-                table.drop(name)
+        self._with_metadata.add(name)
+        if state.stale:
+            self._stale.put(name, state.not_before_ms)
+        else:
+            self._fresh.put(name, state.observed_ms)
 
     def drop(self, name: str) -> None:
         for table in self._tables:
@@ -80,7 +78,7 @@ class RefreshSchedule:
 
         They are in no heap until ``reschedule`` is called for them.
         """
-        for name, observed_ms in self._fresh.pop_until(now_ms - self._non_urgent_ms):
+        for name, observed_ms in self._fresh.pop(now_ms - self._non_urgent_ms):
             self._aging.put(name, observed_ms)
         target = self._target_size()
         over_aged_ms = now_ms - self._max_age_ms
@@ -89,15 +87,15 @@ class RefreshSchedule:
         # A request is sent in any case, so it includes urgent topics whose wait ends soon. Otherwise topics
         # whose waits began at different times would each need a request of their own, for ever.
         soon_ms = now_ms + self._gather_ms
-        urgent = [*self._missing.pop_until(soon_ms), *self._stale.pop_until(soon_ms)]
-        urgent += self._aging.pop_until(over_aged_ms)
+        urgent = [*self._missing.pop(soon_ms), *self._stale.pop(soon_ms)]
+        urgent += self._aging.pop(over_aged_ms)
         return (*(name for name, _ in urgent), *self._oldest(target - len(urgent)))
 
     def _makes_request(self) -> bool:
         return not self.shared and len(self._aging) >= self._target_size()
 
     def _oldest(self, limit: int) -> tuple[str, ...]:
-        return () if self.shared else tuple(name for name, _ in self._aging.take(limit))
+        return () if self.shared else tuple(name for name, _ in self._aging.pop(limit=limit))
 
     def _urgent_ms(self, response_ms: float) -> float:
         stale_ms = max(self._stale.earliest_ms(), response_ms + self._gather_ms)
@@ -146,22 +144,11 @@ class DeadlineHeap:
             heapq.heappop(heap)
         return heap[0][0] if heap else math.inf
 
-    def pop_until(self, until_ms: float) -> list[tuple[str, float]]:
-        """Remove and return the names up to this time, earliest first, with their times."""
-        taken = []
-        while self.earliest_ms() <= until_ms and self._heap:
-            taken.append(self._take_first())
-        return taken
-
-    def take(self, limit: int) -> list[tuple[str, float]]:
-        """Remove and return the ``limit`` earliest names with their times."""
+    def pop(self, until_ms: float = math.inf, limit: float = math.inf) -> list[tuple[str, float]]:
+        """Remove and return at most ``limit`` names up to this time, earliest first, with their times."""
         taken: list[tuple[str, float]] = []
-        while len(taken) < limit and self._times:
-            self.earliest_ms()
-            taken.append(self._take_first())
+        while len(taken) < limit and self._times and self.earliest_ms() <= until_ms:
+            at_ms, name = heapq.heappop(self._heap)
+            del self._times[name]
+            taken.append((name, at_ms))
         return taken
-
-    def _take_first(self) -> tuple[str, float]:
-        at_ms, name = heapq.heappop(self._heap)
-        del self._times[name]
-        return name, at_ms

@@ -148,10 +148,10 @@ def test_deadline_heap_returns_names_in_sorted_order(steps: list[tuple[str, str,
             ordered = sorted((at, one) for one, at in model.items())
             if kind == "until":
                 ordered = [entry for entry in ordered if entry[0] <= number]
-                taken = table.pop_until(number)
+                taken = table.pop(number)
             else:
                 ordered = ordered[:number]
-                taken = table.take(number)
+                taken = table.pop(limit=number)
             assert taken == [(one, at) for at, one in ordered]
             for _, one in ordered:
                 del model[one]
@@ -164,4 +164,4 @@ def test_deadline_heap_does_not_grow_when_a_name_is_moved_often() -> None:
     for at in range(100_000):
         table.put("a", float(at))
     assert held_bytes(table) < 100 * 200
-    assert table.take(5) == [("a", 99_999.0)]
+    assert table.pop(limit=5) == [("a", 99_999.0)]
