@@ -26,27 +26,36 @@ def by_partition(
     now_ms: int,
     are_movable: bool,
 ) -> OrderedRows:
-    """Order rows by partition. The rows of one partition keep their order.
+    """Order rows by partition. The rows of one partition keep their order. If each partition's rows already
+    follow each other, as rows without keys mostly do, they all stay where they are.
 
     ``slots`` has a number for each row: its partition plus the entry of ``bases`` for its topic. ``resting``
     are the slots of muted partitions. ``now_ms`` is the timestamp of rows without one. ``OrderedRows``
     describes ``are_movable``.
     """
     timestamps = now_ms if rows.timestamps_ms is None else rows.timestamps_ms
-    if slots.min() != slots.max():
+    starts = _starts(slots)
+    if resting or len(starts) > int(bases[-1]) or len(set(slots[starts].tolist())) < len(starts):
         order = stable_order(_muted_last(slots, resting, bases), int(bases[-1]))
         slots = slots[order]
         columns = columns.ordered(order)
         timestamps = timestamps if isinstance(timestamps, int) else timestamps[order]
-    changes = np.flatnonzero(slots[1:] != slots[:-1]) + 1
-    starts = [0, *changes.tolist()]
+        starts = _starts(slots)
     topic_of = np.searchsorted(bases, slots[starts], side="right") - 1
     numbers = (slots[starts] - bases[topic_of]).tolist()
     partitions = [
         TopicPartition(rows.topics[topic], number)
         for topic, number in zip(topic_of.tolist(), numbers, strict=True)
     ]
-    return OrderedRows(columns, timestamps, partitions, [*starts, rows.num_rows], are_movable=are_movable)
+    return OrderedRows(
+        columns, timestamps, partitions, [*starts.tolist(), rows.num_rows], are_movable=are_movable
+    )
+
+
+def _starts(slots: Int32s) -> Int64s:
+    """The positions at which another slot begins, and 0."""
+    starts: Int64s = np.append(0, np.flatnonzero(slots[1:] != slots[:-1]) + 1)
+    return starts
 
 
 def record_too_large(rows: RowBatch, ordered: OrderedRows, limit: int, option: str) -> RecordTooLargeError:

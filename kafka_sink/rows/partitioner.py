@@ -262,6 +262,8 @@ class Partitioner:
                 )
         keyed = None if self._ignore_keys else key
         result: Int32s
+        if keyed is None and explicit is None:
+            return self._assign_sticky(sizes, topic.name, count, available, probes)
         if keyed is None:
             result = np.full(len(sizes), NO_PARTITION, dtype=np.int32)
         else:
