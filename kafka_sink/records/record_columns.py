@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -124,7 +124,7 @@ def encode_headers(headers: pa.Array) -> pa.Array:
         len(counts),
         [None, pa.py_buffer(bytes_at[ends].astype(np.int32)), entries.buffers()[2]],
     )
-    return _join([count_bytes, grouped])
+    return join([count_bytes, grouped])
 
 
 def _header_entries(keys: pa.Array, values: pa.Array) -> tuple[pa.Array, Int64s]:
@@ -138,14 +138,12 @@ def _header_entries(keys: pa.Array, values: pa.Array) -> tuple[pa.Array, Int64s]
     sizes: Int64s = np.add(key_lengths, value_lengths, dtype=np.int64)
     sizes += key.widths
     sizes += value.widths
-    return _join([before, keys, between, _no_nulls(values)]), sizes
+    return join([before, keys, between, values]), sizes
 
 
-def _no_nulls(column: pa.Array) -> pa.Array:
-    return pc.coalesce(column, _EMPTY) if column.null_count else column
-
-
-def _join(parts: list[pa.Array]) -> pa.Array:
+def join(parts: Sequence[pa.Array | pa.ChunkedArray]) -> pa.Array | pa.ChunkedArray:
+    """The entries of these binary columns joined row by row. Nulls count as empty."""
+    parts = [pc.coalesce(column, _EMPTY) if column.null_count else column for column in parts]
     return pc.binary_join_element_wise(*parts, _EMPTY)
 
 
@@ -228,27 +226,31 @@ class RecordColumns:
         )
 
     def slice(self, start: int, stop: int) -> RecordColumns:
-        """Rows ``start`` to ``stop`` of the writing order. The columns of a small part are copied, so that
-        encoding it does not touch the other rows."""
+        """Rows ``start`` to ``stop`` of the writing order. The columns of a small part are copied unless they
+        are slices, so that encoding it does not touch the other rows."""
         count = stop - start
         if count == self.payload.count:
             return self
-        order = np.arange(start, stop, dtype=np.int32) if self.order is None else self.order[start:stop]
         part = replace(
             self,
             key_lengths=self.key_lengths.slice(start, stop),
             value_lengths=self.value_lengths.slice(start, stop),
             payload=self.payload.slice(start, stop),
-            order=order,
+            order=None if self.order is None else self.order[start:stop],
         )
-        return part if count > self.payload.count // 2 else part._gathered(indices(order))
+        if part.order is None:
+            return part._with_columns(lambda column: column.slice(start, count))
+        if count > self.payload.count // 2:
+            return part
+        order = indices(part.order)
+        return part._with_columns(lambda column: column.take(order))
 
-    def _gathered(self, order: pa.Array) -> RecordColumns:
-        taken = pa.chunked_array(self.value).take(order)
+    def _with_columns(self, pick: Callable[[Any], Any]) -> RecordColumns:
+        """The columns after ``pick``, which returns their rows in writing order."""
         return replace(
             self,
-            key=None if self.key is None else self.key.take(order),
-            value=tuple(taken.chunks),
-            headers=None if self.headers is None else self.headers.take(order),
+            key=None if self.key is None else pick(self.key),
+            value=tuple(pick(pa.chunked_array(self.value)).chunks),
+            headers=None if self.headers is None else pick(self.headers),
             order=None,
         )

@@ -96,8 +96,8 @@ SIZES: dict[str, Callable[[random.Random], int | None]] = {
 @pytest.mark.parametrize("values", SIZES)
 @pytest.mark.parametrize("seed", range(4))
 def test_records_of_any_shape(values: str, seed: int) -> None:
-    # Ranges of a few rows, too, and rows that are sliced as large ones are.
-    with small_limits(ranges=seed > 0, sliced=seed % 2 == 1) if seed else nullcontext():
+    # Ranges of a few rows, too, and rows that are sliced or joined as large ones are.
+    with small_limits(ranges=seed > 0, sliced=seed % 2 == 1, joined=seed == 2) if seed else nullcontext():
         for keys in (None, *SIZES):
             check_any(random.Random(f"{keys} {values} {seed}"), keys, values)
 
@@ -130,13 +130,16 @@ def test_lengths_that_cross_a_varints_width(sizes: list[int], offset: int, delta
         check(rows, None, NOW, [RowRange(0, len(rows), offset, NOW - delta)])
 
 
-def test_a_part_of_the_rows_is_encoded_as_the_whole() -> None:
+@pytest.mark.parametrize("is_ordered", [True, False])
+def test_a_part_of_the_rows_is_encoded_as_the_whole(is_ordered: bool) -> None:
     chance = random.Random(5)
     rows = [
         {"key": b"k%05d" % n, "value": b"v" * chance.randrange(70, 90), "headers": None} for n in range(5000)
     ]
-    order = np.array(chance.sample(range(len(rows)), len(rows)))
-    columns = columns_of(rows, 2, pa.binary()).ordered(order)
+    columns, order = columns_of(rows, 2, pa.binary()), np.arange(len(rows))
+    if is_ordered:
+        order = np.array(chance.sample(range(len(rows)), len(rows)))
+        columns = columns.ordered(order)
     for start, stop in ((0, 4000), (1000, 5000), (17, 19), (4999, 5000)):
         (encoded,) = encoder.encode(columns.slice(start, stop), NOW, [RowRange(0, stop - start, 7, NOW)])
         expected = [record(rows[order[row]], 7 + row - start, 0) for row in range(start, stop)]
