@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from kafka_sink.errors import ConfigurationError
 from kafka_sink.version import __version__
 
 if TYPE_CHECKING:
@@ -178,7 +179,7 @@ def write(df: DataFrame, options: Mapping[str, Any]) -> WriteResult:
     return map_in_arrow.write(df, options)
 
 
-def foreach_batch(options: Mapping[str, Any]) -> Callable[[DataFrame, int], None]:
+def foreach_batch(options: Mapping[str, Any], *micro_batch: object) -> Callable[[DataFrame, int], None]:
     """Return a function for ``df.writeStream.foreachBatch`` that writes each micro-batch as ``write`` does.
 
     With ``delivery.guarantee=exactly-once``, ``txnVersion`` is the micro-batch's number, and ``txnAppId``
@@ -186,6 +187,7 @@ def foreach_batch(options: Mapping[str, Any]) -> Callable[[DataFrame, int], None
 
     Args:
         options: The options of docs/options.md, by name.
+        micro_batch: Leave it out. Spark passes it if it was given this function itself, which is an error.
 
     Returns:
         A function of a DataFrame and the micro-batch's number.
@@ -198,4 +200,9 @@ def foreach_batch(options: Mapping[str, Any]) -> Callable[[DataFrame, int], None
     """
     from kafka_sink.spark import map_in_arrow
 
+    if micro_batch:
+        raise ConfigurationError(
+            "foreachBatch needs what kafka_sink.foreach_batch returns, not the function itself: write "
+            ".foreachBatch(kafka_sink.foreach_batch(options))"
+        )
     return map_in_arrow.ForeachBatch(options)

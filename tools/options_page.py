@@ -167,7 +167,7 @@ def _others() -> Iterator[str]:
     yield from _section(
         "Kafka options without effect",
         [*_reasons(unsupported.WITHOUT_EFFECT), _of_other_clients()],
-        "They do not change what is sent. One warning per job lists those that are set.",
+        "The sink sends the same rows with and without them. One warning per job lists those that are set.",
     )
     yield from _section(
         "Kafka options that are not supported",

@@ -33,6 +33,7 @@ Convert = Callable[[pa.Array], pa.Array]
 _PARTS = ("topic", "key", "value", "headers", "partition", "timestamp")
 _RENAME = "rename it to '{new}'"
 _TEXT = "text or binary"
+_AS_JSON = "for example as JSON with struct.json_encode() of Polars or to_json() of DuckDB"
 _ACCEPTED = {
     "topic": "text",
     "key": _TEXT,
@@ -42,8 +43,7 @@ _ACCEPTED = {
     "timestamp": "a timestamp with a time zone",
 }
 _REMEDIES = {
-    "value": "Convert it to text or bytes, for example to JSON with struct.json_encode() of Polars or "
-    "to_json() of DuckDB",
+    "value": f"Convert it to text or bytes, {_AS_JSON}",
     "key": "Cast it to text",
     "topic": "Cast it to text",
     "timestamp": "Without a zone it is ambiguous: add one, for example with dt.replace_time_zone('UTC') of "
@@ -143,11 +143,11 @@ def _positions(schema: pa.Schema, topic: str | None) -> dict[str, int]:
             f"Use the topic option for setting a topic.{found_instead(schema.names, 'topic', _RENAME)}"
         )
     if not positions["value"]:
-        made = (
-            found_instead(schema.names, "value", _RENAME)
-            or f" among the columns {first_of(schema.names, MAX_NAMED)}"
+        made = found_instead(schema.names, "value", _RENAME) or (
+            f" among the columns {first_of(schema.names, MAX_NAMED)}: rename one to 'value', or create it, "
+            f"{_AS_JSON}"
         )
-        raise SchemaError(f"Required attribute 'value' not found{made}. {_REMEDIES['value']}.")
+        raise SchemaError(f"Required attribute 'value' not found{made}.")
     return {name: indices[0] for name, indices in positions.items() if indices}
 
 

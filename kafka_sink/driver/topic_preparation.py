@@ -29,7 +29,7 @@ from kafka_sink.network.requests import MetadataResponse, ProducerIdResponse
 from kafka_sink.options import SinkOptions
 from kafka_sink.security.settings import SecuritySettings
 
-_RETRY_PAUSE_S = 0.1
+_RETRY_PAUSE_MS = 100
 _AUTO_CREATE = "auto.create.topics.enable"
 
 
@@ -99,11 +99,12 @@ class TopicPreparation:
                 self._missing = next(
                     (name for name in last if last[name] == UNKNOWN_TOPIC_OR_PARTITION), None
                 )
-            if self._missing is not None and self._left_ms(TOPIC_PROPAGATION_MS) <= 0:
+            # After the pause there would be no time for another response.
+            if self._missing is not None and self._left_ms(TOPIC_PROPAGATION_MS) <= _RETRY_PAUSE_MS:
                 raise MissingTopicError(self._missing_text(self._missing))
-            if self._left_ms() <= 0:
+            if self._left_ms() <= _RETRY_PAUSE_MS:
                 raise MetadataTimeoutError(self._timeout_text(_named(last[next(iter(self._waiting))])))
-            time.sleep(_RETRY_PAUSE_S)
+            time.sleep(_RETRY_PAUSE_MS / 1000)
             response = self._request_metadata()
         self._check_idempotence()
         return first.update
@@ -169,7 +170,7 @@ class TopicPreparation:
                 raise ConfigurationError(f"topic.create=true, but {self._not_created_text(topic, response)}")
             if self._left_ms() <= 0:
                 raise MetadataTimeoutError(self._timeout_text(_named(code)))
-            time.sleep(_RETRY_PAUSE_S)
+            time.sleep(_RETRY_PAUSE_MS / 1000)
             self._request_metadata()
 
     def creation_problem(self, topic: str) -> str | None:

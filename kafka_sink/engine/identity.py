@@ -75,7 +75,7 @@ class ProducerIdentity:
             return math.inf
         if now_ms < self._not_before_ms:
             return self._not_before_ms - now_ms
-        # Not a bootstrap address: it may lead to another cluster, where another producer has this id.
+        # A bootstrap address is not used: it may lead to another cluster, where another producer has this id.
         connection, delay = self._network.connection_to_ask(now_ms, known_only=True)
         if connection is None:
             return delay

@@ -282,8 +282,12 @@ class Registry:
                 f"{message}. Change the columns so that the schema stays compatible, or write with the "
                 "registered schema (use.latest.version=true)"
             )
+        check = (
+            ". Check schema.registry.url, and that this subject, version or id is registered: a subject is "
+            "named after the topic"
+        )
         return RegistryError(
-            f"{where} failed to {purpose}: {message} (HTTP {status})",
+            f"{where} failed to {purpose}: {message} (HTTP {status}){check if status == _NOT_FOUND else ''}",
             is_temporary=status >= _SERVER_ERROR,
             is_missing=status == _NOT_FOUND,
         )

@@ -177,6 +177,8 @@ class _Given:
         if self.stray:
             names = ", ".join(name + _did_you_mean(name) for name in sorted(self.stray))
             yield f"Unknown options are ignored: {names}"
+        if "path" in self._all:
+            yield "The path of save() or start() is ignored: option or column 'topic' decides where rows go"
 
     def _add_setting(self, spec: OptionSpec, name: str, text: Secret) -> None:
         earlier = self.settings.get(spec.attribute)
@@ -241,7 +243,7 @@ def _meant(name: str) -> str:
         return kafka_name
     if option := nearest(name, BY_NAME):
         return BY_NAME[option].name
-    option = nearest(kafka_name, KAFKA_NAMES)
+    option = unsupported.OF_LIBRDKAFKA.get(kafka_name) or nearest(kafka_name, KAFKA_NAMES)
     return KAFKA_PREFIX + option if option else ""
 
 

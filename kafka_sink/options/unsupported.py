@@ -19,10 +19,10 @@ _TRIES_ALL = "this sink tries all addresses of a name"
 _SIZED_BY_SYSTEM = "the operating system sizes the buffers of connections"
 _ENABLED_VERSIONS = "`kafka.ssl.enabled.protocols` selects the versions of TLS"
 
-# (Kafka's default, why the option has no effect). These options change neither what is sent nor where. One
+# (Kafka's default, why the option has no effect). The sink sends the same rows with and without them. One
 # warning lists the options that are set to another value.
 WITHOUT_EFFECT: Mapping[str, tuple[str, str]] = {
-    "interceptor.classes": ("", _JVM),
+    "interceptor.classes": ("", "this sink runs no interceptors"),
     "metric.reporters": ("org.apache.kafka.common.metrics.JmxReporter", _JVM),
     "metrics.num.samples": ("2", _JVM),
     "metrics.recording.level": ("INFO", _JVM),
@@ -68,6 +68,18 @@ OF_OTHER_CLIENTS = frozenset(
         *("share.acquire.mode", "value.deserializer"),
     }
 )
+
+# The options of librdkafka, on which confluent-kafka is built, that Kafka's Java client calls otherwise.
+OF_LIBRDKAFKA: Mapping[str, str] = {
+    "message.max.bytes": "max.request.size",
+    "message.send.max.retries": "retries",
+    "message.timeout.ms": "delivery.timeout.ms",
+    "metadata.broker.list": "bootstrap.servers",
+    "queue.buffering.max.kbytes": "buffer.memory",
+    "queue.buffering.max.ms": "linger.ms",
+    "request.required.acks": "acks",
+    "socket.timeout.ms": "request.timeout.ms",
+}
 
 _JVM_CLASS = "selects a Java class, which this sink cannot run"
 _TOKEN_FUNCTION = f"{_JVM_CLASS}: for OAUTHBEARER, sasl.oauthbearer.token.provider takes a Python function"
@@ -120,7 +132,7 @@ PREFIXES = ("config.providers.", "metrics.context.")
 
 # Databricks ships Kafka's classes under this prefix, so its users write it in their options.
 SHADED = "kafkashaded."
-# Options that Spark or .save(path) adds. Spark's own Kafka sink also ignores them.
+# Options that Spark or .save(path) adds. Spark's own Kafka sink also ignores them. Only a path has a warning.
 SPARK_OWN = frozenset({"path", "paths", "checkpointlocation", "queryname", "includeheaders"})
 
 

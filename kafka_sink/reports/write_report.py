@@ -33,6 +33,8 @@ from kafka_sink.reports.delivery_report import EndedWrite, append, partitions_of
 from kafka_sink.spark_application import rows_of_good_batch
 
 _TOPICS_NAMED = 3
+# The rate of fewer rows says nothing: starting took most of the time.
+_ROWS_WITH_RATE = 100
 # With fewer tasks, empty ones cost less than a second altogether.
 _MANY_TASKS = 50
 # In bytes. Larger Arrow batches do not fit the CPU's caches, and each of them needs new pages of memory.
@@ -229,12 +231,14 @@ def _topics(results: Sequence[TaskResult]) -> str:
 
 
 def _times(results: Sequence[TaskResult], rows: int) -> str:
-    """The time of the slowest task. From a second on also the rate, and what took at least a tenth."""
+    """The time of the slowest task. From a second on also the rate of more than a few rows, and what took at
+    least a tenth."""
     slowest = max(results, key=_ELAPSED_MS)
     seconds = slowest.elapsed_ms / 1000
     if seconds < 1:
         return f"{seconds:.2f} s"
-    parts = [f"{seconds:.2f} s, {rows / seconds:,.0f} rows/s"]
+    rate = f", {rows / seconds:,.0f} rows/s" if rows >= _ROWS_WITH_RATE else ""
+    parts = [f"{seconds:.2f} s{rate}"]
     for name, spent in (
         ("held back by the rate limit", slowest.rate_wait_ms),
         ("waiting for memory", slowest.pool_wait_ms),

@@ -287,7 +287,7 @@ def test_unwritable_columns_are_refused_with_a_remedy() -> None:
     value = ("value", pa.string())
     mistakes: list[tuple[list[tuple[str, pa.DataType]], str]] = [
         ([("Value", pa.string())], "'value' not found .found 'Value', and names are case-sensitive"),
-        ([("a", pa.string()), ("b", pa.int8())], "'value' not found among the columns a, b"),
+        ([("a", pa.string()), ("b", pa.int8())], "columns a, b: rename one to 'value', or create it"),
         ([("value", pa.int64())], "unsupported type int64. value must be text or binary"),
         ([("value", pa.struct([("a", pa.int8())]))], "to_json"),
         (

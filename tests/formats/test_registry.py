@@ -342,6 +342,7 @@ def test_query_of_an_address_is_not_shown(fake: Server) -> None:
     with pytest.raises(RegistryError, match=r"/path failed to read") as caught:
         planned(given)
     assert "s3cret" not in str(caught.value)
+    assert "Check schema.registry.url, and that this subject" in str(caught.value)
     assert given.shown()["schema.registry.url"] == f"{fake.url}/path"
 
 

@@ -67,6 +67,8 @@ def test_misspelt_option_of_this_sink_is_an_error() -> None:
         "txnVersoin": "txnVersion",
         "kafak.acks": "kafka.acks",
         "kafka_bootstrap_servers": "kafka.bootstrap.servers",
+        "kafka.queue.buffering.max.ms": "kafka.linger.ms",
+        "kafka.message.max.bytes": "kafka.max.request.size",
     }.items():
         message = error_of({name: SECRET})
         assert message.startswith(f"Unknown option '{name.lower()}' (did you mean '{meant}'?)")
@@ -119,7 +121,13 @@ def test_no_option_of_spark_or_kafka_is_taken_for_a_misspelt_one() -> None:
     )
     parse({**SERVERS, **dict.fromkeys(of_sources, "1")})
     # What Spark adds itself causes no warning either.
-    assert parse({**SERVERS, "path": "/x", "checkpointLocation": "/y", "queryName": "q"}).warnings == ()
+    assert parse({**SERVERS, "checkpointLocation": "/y", "queryName": "q"}).warnings == ()
+
+
+def test_a_path_is_ignored_with_a_warning() -> None:
+    """Catches: .save("orders"), which wrote to another topic without a word about "orders"."""
+    (warning,) = parse({**SERVERS, "path": "orders"}).warnings
+    assert warning.startswith("The path of save() or start() is ignored")
 
 
 def test_an_option_of_kafka_without_its_prefix_is_an_error() -> None:

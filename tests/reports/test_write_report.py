@@ -32,9 +32,11 @@ def test_a_job_of_two_tasks() -> None:
 
 
 def test_a_small_write_is_reported_with_rows_topic_and_time_alone() -> None:
-    """Catches: sizes, requests and memory in the line about two rows, and "1 rows"."""
+    """Catches: sizes, requests, memory and "1 rows/s" in the line about two rows, and "1 rows"."""
     task = wrote(("t", 0, 1), batches=1, raw_bytes=29, sent_bytes=151, elapsed_ms=130.0, flush_ms=70.0)
     assert summarise([task]) == "1 row acknowledged in t (1 partition) in 0.13 s"
+    slow = wrote(("t", 0, 2), batches=1, elapsed_ms=2100.0)
+    assert summarise([slow]) == "2 rows acknowledged in t (1 partition) in 2.10 s"
 
 
 def test_memory_of_the_task_that_held_most() -> None:

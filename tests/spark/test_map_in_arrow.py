@@ -164,6 +164,8 @@ def test_a_query_writes_each_micro_batch_once_even_if_spark_runs_it_again(
 def test_invalid_writes_are_refused_with_the_reason(spark: SparkSession, options: Options) -> None:
     frame = numbers(spark, 1)
     with pytest.raises(ConfigurationError, match=r"foreachBatch\(kafka_sink.foreach_batch\(options\)\)"):
+        kafka_sink.foreach_batch(frame, 0)  # type: ignore[arg-type]  # as Spark calls it, if it was not called
+    with pytest.raises(ConfigurationError, match=r"foreachBatch\(kafka_sink.foreach_batch\(options\)\)"):
         kafka_sink.write(spark.readStream.format("rate").load(), options())
     with pytest.raises(SchemaError, match="Required attribute 'value' not found"):
         kafka_sink.write(spark.range(1), options())
