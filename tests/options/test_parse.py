@@ -124,8 +124,10 @@ def test_idle_time_has_two_names_which_must_agree() -> None:
 
 
 def test_breaker_options_go_to_the_breaker() -> None:
-    options = parsed(producer__circuit__breaker__b="2", producer__circuit__breaker__a="1").options
-    assert options.breaker.given == (("a", "1"), ("b", "2"))
+    prefix = "producer__circuit__breaker__"
+    given = {"class": "a.users.Class", "b": "2", "a": "1"}
+    options = parsed(**{f"{prefix}{name}": value for name, value in given.items()}).options
+    assert options.breaker.given == (("a", "1"), ("b", "2"), ("class", "a.users.Class"))
     assert "Unknown option" in error_of({**SERVERS, "kafka.producer.circuit.breaker.": "1"})
 
 
@@ -137,9 +139,12 @@ def test_options_are_values() -> None:
 
 
 def test_repr_shows_what_was_set_and_hides_what_may_be_secret() -> None:
-    options = parsed(linger__ms="9", producer__circuit__breaker__token="s3cret").options
+    breaker = {"producer__circuit__breaker__class": "a.users.Class"}
+    breaker["producer__circuit__breaker__token"] = "s3cret"
+    options = parsed(linger__ms="9", **breaker).options
     assert repr(options) == (
         "SinkOptions(kafka.bootstrap.servers='localhost:9092', kafka.linger.ms='9', "
+        "kafka.producer.circuit.breaker.class='[hidden]', "
         "kafka.producer.circuit.breaker.token='[hidden]')"
     )
     assert "s3cret" not in f"{options} {options!r} {options.redacted()}"
