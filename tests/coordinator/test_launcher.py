@@ -270,8 +270,12 @@ def test_no_frame_of_an_error_holds_a_secret(
         raise RuntimeError("a bug")
 
     monkeypatch.setattr(owner, name, fails)
+    own_class: dict[str, Any] = {
+        "kafka_producer_circuit_breaker_class": "own.Breaker",
+        "kafka_producer_circuit_breaker_token": PASSWORD,
+    }
     with pytest.raises(RuntimeError) as caught:
-        planned(ui_port="0", kafka_producer_circuit_breaker_token=PASSWORD)
+        planned(ui_port="0", **own_class)
     frames = [frame for frame, _ in traceback.walk_tb(caught.value.__traceback__)]
     seen = [f.f_locals for f in frames if "/kafka_sink/coordinator/" in f.f_code.co_filename]
     assert len(seen) > 2

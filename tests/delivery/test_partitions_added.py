@@ -12,7 +12,7 @@ import pytest
 from kafka.admin import KafkaAdminClient
 
 from kafka_sink.clock import monotonic_ms
-from kafka_sink.cluster import metadata as cluster_metadata
+from kafka_sink.cluster import producer_metadata
 from kafka_sink.coordinator.address import PlannedCoordinator
 from kafka_sink.coordinator.breaker_service import BreakerService
 from kafka_sink.coordinator.metadata_service import MetadataService
@@ -68,7 +68,7 @@ def test_added_partition_that_one_task_missed_becomes_known_to_all_tasks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A task that is run again, in another worker, must not be given the old number of partitions."""
-    monkeypatch.setattr(cluster_metadata, "COORDINATOR_WAIT_MS", 10_000.0)
+    monkeypatch.setattr(producer_metadata, "COORDINATOR_WAIT_MS", 10_000.0)
     with FakeCluster({TOPIC: 2}) as cluster:
         raw = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "topic": TOPIC, "kafka.linger.ms": "0"}
         made: list[MetadataService] = []

@@ -16,7 +16,7 @@ from unittest.mock import patch
 import pytest
 from msgspec import Meta
 
-from kafka_sink.cluster import metadata as cluster_metadata
+from kafka_sink.cluster import producer_metadata
 from kafka_sink.coordinator import metadata as coordinator_metadata
 from kafka_sink.coordinator import metadata_service, rendezvous
 from kafka_sink.coordinator.address import CoordinatorAddress
@@ -229,7 +229,7 @@ def serving(
 def wait_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let tasks and the coordinator wait for each other as long as a very busy machine needs."""
     for module, name in (
-        (cluster_metadata, "COORDINATOR_WAIT_MS"),
+        (producer_metadata, "COORDINATOR_WAIT_MS"),
         (coordinator_metadata, "COORDINATOR_WAIT_MS"),
         (metadata_service, "FETCH_SILENCE_MS"),
     ):
