@@ -4,8 +4,8 @@
 
 The address can also stand in KAFKA_BOOTSTRAP_SERVERS. A Kafka to try it on: local-kafka
 
-You will see the line that the sink logs for each write (rows, partitions, bytes, requests, time, memory), and
-below it the one that this script prints. Run it twice: the second run finds that Kafka has this day already.
+You will see the line that the sink logs for each write (rows, topic, partitions, time), and below it the one
+that this script prints. Run it twice: the second run finds that Kafka has this day already.
 """
 
 from __future__ import annotations

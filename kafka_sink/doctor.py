@@ -393,7 +393,7 @@ def of_cluster(options: SinkOptions) -> Iterator[Finding]:
 
 def _of_brokers(options: SinkOptions, response: MetadataResponse) -> Iterator[Finding]:
     nodes, cluster = response.update.nodes, response.update.cluster_id
-    yield ok(f"cluster {cluster}: {len(nodes)} brokers")
+    yield ok(f"cluster {cluster}: {len(nodes)} {'broker' if len(nodes) == 1 else 'brokers'}")
     for node in nodes:
         if why := _unreachable(options, (node.host, node.port)):
             yield problem(

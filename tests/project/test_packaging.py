@@ -156,7 +156,7 @@ def installed(wheel_of_the_sdist: Path, tmp_path_factory: pytest.TempPathFactory
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        ("kafka-chunked-doctor", "cluster fake: 1 brokers"),
+        ("kafka-chunked-doctor", "cluster fake: 1 broker"),
         ("kafka-chunked-transactions list", "exactly-once needs brokers of Apache Kafka 3.8"),
     ],
 )
