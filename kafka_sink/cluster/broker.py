@@ -133,19 +133,16 @@ class Broker:
 
     @property
     def is_connected(self) -> bool:
-        connection = self.connection
-        return connection is not None and connection.is_ready
+        return self.connection is not None and self.connection.is_ready
 
     @property
     def is_gone(self) -> bool:
         """Whether the last attempt to connect failed, or the address is unknown."""
-        connection = self.connection
-        return connection is None or connection.is_gone
+        return self.connection is None or self.connection.is_gone
 
     def delay_ms(self, now_ms: float) -> float:
         """Milliseconds until ``accepts`` may change with time alone; infinity if only an event changes it."""
-        connection = self.connection
-        return math.inf if connection is None else connection.ready_delay_ms(now_ms)
+        return math.inf if self.connection is None else self.connection.ready_delay_ms(now_ms)
 
     # -- Produce requests ---------------------------------------------------------------------------
 

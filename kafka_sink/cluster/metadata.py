@@ -190,10 +190,8 @@ class ClusterMetadata:
     def sizes(self) -> tuple[int, int]:
         """The number of cached topics, and the number of their partitions."""
         with self._lock:
-            known = [
-                state.metadata.partitions for state in self._topics.values() if state.metadata is not None
-            ]
-            return len(self._topics), sum(map(len, known))
+            known = [state.metadata for state in self._topics.values() if state.metadata is not None]
+            return len(self._topics), sum(len(topic.partitions) for topic in known)
 
     def age_ms(self, now_ms: float) -> float:
         """How long ago a broker last listed the brokers, to this cache or to one whose snapshot was imported.

@@ -105,7 +105,6 @@ class ProducerBatch(RecordsBuilder):
     # lock. Without it the sender could send the batch while rows are written into it.
     held: bool = False
     state: BatchState = field(init=False, default=BatchState.OPEN)
-    # The topic and partition number of ``queue``.
     topic_partition: TopicPartition = field(init=False)
     # The append order within the partition, which retries keep. A piece's ordinal extends its parent's.
     ordinal: tuple[int, ...] = field(init=False)
@@ -291,7 +290,6 @@ class Partition:
 
     def __init__(self, partition: TopicPartition, limits: TopicLimits) -> None:
         self.id = partition
-        # The limits of the partition's topic.
         self.limits = limits
         # The queued batches, oldest first. The last one may be open. The first one's backoff ends at
         # ``retry_at_ms``.
