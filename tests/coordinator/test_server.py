@@ -44,6 +44,7 @@ from kafka_sink.coordinator.transport import (
 )
 from kafka_sink.options import SinkOptions
 from tests.support.coordinator_harness import HELLO, Echo, Said, Serving, Shout, clock_ms, identity, serving
+from tests.support.effort import tries
 from tests.support.waiting import until
 
 # For peers that do not authenticate, and for peers that do and are as slow as a busy machine.
@@ -537,7 +538,7 @@ def test_the_time_in_which_a_peer_waits_for_its_turn_does_not_count() -> None:
 def test_peers_that_leave_while_they_wait_for_their_turn_do_no_harm() -> None:
     """Catches: its turn read from the descriptor, which was another connection's by then."""
     with serving(replace(PATIENT, messages_at_once=1)) as found:
-        for _ in range(300):
+        for _ in range(tries(300)):
             with task(found) as one:
                 one.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 one.socket.sendall(framed(Said(1)) * 100)
