@@ -100,7 +100,9 @@ class OrderedRows:
 
     def exact_sizes(self, start: int, stop: int, base_offset: int, base_timestamp: int) -> Int64s:
         """The sizes of rows ``start`` to ``stop`` as records, the first with offset delta ``base_offset``."""
-        sizes: Int64s = self._fixed_sizes[start:stop] + varint_columns.count_widths(base_offset, stop - start)
+        offsets = np.arange(base_offset, base_offset + stop - start)
+        sizes: Int64s = self._fixed_sizes[start:stop].copy()
+        sizes += varint_columns.widths(offsets, base_offset, base_offset + stop - start - 1)
         if isinstance(self.timestamps, int):
             sizes += len(signed(self.timestamps - base_timestamp))
         else:

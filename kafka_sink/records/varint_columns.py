@@ -79,17 +79,6 @@ def widths(values: Signed, low: int | None = None, high: int | None = None) -> W
     return sizes
 
 
-def count_widths(first: int, count: int) -> Widths:
-    """The ``widths`` of the ``count`` numbers ``first``, ``first + 1`` ... ``first`` is not negative."""
-    narrowest, widest = len(signed(first)), len(signed(first + max(count - 1, 0)))
-    if narrowest == widest:
-        return widest
-    sizes = np.full(count, narrowest, dtype=np.uint8)
-    for width in range(narrowest, widest):
-        sizes[(1 << (7 * width - 1)) - first :] += 1
-    return sizes
-
-
 def read_column(data: Bytes, at: Int64s) -> tuple[Int64s, Int64s]:
     """Read the zigzag varint at each position; return the numbers, and the position after each."""
     numbers, ends = np.zeros(len(at), dtype=np.int64), at.copy()
