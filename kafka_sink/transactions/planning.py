@@ -26,7 +26,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from kafka_sink.network.client import NetworkClient
     from kafka_sink.transactions.client import KnownBrokers, TransactionClient
 
+_Noted = TypeVar("_Noted")
 _NAME_DIGITS = 16
 # Prefixes begin with this if the user has set no transactional.id.prefix.
 _DERIVED = "kafka-chunked"
@@ -303,8 +304,18 @@ def _note_key(options: SinkOptions, prefix: str) -> str:
 
 
 def _take_note(options: SinkOptions, prefix: str) -> CommitNote | None:
-    text = spark_application.take_noted(_note_key(options, prefix), _NOTE_LASTS_S)
-    return None if text is None else msgspec.json.decode(text, type=CommitNote)
+    return _decoded(spark_application.take_noted(_note_key(options, prefix), _NOTE_LASTS_S), CommitNote)
+
+
+def _decoded(text: str | None, kind: type[_Noted]) -> _Noted | None:
+    """Decode a note. A note that another version of this package has written counts as absent.
+
+    The application may have been started with that version. Without a note, planning takes the ids over.
+    """
+    try:
+        return None if text is None else msgspec.json.decode(text, type=kind)
+    except msgspec.MsgspecError:
+        return None
 
 
 # -- names ----------------------------------------------------------------------------------------
@@ -378,8 +389,7 @@ def _remember_driver_epoch(scope: Scope, driver_epoch: ProducerEpoch) -> None:
 def _remembered_driver_epoch(planned: PlannedTransactions) -> ProducerEpoch | None:
     if planned.handover is not None:
         return planned.handover.driver_epoch
-    noted = spark_application.noted_within(_driver_epoch_key(planned.scope), math.inf)
-    return None if noted is None else msgspec.json.decode(noted, type=ProducerEpoch)
+    return _decoded(spark_application.noted_within(_driver_epoch_key(planned.scope), math.inf), ProducerEpoch)
 
 
 def _driver_epoch_key(scope: Scope) -> str:

@@ -285,6 +285,25 @@ def test_an_abort_in_another_process_knows_what_planning_took(tmp_path: Path) ->
     assert aborted_under() == [ProducerEpoch(5, 9)]
 
 
+def test_notes_of_another_version_count_as_absent(tmp_path: Path) -> None:
+    """Catches: after an upgrade, one planning and one abort failed with msgspec's own error."""
+    scope, options = Scope("p-query", "t", 1, "t"), parse(BASE).options
+    handover = TaskHandover(ProducerEpoch(1, 7), taken_over_ms=round(wall_ms()))
+    run = BatchRun(BatchIdentity.of_query("x", 2), scope, handover)
+    report = AttemptReport(run, 0, TaskRole.WRITE, RowsDigest(), None)
+    outcome = by(lambda _: BatchOutcome(next_handover=handover))
+    planning.commit(options, PlannedTransactions(scope), [report], outcome)
+    for note in tmp_path.iterdir():
+        note.write_text('{"epoch": 7}')
+    given = micro_batch(by(lambda _: Ownership(ProducerEpoch(1, 9))))
+    assert given is not None
+    assert given.driver_epoch == ProducerEpoch(1, 9)
+    assert aborted_under() == [ProducerEpoch(1, 9)]
+    for note in tmp_path.iterdir():
+        note.write_text('{"epoch": 9}')
+    assert aborted_under() == []
+
+
 def test_options_that_contradict_or_have_no_effect_are_refused() -> None:
     without = {"kafka.bootstrap.servers": "a:1"}
     no_effect = r"no effect without delivery\.guarantee=exactly-once"
