@@ -354,7 +354,8 @@ class TransactionClient(BlockingCalls):
         self._last_error = str(cause)
         self.coordinators = {key: node for key, node in self.coordinators.items() if node != node_id}
         is_asked = any(call.api == apis.METADATA for call in self.calls)
-        if node_id in self.nodes and len(self.nodes) > 1 and not is_asked:
+        # Even the only broker may have moved: a bootstrap address then returns its new address.
+        if node_id in self.nodes and not is_asked:
             self.calls.append(self._describing_cluster())
         if is_final(cause):
             raise cause

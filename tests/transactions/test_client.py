@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -12,8 +12,9 @@ import pytest
 from kafka_sink import kafka_errors
 from kafka_sink.clock import WAIT_LISTENER
 from kafka_sink.errors import BrokerVersionError, ConfigurationError, DeliveryError
-from kafka_sink.model import MetadataUpdate, PartitionMetadata, TopicPartition
+from kafka_sink.model import MetadataUpdate, Node, PartitionMetadata, TopicPartition
 from kafka_sink.network import apis
+from kafka_sink.network.blocking import KeyType
 from kafka_sink.network.requests import MetadataResponse, ProducerIdResponse
 from kafka_sink.network.transaction_requests import (
     CommittedOffset,
@@ -26,7 +27,7 @@ from kafka_sink.network.transaction_requests import (
     TransactionDescription,
 )
 from kafka_sink.network.wire import ErrorResponse
-from kafka_sink.transactions.client import TransactionClient
+from kafka_sink.transactions.client import PROTOCOL_2, KnownBrokers, TransactionClient
 from kafka_sink.transactions.operations import (
     EndTransaction,
     Failed,
@@ -44,7 +45,7 @@ from kafka_sink.transactions.operations import (
 )
 from tests.support import transaction_network
 from tests.support.topic_metadata import topic_of
-from tests.support.transaction_network import NODES
+from tests.support.transaction_network import NODES, Connection
 
 
 class Network(transaction_network.Network):
@@ -206,6 +207,38 @@ def test_a_group_that_does_not_exist_has_no_offsets() -> None:
     client = Network(lambda *_: unknown).client()
     assert client.run(fetch_offsets("g"), 60_000) == {}
     assert client.run(fetch_stable_offsets(OffsetKey("g", PLACE)), 60_000) == {}
+
+
+class MovedBroker(Network):
+    """The only broker of a cluster has another address than the client has learnt."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda *_: OffsetFetchResponse({"g": (0, {})}))
+        self.address = Node(1, "moved", 9)
+        self.connections = {number: Connection(Node(number, "host", 1), 2) for number in (-1, 1)}
+
+    def is_ready(self, connection: Any, now_ms: float) -> bool:
+        self.dead = set() if connection.node.id < 0 or connection.node == self.address else {1}
+        self.now_ms += len(self.dead)
+        return super().is_ready(connection, now_ms)
+
+    def least_loaded(self, _now_ms: float) -> Any:
+        return self.connections[-1]
+
+    def _described(self) -> MetadataUpdate:
+        return MetadataUpdate((self.address,), ())
+
+    def set_addresses(self, nodes: Iterable[Node]) -> None:
+        for node in nodes:
+            self.connections[node.id].node = node
+
+
+def test_the_only_broker_is_found_again_at_another_address() -> None:
+    """Catches: a commit asked at the address that planning had found until kafka.delivery.timeout.ms."""
+    network = MovedBroker()
+    client = network.client()
+    client.learn(KnownBrokers((NODES[1],), {(KeyType.GROUP, "g"): 1}, PROTOCOL_2))
+    assert client.run(fetch_offsets("g"), 2_000) == {}
 
 
 class FormerCoordinator(Network):
