@@ -9,12 +9,11 @@ by one transaction.
 from __future__ import annotations
 
 import base64
-import json
 import re
 import uuid
 import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from hashlib import sha256
 from itertools import chain
@@ -29,11 +28,17 @@ from kafka_sink.transactions.operations import OffsetKey, ProducerEpoch, Scope
 
 _CHUNK_BYTES = 3500
 # This changes whenever the content of a decision or its meaning changes.
-_FORMAT = "kc5"
+_FORMAT = "kc6"
 # At most this many runs of consecutive numbers are remembered for a writer. A query has one run, and so do
 # daily versions within a month.
 _MAX_RUNS = 100
 _CHECKSUM_MASK = (1 << 64) - 1
+# The bounds of numbers in a decision, which ``decode`` checks (see there).
+_INT32_MAX, _INT64_MAX = (1 << 31) - 1, (1 << 63) - 1
+_Count32 = Annotated[int, Meta(ge=0, le=_INT32_MAX)]
+_Count64 = Annotated[int, Meta(ge=0, le=_INT64_MAX)]
+_CountOrUnknown = Annotated[int, Meta(ge=-1, le=_INT64_MAX)]
+_Runs = Annotated[tuple[tuple[_Count64, _Count64], ...], Meta(max_length=_MAX_RUNS)]
 # The name of each writer begins with its kind, so that no txnAppId is mistaken for a query's id.
 _QUERY, _APPLICATION, _UNNAMED_JOB = "query ", "application ", "job "
 
@@ -43,7 +48,7 @@ class BatchIdentity:
     """What is written once: micro-batch ``number`` of a query, or version ``number`` of an application."""
 
     writer: str
-    number: int
+    number: _Count64
 
     @classmethod
     def of_query(cls, query_id: str, batch_id: int) -> BatchIdentity:
@@ -91,9 +96,10 @@ class RowsDigest:
     nor on how they are split into tasks.
     """
 
-    rows: int = 0
-    size: int = 0
-    checksum: int = 0
+    rows: _Count64 = 0
+    size: _Count64 = 0
+    # The bounds of msgspec end at 2^63: ``decode`` checks the upper bound itself.
+    checksum: Annotated[int, Meta(ge=0)] = 0
 
     @classmethod
     def total(cls, digests: Iterable[RowsDigest]) -> RowsDigest:
@@ -113,10 +119,10 @@ class WrittenNumbers:
     ``target``, as in Scope, is their topic.
     """
 
-    last: int | None = None
+    last: _Count64 | None = None
     digest: RowsDigest = RowsDigest()
-    runs: tuple[tuple[int, int], ...] = ()
-    forgotten: int = -1
+    runs: _Runs = ()
+    forgotten: _CountOrUnknown = -1
     target: str = ""
 
     @property
@@ -171,8 +177,8 @@ class Outcome(IntEnum):
 class Part:
     """One task's transaction in a batch."""
 
-    task: int
-    slot: int
+    task: _Count32
+    slot: _Count32
     producer: ProducerEpoch
     digest: RowsDigest
     outcome: Outcome = Outcome.UNRECORDED
@@ -207,14 +213,14 @@ class Decision:
     older.
     """
 
-    number: int
+    number: _Count64
     batch: BatchIdentity
-    tasks: int
+    tasks: _Count32
     parts: tuple[Part, ...]
     topic: str
-    partitions: int
+    partitions: Annotated[int, Meta(ge=1, le=_INT32_MAX)]
     before: WrittenNumbers = WrittenNumbers()
-    began_ms: int = -1
+    began_ms: _CountOrUnknown = -1
     target: str = ""
 
     @property
@@ -291,20 +297,7 @@ def encode(decision: Decision, partitions: int) -> list[str]:
 
     Raises TransactionError if the decision has more transactions than ``decode`` accepts.
     """
-    before = decision.before
-    body = {
-        "writer": decision.batch.writer,
-        "number": decision.batch.number,
-        "tasks": decision.tasks,
-        "topic": decision.topic,
-        "partitions": decision.partitions,
-        "target": decision.target,
-        "before": [before.last, *astuple(before.digest), before.runs, before.forgotten, before.target],
-        "began_ms": decision.began_ms,
-        "parts": [[part.task, part.slot, *part.producer, *astuple(part.digest)] for part in decision.parts],
-        "outcomes": [part.outcome for part in decision.parts],
-    }
-    data = json.dumps(body, separators=(",", ":")).encode()
+    data = msgspec.json.encode(decision)
     if len(data) > _MAX_BODY_BYTES:
         raise TransactionError(
             f"{decision.batch} is not committed: its decision lists {len(decision.parts):,} transactions and "
@@ -330,39 +323,12 @@ class Head:
 # Every application that may commit offsets for these groups can write any text there. So every number and
 # size in a chunk has a bound, and a text that breaks a bound raises ProtocolError.
 
-# The metadata of the groups is read into memory as it is. This holds about 120,000 transactions.
+# The metadata of the groups is read into memory as it is. This holds about 60,000 transactions.
 _MAX_BODY_BYTES = 8 << 20
 # base85 makes five characters of four bytes, and zlib adds little to bytes that it cannot compress.
 _MAX_CHUNKS = _MAX_BODY_BYTES * 5 // 4 // _CHUNK_BYTES + 10
-_INT16_MAX, _INT32_MAX, _INT64_MAX = (1 << 15) - 1, (1 << 31) - 1, (1 << 63) - 1
-_Count16 = Annotated[int, Meta(ge=0, le=_INT16_MAX)]
-_Count32 = Annotated[int, Meta(ge=0, le=_INT32_MAX)]
-_Count64 = Annotated[int, Meta(ge=0, le=_INT64_MAX)]
-_CountOrUnknown = Annotated[int, Meta(ge=-1, le=_INT64_MAX)]
-# The bounds of msgspec end at 2^63, but a checksum may be larger: ``_decision`` checks it.
-_Checksum = Annotated[int, Meta(ge=0)]
-_Digest = tuple[_Count64, _Count64, _Checksum]
-_Run = tuple[_Count64, _Count64]
-_Runs = Annotated[tuple[_Run, ...], Meta(max_length=_MAX_RUNS)]
 _HEAD = re.compile(r"([0-9]{1,18}) ([0-9]{1,10}) ([0-9]{1,5}) ([0-9]{1,5}) (.*)", re.DOTALL | re.ASCII)
-
-
-class _Body(msgspec.Struct, forbid_unknown_fields=True):
-    """The JSON of a decision, as ``encode`` writes it."""
-
-    writer: str
-    number: _Count64
-    tasks: _Count32
-    topic: str
-    partitions: Annotated[int, Meta(ge=1, le=_INT32_MAX)]
-    target: str
-    before: tuple[_Count64 | None, _Count64, _Count64, _Checksum, _Runs, _CountOrUnknown, str]
-    began_ms: _CountOrUnknown
-    parts: list[tuple[_Count32, _Count32, _Count64, _Count16, _Count64, _Count64, _Checksum]]
-    outcomes: list[Outcome]
-
-
-_body_decoder = msgspec.json.Decoder(_Body)
+_decoder = msgspec.json.Decoder(Decision)
 
 
 def newest_head(texts: Iterable[str]) -> Head | None:
@@ -389,26 +355,22 @@ def decode(texts: Iterable[str]) -> Decision | None:
         data = inflated.decompress(packed, _MAX_BODY_BYTES)
         if not inflated.eof:
             raise ValueError(f"it is cut off, or larger than {_MAX_BODY_BYTES:,} bytes")
-        return _decision(head.number, _body_decoder.decode(data))
+        decision = _decoder.decode(data)
+        _check(decision, head.number)
+        return decision
     except (ValueError, msgspec.MsgspecError, RecursionError, zlib.error) as error:
         problem = printable(str(error))
     raise ProtocolError(f"decision {head.number} cannot be read: {problem}")
 
 
-def _decision(number: int, body: _Body) -> Decision:
-    """Build the decision. Raises ValueError for values that no type of ``_Body`` excludes."""
-    last, rows, size, checksum, runs, forgotten, target = body.before
-    checksums = (checksum, *(part[6] for part in body.parts))
-    numbers = list(chain.from_iterable(runs))
-    if max(checksums) > _CHECKSUM_MASK or numbers != sorted(numbers):
-        raise ValueError("a checksum or the numbers that were written are out of bounds")
-    before = WrittenNumbers(last, RowsDigest(rows, size, checksum), runs, forgotten, target)
-    parts = tuple(
-        Part(task, slot, ProducerEpoch(pid, epoch), RowsDigest(*digest), outcome)
-        for (task, slot, pid, epoch, *digest), outcome in zip(body.parts, body.outcomes, strict=True)
-    )
-    batch, where = BatchIdentity(body.writer, body.number), (body.topic, body.partitions)
-    return Decision(number, batch, body.tasks, parts, *where, before, body.began_ms, body.target)
+def _check(decision: Decision, number: int) -> None:
+    """Raise ValueError for values that no type excludes."""
+    digests = [decision.before.digest, *(part.digest for part in decision.parts)]
+    if max(digest.checksum for digest in digests) > _CHECKSUM_MASK:
+        raise ValueError("a checksum is out of bounds")
+    runs = list(chain.from_iterable(decision.before.runs))
+    if decision.number != number or runs != sorted(runs):
+        raise ValueError("its numbers contradict each other")
 
 
 def _parse(text: str) -> tuple[Head, int, str]:

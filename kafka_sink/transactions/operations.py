@@ -10,7 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
+
+from msgspec import Meta
 
 from kafka_sink.model import TopicPartition
 
@@ -29,8 +31,8 @@ ABORTED = frozenset({"PrepareAbort", "CompleteAbort", "PrepareEpochFence"})
 class ProducerEpoch(NamedTuple):
     """The producer that may write under a transactional id: brokers reject every other epoch."""
 
-    producer_id: int
-    epoch: int
+    producer_id: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+    epoch: Annotated[int, Meta(ge=0, le=(1 << 15) - 1)]
 
 
 class OffsetKey(NamedTuple):
