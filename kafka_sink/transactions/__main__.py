@@ -16,19 +16,11 @@ from kafka_sink.errors import ConfigurationError, KafkaSinkError, ProtocolError
 from kafka_sink.options import parse
 from kafka_sink.printable import one_line
 from kafka_sink.transactions import driver, proof
+from kafka_sink.transactions import operations as ops
 from kafka_sink.transactions.batch import counted
 from kafka_sink.transactions.client import TransactionClient
 from kafka_sink.transactions.decision import Decision
-from kafka_sink.transactions.operations import (
-    OPEN,
-    Described,
-    ListIds,
-    ListOpen,
-    Scope,
-    TransactionSteps,
-    describe,
-    prefix_of,
-)
+from kafka_sink.transactions.operations import Described, Scope, TransactionSteps
 
 # The time limit of an action. No option sets it.
 _TIMEOUT = (60_000.0, "")
@@ -110,8 +102,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _prefixes() -> TransactionSteps[frozenset[str]]:
-    (ids,) = yield (ListIds(),)
-    return frozenset(map(prefix_of, ids))
+    (ids,) = yield (ops.ListIds(),)
+    return frozenset(map(ops.prefix_of, ids))
 
 
 def _warn_of_brokers(client: TransactionClient) -> None:
@@ -130,7 +122,7 @@ def _known_scope(client: TransactionClient, prefix: str, topic: str | None, know
     decision = client.run(driver.read_decision(Scope(prefix, "", 1)), *_TIMEOUT)
     driver_id = Scope(prefix, "", 1).driver_id
     # The list cannot show this, because it does not wait for a broker that hangs.
-    if decision is None and not client.run(describe(driver_id), *_TIMEOUT):
+    if decision is None and not client.run(ops.describe(driver_id), *_TIMEOUT):
         raise KafkaSinkError(_unknown(prefix, known))
     named = topic or (decision.topic if decision is not None else None)
     if named is None:
@@ -204,9 +196,9 @@ def _decided(client: TransactionClient, scope: Scope, decision: Decision) -> str
 
 
 def _open(scope: Scope) -> TransactionSteps[dict[str, Described]]:
-    (names,) = yield (ListOpen(scope.prefix),)
-    descriptions = yield from describe(*names, scope.driver_id)
-    return {name: described for name, described in descriptions.items() if described.state == OPEN}
+    (names,) = yield (ops.ListOpen(scope.prefix),)
+    descriptions = yield from ops.describe(*names, scope.driver_id)
+    return {name: described for name, described in descriptions.items() if described.state == ops.OPEN}
 
 
 # -- actions that take the prefix over ------------------------------------------------------------

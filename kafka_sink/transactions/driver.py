@@ -30,34 +30,10 @@ from dataclasses import dataclass, replace
 from kafka_sink.errors import DeliveryError, IncompleteBatchError, TransactionError
 from kafka_sink.model import TopicPartition
 from kafka_sink.transactions import decision as decisions
+from kafka_sink.transactions import operations as ops
 from kafka_sink.transactions import proof
 from kafka_sink.transactions.decision import BatchIdentity, Decision, Outcome, Part
-from kafka_sink.transactions.operations import (
-    ABORTED,
-    COMMITTED,
-    LAST_EPOCH,
-    NO_TRANSACTION,
-    OPEN,
-    Describe,
-    Described,
-    EndTransaction,
-    Failed,
-    FetchOffsets,
-    FetchStableOffsets,
-    InitProducer,
-    ListOpen,
-    LookUp,
-    OffsetKey,
-    Operation,
-    ProducerEpoch,
-    RecordOffsets,
-    Scope,
-    TransactionSteps,
-    describe,
-    epochs_behind,
-    fetch_offsets,
-    fetch_stable_offsets,
-)
+from kafka_sink.transactions.operations import Described, OffsetKey, ProducerEpoch, Scope, TransactionSteps
 from kafka_sink.transactions.proof import Clock
 
 _LOOKED_UP_TASKS = 64
@@ -93,17 +69,20 @@ def take_over(scope: Scope, clock_ms: Clock) -> TransactionSteps[Ownership]:
     groups = scope.decision_key(0).group, scope.marker_key(0).group
     # This also finds the coordinators for most tasks, which are handed over to them.
     names = tuple(scope.task_id(task, 0) for task in range(_LOOKED_UP_TASKS))
-    driver_epoch, _ = yield (InitProducer(scope.driver_id), LookUp(groups, names))
+    driver_epoch, _ = yield (ops.InitProducer(scope.driver_id), ops.LookUp(groups, names))
     return (yield from _settle(scope, ProducerEpoch(*driver_epoch), clock_ms))
 
 
 def _settle(scope: Scope, driver_epoch: ProducerEpoch, clock_ms: Clock) -> TransactionSteps[Ownership]:
     """Complete what was decided and abort everything else, as the owner of the prefix."""
     key, marker_key = scope.decision_key(0), scope.marker_key(0)
-    read: tuple[Operation, ...] = FetchOffsets((key.group, marker_key.group)), FetchStableOffsets((key,))
+    read: tuple[ops.Operation, ...] = (
+        ops.FetchOffsets((key.group, marker_key.group)),
+        ops.FetchStableOffsets((key,)),
+    )
     # All requests are in one step, because every job waits for it. Usually nothing is left open, and no other
     # step follows.
-    names, *offsets = yield (ListOpen(scope.prefix), *read)
+    names, *offsets = yield (ops.ListOpen(scope.prefix), *read)
     left_open: Mapping[str, Described] = {}
     if names:
         # This finds the current coordinators. A former coordinator may have answered without the last
@@ -123,7 +102,7 @@ def _settle(scope: Scope, driver_epoch: ProducerEpoch, clock_ms: Clock) -> Trans
     failed: tuple[Part, ...] = ()
     if unseen:
         ids = tuple(part.id_in(scope) for part in unseen)
-        descriptions, *results = yield (Describe(ids), *proof.ends_of(scope, unseen))
+        descriptions, *results = yield (ops.Describe(ids), *proof.ends_of(scope, unseen))
         failed = proof.failed_of(unseen, results)
     aborted = yield from proof.abort_others(left_open, scope, decision.parts)
     judgement = yield from proof.judge(scope, driver_epoch, decision, failed, clock_ms)
@@ -184,9 +163,9 @@ def abort(scope: Scope, driver_epoch: ProducerEpoch, clock_ms: Clock) -> Transac
     Returns None if another driver has taken over, which then does this. An abort under the driver's id
     excludes a decision under the same driver epoch and fences nobody.
     """
-    (ended,) = yield (EndTransaction(scope.driver_id, driver_epoch, commit=False),)
+    (ended,) = yield (ops.EndTransaction(scope.driver_id, driver_epoch, commit=False),)
     renewed = (
-        (yield from _renewed(scope, driver_epoch)) if isinstance(ended, Failed) else ProducerEpoch(*ended)
+        (yield from _renewed(scope, driver_epoch)) if isinstance(ended, ops.Failed) else ProducerEpoch(*ended)
     )
     return None if renewed is None else (yield from _settle(scope, renewed, clock_ms))
 
@@ -211,27 +190,27 @@ def _renewed(scope: Scope, driver_epoch: ProducerEpoch) -> TransactionSteps[Prod
     Nothing is recorded before the end of a transaction is complete, and nothing with E: brokers would add it
     to the transaction of a decision that is being committed, and it would replace the decision.
     """
-    driver = (yield from describe(scope.driver_id, afresh=True, once_ended=True)).get(scope.driver_id)
+    driver = (yield from ops.describe(scope.driver_id, afresh=True, once_ended=True)).get(scope.driver_id)
     if driver is None:
         return None
-    behind = epochs_behind(driver_epoch, driver.producer)
-    is_ended = driver.state in COMMITTED | ABORTED
-    retry: Operation
-    if behind == 0 and driver.state == OPEN:
-        retry = EndTransaction(scope.driver_id, driver_epoch, commit=False)
+    behind = ops.epochs_behind(driver_epoch, driver.producer)
+    is_ended = driver.state in ops.COMMITTED | ops.ABORTED
+    retry: ops.Operation
+    if behind == 0 and driver.state == ops.OPEN:
+        retry = ops.EndTransaction(scope.driver_id, driver_epoch, commit=False)
     elif behind == 1 and is_ended and driver.ends_raise_epoch:
         try:
             return (yield from proof.require_owner(scope, driver.producer))
         except TransactionError:
             return None
     elif behind == 0 or (
-        behind == 1 and driver.state == NO_TRANSACTION and driver.producer.epoch != LAST_EPOCH
+        behind == 1 and driver.state == ops.NO_TRANSACTION and driver.producer.epoch != ops.LAST_EPOCH
     ):
-        retry = InitProducer(scope.driver_id, driver_epoch)
+        retry = ops.InitProducer(scope.driver_id, driver_epoch)
     else:
         return None
     (renewed,) = yield (retry,)
-    return None if isinstance(renewed, Failed) else ProducerEpoch(*renewed)
+    return None if isinstance(renewed, ops.Failed) else ProducerEpoch(*renewed)
 
 
 def problem_of(scope: Scope, ownership: Ownership) -> str | None:
@@ -247,18 +226,18 @@ def problem_of(scope: Scope, ownership: Ownership) -> str | None:
 def _is_open(scope: Scope, part: Part, descriptions: Mapping[str, Described]) -> bool:
     """Whether these descriptions show the part's transaction open."""
     transaction = descriptions.get(part.id_in(scope))
-    return transaction is not None and transaction.state == OPEN and transaction.producer == part.producer
+    return transaction is not None and transaction.state == ops.OPEN and transaction.producer == part.producer
 
 
 def read_decision(scope: Scope) -> TransactionSteps[Decision | None]:
     """The latest decision that brokers show at this moment. Raises ProtocolError if it cannot be read."""
-    return (yield from _decision_in(scope, (yield from fetch_offsets(scope.decision_key(0).group))))
+    return (yield from _decision_in(scope, (yield from ops.fetch_offsets(scope.decision_key(0).group))))
 
 
 def _await_all_chunks(scope: Scope, chunks: int) -> TransactionSteps[None]:
     """Wait until every chunk of a committed decision can be read: groups do not show them at once."""
     keys = [scope.decision_key(chunk) for chunk in range(chunks)]
-    while None in (yield from fetch_stable_offsets(*keys)).values():
+    while None in (yield from ops.fetch_stable_offsets(*keys)).values():
         pass
 
 
@@ -279,7 +258,7 @@ def _decision_in(
     if len(groups) > 1:
         if waits:
             yield from _await_all_chunks(written, head.chunks)
-        texts = list((yield from fetch_offsets(*groups)).values())
+        texts = list((yield from ops.fetch_offsets(*groups)).values())
     return decisions.decode(texts)
 
 
@@ -325,8 +304,8 @@ def record_and_commit(
     """
     descriptions = yield from record(scope, driver_epoch, decision, parts)
     yield from require_open(scope, decision.batch, parts, descriptions)
-    (ended,) = yield (EndTransaction(scope.driver_id, driver_epoch, commit=True),)
-    if isinstance(ended, Failed):
+    (ended,) = yield (ops.EndTransaction(scope.driver_id, driver_epoch, commit=True),)
+    if isinstance(ended, ops.Failed):
         raise proof.other_driver(scope, ended, f"it is not known whether {decision.batch} was decided: ")
     return ProducerEpoch(*ended)
 
@@ -361,7 +340,7 @@ def _commit_parts(
     if there were none, and every part is proved to be committed by its EndTxn or its progress marker.
     """
     # The list comes first: a connection's requests are handled in order, and commits wait for the log.
-    names, *results = yield (ListOpen(scope.prefix), *proof.ends_of(scope, parts))
+    names, *results = yield (ops.ListOpen(scope.prefix), *proof.ends_of(scope, parts))
     failed = proof.failed_of(parts, results)
     # The list was requested together with the commits, so it may still contain parts that have just been
     # committed. They are left out.
@@ -392,7 +371,7 @@ def require_open(
     described again.
     """
     doubtful = [part for part in parts if not _is_open(scope, part, descriptions)]
-    descriptions = yield from describe(*(part.id_in(scope) for part in doubtful), afresh=True)
+    descriptions = yield from ops.describe(*(part.id_in(scope) for part in doubtful), afresh=True)
     lost = [part.task for part in doubtful if not _is_open(scope, part, descriptions)]
     if lost:
         raise TransactionError(
@@ -428,16 +407,16 @@ def record(
         groups.setdefault(key.group, []).append((key.partition, text))
     *results, seen, descriptions, _ = yield (
         *(
-            RecordOffsets(scope.driver_id, driver_epoch, group, tuple(entries))
+            ops.RecordOffsets(scope.driver_id, driver_epoch, group, tuple(entries))
             for group, entries in groups.items()
         ),
-        FetchOffsets((scope.decision_key(0).group,)),
-        Describe(tuple(part.id_in(scope) for part in parts)),
+        ops.FetchOffsets((scope.decision_key(0).group,)),
+        ops.Describe(tuple(part.id_in(scope) for part in parts)),
         # This finds the coordinator that will commit the driver's transaction.
-        LookUp((), (scope.driver_id,)),
+        ops.LookUp((), (scope.driver_id,)),
     )
     for result in results:
-        if isinstance(result, Failed):
+        if isinstance(result, ops.Failed):
             raise proof.other_driver(scope, result, f"{decision.batch} is not committed: ")
     head = decisions.newest_head(seen.values())
     last = 0 if head is None else head.number

@@ -26,27 +26,9 @@ from shlex import quote
 
 from kafka_sink.errors import TransactionError
 from kafka_sink.printable import first_of
+from kafka_sink.transactions import operations as ops
 from kafka_sink.transactions.decision import Decision, Outcome, Part
-from kafka_sink.transactions.operations import (
-    ABORTED,
-    COMMITTED,
-    NO_TRANSACTION,
-    OPEN,
-    Described,
-    EndTransaction,
-    Failed,
-    FetchOffsets,
-    ListOpen,
-    OffsetKey,
-    ProducerEpoch,
-    RecordOffsets,
-    Scope,
-    TransactionSteps,
-    describe,
-    epochs_behind,
-    fetch_offsets,
-    fetch_stable_offsets,
-)
+from kafka_sink.transactions.operations import Described, OffsetKey, ProducerEpoch, Scope, TransactionSteps
 
 # Returns the time of day in ms. It is called after the brokers have responded, which may take minutes.
 Clock = Callable[[], float]
@@ -54,7 +36,7 @@ Clock = Callable[[], float]
 MARKERS_LAST_MS = 3_600_000
 
 
-def other_driver(scope: Scope, failed: Failed, what: str = "") -> TransactionError:
+def other_driver(scope: Scope, failed: ops.Failed, what: str = "") -> TransactionError:
     """The error for a driver whose driver epoch is no longer valid."""
     return TransactionError(
         f"{what}another driver has taken the transactional ids over ({failed.error}). It completes what was "
@@ -79,14 +61,14 @@ def require_owner(
     """
     a_key_of = {key.group: key for key in keys or (scope.decision_key(0),)}
     results = yield tuple(
-        RecordOffsets(scope.driver_id, driver_epoch, key.group, ((key.partition, ""),))
+        ops.RecordOffsets(scope.driver_id, driver_epoch, key.group, ((key.partition, ""),))
         for key in a_key_of.values()
     )
-    failed = next((result for result in results if isinstance(result, Failed)), None)
+    failed = next((result for result in results if isinstance(result, ops.Failed)), None)
     if failed is None:
         # An abort without these offsets would fail while the markers of a decision are being written.
-        (ended,) = yield (EndTransaction(scope.driver_id, driver_epoch, commit=False),)
-        if not isinstance(ended, Failed):
+        (ended,) = yield (ops.EndTransaction(scope.driver_id, driver_epoch, commit=False),)
+        if not isinstance(ended, ops.Failed):
             return ProducerEpoch(*ended)
         failed = ended
     raise other_driver(scope, failed)
@@ -104,7 +86,7 @@ def inspect(
     transactions that are found: the driver epoch is proved after they were described, so no later driver's
     tasks had begun by then, and what they begin later has other epochs.
     """
-    descriptions = yield from describe(*names, afresh=True)
+    descriptions = yield from ops.describe(*names, afresh=True)
     if descriptions:
         driver_epoch = yield from require_owner(scope, driver_epoch, *keys)
     return driver_epoch, descriptions
@@ -121,13 +103,15 @@ def abort_others(
     ends = [
         (name, described)
         for name, described in descriptions.items()
-        if described.state in (OPEN, NO_TRANSACTION) and (name, described.producer) not in keep
+        if described.state in (ops.OPEN, ops.NO_TRANSACTION) and (name, described.producer) not in keep
     ]
     if not ends:
         return 0
-    results = yield tuple(EndTransaction(name, described.producer, commit=False) for name, described in ends)
+    results = yield tuple(
+        ops.EndTransaction(name, described.producer, commit=False) for name, described in ends
+    )
     return sum(
-        described.state == OPEN and not isinstance(result, Failed)
+        described.state == ops.OPEN and not isinstance(result, ops.Failed)
         for (_, described), result in zip(ends, results, strict=True)
     )
 
@@ -135,17 +119,17 @@ def abort_others(
 # -- what was decided -----------------------------------------------------------------------------
 
 
-def ends_of(scope: Scope, parts: Iterable[Part], *, afresh: bool = False) -> tuple[EndTransaction, ...]:
+def ends_of(scope: Scope, parts: Iterable[Part], *, afresh: bool = False) -> tuple[ops.EndTransaction, ...]:
     """The operations that commit decided transactions."""
     return tuple(
-        EndTransaction(part.id_in(scope), part.producer, commit=True, afresh=afresh, of_task=True)
+        ops.EndTransaction(part.id_in(scope), part.producer, commit=True, afresh=afresh, of_task=True)
         for part in parts
     )
 
 
 def failed_of(parts: Iterable[Part], results: Sequence[object]) -> tuple[Part, ...]:
     """The parts whose commit failed, which proves nothing yet. The other parts are committed."""
-    return tuple(part for part, result in zip(parts, results, strict=True) if isinstance(result, Failed))
+    return tuple(part for part, result in zip(parts, results, strict=True) if isinstance(result, ops.Failed))
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +172,7 @@ def judge(
             again = failed_of(pending, results)
             failed = tuple(part for part in failed if part in again or part in absent)
             # The pending marker may also be another attempt's: both attempts write it to the same place.
-            (names,) = yield (ListOpen(scope.prefix),)
+            (names,) = yield (ops.ListOpen(scope.prefix),)
             driver_epoch, left = yield from inspect(scope, driver_epoch, names)
             aborted += yield from abort_others(left, scope, decision.parts)
         elif not absent:
@@ -208,7 +192,7 @@ def _markers_of(
 ) -> TransactionSteps[tuple[tuple[Part, ...], tuple[Part, ...]]]:
     """Return the parts whose progress markers are pending, and the parts that have no marker."""
     keys = {part: decision.marker_key(scope, part) for part in parts}
-    markers = yield from fetch_stable_offsets(*keys.values())
+    markers = yield from ops.fetch_stable_offsets(*keys.values())
     pending = tuple(part for part, key in keys.items() if key in markers and markers[key] is None)
     absent = tuple(
         part
@@ -230,7 +214,7 @@ def _without_markers(
 
     Offsets expire one by one, and progress markers before their decision.
     """
-    descriptions = yield from describe(*(part.id_in(scope) for part in parts), afresh=True)
+    descriptions = yield from ops.describe(*(part.id_in(scope) for part in parts), afresh=True)
     markers_last = decision.began_ms >= 0 and abs(clock_ms() - decision.began_ms) < MARKERS_LAST_MS
     lost, unknown = [], []
     for part in parts:
@@ -248,27 +232,24 @@ def outcome_of(part: Part, described: Described | None) -> Outcome:
     The first end of a transaction raises the epoch by one, and the description shows how it ended until the
     id is taken over again. With protocol 1 a commit leaves the epoch as it is.
     """
-    behind = None if described is None else epochs_behind(part.producer, described.producer)
+    behind = None if described is None else ops.epochs_behind(part.producer, described.producer)
     if described is None or behind not in (0, 1):
         return Outcome.UNRECORDED
-    if described.state in COMMITTED:
+    if described.state in ops.COMMITTED:
         return Outcome.COMMITTED
-    return Outcome.LOST if behind and described.state in ABORTED else Outcome.UNRECORDED
+    return Outcome.LOST if behind and described.state in ops.ABORTED else Outcome.UNRECORDED
 
 
 def uncommitted(scope: Scope, decision: Decision) -> TransactionSteps[tuple[Part, ...]]:
-    """The parts that readers do not see at this moment.
-
-    This waits for nothing: it is for the command line.
-    """
+    """The parts that readers do not see at this moment, for the command line. It waits for nothing."""
     parts = tuple(part for part in decision.parts if part.outcome is not Outcome.COMMITTED)
     keys = tuple(decision.marker_key(scope, part) for part in parts)
     seen: Mapping[OffsetKey, str] = {}
     if keys:
-        (seen,) = yield (FetchOffsets((), keys),)
+        (seen,) = yield (ops.FetchOffsets((), keys),)
     markers = set(seen.values())
     absent = tuple(part for part in parts if decision.batch.progress_marker(part) not in markers)
-    descriptions = yield from describe(*(part.id_in(scope) for part in absent))
+    descriptions = yield from ops.describe(*(part.id_in(scope) for part in absent))
     return tuple(
         part
         for part in absent
@@ -287,7 +268,7 @@ def not_visible(
     groups = {decision.marker_key(scope, part).group for part in parts} - {scope.marker_key(0).group}
     markers = set(seen.values())
     if groups:
-        markers |= set((yield from fetch_offsets(*sorted(groups))).values())
+        markers |= set((yield from ops.fetch_offsets(*sorted(groups))).values())
     return tuple(part for part in parts if decision.batch.progress_marker(part) not in markers)
 
 

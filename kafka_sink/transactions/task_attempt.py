@@ -12,24 +12,12 @@ import pyarrow as pa
 
 from kafka_sink.clock import monotonic_ms, wall_ms
 from kafka_sink.errors import IncompleteBatchError, KafkaSinkError, TransactionError
+from kafka_sink.transactions import operations as ops
 from kafka_sink.transactions.batch import LONG_OPEN, AttemptReport, BatchRun, TaskHandover, TaskRole
 from kafka_sink.transactions.client import PROTOCOL_1, TransactionClient
 from kafka_sink.transactions.decision import BatchIdentity, Part, RowsDigest
 from kafka_sink.transactions.digest import RunningDigest
-from kafka_sink.transactions.operations import (
-    OPEN,
-    Describe,
-    Described,
-    EndTransaction,
-    Failed,
-    LookUp,
-    ProducerEpoch,
-    RecordOffsets,
-    Scope,
-    TransactionSteps,
-    describe,
-    init_producer,
-)
+from kafka_sink.transactions.operations import Described, ProducerEpoch, Scope, TransactionSteps
 
 _log = logging.getLogger(__name__)
 # How long the first rows wait for the progress marker at most. Coordinators of transactions need less.
@@ -197,10 +185,13 @@ def begin_steps(
     """
     for slot in range(attempt, attempt + _MAX_SLOTS * _NEXT_SLOT, _NEXT_SLOT):
         name = scope.task_id(task, slot)
-        descriptions, _ = yield (Describe((scope.driver_id, name)), LookUp((scope.marker_key(task).group,)))
+        descriptions, _ = yield (
+            ops.Describe((scope.driver_id, name)),
+            ops.LookUp((scope.marker_key(task).group,)),
+        )
         yield from require_driver_epoch(scope, driver_epoch, descriptions)
-        if name not in descriptions or descriptions[name].state != OPEN:
-            return slot, (yield from init_producer(name))
+        if name not in descriptions or descriptions[name].state != ops.OPEN:
+            return slot, (yield from ops.init_producer(name))
     raise TransactionError(f"attempt {attempt} of task {task} has {_MAX_SLOTS} transactions open already")
 
 
@@ -217,9 +208,11 @@ def mark_steps(
     the raised epoch.
     """
     key, name = scope.marker_key(part.task), part.id_in(scope)
-    marker = RecordOffsets(name, part.producer, key.group, ((key.partition, batch.progress_marker(part)),))
-    failed, driver = yield (marker, Describe((scope.driver_id,)))
-    if isinstance(failed, Failed):
+    marker = ops.RecordOffsets(
+        name, part.producer, key.group, ((key.partition, batch.progress_marker(part)),)
+    )
+    failed, driver = yield (marker, ops.Describe((scope.driver_id,)))
+    if isinstance(failed, ops.Failed):
         raise TransactionError(
             f"the transaction '{name}' is no longer this task's ({failed.error}): it was open for longer "
             "than kafka.transaction.timeout.ms, or another attempt or run took its place"
@@ -230,7 +223,7 @@ def mark_steps(
 
 
 def abort_steps(transactional_id: str, producer: ProducerEpoch) -> TransactionSteps[None]:
-    yield (EndTransaction(transactional_id, producer, commit=False),)
+    yield (ops.EndTransaction(transactional_id, producer, commit=False),)
 
 
 def require_driver_epoch(
@@ -244,7 +237,7 @@ def require_driver_epoch(
     if driver is not None and driver.producer == driver_epoch:
         return
     # That description may come from a former coordinator.
-    driver = (yield from describe(scope.driver_id, afresh=True)).get(scope.driver_id)
+    driver = (yield from ops.describe(scope.driver_id, afresh=True)).get(scope.driver_id)
     if driver is not None and driver.producer == driver_epoch:
         return
     raise TransactionError(
