@@ -75,7 +75,7 @@ _Result = TypeVar("_Result")
 # first. A stream's planning and commit each run in one worker, so this still saves most repeated work. Each
 # step is one dictionary operation, so threads need no lock.
 KEPT: dict[str, tuple[float, str]] = {}
-_NEVER, _MAX_KEPT = (math.nan, None), 200
+_NEVER, _MAX_KEPT = (math.nan, ""), 200
 
 
 def claim(key: str) -> bool | None:
@@ -112,13 +112,7 @@ def happened_within(key: str, seconds: float) -> bool:
 
     If ``seconds`` is infinite, the clock does not matter.
     """
-    status = _in_a_folder(key, os.lstat)
-    if status is not None and foreign(status):
-        return False
-    happened_s = KEPT.get(folder() + key, _NEVER)[0] if status is None else status.st_mtime
-    # Processes share the wall clock. A negative age means that the clock was set back.
-    age_s = time.time() - happened_s
-    return 0 <= age_s <= seconds or (age_s < 0 and seconds == math.inf)
+    return noted_within(key, seconds) is not None
 
 
 def note(key: str, text: str = "") -> None:
@@ -137,15 +131,17 @@ def note(key: str, text: str = "") -> None:
 
 def noted_within(key: str, seconds: float) -> str | None:
     """The text of the event if it was recorded at most ``seconds`` ago, or None."""
-    if not happened_within(key, seconds):
-        return None
 
-    def read(path: str) -> str:
-        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW)) as file:
-            return file.read(_MAX_NOTE)
+    def read(path: str) -> tuple[float, str]:
+        # Another user's pipe would block the call without O_NONBLOCK.
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
+            status = os.fstat(file.fileno())
+            return _NEVER if foreign(status) else (status.st_mtime, file.read(_MAX_NOTE))
 
-    text = _in_a_folder(key, read)
-    return KEPT.get(folder() + key, _NEVER)[1] if text is None else text
+    happened_s, text = _in_a_folder(key, read) or KEPT.get(folder() + key, _NEVER)
+    # Processes share the wall clock. A negative age means that the clock was set back.
+    age_s = time.time() - happened_s
+    return text if 0 <= age_s <= seconds or (age_s < 0 and seconds == math.inf) else None
 
 
 def _keep(key: str, text: str) -> None:
@@ -168,19 +164,16 @@ def take_noted(key: str, seconds: float) -> str | None:
 
 def _in_a_folder(key: str, use: Callable[[str], _Result]) -> _Result | None:
     """Call ``use`` with the marker's path in the first folder that allows it; None if no folder does."""
+    name = f"kafka-chunked-{hashlib.sha256(key.encode()).hexdigest()[:32]}"
     for directory in filter(None, local_dirs().split(",")):
         with suppress(OSError, ValueError):
-            return use(os.path.join(directory, f"kafka-chunked-{_hash(key)}"))
+            return use(os.path.join(directory, name))
     return None
 
 
 def folder() -> str:
     """The path of a folder that belongs to the application alone; empty if no folder can be used."""
     return local_dirs().split(",")[0]
-
-
-def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 # -- settings that make it cheaper to hand rows to Python, for ``kafka_sink.tune`` and the doctor -------
