@@ -26,12 +26,11 @@ from kafka_sink.options import parse, texts
 from kafka_sink.reports.delivery_report import WriteResult
 from kafka_sink.spark.planning import plan
 from kafka_sink.spark.short_tracebacks import short_tracebacks
-from kafka_sink.spark.write import PlannedWrite, TaskCommitted
+from kafka_sink.spark.write import QUERY_ID, PlannedWrite, TaskCommitted
 from kafka_sink.spark_application import SparkApplication
 
 _MESSAGE = "message"
 _SCHEMA = f"{_MESSAGE} binary"
-_QUERY_ID = "sql.streaming.queryId"
 _APP_ID, _VERSION = "txnappid", "txnversion"
 
 
@@ -54,7 +53,7 @@ class ForeachBatch:
 
     def __call__(self, df: DataFrame, batch_id: int) -> None:
         _require_driver(df)
-        query = df.sparkSession.sparkContext.getLocalProperty(_QUERY_ID)
+        query = df.sparkSession.sparkContext.getLocalProperty(QUERY_ID)
         if not query:
             raise ConfigurationError(
                 "kafka_sink.foreach_batch is for writeStream.foreachBatch; elsewhere use kafka_sink.write"

@@ -53,7 +53,7 @@ else:
 
 # The local properties that Spark sets for the tasks of a micro-batch.
 _BATCH_ID = "streaming.sql.batchId"
-_QUERY_ID = "sql.streaming.queryId"
+QUERY_ID = "sql.streaming.queryId"
 # The local property that Spark sets for all tasks of a write. In foreachBatch it is that of the inner write.
 _DESCRIPTION = "spark.job.description"
 # Spark calls ``abort`` shortly after a failed commit, so the note of an older failure does not count.
@@ -413,7 +413,7 @@ class PlannedWrite:
 def micro_batch_of(context: TaskContext) -> tuple[str, int]:
     """The query's id and the number of the micro-batch; "" and -1 if the task does not belong to a
     micro-batch."""
-    query, batch = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)
+    query, batch = context.getLocalProperty(QUERY_ID), context.getLocalProperty(_BATCH_ID)
     return (query, int(batch)) if query and batch and batch.isdigit() else ("", -1)
 
 

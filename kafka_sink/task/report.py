@@ -7,7 +7,6 @@ from functools import reduce
 from itertools import islice
 from typing import Any
 
-from kafka_sink.breaker.breaker import Breaker
 from kafka_sink.clock import LIMIT, MEMORY, Clock
 from kafka_sink.cluster.broker import BrokerCounts
 from kafka_sink.coordinator.live.messages import (
@@ -31,8 +30,10 @@ from kafka_sink.options.values import TOPIC_MAX_LENGTH
 from kafka_sink.task.rate_limit import RateLimit
 from kafka_sink.task.worker_parts import WorkerParts
 
-# If a broker has answered within this time, the age of rows that wait for it need not be computed.
+# If a broker has answered within this time, the rows that wait for it do not count as late.
 _QUIET_MS = 1000.0
+# The partitions with waiting rows, how many, and since when: for each partition and for each leader.
+_WaitingRows = dict[Target, list[tuple[TopicPartition, int, float]]]
 
 
 class ProducerTask:
@@ -90,6 +91,7 @@ class ProducerTask:
         state, since_ms = self._parts.activity.current
         state_ms = max(0.0, now_ms - since_ms)
         began, counts = self.transaction_since_ms, self.counts()
+        waiting = {} if done else self._waiting()
         # The counts contain waits that have ended. A wait that is still going on must also appear.
         if state == MEMORY:
             counts["pool_wait_ms"] += state_ms
@@ -104,8 +106,8 @@ class ProducerTask:
             counters=_rounded(counts),
             gauges={} if done else _rounded(self._gauges()),
             topics=dict(named_topics(self._parts.accumulator.deliveries.topics())),
-            brokers=self._brokers(now_ms, done=done),
-            mutes=() if done else self._mutes(self._parts.breaker, now_ms),
+            brokers=self._brokers(waiting, now_ms, done=done),
+            mutes=() if done else self._mutes(waiting, now_ms),
             dead_letters=first_dead_letters(
                 {} if self.dead_letters is None else self.dead_letters.by_topic()
             ),
@@ -141,12 +143,10 @@ class ProducerTask:
             "waiting_threads": pool.waiting_threads,
         }
 
-    def _brokers(self, now_ms: float, *, done: bool) -> dict[int, BrokerReport]:
+    def _brokers(self, waiting: _WaitingRows, now_ms: float, *, done: bool) -> dict[int, BrokerReport]:
         addresses, options = self._parts.cluster.nodes(), self._parts.accumulator.options
         counted = self._parts.sender.broker_metrics(now_ms)
-        is_quiet = any(now_ms - metrics.answered_ms > _QUIET_MS for metrics in counted.values())
         # Perhaps nothing could be sent yet to some brokers that rows wait for.
-        waiting = self._waiting() if not done and (is_quiet or len(counted) < len(addresses)) else {}
         counted = {**{node_id: BrokerCounts() for node_id in addresses if node_id in waiting}, **counted}
         reports = {}
         for node_id, metrics in islice(counted.items(), MAX_BROKERS):
@@ -167,10 +167,8 @@ class ProducerTask:
             )
         return reports
 
-    def _waiting(self) -> dict[Target, list[tuple[TopicPartition, int, float]]]:
-        """For each partition and each leader: the partitions with waiting rows, their number, and since when
-        they wait."""
-        waiting: dict[Target, list[tuple[TopicPartition, int, float]]] = {}
+    def _waiting(self) -> _WaitingRows:
+        waiting: _WaitingRows = {}
         before, self._led_by = self._led_by, {}
         for partition, (rows, since_ms) in self._parts.accumulator.waiting_rows().items():
             info = self._parts.cluster.leader(partition)
@@ -182,13 +180,9 @@ class ProducerTask:
                     waiting.setdefault(target, []).append((partition, rows, since_ms))
         return waiting
 
-    def _mutes(self, breaker: Breaker, now_ms: float) -> tuple[MuteReport, ...]:
-        muted = breaker.muted(MAX_MUTES)
-        if not muted:
-            return ()
-        waiting = self._waiting()
+    def _mutes(self, waiting: _WaitingRows, now_ms: float) -> tuple[MuteReport, ...]:
         timeout_ms, made = self._parts.accumulator.options.delivery_timeout_ms, []
-        for mute, age_ms in muted:
+        for mute, age_ms in self._parts.breaker.muted(MAX_MUTES):
             unsent = waiting.get(mute.target, [])
             oldest_ms = min((since_ms for _, _, since_ms in unsent), default=now_ms)
             made.append(

@@ -56,14 +56,6 @@ class BatchRun:
     handover: TaskHandover
 
     @property
-    def driver_epoch(self) -> ProducerEpoch:
-        return self.handover.driver_epoch
-
-    @property
-    def last(self) -> LastDecision:
-        return self.handover.last
-
-    @property
     def is_repair(self) -> bool:
         """Whether the batch was decided before, and only the tasks whose parts are missing write."""
         return self.handover.incomplete is not None
@@ -73,14 +65,12 @@ class BatchRun:
 class TaskHandover:
     """The handover from planning to tasks: the decision's driver epoch, and a summary of the last decision.
 
-    ``planned_ms`` is the time of planning by the driver's clock. ``taken_over_ms`` is that of the last
-    planning that took the ids over.
+    ``taken_over_ms`` is when planning last took the ids over, by the driver's clock.
     """
 
     driver_epoch: ProducerEpoch
     last: LastDecision = field(default_factory=LastDecision)
     incomplete: Incomplete | None = None
-    planned_ms: int = -1
     taken_over_ms: int = -1
 
     @classmethod
@@ -93,7 +83,7 @@ class TaskHandover:
             batch = None if ownership.unknown else decision.batch
             broken = Incomplete(batch, ownership.missing, problem)
         last = LastDecision() if decision is None else decision.summary
-        return cls(ownership.driver_epoch, last, broken, round(now_ms), round(now_ms))
+        return cls(ownership.driver_epoch, last, broken, round(now_ms))
 
     def role(self, batch: BatchIdentity, task: int, *, in_query: bool = False) -> TaskRole:
         """Return what a task does with its rows of this batch.
@@ -205,34 +195,35 @@ def commit(
     if not reports:
         raise TransactionError("no task has reported what it wrote, so nothing is committed")
     run = _agreed(reports)
+    driver_epoch, last = run.handover.driver_epoch, run.handover.last
     parts = tuple(report.part for report in reports if report.part is not None)
     roles = {report.role for report in reports}
     # The empty first batch of a new query is also recorded. Otherwise the query's next batch would find
     # another writer's decision and be refused.
-    records_empty |= run.last.writer not in ("", run.batch.writer)
+    records_empty |= last.writer not in ("", run.batch.writer)
     if not parts and not records_empty and not run.is_repair and roles == {TaskRole.WRITE}:
         return BatchOutcome()
     previous = None
     if run.is_repair or TaskRole.SKIP in roles:
-        previous = yield from driver.read_last(run.scope, run.driver_epoch, run.batch, run.last.number)
+        previous = yield from driver.read_last(run.scope, driver_epoch, run.batch, last.number)
     if run.is_repair:
         try:
             incomplete = _repairable(run.batch, previous, reports)
         except IncompleteBatchError:
             # If another driver has taken over, what this one read is out of date: its advice would do harm.
-            yield from proof.require_owner(run.scope, run.driver_epoch)
+            yield from proof.require_owner(run.scope, driver_epoch)
             raise
         decision = decisions.repaired(run.scope, incomplete, parts)
     elif TaskRole.SKIP in roles:
         return _skipped(run, previous, reports, compare)
     else:
-        decision = decisions.next_decision(run.scope, run.last, run.batch, len(reports), parts)
+        decision = decisions.next_decision(run.scope, last, run.batch, len(reports), parts)
     began = (report.began_ms for report in reports if report.part is not None)
-    # Planning comes before every transaction of the batch, so a time before it comes from a host whose clock
-    # is wrong. It would make the markers look older than they are.
-    planned_ms = run.handover.planned_ms
-    decision = replace(decision, began_ms=max(min(began, default=planned_ms), planned_ms))
-    aborted, next_epoch = yield from driver.decide(run.scope, run.driver_epoch, decision, parts)
+    # The take-over comes before every transaction of the batch, so a time before it comes from a host whose
+    # clock is wrong. It would make the markers look older than they are.
+    taken_over_ms = run.handover.taken_over_ms
+    decision = replace(decision, began_ms=max(min(began, default=taken_over_ms), taken_over_ms))
+    aborted, next_epoch = yield from driver.decide(run.scope, driver_epoch, decision, parts)
     next_handover = None
     if next_epoch is not None:
         next_handover = replace(run.handover, driver_epoch=next_epoch, last=decision.summary, incomplete=None)
@@ -241,7 +232,7 @@ def commit(
         aborted=aborted,
         began_ms=decision.began_ms if parts else -1,
         repaired=run.is_repair,
-        doubt=_doubt(run.batch, run.last) if parts else "",
+        doubt=_doubt(run.batch, last) if parts else "",
         next_handover=next_handover,
     )
 

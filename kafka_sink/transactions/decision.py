@@ -209,7 +209,7 @@ class Decision:
     which can still be lost.
 
     ``began_ms`` is a time before the first transaction of the parts without an outcome began, by its task's
-    clock, or the time of planning if there is no such part; -1 if it is not known. No progress marker is
+    clock, or the time of the take-over if there is no such part; -1 if it is not known. No progress marker is
     older.
     """
 

@@ -54,11 +54,9 @@ class RunningDigest:
 
     ``indices`` are the columns of a record's parts; None is a part that the rows do not have. A part is
     identified by its place in ``indices``, so the columns may have another order in the next run.
-    ``block_bytes`` bytes are mixed at once.
     """
 
-    def __init__(self, indices: Sequence[int | None], block_bytes: int = BLOCK_BYTES) -> None:
-        self._block_bytes = block_bytes
+    def __init__(self, indices: Sequence[int | None]) -> None:
         self._indices = [(place, index) for place, index in enumerate(indices) if index is not None]
         self._rows = 0
         self._size = 0
@@ -70,7 +68,7 @@ class RunningDigest:
             return
         rows = np.zeros(batch.num_rows, dtype=np.uint64)
         for place, index in self._indices:
-            rows += _checksums(batch.column(index), self._block_bytes) * _FACTORS[place]
+            rows += _checksums(batch.column(index)) * _FACTORS[place]
             self._size += _bytes(batch.column(index))
         self._checksum += int(_mixed(rows, rows, np.empty_like(rows)).sum())
 
@@ -87,13 +85,13 @@ def _bytes(column: pa.Array) -> int:
     return int(ends[-1]) - int(ends[0])
 
 
-def _checksums(column: pa.Array, block_bytes: int) -> UInt64s:
+def _checksums(column: pa.Array) -> UInt64s:
     """The checksum of each entry; 0 for null."""
     kind = column.type
     if has_byte_offsets(kind):
-        checksums = of_bytes(column, block_bytes)
+        checksums = of_bytes(column)
     elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        checksums = _of_lists(column, block_bytes)
+        checksums = _of_lists(column)
     elif kind == pa.null():
         return np.zeros(len(column), dtype=np.uint64)
     else:
@@ -127,7 +125,7 @@ def _memory(rows: int, words: int) -> tuple[UInt64s, UInt64s]:
     return memory[:size].reshape(rows, words), memory[size : 2 * size].reshape(rows, words)
 
 
-def of_bytes(column: pa.Array, block_bytes: int = BLOCK_BYTES) -> UInt64s:
+def of_bytes(column: pa.Array) -> UInt64s:
     """The checksum of each text or binary value."""
     ends = offsets(column)
     sizes = ends[1:] - ends[:-1]
@@ -135,14 +133,14 @@ def of_bytes(column: pa.Array, block_bytes: int = BLOCK_BYTES) -> UInt64s:
     checksums = np.empty(count, dtype=np.uint64)
     if not count:
         return checksums
-    if int(sizes.max()) * count > 2 * total + block_bytes:
+    if int(sizes.max()) * count > 2 * total + BLOCK_BYTES:
         # Otherwise short values would be filled up to the size of a few long ones.
         are_long = sizes > total // count
         for part in (are_long, np.logical_not(are_long)):
-            checksums[part] = of_bytes(column.filter(pa.array(part)), block_bytes)
+            checksums[part] = of_bytes(column.filter(pa.array(part)))
         return checksums
     words = max(1, (int(sizes.max()) + 7) // 8)
-    rows = min(count, max(1, block_bytes // (8 * words)))
+    rows = min(count, max(1, BLOCK_BYTES // (8 * words)))
     for start in range(0, count, rows):
         block = checksums[start : start + rows]
         matrix = _filled_up(column, start, len(block), words)
@@ -165,12 +163,12 @@ def _filled_up(column: pa.Array, start: int, count: int, words: int) -> UInt64s:
     return np.frombuffer(filled, np.uint64, count * words).reshape(count, words)
 
 
-def _of_lists(column: pa.Array, block_bytes: int) -> UInt64s:
+def _of_lists(column: pa.Array) -> UInt64s:
     """The checksum of each list of structs, that is, of headers. The order of a list's entries counts."""
     entries = column.flatten()
     each: UInt64s = np.zeros(len(entries), dtype=np.uint64)
     for place, child in enumerate(entries.flatten()):
-        each += _checksums(child, block_bytes) * _FACTORS[place]
+        each += _checksums(child) * _FACTORS[place]
     sizes = lengths(column).astype(np.int64)
     ends = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(sizes)))
     places = np.arange(len(entries), dtype=np.int64) - np.repeat(ends[:-1], sizes)

@@ -171,7 +171,7 @@ def plan(
     # Nobody else may use the note, even if this planning does not.
     note = _take_note(options, name)
     if is_repeated and note is not None and note.holds_for(scope, now_ms, options.metadata_max_age_ms):
-        scope, handover, brokers = note.scope, replace(note.handover, planned_ms=round(now_ms)), None
+        scope, handover, brokers = note.scope, note.handover, None
     else:
         scope, handover, brokers = _take_over(options, scope, clients, clock_ms)
     if batch is not None:

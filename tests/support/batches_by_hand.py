@@ -71,7 +71,7 @@ class Job:
         def steps() -> TransactionSteps[None]:
             parts = [report.part for report in reports if report.part is not None]
             run = reports[0].run
-            decision = next_decision(self.scope, run.last, run.batch, len(reports), parts)
+            decision = next_decision(self.scope, run.handover.last, run.batch, len(reports), parts)
             timed = replace(decision, began_ms=min(report.began_ms for report in reports))
             yield from driver.record(self.scope, handover.driver_epoch, timed)
 

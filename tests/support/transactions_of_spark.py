@@ -235,7 +235,7 @@ class World:
         self.reported.add((writer, number))
         next_handover = getattr(outcome, "next_handover", None)
         if next_handover is not None:
-            me.next_handovers[scope] = replace(next_handover, planned_ms=round(self.kafka.now_ms))
+            me.next_handovers[scope] = next_handover
 
     def _operator(self, writer: int, action: str) -> Body:
         """The command: ``complete``, ``rewrite`` or ``abandon``."""

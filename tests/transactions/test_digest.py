@@ -28,10 +28,8 @@ def batch_of(rows: Sequence[Row], kind: pa.DataType = BINARY) -> pa.RecordBatch:
     return pa.record_batch({"key": pa.array(keys, kind), "value": pa.array(values, kind)})
 
 
-def of(
-    *batches: pa.RecordBatch, parts: Sequence[int | None] = (0, 1), block_bytes: int = digests.BLOCK_BYTES
-) -> RowsDigest:
-    digest = RunningDigest(parts, block_bytes)
+def of(*batches: pa.RecordBatch, parts: Sequence[int | None] = (0, 1)) -> RowsDigest:
+    digest = RunningDigest(parts)
     for one in batches:
         digest.update(one)
     return digest.result()
@@ -80,7 +78,9 @@ def checksum(value: bytes) -> int:
 @given(st.lists(st.binary(max_size=70), max_size=30), st.integers(0, 3), st.sampled_from([1, 50, 1000]))
 def test_a_value_has_its_checksum_in_any_block(values: list[bytes], before: int, block: int) -> None:
     column = pa.array([b"before"] * before + values, BINARY).slice(before)
-    assert list(digests.of_bytes(column, block)) == list(map(checksum, values))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(digests, "BLOCK_BYTES", block)
+        assert list(digests.of_bytes(column)) == list(map(checksum, values))
 
 
 def test_values_of_very_different_lengths_have_the_checksums_that_they_have_alone() -> None:
@@ -177,15 +177,17 @@ def test_numbers_and_lists_count_too() -> None:
     assert of_column([None, None], pa.null()) == RowsDigest(2)
 
 
-def test_blocks_and_buffers_that_are_not_aligned_give_the_same() -> None:
+def test_blocks_and_buffers_that_are_not_aligned_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches: just the first of 256 rows was looked at, so tasks could exchange the others."""
     chance = random.Random(1)
     rows: list[Row] = [
         (chance.choice([None, b"", b"key"]), chance.randbytes(chance.randrange(60))) for _ in range(500)
     ]
     whole = of(batch_of(rows))
-    for block in (1, 50, 1000):
-        assert of(batch_of(rows), block_bytes=block) == whole
+    with monkeypatch.context() as patch:
+        for block in (1, 50, 1000):
+            patch.setattr(digests, "BLOCK_BYTES", block)
+            assert of(batch_of(rows)) == whole
     values = batch_of(rows).column(1)
     _, ends, data = values.buffers()
     for shift in range(1, 8):

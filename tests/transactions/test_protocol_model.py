@@ -238,7 +238,7 @@ def repairs_whatever_the_tasks_are(reports: Any, **named: Any) -> TransactionSte
         assert previous is not None
         decision = decisions.repaired(reports[0].run.scope, previous, parts)
         run = reports[0].run
-        return (yield from driver.decide(run.scope, run.driver_epoch, decision, parts))
+        return (yield from driver.decide(run.scope, run.handover.driver_epoch, decision, parts))
     return (yield from batches.commit(reports, **named))
 
 
@@ -273,11 +273,11 @@ def counts_what_is_lost(reports: Any, **named: Any) -> TransactionSteps[Any]:
     parts = tuple(report.part for report in reports if report.part is not None)
     if one.is_repair or not parts:
         return (yield from batches.commit(reports, **named))
-    previous, last = (yield from driver.read_decision(one.scope)), one.last
+    previous, last = (yield from driver.read_decision(one.scope)), one.handover.last
     if previous is not None:
         last = with_outcomes(previous, decisions.Outcome.COMMITTED, previous.parts).summary
     decision = decisions.next_decision(one.scope, last, one.batch, len(reports), parts)
-    return (yield from driver.decide(one.scope, one.driver_epoch, decision, parts))
+    return (yield from driver.decide(one.scope, one.handover.driver_epoch, decision, parts))
 
 
 def takes_what_is_told_by_now(scope: Scope, clock_ms: Clock) -> TransactionSteps[Any]:
