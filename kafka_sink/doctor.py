@@ -320,12 +320,12 @@ def _job(options: Mapping[str, str], environ: Mapping[str, str], spark: Any) -> 
     # Each check imports what it needs, so that the doctor can report a library that is missing.
     from kafka_sink.options import parse
 
-    mistakes = list(_mistakes(options))
-    if mistakes:
-        yield from (problem(f"options: {error}") for error in mistakes)
+    try:
+        parsed = parse(options)
+    except KafkaSinkError as error:
+        yield problem(f"options: {error}")
         yield note("no broker was asked, because of the problems with options")
         return
-    parsed = parse(options)
     yield from (note(warning) for warning in parsed.warnings)
     if spark is not None:
         yield from of_session(spark, options, parsed.options, environ)
@@ -334,26 +334,6 @@ def _job(options: Mapping[str, str], environ: Mapping[str, str], spark: Any) -> 
             yield from look(parsed.options)
         except KafkaSinkError as error:
             yield problem(f"{what}: {error}")
-
-
-def _mistakes(options: Mapping[str, str]) -> Iterator[KafkaSinkError]:
-    """Return all errors of the options. Each attempt leaves out the options in the errors before it."""
-    from kafka_sink.options import parse
-
-    left = set(options)
-    while True:
-        try:
-            parse({name: value for name, value in options.items() if name in left})
-            return
-        except KafkaSinkError as error:
-            named = {name for name in options if f"'{name.lower()}'" in str(error).lower()}
-            if not named <= left:
-                # An option that was left out is missing: this error is a consequence.
-                return
-            yield error
-            if not named:
-                return
-            left -= named
 
 
 def of_cluster(options: SinkOptions) -> Iterator[Finding]:
