@@ -5,13 +5,13 @@ There is no coordinator: one process does what the coordinator does for Spark's 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+from kafka_sink import spark_application
 from kafka_sink.breaker.interface import load_breaker
-from kafka_sink.clock import ABORTING, COMMITTING, STARTING, TOPIC_RECHECK_S, monotonic_ms
+from kafka_sink.clock import ABORTING, COMMITTING, STARTING, TOPIC_RECHECK_S
 from kafka_sink.coordinator.live.messages import DriverWaiting
 from kafka_sink.driver import driver_log
 from kafka_sink.driver.topic_preparation import prepare_topic
@@ -87,26 +87,14 @@ def _about_spark(options: SinkOptions, given: Mapping[str, str]) -> list[str]:
     return warnings
 
 
-# Guards the dictionary: without it, one thread could change it while another one iterates over it.
-_lock = threading.Lock()
-_prepared_until_ms: dict[str, float] = {}
-
-
 def _prepare_topics(options: SinkOptions) -> None:
     """Call ``prepare_topic``, but at most once a minute for the same options, because a service may write
     often."""
-    # `repr` hides secrets, so options that differ only in them share an entry. Connections check their own
-    # login.
-    key = repr(options)
-    now_ms = monotonic_ms()
-    with _lock:
-        for expired in [other for other, until_ms in _prepared_until_ms.items() if until_ms <= now_ms]:
-            del _prepared_until_ms[expired]
-        if key in _prepared_until_ms:
-            return
-    prepare_topic(options)
-    with _lock:
-        _prepared_until_ms[key] = monotonic_ms() + TOPIC_RECHECK_S * 1000
+    # The key contains the redacted options. Connections check their own login.
+    done = f"topics are there without Spark: {options.redacted()}"
+    if not spark_application.happened_within(done, TOPIC_RECHECK_S):
+        prepare_topic(options)
+        spark_application.note(done)
 
 
 class WriteTransaction:
