@@ -24,6 +24,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TypeVar
 
+import msgspec
+
 from kafka_sink.libraries import foreign
 
 
@@ -71,6 +73,7 @@ def local_dirs(environ: Mapping[str, str] = os.environ) -> str:
 
 _MAX_NOTE = 1 << 20
 _Result = TypeVar("_Result")
+_Noted = TypeVar("_Noted")
 # Notes that this process keeps itself if no folder can be used: the time and the text of each event, oldest
 # first. A stream's planning and commit each run in one worker, so this still saves most repeated work. Each
 # step is one dictionary operation, so threads need no lock.
@@ -112,29 +115,54 @@ def happened_within(key: str, seconds: float) -> bool:
 
     If ``seconds`` is infinite, the clock does not matter.
     """
-    return noted_within(key, seconds) is not None
+    return _read(key, seconds) is not None
 
 
-def note(key: str, text: str = "") -> None:
-    """Record an event with the current time and a text. It replaces an earlier event with the same key."""
+def note(key: str, value: object = None) -> None:
+    """Record an event with the current time and a value, such as a text or a dataclass.
+
+    It replaces an earlier event with the same key. A value of more than a megabyte is not recorded.
+    """
+    text = msgspec.json.encode(value).decode()
 
     def write(path: str) -> bool:
         draft = f"{path}-{os.getpid()}-{threading.get_ident()}"
-        with open(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
+        with open(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w", encoding="utf-8") as file:
             file.write(text)
         os.replace(draft, path)
         return True
 
-    if not _in_a_folder(key, write):
+    if len(text) <= _MAX_NOTE and not _in_a_folder(key, write):
         _keep(key, text)
 
 
-def noted_within(key: str, seconds: float) -> str | None:
-    """The text of the event if it was recorded at most ``seconds`` ago, or None."""
+def noted_within(key: str, seconds: float, kind: type[_Noted]) -> _Noted | None:
+    """The value of the event if it was recorded at most ``seconds`` ago, or None.
 
+    A value that is not of this kind counts as absent: another version of this package may have written it,
+    with which the application was started.
+    """
+    text = _read(key, seconds)
+    with suppress(msgspec.MsgspecError):
+        return None if text is None else msgspec.json.decode(text, type=kind)
+    return None
+
+
+def take_noted(key: str, seconds: float, kind: type[_Noted]) -> _Noted | None:
+    """Like ``noted_within``, but the event is forgotten. Only one of several callers gets the value."""
+
+    def remove(path: str) -> bool:
+        os.unlink(path)
+        return True
+
+    value = noted_within(key, seconds, kind)
+    return value if _in_a_folder(key, remove) else None
+
+
+def _read(key: str, seconds: float) -> str | None:
     def read(path: str) -> tuple[float, str]:
         # Another user's pipe would block the call without O_NONBLOCK.
-        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), encoding="utf-8") as file:
             status = os.fstat(file.fileno())
             return _NEVER if foreign(status) else (status.st_mtime, file.read(_MAX_NOTE))
 
@@ -149,17 +177,6 @@ def _keep(key: str, text: str) -> None:
     KEPT[folder() + key] = time.time(), text
     if len(KEPT) > _MAX_KEPT:
         KEPT.pop(next(iter(KEPT)), None)
-
-
-def take_noted(key: str, seconds: float) -> str | None:
-    """Like ``noted_within``, but the event is forgotten. Only one of several callers gets the text."""
-
-    def remove(path: str) -> bool:
-        os.unlink(path)
-        return True
-
-    text = noted_within(key, seconds)
-    return text if text is not None and _in_a_folder(key, remove) else None
 
 
 def _in_a_folder(key: str, use: Callable[[str], _Result]) -> _Result | None:

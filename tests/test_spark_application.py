@@ -38,7 +38,8 @@ def test_workers_know_their_application_by_the_environment() -> None:
 def test_a_note_is_for_this_user_alone_and_one_of_the_future_does_not_count(tmp_path: Path) -> None:
     with planning_for(of(str(tmp_path))):
         spark_application.note("a", "text")
-        assert spark_application.noted_within("a", 60) == "text"
+        assert spark_application.noted_within("a", 60, str) == "text"
+        assert spark_application.noted_within("a", 60, int) is None, "of another version"
         (marker,) = tmp_path.iterdir()
         assert stat.S_IMODE(marker.stat().st_mode) == 0o600
         # The clock was set back.
@@ -51,7 +52,7 @@ def test_the_first_folder_that_can_be_written_to_has_the_markers(tmp_path: Path)
         assert spark_application.first_time("a")
         assert not spark_application.first_time("a")
         spark_application.note("b", "text")
-        assert spark_application.noted_within("b", 60) == "text"
+        assert spark_application.noted_within("b", 60, str) == "text"
     assert len(list(tmp_path.iterdir())) == 2
 
 
@@ -69,9 +70,9 @@ def test_markers_are_kept_in_the_process_without_a_folder(
         assert not spark_application.first_time("a")
         assert not spark_application.happened_within("b", math.inf)
         spark_application.note("b", "text")
-        assert spark_application.noted_within("b", 60) == "text"
+        assert spark_application.noted_within("b", 60, str) == "text"
         spark_application.forget("b")
-        assert spark_application.noted_within("b", 60) is None
+        assert spark_application.noted_within("b", 60, str) is None
     with planning_for(of("/proc/another/application")):
         assert spark_application.first_time("a")
     assert not list(in_tmp_path.iterdir())

@@ -59,8 +59,6 @@ def layout(
 
 # Spark passes a variant as a struct of its two binaries, so it must be recognised by Spark's type.
 _VARIANT = re.compile(r"(?:^|[:<,])variant(?:$|[,>])")
-# Longer notes are not written, because they could not be read back completely.
-_MAX_NOTE = 1_000_000
 Columns = Sequence[tuple[str, str]]
 Schemas = tuple[tuple[str, RegisteredSchema], ...]
 
@@ -118,7 +116,7 @@ def _known_or_found(
     query: str | None,
 ) -> dict[str, Schemas]:
     key = _key(options, columns, query)
-    noted = spark_application.noted_within(key, math.inf)
+    noted = spark_application.noted_within(key, math.inf, dict)
     if noted is not None and query is not None:
         return _read(noted)
     try:
@@ -128,9 +126,7 @@ def _known_or_found(
             raise
         driver_log.warn(f"kafka-chunked: {error}. The write continues with the schemas of the previous write")
         return _read(noted)
-    written = _written(schemas)
-    if len(written) < _MAX_NOTE:
-        spark_application.note(key, written)
+    spark_application.note(key, _written(schemas))
     return schemas
 
 
@@ -145,8 +141,8 @@ def _key(options: SinkOptions, columns: Columns, query: str | None) -> str:
     return f"schemas/{hashlib.sha256(text.encode()).hexdigest()}"
 
 
-def _written(schemas_of_parts: dict[str, Schemas]) -> str:
-    """Serialise the schemas. Each distinct schema is included once, because many topics may share one."""
+def _written(schemas_of_parts: dict[str, Schemas]) -> dict[str, Any]:
+    """The value of the note. Each distinct schema is included once, because many topics may share one."""
     distinct = list(
         dict.fromkeys(registered.schema for schemas in schemas_of_parts.values() for _, registered in schemas)
     )
@@ -157,21 +153,20 @@ def _written(schemas_of_parts: dict[str, Schemas]) -> str:
         ]
         for part, schemas in schemas_of_parts.items()
     }
-    return json.dumps({"schemas": [asdict(schema) for schema in distinct], "parts": parts})
+    return {"schemas": distinct, "parts": parts}
 
 
-def _read(noted: str) -> dict[str, Schemas]:
-    read = json.loads(noted)
+def _read(noted: dict[str, Any]) -> dict[str, Schemas]:
     distinct = [
         Schema(entry["kind"], entry["text"], tuple((name, text) for name, text in entry["references"]))
-        for entry in read["schemas"]
+        for entry in noted["schemas"]
     ]
     return {
         part: tuple(
             (topic, RegisteredSchema(**{**fields, "schema": distinct[fields["schema"]]}))
             for topic, fields in schemas
         )
-        for part, schemas in read["parts"].items()
+        for part, schemas in noted["parts"].items()
     }
 
 

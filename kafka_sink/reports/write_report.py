@@ -7,12 +7,10 @@ last digest are a note in the application's folder. Writes in ``foreachBatch`` a
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from operator import attrgetter
 
 from kafka_sink import spark_application
@@ -307,7 +305,8 @@ def _is_due(ended: EndedWrite, now_s: float) -> tuple[bool, str]:
     if not ended.query:
         return True, ""
     key = f"digest of {ended.query}"
-    sums = _noted(key) or _UnreportedWrites(now_s)
+    noted = spark_application.noted_within(key, math.inf, _UnreportedWrites)
+    sums = noted or _UnreportedWrites(now_s)
     counts = total(ended.results)
     is_first = not sums.is_announced and bool(counts.records or counts.unconfirmed)
     sums.is_announced |= is_first
@@ -318,7 +317,7 @@ def _is_due(ended: EndedWrite, now_s: float) -> tuple[bool, str]:
     # If the clock was set back, the minute also ends.
     if sums.writes and not 0 <= now_s - sums.since_s < _INTERVAL_S:
         digest, sums = sums.line(ended, now_s), _UnreportedWrites(now_s, sums.is_announced)
-    spark_application.note(key, json.dumps(asdict(sums)))
+    spark_application.note(key, sums)
     return own, digest
 
 
@@ -327,9 +326,3 @@ def _has_trouble(ended: EndedWrite) -> bool:
     counts = total(ended.results)
     uncommitted = sum(count for name, count in ended.transactions.items() if name != "committed")
     return bool(counts.skipped or counts.retries or counts.breaker_trips or uncommitted)
-
-
-def _noted(key: str) -> _UnreportedWrites | None:
-    with suppress(ValueError, TypeError):
-        return _UnreportedWrites(**json.loads(spark_application.noted_within(key, math.inf) or "null"))
-    return None

@@ -56,8 +56,9 @@ def log_failure(line: str) -> None:
 
 
 def message_of(error: Exception) -> str:
-    """The error's message, with the type in front unless it is an error of this package."""
-    return str(error) if isinstance(error, KafkaSinkError) else f"{type(error).__name__}: {error}"
+    """The error's message on one line, with the type in front unless it is an error of this package."""
+    text = str(error) if isinstance(error, KafkaSinkError) else f"{type(error).__name__}: {error}"
+    return one_line(text, _MAX_LINE)
 
 
 def short_tracebacks(call: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:

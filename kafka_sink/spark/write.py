@@ -348,7 +348,7 @@ class PlannedWrite:
         ``messages`` has one entry for each task, unless ``has_all`` is False.
         """
         cause = self._end_attempts(batch_id)
-        cause = spark_application.noted_within(self._failed_commit(batch_id), _COMMIT_FAILED_S) or cause
+        cause = spark_application.noted_within(self._failed_commit(batch_id), _COMMIT_FAILED_S, str) or cause
         in_transactions, note = dict[str, int](), ""
         if self.transactions is not None:
             from kafka_sink.transactions import planning as transactions

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 from collections.abc import Mapping
+from typing import Annotated
+
+from msgspec import Meta
 
 from kafka_sink import spark_application
 
 # How long a limit that an earlier producer learnt is used. An administrator may have raised it since.
 _BELIEVED_S = 3600.0
+_Limits = dict[str, Annotated[int, Meta(gt=0)]]
 
 
 class KeptLimits:
@@ -20,12 +22,7 @@ class KeptLimits:
 
     def read(self) -> dict[str, int]:
         """The limits in bytes by topic; empty if none were written lately or the marker is unreadable."""
-        kept: object = None
-        with contextlib.suppress(ValueError):
-            kept = json.loads(spark_application.noted_within(self._key, _BELIEVED_S) or "null")
-        if not isinstance(kept, dict):
-            return {}
-        return {topic: limit for topic, limit in kept.items() if type(limit) is int and limit > 0}
+        return spark_application.noted_within(self._key, _BELIEVED_S, _Limits) or {}
 
     def write(self, limits: Mapping[str, int]) -> None:
-        spark_application.note(self._key, json.dumps(limits))
+        spark_application.note(self._key, limits)

@@ -26,9 +26,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from kafka_sink import spark_application
 from kafka_sink.clock import wall_ms
@@ -49,7 +47,6 @@ if TYPE_CHECKING:
     from kafka_sink.network.client import NetworkClient
     from kafka_sink.transactions.client import KnownBrokers, TransactionClient
 
-_Noted = TypeVar("_Noted")
 _NAME_DIGITS = 16
 # Prefixes begin with this if the user has set no transactional.id.prefix.
 _DERIVED = "kafka-chunked"
@@ -169,7 +166,7 @@ def plan(
         return PlannedTransactions(Scope(name, topic, 1), batch)
     scope, now_ms = Scope(name, topic, 1, options.topic or ""), clock_ms()
     # Nobody else may use the note, even if this planning does not.
-    note = _take_note(options, name)
+    note = spark_application.take_noted(_note_key(options, name), _NOTE_LASTS_S, CommitNote)
     if is_repeated and note is not None and note.holds_for(scope, now_ms, options.metadata_max_age_ms):
         scope, handover, brokers = note.scope, note.handover, None
     else:
@@ -221,7 +218,7 @@ def commit(
         next_handover = outcome.next_handover if is_sure else None
     if next_handover is not None:
         note = CommitNote(reports[0].run.scope, next_handover)
-        spark_application.note(_note_key(options, note.scope.prefix), msgspec.json.encode(note).decode())
+        spark_application.note(_note_key(options, note.scope.prefix), note)
     if planned.batch is not None:
         spark_application.forget(_taken_key(planned.scope.prefix))
     if outcome.doubt:
@@ -303,21 +300,6 @@ def _note_key(options: SinkOptions, prefix: str) -> str:
     return f"transactional.id.prefix {prefix} at {options.bootstrap_servers} is committed"
 
 
-def _take_note(options: SinkOptions, prefix: str) -> CommitNote | None:
-    return _decoded(spark_application.take_noted(_note_key(options, prefix), _NOTE_LASTS_S), CommitNote)
-
-
-def _decoded(text: str | None, kind: type[_Noted]) -> _Noted | None:
-    """Decode a note. A note that another version of this package has written counts as absent.
-
-    The application may have been started with that version. Without a note, planning takes the ids over.
-    """
-    try:
-        return None if text is None else msgspec.json.decode(text, type=kind)
-    except msgspec.MsgspecError:
-        return None
-
-
 # -- names ----------------------------------------------------------------------------------------
 
 
@@ -383,13 +365,13 @@ def _job(options: SinkOptions) -> BatchIdentity:
 
 def _remember_driver_epoch(scope: Scope, driver_epoch: ProducerEpoch) -> None:
     """Note the driver epoch for an abort without reports: it shows whether another driver took over."""
-    spark_application.note(_driver_epoch_key(scope), msgspec.json.encode(driver_epoch).decode())
+    spark_application.note(_driver_epoch_key(scope), driver_epoch)
 
 
 def _remembered_driver_epoch(planned: PlannedTransactions) -> ProducerEpoch | None:
     if planned.handover is not None:
         return planned.handover.driver_epoch
-    return _decoded(spark_application.noted_within(_driver_epoch_key(planned.scope), math.inf), ProducerEpoch)
+    return spark_application.noted_within(_driver_epoch_key(planned.scope), math.inf, ProducerEpoch)
 
 
 def _driver_epoch_key(scope: Scope) -> str:
