@@ -37,15 +37,7 @@ OF_EXTRAS = {
 }
 
 
-def is_there(module: str) -> bool:
-    """Whether this Python can import the module."""
-    try:
-        return find_spec(module) is not None
-    except (ImportError, ValueError):
-        return False
-
-
-def explanation(error: BaseException, is_there: Callable[[str], bool] = is_there) -> str | None:
+def explanation(error: BaseException, is_there: Callable[[str], object] = find_spec) -> str | None:
     """What to do about a failed import; None if the error is not about a missing library."""
     if not isinstance(error, ModuleNotFoundError) or error.name is None:
         return None

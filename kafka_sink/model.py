@@ -68,6 +68,7 @@ class PartitionMetadata(NamedTuple):
     leader_epoch: int = UNKNOWN_EPOCH
 
 
+@dataclass(slots=True, init=False)
 class Partitions:
     """The partitions of a topic, numbered from 0, in 8 bytes each.
 
@@ -76,7 +77,9 @@ class Partitions:
     ``leaders`` and ``epochs`` are arrays of int32 that must not be changed.
     """
 
-    __slots__ = ("epochs", "leaders", "topic")
+    topic: str
+    leaders: array[int]
+    epochs: array[int]
 
     def __init__(self, topic: str, leaders: Iterable[int], epochs: Iterable[int]) -> None:
         self.topic = topic
@@ -97,18 +100,6 @@ class Partitions:
 
     def __iter__(self) -> Iterator[PartitionMetadata]:
         return map(PartitionMetadata, repeat(self.topic), count(), self.leaders, self.epochs)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Partitions):
-            return NotImplemented
-        mine, theirs = (self.topic, self.leaders, self.epochs), (other.topic, other.leaders, other.epochs)
-        return mine == theirs
-
-    def __hash__(self) -> int:
-        return hash((self.topic, self.leaders.tobytes(), self.epochs.tobytes()))
-
-    def __repr__(self) -> str:
-        return f"Partitions({self.topic!r}, {list(self.leaders)!r}, {list(self.epochs)!r})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,17 +120,14 @@ def memory_kept() -> Iterator[None]:
     if libc is None:
         yield
         return
-    _set(libc, _DURING_A_TASK)
+    for parameter, value in _DURING_A_TASK.items():
+        libc.mallopt(parameter, value)
     try:
         yield
     finally:
-        _set(libc, _BETWEEN_TASKS)
+        for parameter, value in _BETWEEN_TASKS.items():
+            libc.mallopt(parameter, value)
         libc.malloc_trim(0)
-
-
-def _set(libc: Any, parameters: dict[int, int]) -> None:
-    for parameter, value in parameters.items():
-        libc.mallopt(parameter, value)
 
 
 @cache

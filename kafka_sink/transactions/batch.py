@@ -182,15 +182,12 @@ def counted(count: int, what: str) -> str:
     return f"{count:,} transaction{'' if count == 1 else 's'} {what}"
 
 
-def commit(
-    reports: Sequence[AttemptReport], *, records_empty: bool, compare: str = "content"
-) -> TransactionSteps[BatchOutcome]:
+def commit(reports: Sequence[AttemptReport], *, compare: str = "content") -> TransactionSteps[BatchOutcome]:
     """Decide and complete the batch that these tasks have written.
 
-    ``records_empty``: a batch without rows is also recorded as written. ``compare`` is what must be the same
-    if the batch was written before: "content", "rows" or "none". Raises TransactionError if nothing is
-    committed, IncompleteBatchError if only a part is committed, and ChangedBatchError if the batch was
-    written before with other rows.
+    ``compare`` is what must be the same if the batch was written before: "content", "rows" or "none". Raises
+    TransactionError if nothing is committed, IncompleteBatchError if only a part is committed, and
+    ChangedBatchError if the batch was written before with other rows.
     """
     if not reports:
         raise TransactionError("no task has reported what it wrote, so nothing is committed")
@@ -198,9 +195,9 @@ def commit(
     driver_epoch, last = run.handover.driver_epoch, run.handover.last
     parts = tuple(report.part for report in reports if report.part is not None)
     roles = {report.role for report in reports}
-    # The empty first batch of a new query is also recorded. Otherwise the query's next batch would find
-    # another writer's decision and be refused.
-    records_empty |= last.writer not in ("", run.batch.writer)
+    # An empty version is recorded as written. So is the empty first batch of a new query: otherwise the
+    # query's next batch would find another writer's decision and be refused.
+    records_empty = run.batch.is_of_application or last.writer not in ("", run.batch.writer)
     if not parts and not records_empty and not run.is_repair and roles == {TaskRole.WRITE}:
         return BatchOutcome()
     previous = None

@@ -70,6 +70,10 @@ class BatchIdentity:
         return self.writer.startswith(_QUERY)
 
     @property
+    def is_of_application(self) -> bool:
+        return self.writer.startswith(_APPLICATION)
+
+    @property
     def is_named(self) -> bool:
         """Whether another run may write the same batch."""
         return not self.writer.startswith(_UNNAMED_JOB)

@@ -69,20 +69,12 @@ class RunningDigest:
         rows = np.zeros(batch.num_rows, dtype=np.uint64)
         for place, index in self._indices:
             rows += _checksums(batch.column(index)) * _FACTORS[place]
-            self._size += _bytes(batch.column(index))
+            if has_byte_offsets(batch.column(index).type):
+                self._size += int(lengths(batch.column(index)).sum())
         self._checksum += int(_mixed(rows, rows, np.empty_like(rows)).sum())
 
     def result(self) -> RowsDigest:
         return RowsDigest.total([RowsDigest(self._rows, self._size, self._checksum)])
-
-
-def _bytes(column: pa.Array) -> int:
-    if not has_byte_offsets(column.type):
-        return 0
-    if column.null_count:
-        return int(lengths(column).sum())
-    ends = offsets(column)
-    return int(ends[-1]) - int(ends[0])
 
 
 def _checksums(column: pa.Array) -> UInt64s:

@@ -207,10 +207,8 @@ def commit(
     clock_ms: Callable[[], float] = wall_ms,
 ) -> BatchOutcome:
     """Decide and complete a batch. Raises TransactionError, IncompleteBatchError, or DeliveryError."""
-    records_empty = planned.batch is not None and bool(options.txn_app_id)
     with clients(options, planned.brokers) as client:
-        compare = options.transaction_rerun_compare
-        steps = batches.commit(reports, records_empty=records_empty, compare=compare)
+        steps = batches.commit(reports, compare=options.transaction_rerun_compare)
         outcome = client.run(steps, options.delivery_timeout_ms, "kafka.delivery.timeout.ms")
         # A broker that did not respond may know of open transactions. With protocol 1, a group's coordinator
         # may show a decision some time after the commit, and then also offsets that were recorded meanwhile.

@@ -63,7 +63,7 @@ class Job:
         return attempt.finish()
 
     def commit(self, *reports: AttemptReport) -> Any:
-        return self.run(batch.commit(reports, records_empty=False))
+        return self.run(batch.commit(reports))
 
     def record_only(self, handover: TaskHandover, *reports: AttemptReport) -> None:
         """The steps of a driver that dies before its decision counts."""

@@ -129,7 +129,7 @@ class Cluster:
             self.commit(*reports, die_before=before)
 
     def commit(self, *reports: AttemptReport, die_before: Callable[[Operation], bool] | None = None) -> Any:
-        return self.run(batches.commit(reports, records_empty=False), die_before)
+        return self.run(batches.commit(reports), die_before)
 
 
 def digest_of(*rows: int) -> RowsDigest:

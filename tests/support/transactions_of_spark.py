@@ -223,7 +223,7 @@ class World:
                 self._spawn(me, scope, handover, (writer, number), index, ours)
                 for index, ours in enumerate(rows)
             ]
-            outcome = yield from self.settings.commit(reports, records_empty=False)
+            outcome = yield from self.settings.commit(reports)
             self._look_for_escaped(me, scope)
         except (TransactionError, IncompleteBatchError):
             with contextlib.suppress(TransactionError):

@@ -56,7 +56,7 @@ def test_a_driver_that_does_not_learn_what_became_of_a_decision_says_what_reader
     report = cluster.write(cluster.plan(), 7, 0, 0, app="nightly")
     if app is None:
         report = replace(report, run=replace(report.run, batch=BatchIdentity.of_unnamed_job()))
-    steps = batches.commit([report], records_empty=False)
+    steps = batches.commit([report])
     wanted = next(steps)
     while not any(map(ends_task(0), wanted)):
         wanted = steps.send(tuple(cluster.answer(one, None) for one in wanted))
@@ -84,7 +84,7 @@ def test_a_batch_that_was_written_to_another_topic_is_not_skipped() -> None:
     cluster.commit(cluster.write(cluster.plan(orders), 0, 0, 0, scope=orders))
     for again, compare in ((orders, "content"), (copies, "none")):
         skipped = cluster.write(cluster.plan(again), 0, 0, 0, scope=again)
-        steps = batches.commit([skipped], records_empty=False, compare=compare)
+        steps = batches.commit([skipped], compare=compare)
         assert cluster.run(steps).skipped == 1
     moved = cluster.write(cluster.plan(copies), 0, 0, 0, scope=copies)
     with pytest.raises(
@@ -218,7 +218,7 @@ def again(cluster: Cluster, *rows: RowsDigest, compare: str = "content", app: st
         AttemptReport(BatchRun(batch, SCOPE, run), task, TaskRole.SKIP, one, None)
         for task, one in enumerate(rows)
     ]
-    return cluster.run(batches.commit(reports, records_empty=False, compare=compare))
+    return cluster.run(batches.commit(reports, compare=compare))
 
 
 def test_a_batch_that_is_run_again_with_other_rows_is_refused() -> None:

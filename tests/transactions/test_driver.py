@@ -203,7 +203,7 @@ def test_a_decision_without_parts_is_recorded_anew_like_others() -> None:
     cluster.kafka.now_ms = 1_000
     run, batch = cluster.plan(), BatchIdentity.of_application("nightly", "t", 1)
     empty = AttemptReport(BatchRun(batch, SCOPE, run), 0, TaskRole.WRITE, RowsDigest(), None)
-    cluster.run(batches.commit([empty], records_empty=True))
+    cluster.run(batches.commit([empty]))
     cluster.kafka.now_ms = 2_000
     for _ in range(2):
         found = cluster.take_over().decision

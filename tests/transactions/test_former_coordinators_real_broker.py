@@ -130,7 +130,7 @@ def test_decided_batch_is_committed_although_a_former_coordinator_refuses(
         found = run.run(thawing.steps(driver.take_over(run.scope, wall_ms)))
         assert (found.missing, found.unknown, found.aborted) == (frozenset(), frozenset(), 0)
     else:
-        outcome = run.run(thawing.steps(batch.commit([report], records_empty=False)))
+        outcome = run.run(thawing.steps(batch.commit([report])))
         assert outcome.aborted == 0
     run.await_rows(["first", "second"])
     # Mostly once; the broker may learn of its successor before it answers.

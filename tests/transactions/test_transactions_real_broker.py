@@ -319,7 +319,7 @@ def test_a_driver_that_was_replaced_calls_no_batch_incomplete(job: Callable[...,
         return (yield wanted)
 
     with pytest.raises(TransactionError, match="another driver has taken the transactional ids over"):
-        first.run(through(batch.commit(reports, records_empty=False), freezes))
+        first.run(through(batch.commit(reports), freezes))
     assert first.run(driver.abort(first.scope, handover.driver_epoch, wall_ms)) is None
     second.await_rows(["0-0", "0-1", "1-0", "1-1"])
 
