@@ -77,10 +77,7 @@ def main(
 
 
 def _say(line: str, out: TextIO) -> None:
-    """Print a line.
-
-    Prefixes and ids come from brokers, where anybody may have written them, with any characters.
-    """
+    """Print a line. Anybody may have written the prefixes and ids in it, with any characters."""
     print(one_line(line, _LONGEST), file=out)
 
 
@@ -107,17 +104,13 @@ def _prefixes() -> TransactionSteps[frozenset[str]]:
 
 
 def _warn_of_brokers(client: TransactionClient) -> None:
-    """Warn of brokers whose transactions a list lacks."""
     if client.left_out:
         named = ", ".join(map(str, sorted(client.left_out)))
         _say(f"warning: broker {named} did not respond: its transactions are not listed", sys.stderr)
 
 
 def _known_scope(client: TransactionClient, prefix: str, topic: str | None, known: Iterable[str]) -> Scope:
-    """Find the prefix.
-
-    Raises KafkaSinkError if nobody has used it, because a take-over would create its ids.
-    """
+    """Find the prefix. Raises KafkaSinkError if nobody has used it: a take-over would create its ids."""
     # Decisions are found without the topic and its number of partitions.
     decision = client.run(driver.read_decision(Scope(prefix, "", 1)), *_TIMEOUT)
     driver_id = Scope(prefix, "", 1).driver_id

@@ -129,15 +129,13 @@ class AttemptReport:
 class BatchOutcome:
     """The result of the commit, or the abort, of a batch.
 
-    ``skipped`` is how many rows of ``batch`` were given but not written, because the batch was written
-    before; None if it was not written before. ``compared``: the rows are known to be the same. ``repaired``:
-    an incomplete batch was completed. ``doubt`` says why the batch may be there twice, or is "" if it cannot
-    be.
+    ``skipped`` is how many rows of ``batch`` were not written, because the batch was written before; None if
+    it was not. ``compared``: the rows are known to be the same. ``repaired``: an incomplete batch was
+    completed. ``doubt`` says why the batch may be there twice, or is "" if it cannot be.
 
     ``committed`` and ``aborted`` count transactions. ``began_ms`` is when the first of the committed
-    transactions began, by its task's clock, or -1 if there is none. ``next_handover``
-    is what planning would give to the tasks of the next batch if no other driver takes over before. It is
-    None if planning has to look.
+    transactions began, by its task's clock, or -1 if there is none. ``next_handover`` is what planning would
+    give to the tasks of the next batch if no other driver takes over before; None if planning has to look.
     """
 
     skipped: int | None = None
@@ -152,12 +150,10 @@ class BatchOutcome:
 
     @property
     def transactions(self) -> dict[str, int]:
-        """The number of transactions that were ended, by outcome."""
         return {"committed": self.committed, "aborted": self.aborted}
 
     @property
     def outcome(self) -> str:
-        """The outcome of the write, for its reports."""
         return "committed" if self.skipped is None else "skipped"
 
     @property
@@ -237,10 +233,7 @@ def commit(reports: Sequence[AttemptReport], *, compare: str = "content") -> Tra
 def _skipped(
     run: BatchRun, previous: Decision | None, reports: Sequence[AttemptReport], compare: str
 ) -> BatchOutcome:
-    """Check a batch that was written before.
-
-    Raises ChangedBatchError if it had other rows or another topic.
-    """
+    """Raise ChangedBatchError if a batch that was written before had other rows or another topic."""
     batch = run.batch
     if previous is None or not previous.covers(batch):
         raise TransactionError(
@@ -271,10 +264,7 @@ def _agreed(reports: Sequence[AttemptReport]) -> BatchRun:
 def _repairable(
     batch: BatchIdentity, previous: Decision | None, reports: Sequence[AttemptReport]
 ) -> Decision:
-    """Return the decision to repair.
-
-    Raises IncompleteBatchError if these are not the tasks of that decision.
-    """
+    """The decision to repair. Raises IncompleteBatchError if these are not the tasks of that decision."""
     if previous is None or previous.batch != batch:
         raise TransactionError(
             f"another run has replaced the decision of {batch} since this run started. Start the query or "

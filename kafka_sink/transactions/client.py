@@ -85,7 +85,7 @@ _LOOK_UPS = frozenset({apis.METADATA, apis.FIND_COORDINATOR})
 
 @dataclass(frozen=True, slots=True)
 class KnownBrokers:
-    """Brokers and coordinators that one client found. Clients in other processes need not look them up."""
+    """What one client has found. Clients in other processes need not look it up."""
 
     nodes: tuple[Node, ...]
     coordinators: Mapping[tuple[KeyType, str], int]
@@ -100,10 +100,7 @@ class _StepAnswer:
 
 
 class TransactionClient(BlockingCalls):
-    """Runs steps for one thread at a time.
-
-    ``close`` it, or keep it for the next batch: opening its connections is what costs most.
-    """
+    """Runs steps for one thread at a time. Its connections cost most, so it is kept for the next batch."""
 
     def __init__(
         self,
@@ -387,10 +384,7 @@ class TransactionClient(BlockingCalls):
         return True
 
     def _judge(self, call: Call, code: int) -> bool:
-        """Return True if a response is final, False if its request is to be repeated.
-
-        Raises for a fatal error.
-        """
+        """Whether a response is final. If not, its request is repeated. Raises for a fatal error."""
         if code == kafka_errors.NONE or code in _REFUSALS:
             return True
         error = kafka_errors.error_of(code)

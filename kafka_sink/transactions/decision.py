@@ -234,10 +234,7 @@ class Decision:
 
     @property
     def written(self) -> WrittenNumbers:
-        """What the writer has written, with this batch unless it is lost.
-
-        A batch without rows also counts.
-        """
+        """What the writer has written, with this batch unless it is lost. An empty batch also counts."""
         if self.is_lost:
             return self.before
         digest = RowsDigest.total(part.digest for part in self.parts)

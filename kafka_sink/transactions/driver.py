@@ -135,10 +135,9 @@ def _remember(
     The next run needs a proof for each part. Usually that is the progress marker, and nothing is recorded.
     There are two exceptions:
 
-    - Markers do not prove everything (``is_proved_otherwise``), because they are gone or in another place.
-      Then the ids of the tasks prove it, but the tasks of this run take these ids over.
-    - The decision is so old that markers may expire before the next run. Recording it again also keeps the
-      record of what was written from expiring.
+    - Markers do not prove everything (``is_proved_otherwise``): the ids of the tasks do, which the tasks of
+      this run take over.
+    - The decision is so old that markers, and then the decision itself, may expire before the next run.
 
     Returns the driver epoch and the decision that holds now.
     """
@@ -244,10 +243,7 @@ def _await_all_chunks(scope: Scope, chunks: int) -> TransactionSteps[None]:
 def _decision_in(
     scope: Scope, seen: Mapping[OffsetKey, str], *, waits: bool = False
 ) -> TransactionSteps[Decision | None]:
-    """The latest decision.
-
-    ``seen`` contains the offsets of its first group; ``waits`` until all chunks are there.
-    """
+    """The latest decision, whose first group's offsets are ``seen``; ``waits`` until all chunks are there."""
     texts = [text for key, text in seen.items() if key.group == scope.decision_key(0).group]
     head = decisions.newest_head(texts)
     if head is None:
@@ -394,8 +390,7 @@ def record(
 ) -> TransactionSteps[Mapping[str, Described]]:
     """Put the decision into the driver's transaction, and check that its predecessor is still the last.
 
-    It also describes the transactions of ``parts``, in the same step. They need not be known to
-    be open until just before the decision is committed.
+    It also describes the transactions of ``parts``, in the same step.
 
     A broker that is no longer the group's coordinator cannot accept offsets, but may still return old ones.
     Both requests use one connection, and a broker handles the requests of a connection in turn. So the last

@@ -117,9 +117,7 @@ class EndTransaction:
 
     ``of_task``: the transaction is a task's, and its id gets another epoch before its next transaction in any
     case. With protocol 1 a commit of it leaves the epoch, so that the id's description continues to prove the
-    commit: raising the epoch takes another request there, which clears the state. All rows were acknowledged
-    before, so a late Produce request of this epoch can only repeat one of them, and brokers recognise it by
-    its sequence.
+    commit: raising the epoch takes another request there, which clears the state.
     """
 
     transactional_id: str
@@ -169,18 +167,12 @@ class ListOpen:
 
 @dataclass(frozen=True, slots=True)
 class ListIds:
-    """Result: all ids that brokers know and that look like this sink's, in any state.
-
-    Ids of other applications may look alike.
-    """
+    """Result: all ids that brokers know and that look like this sink's, in any state."""
 
 
 @dataclass(frozen=True, slots=True)
 class LookUp:
-    """Find the coordinators that the next steps need, while the other operations of this step run.
-
-    Nothing waits for them. Result: None.
-    """
+    """Find the coordinators that the next steps need, while this step runs. Result: None, at once."""
 
     groups: tuple[str, ...] = ()
     transactional_ids: tuple[str, ...] = ()
@@ -239,7 +231,7 @@ def fetch_stable_offsets(*keys: OffsetKey) -> TransactionSteps[Mapping[OffsetKey
 class Scope:
     """The names of one writer in Kafka, and the topic for which it records its progress.
 
-    Progress is recorded as offsets of ``topic``, which has ``partitions``. No rows are written for that.
+    Progress is recorded as offsets of ``topic``, which has ``partitions``.
     ``target`` is the topic that all rows go to, or "" if rows name their topics.
     """
 

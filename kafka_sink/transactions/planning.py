@@ -54,9 +54,7 @@ _DERIVED = "kafka-chunked"
 _ANY_QUERY = "-query"
 _MAX_IDLE_CLIENTS = 2
 # How old the note of a commit may be if planning relies on it. In a longer pause somebody may have run
-# kafka-chunked-transactions, which fences the driver. Planning then takes the ids over again, while a batch
-# that relies on an old note would fail. Planning also does so at least every metadata.max.age.ms, to ask
-# brokers that have joined since what is open, and to see the topic's new partitions.
+# kafka-chunked-transactions, which fences the driver: a batch that relies on an old note would fail.
 _NOTE_LASTS_S = 60.0
 
 
@@ -280,16 +278,18 @@ class CommitNote:
     """A note from a commit to the planning of the next micro-batch, often in another process of the driver.
 
     Nothing of the batch is open, and ``handover`` has the driver epoch that the decision's EndTxn returned.
-    No other driver has had this epoch. So tasks and the next decision fail if another driver takes over
-    later, just as if ``take_over`` had returned the epoch. Only one planning may use it: two drivers with one
-    epoch would both be able to decide.
+    No other driver has had this epoch, so it protects the next decision as one from ``take_over`` does. Only
+    one planning may use it: two drivers with one epoch would both be able to decide.
     """
 
     scope: Scope
     handover: TaskHandover
 
     def holds_for(self, scope: Scope, now_ms: float, max_age_ms: float) -> bool:
-        """Whether planning may use it for this writer, whose number of partitions it does not know."""
+        """Whether planning may use it for this writer, whose number of partitions it does not know.
+
+        At least every ``max_age_ms`` planning looks at brokers that have joined and partitions that are new.
+        """
         is_same = replace(self.scope, partitions=scope.partitions) == scope
         return is_same and 0 <= now_ms - self.handover.taken_over_ms < max_age_ms
 

@@ -134,10 +134,7 @@ def failed_of(parts: Iterable[Part], results: Sequence[object]) -> tuple[Part, .
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The result of ``judge``: parts that are neither lost nor unknown are committed.
-
-    ``driver_epoch`` is the driver's, renewed.
-    """
+    """The result of ``judge``: parts that are neither lost nor unknown are committed."""
 
     driver_epoch: ProducerEpoch
     lost: tuple[Part, ...] = ()
@@ -210,10 +207,7 @@ def are_visible(scope: Scope, decision: Decision, parts: tuple[Part, ...]) -> Tr
 def _without_markers(
     scope: Scope, decision: Decision, parts: tuple[Part, ...], clock_ms: Clock
 ) -> TransactionSteps[tuple[tuple[Part, ...], tuple[Part, ...]]]:
-    """Return which of these parts, which have no progress marker, were aborted, and whose outcome is unknown.
-
-    Offsets expire one by one, and progress markers before their decision.
-    """
+    """Return which of these parts, which have no progress marker, were aborted, and whose outcome is unknown."""
     descriptions = yield from ops.describe(*(part.id_in(scope) for part in parts), afresh=True)
     markers_last = decision.began_ms >= 0 and abs(clock_ms() - decision.began_ms) < MARKERS_LAST_MS
     lost, unknown = [], []
@@ -298,10 +292,7 @@ def incomplete(scope: Scope, decision: Decision, tasks: Iterable[int]) -> str:
 
 
 def unfinished(scope: Scope, decision: Decision, error: Exception) -> str:
-    """The message if a driver did not learn what became of a decision or of its transactions.
-
-    Its end says what readers see.
-    """
+    """The message if a driver did not learn what became of a decision or of its transactions."""
     if decision.batch.is_named:
         then = f"The next run of it, or {_command('complete', scope)}, completes what was decided"
     else:

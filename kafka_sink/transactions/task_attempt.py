@@ -34,10 +34,7 @@ BeginTransaction = Callable[[str, int, int, bool], None]
 
 
 class TaskAttempt:
-    """One attempt of one task.
-
-    The task's thread uses it, and so does the thread that reads the task's rows.
-    """
+    """One attempt of one task. The task's thread and the thread that reads the task's rows use it."""
 
     def __init__(  # noqa: PLR0913 - what planning handed over, and which attempt this is
         self,
@@ -82,7 +79,6 @@ class TaskAttempt:
 
     @property
     def writes(self) -> bool:
-        """Whether the rows are to be written."""
         return self.role is TaskRole.WRITE
 
     def rows(
@@ -112,7 +108,6 @@ class TaskAttempt:
             )
 
     def digest_only(self, batches: Iterator[pa.RecordBatch]) -> None:
-        """Read the rows for their digest without writing them."""
         for batch in batches:
             self._digest.update(batch)
 
@@ -137,10 +132,8 @@ class TaskAttempt:
                 begin_transaction(name, *self._producer, adds_partitions)
 
     def mark(self) -> None:
-        """Make sure that the progress marker is in the transaction, while brokers write the last rows.
-
-        If no row has begun the transaction, this does nothing. Raises TransactionError.
-        """
+        """Make sure that the progress marker is in the transaction, if there is one. Raises
+        TransactionError."""
         if self._marking is not None:
             began = time.monotonic_ns()
             self._client.run(self._marking, self._timeout_ms)
@@ -178,10 +171,9 @@ def begin_steps(
     """Begin a transaction; returns the slot, and the producer id and epoch to write with.
 
     Each attempt first tries the slot of its own number, so a late attempt ends no transaction of another
-    attempt of its batch. If Spark runs a stage again, it counts the attempts from 0 once more, while tasks of
-    the stage's first run may still run or have succeeded. So an attempt that finds an open transaction in its
-    slot takes another slot. Planning has left none open. Raises TransactionError for an attempt of an older
-    batch, because the driver's epoch has changed.
+    attempt of its batch. If Spark runs a stage again, it counts the attempts from 0 once more. So an attempt
+    that finds an open transaction in its slot takes another slot; planning has left none open. Raises
+    TransactionError for an attempt of an older batch, because the driver's epoch has changed.
     """
     for slot in range(attempt, attempt + _MAX_SLOTS * _NEXT_SLOT, _NEXT_SLOT):
         name = scope.task_id(task, slot)
@@ -229,10 +221,7 @@ def abort_steps(transactional_id: str, producer: ProducerEpoch) -> TransactionSt
 def require_driver_epoch(
     scope: Scope, driver_epoch: ProducerEpoch, described: Mapping[str, Described] | None = None
 ) -> TransactionSteps[None]:
-    """Raise TransactionError if the driver no longer has this epoch.
-
-    ``described`` may contain its description.
-    """
+    """Raise TransactionError if the driver no longer has this epoch. ``described`` may describe it."""
     driver = (described or {}).get(scope.driver_id)
     if driver is not None and driver.producer == driver_epoch:
         return
