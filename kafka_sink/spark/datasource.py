@@ -158,8 +158,7 @@ class StreamWriter(_Writer, StreamArrowWriter):
 
 
 def _is_of_spark(schema: StructType | pa.Schema) -> TypeGuard[StructType]:
-    """Whether the schema is Spark's. Sail, an engine with Spark's API but no JVM, passes Arrow's schema
-    instead."""
+    """Whether the schema is Spark's. Sail, an engine with Spark's API but no JVM, passes Arrow's."""
     return hasattr(schema, "fields")
 
 

@@ -66,10 +66,7 @@ def watched(descriptor: int | None, on_hang_up: Callable[[Exception], None]) -> 
 
 
 def acknowledged(batches: Iterator[pa.RecordBatch], descriptor: int | None) -> Iterator[pa.RecordBatch]:
-    """Yield the batches, and make the kernel acknowledge at once what the JVM has sent on this socket.
-
-    Otherwise the end of the rows arrives 40 ms late. If ``descriptor`` is None, nothing is changed.
-    """
+    """Yield the batches, and make the kernel acknowledge at once what the JVM has sent on this socket."""
     if descriptor is None:
         yield from batches
         return
@@ -97,11 +94,9 @@ def _acknowledge(connection: socket.socket) -> None:
 
 
 class Watcher:
-    """A thread that waits for hang-ups with epoll, without a timeout, so that it uses no CPU time until an
-    event.
+    """A thread that waits for hang-ups with epoll, and uses no CPU time until one.
 
-    The thread is kept from task to task: on a busy CPU, starting and ending a thread for each task took
-    milliseconds.
+    It is kept from task to task: on a busy CPU, starting and ending a thread for each task took milliseconds.
     """
 
     def __init__(self) -> None:
@@ -116,8 +111,7 @@ class Watcher:
         os.register_at_fork(after_in_child=self._after_fork)
 
     def _after_fork(self) -> None:
-        """Reset a forked child, in which the parent's thread does not exist. The thread may have held the
-        lock."""
+        """Reset a forked child, where the thread does not exist. The thread may have held the lock."""
         self._lock = threading.Lock()
         self._watched.clear()
         epoll, self._epoll = self._epoll, None
@@ -136,8 +130,7 @@ class Watcher:
             self._watched[descriptor] = on_hang_up
 
     def remove(self, descriptor: int) -> None:
-        """End the watch, and wait for a call that is already running. Afterwards the descriptor may be
-        closed."""
+        """End the watch, and wait for a call that is already running."""
         with self._lock:
             self._forget(descriptor)
 
@@ -225,10 +218,7 @@ def _infile_of_worker() -> IO[bytes] | None:
 
 
 def _connected_to_factory(environ: Mapping[str, str]) -> int | None:
-    """The open socket whose peer has the address that PythonWorkerFactory put into the environment.
-
-    None also if /proc cannot be read.
-    """
+    """The open socket whose peer has the address that PythonWorkerFactory put into the environment."""
     path = environ.get("PYTHON_WORKER_FACTORY_SOCK_PATH")
     port = environ.get("PYTHON_WORKER_FACTORY_PORT")
     descriptors: list[int] = []

@@ -35,8 +35,7 @@ _APP_ID, _VERSION = "txnappid", "txnversion"
 
 
 class ForeachBatch:
-    """The function that Spark calls with each micro-batch. With exactly-once, the version is the batch's
-    number."""
+    """The function that Spark calls with each micro-batch. With exactly-once its number is the version."""
 
     def __init__(self, given_options: Mapping[str, Any]) -> None:
         options = texts(given_options)
@@ -124,10 +123,7 @@ class _MapTask:
 
 
 def _require_driver(df: DataFrame) -> None:
-    """Raise ConfigurationError unless this is a DataFrame of Spark on the driver.
-
-    A DataFrame of Spark Connect is refused, because its client is not part of the application.
-    """
+    """Raise ConfigurationError unless this is a DataFrame of Spark on the driver."""
     kind = type(df)
     if kind.__module__.startswith("pyspark.sql.connect"):
         raise ConfigurationError(
@@ -144,8 +140,6 @@ def _require_driver(df: DataFrame) -> None:
 
 
 def _require_pandas() -> None:
-    """Raise ConfigurationError if pandas is missing, which PySpark's ``mapInArrow`` imports in every
-    version."""
     from pyspark.sql.pandas.utils import require_minimum_pandas_version
 
     try:
@@ -195,7 +189,6 @@ _Messages = list[tuple[str, TaskCommitted]]
 
 @contextmanager
 def _finished_tasks(name: str) -> Iterator[Sequence[TaskCommitted]]:
-    """Within the block, the messages of this write are added to the list that it yields."""
     arrived: list[TaskCommitted] = []
     _arriving[name] = arrived
     try:
@@ -221,8 +214,7 @@ def _accumulator_of(context: SparkContext) -> Accumulator[_Messages]:
 
 
 class _Arrivals(AccumulatorParam[_Messages]):
-    """In tasks, the value is a list of messages. On the driver it hands them to their writes and stays
-    empty."""
+    """In tasks, the value is a list of messages. On the driver they go to their writes, and it is empty."""
 
     def zero(self, value: _Messages) -> _Messages:
         return []

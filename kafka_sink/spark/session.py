@@ -36,8 +36,7 @@ def register(spark: SparkSession) -> None:
 
 
 def _is_installed(spark: SparkSession, name: str) -> bool:
-    """Whether Spark itself finds this very package. A package that is shipped with the job must win over
-    it."""
+    """Whether Spark itself finds this very package, and not one that is shipped with the job."""
     loader = getattr(__spec__, "loader", None)
     if isinstance(loader, zipimport.zipimporter):
         return False

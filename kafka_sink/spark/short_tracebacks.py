@@ -51,7 +51,6 @@ def logged_on_driver(
 
 
 def log_failure(line: str) -> None:
-    """Log what has failed and what to do."""
     driver_log.error(one_line(line, _MAX_LINE))
 
 

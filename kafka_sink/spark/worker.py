@@ -41,10 +41,8 @@ _READS_AT_ONCE = sys.version_info < (3, 12)
 
 
 def forget_spark_archives(reads_at_once: bool = _READS_AT_ONCE) -> None:
-    """Remove the finders of Spark's archives. The next import recreates them from zipimport's own cache.
-
-    Called when a worker is about to become idle. The user's archives are not affected.
-    """
+    """Remove the finders of Spark's archives from an idle worker. The next import recreates them from
+    zipimport's own cache."""
     if not reads_at_once:
         return
     for path, finder in list(sys.path_importer_cache.items()):
@@ -114,8 +112,7 @@ _BETWEEN_TASKS = {_M_TRIM_THRESHOLD: 64 * _MIB, _M_TOP_PAD: 128 * 1024, _M_MMAP_
 
 @contextmanager
 def memory_kept() -> Iterator[None]:
-    """Keep freed memory in the process during the block. After it, all of it is returned to the system (20
-    us)."""
+    """Keep freed memory in the process during the block, and then return all of it to the system (20 us)."""
     libc = _glibc()
     if libc is None:
         yield

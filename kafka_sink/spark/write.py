@@ -67,17 +67,15 @@ _NO_CAUSE = f"No task reported an error of the sink. The job was stopped, or {SP
 class TaskCommitted(WriterCommitMessage):
     """A task's commit message: brokers have acknowledged all rows of the task.
 
-    ``report`` is the open transaction that contains the rows, with delivery.guarantee=exactly-once.
+    ``report`` is about the open transaction that contains the rows, if there is one. ``query`` is the query's
+    id, which Spark does not pass to a commit. ``write`` is the write's name in reports, which without the
+    option checkpointLocation is another one in the commit. ``task`` is Spark's taskAttemptId.
     """
 
     result: TaskResult
     report: AttemptReport | None = None
-    # The query's id. Spark does not pass it to a commit.
     query: str = ""
-    # The write's name in reports. Without the option checkpointLocation, the name in the commit is a
-    # different one.
     write: str = ""
-    # Spark's taskAttemptId.
     task: int = -1
 
 
@@ -204,8 +202,7 @@ class PlannedWrite:
     def _write_in_transaction(
         self, batches: Iterator[pa.RecordBatch], planned: PlannedTransactions
     ) -> TaskCommitted:
-        """Like ``write``, but the rows stay in an open transaction until the batch is committed or
-        aborted."""
+        """Like ``write``, but the rows stay in an open transaction."""
         from kafka_sink.transactions import planning as transactions
         from kafka_sink.transactions.task_attempt import TaskAttempt
 
@@ -283,14 +280,12 @@ class PlannedWrite:
         """The metadata snapshot of planning, with its age according to the wall clocks of both hosts.
 
         Wrong clocks do no harm, because brokers' responses correct the snapshot. A retried task gets None:
-        the old snapshot may be the reason why the first attempt failed (for example a recreated topic), and
-        the coordinator has newer metadata.
+        the snapshot may be the reason why the first attempt failed, as after a topic was recreated.
         """
         snapshot = None if self._is_run_again() else self.coordinator.snapshot
         return None if snapshot is None else snapshot.aged(max(0.0, (time.time() - self.planned_at_s) * 1000))
 
     def _is_run_again(self) -> bool:
-        """Whether this attempt is a retry of the task."""
         context = TaskContext.get()
         return context is not None and context.attemptNumber() > 0
 
@@ -299,8 +294,7 @@ class PlannedWrite:
     def commit(
         self, messages: Sequence[WriterCommitMessage | None], batch_id: int | None = None
     ) -> EndedWrite:
-        """Check that every task has reported, and log a summary. Raises DeliveryError if a task did not
-        report."""
+        """Log a summary. Raises DeliveryError if a task did not report."""
         try:
             return self._commit(messages, batch_id)
         except Exception as error:
@@ -365,10 +359,7 @@ class PlannedWrite:
             driver_log.warn(f"{write_report.aborted(ended)}. {_NO_CAUSE}")
 
     def _end_attempts(self, batch_id: int | None) -> str:
-        """End attempts that are still running: superseded speculative copies, and tasks of a cancelled job.
-
-        Returns why the write failed, if a task has reported it.
-        """
+        """End attempts that still run. Returns why the write failed, if a task has reported it."""
         address = self._running_coordinator()
         if address is None:
             return ""
@@ -387,8 +378,7 @@ class PlannedWrite:
     ) -> EndedWrite:
         tasks = [message for message in messages if isinstance(message, TaskCommitted)]
         query = next((message.query for message in tasks if message.query), "")
-        # If no task has finished, the write's name is derived from the checkpoint, and the query's id is not
-        # known.
+        # If no task has finished, the query's id is not known.
         write = next((message.write for message in tasks if message.write), self._name_of(batch_id))
         results = [message.result for message in tasks]
         last = max((message.task for message in tasks), default=-1)
@@ -404,15 +394,13 @@ class PlannedWrite:
         return DriverWaiting(self.options, self.name, step, label, self._running_coordinator)
 
     def _running_coordinator(self) -> CoordinatorAddress | None:
-        """The address of the coordinator as the driver knows it; None without a coordinator."""
         from kafka_sink.coordinator.rendezvous import address_for_driver
 
         return None if self.coordinator.address is None else address_for_driver()
 
 
 def micro_batch_of(context: TaskContext) -> tuple[str, int]:
-    """The query's id and the number of the micro-batch; "" and -1 if the task does not belong to a
-    micro-batch."""
+    """The query's id and the number of the micro-batch; "" and -1 outside a micro-batch."""
     query, batch = context.getLocalProperty(QUERY_ID), context.getLocalProperty(_BATCH_ID)
     return (query, int(batch)) if query and batch and batch.isdigit() else ("", -1)
 

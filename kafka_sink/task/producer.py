@@ -58,7 +58,6 @@ os.register_at_fork(after_in_child=LIVE_PRODUCERS.clear)
 
 
 def live_metrics() -> list[Metrics]:
-    """The metrics of each producer that is not closed. Any thread may call it."""
     # Copy the references in one step, because other threads may add and remove producers at the same time.
     living = [reference() for reference in LIVE_PRODUCERS.valuerefs()]
     return [producer.metrics() for producer in living if producer is not None]
@@ -214,8 +213,7 @@ class Producer:
         return coordinator
 
     def _call_breaker(self) -> None:
-        """Make the sender's next pass start now, so that it applies the coordinator's messages. Any
-        thread."""
+        """Let the sender apply the coordinator's messages now. Any thread may call it."""
         self.breaker.call()
         self.network.wakeup()
 
@@ -255,8 +253,7 @@ class Producer:
         return partitions
 
     def reject(self, rows: RejectedRows) -> None:
-        """Reject rows that could not be encoded, with errors.tolerance=all. Raises
-        TooManyDeadLettersError."""
+        """Reject rows that could not be encoded. Raises TooManyDeadLettersError."""
         task = self._task
         assert task.dead_letters is not None
         task.rejected_rows += rows.count
@@ -280,10 +277,7 @@ class Producer:
         return self.accumulator.incomplete > 0 or dead_letters.is_waiting
 
     def _append_dead_letters(self, ordered: OrderedRows) -> None:
-        """Append dead letters in batches of their own, which are sent at once.
-
-        Their memory is needed for the next dead letters.
-        """
+        """Append dead letters in batches that are sent at once: their memory is needed for the next ones."""
         appender, partitions = self._parts.dead_letter_appender, set(ordered.partitions)
         appender.flush(partitions)
         appender.append(ordered, self.check)
@@ -363,11 +357,7 @@ class Producer:
         )
 
     def flush(self) -> None:
-        """Send the remaining rows and wait until every row so far is acknowledged. The task can go on
-        afterwards.
-
-        Raises the errors of ``finish``.
-        """
+        """Like ``finish``, but the task can go on afterwards."""
         deliveries, dead_letters = self.accumulator.deliveries, self._task.dead_letters
         self._parts.appender.flush()
         is_complete = False
@@ -438,12 +428,11 @@ class Producer:
         return 0 if self._task.dead_letters is None else self._task.dead_letters.rows
 
     def _send_last_report(self, channel: ReportChannel, *, failed: bool = False) -> None:
-        """Send the task's last report, while its counts still exist."""
         if channel.identity is not None:
             channel.end(self._task.read(channel.identity, done=True, failed=failed))
 
     def report(self, identity: TaskIdentity) -> TaskReport:
-        """The report of the current task for the live view. Any thread may call it."""
+        """The report of the current task. Any thread may call it."""
         return self._task.read(identity)
 
     def metrics(self) -> Metrics:
@@ -463,10 +452,7 @@ class Producer:
 
     @property
     def is_reusable(self) -> bool:
-        """Whether another task may use this producer and its producer id.
-
-        The last task must have left nothing unresolved, and the sender must be alive.
-        """
+        """Whether another task may use it: the last one has left nothing unresolved, and the sender lives."""
         return self.sender.is_reusable
 
     def go_idle(self) -> None:

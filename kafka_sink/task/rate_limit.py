@@ -56,8 +56,7 @@ class RateLimit:
         self.begin("")
 
     def begin(self, job: str, tasks: int = 1, grants: RateChannel | None = None) -> None:
-        """Start a new task of the job with this name. ``tasks`` is how many of its tasks may run at the same
-        time."""
+        """Start a new task of a job, of which ``tasks`` tasks may run at the same time."""
         self._job = job
         # A write without a job name shares its limit with no other task.
         self._grants = grants if job else None
@@ -96,8 +95,7 @@ class RateLimit:
     def _own_share(
         self, rows: int, size: int, check: Callable[[], None], *, despite_coordinator: bool = False
     ) -> int:
-        """How many rows the task's own share allows; 0 as soon as there is a coordinator that can be asked
-        again."""
+        """How many rows the task's own share allows; 0 as soon as a coordinator can be asked again."""
         # A single task has the whole limit, so there is nothing to warn about.
         if self._tasks > 1 and not self._has_warned:
             self._has_warned = True

@@ -41,10 +41,9 @@ class ProducerTask:
 
     Any thread may read its counts and its report. Most counts belong to the parts of the worker.
 
-    ``dead_letters`` are the rows of the task that cannot be written. ``check`` is called repeatedly while the
-    task waits with rows. It fails the task if other rows have failed, and writes dead letters, because the
-    rows that brokers rejected may hold the memory for which the task waits. ``transaction_since_ms`` is when
-    the task's transaction began; None without a transaction.
+    ``check`` is called repeatedly while the task waits with rows. It fails the task if other rows have
+    failed, and writes dead letters, because the rows that brokers rejected may hold the memory for which the
+    task waits. ``transaction_since_ms`` is when the task's transaction began; None without a transaction.
     """
 
     def __init__(
@@ -86,7 +85,6 @@ class ProducerTask:
         }
 
     def read(self, identity: TaskIdentity, *, done: bool = False, failed: bool = False) -> TaskReport:
-        """The report of the current task."""
         now_ms = self._clock_ms()
         state, since_ms = self._parts.activity.current
         state_ms = max(0.0, now_ms - since_ms)

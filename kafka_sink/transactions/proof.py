@@ -207,7 +207,7 @@ def are_visible(scope: Scope, decision: Decision, parts: tuple[Part, ...]) -> Tr
 def _without_markers(
     scope: Scope, decision: Decision, parts: tuple[Part, ...], clock_ms: Clock
 ) -> TransactionSteps[tuple[tuple[Part, ...], tuple[Part, ...]]]:
-    """Return which of these parts, which have no progress marker, were aborted, and whose outcome is unknown."""
+    """Return which of these parts without a progress marker were aborted, and whose outcome is unknown."""
     descriptions = yield from ops.describe(*(part.id_in(scope) for part in parts), afresh=True)
     markers_last = decision.began_ms >= 0 and abs(clock_ms() - decision.began_ms) < MARKERS_LAST_MS
     lost, unknown = [], []
