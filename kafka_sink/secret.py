@@ -43,13 +43,15 @@ class Secret:
     may turn out not to be secret.
     """
 
-    __slots__ = ("__weakref__", "_forms", "_text", "is_known")
+    __slots__ = ("__weakref__", "_text", "forms", "is_known")
 
     def __init__(self, text: str, *, is_known: bool = False) -> None:
         self._text = text
-        self._forms: frozenset[str] | None = None
         self.is_known: bool = is_known
+        # The text itself and its forms in URLs and JSON, for ``redacted``.
+        self.forms: frozenset[str] = frozenset()
         if is_known and len(text) >= _SHORTEST:
+            self.forms = _forms(text)
             # The key is the identity: of two equal secrets, one may be deleted first.
             _known[id(self)] = self
 
@@ -70,13 +72,6 @@ class Secret:
     def reveal(self) -> str:
         """Return the text. Keep it in no variable that outlives its use."""
         return self._text
-
-    @property
-    def forms(self) -> frozenset[str]:
-        """The text itself and its forms in URLs and JSON."""
-        if self._forms is None:
-            self._forms = _forms(self._text)
-        return self._forms
 
     def __repr__(self) -> str:
         return HIDDEN

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import msgspec
@@ -40,10 +40,7 @@ class SparkApplication:
 
     local_dirs: str
     driver_pid: int | None
-    conf: Mapping[str, str]
-
-    def __repr__(self) -> str:
-        return f"SparkApplication(driver_pid={self.driver_pid})"
+    conf: Mapping[str, str] = field(repr=False)
 
 
 _current: ContextVar[SparkApplication | None] = ContextVar("spark_application", default=None)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import pickle
 import sys
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
@@ -201,16 +201,12 @@ def _finished_tasks(name: str) -> Iterator[Sequence[TaskCommitted]]:
 # thread that writes adds and removes its own list. Each step is one dictionary or list operation, so no lock
 # is needed.
 _arriving: dict[str, list[TaskCommitted]] = {}
-_lock = threading.Lock()  # guards _accumulator, so that two threads do not create two of them
-_accumulator: tuple[SparkContext, Accumulator[_Messages]] | None = None
 
 
+@lru_cache(maxsize=1)
 def _accumulator_of(context: SparkContext) -> Accumulator[_Messages]:
-    global _accumulator
-    with _lock:
-        if _accumulator is None or _accumulator[0] is not context:
-            _accumulator = context, context.accumulator([], _Arrivals())
-        return _accumulator[1]
+    # Two threads may each create one at first, and both work.
+    return context.accumulator([], _Arrivals())
 
 
 class _Arrivals(AccumulatorParam[_Messages]):

@@ -9,7 +9,7 @@ import hashlib
 import inspect
 import math
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -111,23 +111,17 @@ def looked_up(
     # Imported here, because few micro-batches ask brokers, and the client takes 0.1 s to import.
     from kafka_sink.driver.topic_preparation import prepare_topic
 
+    keep = None
+    if options.exactly_once:
+        from kafka_sink.transactions import planning as transactions
+
+        # The connections also serve to take over transactional ids.
+        keep = partial(transactions.keep_connections, options)
     was_connected = is_repeated and spark_application.happened_within(done, math.inf)
-    snapshot = prepare_topic(
-        options,
-        connect_bound_ms=options.max_block_ms if was_connected else connect_bound_ms,
-        keep=_keep_connections(options),
-    )
+    connect_bound_ms = options.max_block_ms if was_connected else connect_bound_ms
+    snapshot = prepare_topic(options, connect_bound_ms=connect_bound_ms, keep=keep)
     spark_application.note(done)
     return snapshot
-
-
-def _keep_connections(options: SinkOptions) -> Callable[..., None] | None:
-    """What ``prepare_topic`` does with its connections: they serve to take over transactional ids, if any."""
-    if not options.exactly_once:
-        return None
-    from kafka_sink.transactions import planning as transactions
-
-    return partial(transactions.keep_connections, options)
 
 
 def _of_sink(names: list[str], options: SinkOptions) -> list[str]:

@@ -222,7 +222,9 @@ class PlannedWrite:
                 self.plan.parts,
                 self.options.max_block_ms,
                 self.options.transaction_timeout_ms,
-                in_query=_is_micro_batch(context, planned.batch),
+                # In foreachBatch, the version of an application may be the number of a micro-batch.
+                in_query=planned.batch is not None
+                and context.getLocalProperty(_BATCH_ID) == str(planned.batch.number),
             )
             if not attempt.writes:
                 attempt.digest_only(self._encoded(batches, None, None))
@@ -422,8 +424,3 @@ def _micro_batch(context: TaskContext) -> BatchIdentity:
     if not query:
         raise DeliveryError("Spark does not provide the task's query and micro-batch")
     return BatchIdentity.of_query(query, number)
-
-
-def _is_micro_batch(context: TaskContext, batch: BatchIdentity | None) -> bool:
-    """Whether the batch is a query's micro-batch, or a version in foreachBatch that equals its number."""
-    return batch is None or context.getLocalProperty(_BATCH_ID) == str(batch.number)
