@@ -17,6 +17,7 @@ import importlib
 import os
 import sys
 import warnings
+from contextlib import suppress
 
 _UNCHANGED = "pyspark.daemon"
 # The modules that a writing task needs, in the order of import. A missing module is skipped: pandas is
@@ -46,24 +47,17 @@ def preload() -> None:
     users = os.environ.get(_JEMALLOC_SETTINGS)
     os.environ[_JEMALLOC_SETTINGS] = _NO_THREAD if users is None else f"{users},{_NO_THREAD}"
     try:
-        _import_all()
+        for name in MODULES:
+            # The warnings are about versions of libraries. Without the daemon, each worker would show them or
+            # none would. A library may raise anything while it is imported.
+            with warnings.catch_warnings(), suppress(Exception):
+                warnings.simplefilter("ignore")
+                importlib.import_module(name)
     finally:
         if users is None:
             del os.environ[_JEMALLOC_SETTINGS]
         else:
             os.environ[_JEMALLOC_SETTINGS] = users
-
-
-def _import_all() -> None:
-    for name in MODULES:
-        try:
-            with warnings.catch_warnings():
-                # The warnings are about versions of libraries. Without the daemon, each worker would show
-                # them or none would.
-                warnings.simplefilter("ignore")
-                importlib.import_module(name)
-        except Exception:  # noqa: BLE001, S112 - a library may raise anything while it is imported
-            continue
 
 
 def is_single_threaded() -> bool:

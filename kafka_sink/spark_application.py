@@ -108,10 +108,8 @@ def forget(key: str) -> None:
 
 
 def happened_within(key: str, seconds: float) -> bool:
-    """Whether ``note`` was called with this key in the application on this host at most ``seconds`` ago.
-
-    If ``seconds`` is infinite, the clock does not matter.
-    """
+    """Whether ``note`` was called with this key in the application on this host at most ``seconds`` ago. If
+    ``seconds`` is infinite, the clock does not matter."""
     return _read(key, seconds) is not None
 
 

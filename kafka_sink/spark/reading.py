@@ -47,10 +47,8 @@ def rows_of_spark(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
 def checked_batches(
     batches: Iterator[pa.RecordBatch], check_executor: Callable[[], None]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the batches, then check for a hang-up, which PyArrow takes for the end of the rows.
-
-    Raises ExecutorDisconnectedError.
-    """
+    """Yield the batches, then check for a hang-up, which PyArrow takes for the end of the rows. Raises
+    ExecutorDisconnectedError."""
     yield from batches
     check_executor()
 

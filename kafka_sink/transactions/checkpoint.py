@@ -14,10 +14,8 @@ _METADATA = "metadata"
 
 
 class Location(NamedTuple):
-    """A location, split and normalised as Hadoop's Path does it.
-
-    ``scheme`` and ``authority`` may be empty.
-    """
+    """A location, split and normalised as Hadoop's Path does it. ``scheme`` and ``authority`` may be
+    empty."""
 
     scheme: str
     authority: str

@@ -193,10 +193,8 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class LastDecision:
-    """The part of a decision that the next one builds on; ``number`` is 0 if nothing was decided.
-
-    ``written`` is everything that ``writer`` had written by then.
-    """
+    """The part of a decision that the next one builds on; ``number`` is 0 if nothing was decided. ``written``
+    is everything that ``writer`` had written by then."""
 
     number: int = 0
     writer: str = ""

@@ -294,10 +294,8 @@ def resolve(
 def record_and_commit(
     scope: Scope, driver_epoch: ProducerEpoch, decision: Decision, parts: tuple[Part, ...] = ()
 ) -> TransactionSteps[ProducerEpoch]:
-    """Record and commit a decision, whose new ``parts`` must be open.
-
-    Returns the new driver epoch. Raises TransactionError.
-    """
+    """Record and commit a decision, whose new ``parts`` must be open. Returns the new driver epoch. Raises
+    TransactionError."""
     descriptions = yield from record(scope, driver_epoch, decision, parts)
     yield from require_open(scope, decision.batch, parts, descriptions)
     (ended,) = yield (ops.EndTransaction(scope.driver_id, driver_epoch, commit=True),)

@@ -96,9 +96,7 @@ class Described:
 @dataclass(frozen=True, slots=True)
 class RecordOffsets:
     """Put offsets of one group into a transaction; ``entries`` pair a partition with its metadata text.
-
-    Result: None, or Failed.
-    """
+    Result: None, or Failed."""
 
     transactional_id: str
     producer: ProducerEpoch
@@ -246,9 +244,7 @@ class Scope:
 
     def task_id(self, task: int, slot: int) -> str:
         """The transactional id of a task attempt. ``task`` is Spark's partition, ``slot`` its attempt number.
-
-        The number of ids is bounded, because Spark bounds both.
-        """
+        The number of ids is bounded, because Spark bounds both."""
         return f"{self.prefix}-task-{task}-{slot}"
 
     def decision_key(self, chunk: int) -> OffsetKey:
