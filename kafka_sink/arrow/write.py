@@ -121,13 +121,7 @@ class WriteTransaction:
 
         The transaction begins before the first row. ``columns``: the batch's columns by part of a record.
         """
-        attempt = self._begun(columns)
-        if not attempt.writes:
-            attempt.digest_only(iter((batch,)))
-            return False
-        for _ in attempt.rows(iter((batch,)), begin):
-            pass
-        return True
+        return self._begun(columns).take(batch, begin)
 
     def require(self, columns: Sequence[int | None]) -> None:
         """Raise DeliveryError if the columns differ from the earlier ones, because rows could not be

@@ -172,7 +172,7 @@ class PlannedWrite:
             rows = checked_batches(acknowledged(batches, executor), check_executor)
             rows = self._encoded(rows, producer, attempt)
             if attempt is not None:
-                rows = attempt.rows(rows, producer.begin_transaction)
+                rows = (batch for batch in rows if attempt.take(batch, producer.begin_transaction))
             largest = send_tables(rows, producer, self.plan, self.options.linger_ms, producer.activity)
             result = producer.finish(None if attempt is None else attempt.mark)
             return replace(result, arrow_batch_bytes_max=largest)
@@ -227,7 +227,8 @@ class PlannedWrite:
                 and context.getLocalProperty(_BATCH_ID) == str(planned.batch.number),
             )
             if not attempt.writes:
-                attempt.digest_only(self._encoded(batches, None, None))
+                for batch in self._encoded(batches, None, None):
+                    attempt.take(batch)
                 return TaskCommitted(TaskResult(), attempt.finish())
             try:
                 result = self._send(batches, attempt)

@@ -6,7 +6,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import pyarrow as pa
 
@@ -81,16 +81,15 @@ class TaskAttempt:
     def writes(self) -> bool:
         return self.role is TaskRole.WRITE
 
-    def rows(
-        self, batches: Iterator[pa.RecordBatch], begin_transaction: BeginTransaction
-    ) -> Iterator[pa.RecordBatch]:
-        """Return the same batches and add them to the digest. The transaction begins before the first row."""
-        for batch in batches:
-            if batch.num_rows:
-                self.begin(begin_transaction)
-            self._digest.update(batch)
-            self.warn_if_open_long(monotonic_ms())
-            yield batch
+    def take(self, batch: pa.RecordBatch, begin_transaction: BeginTransaction | None = None) -> bool:
+        """Add rows to the digest, and return whether they are to be written: only then ``begin_transaction``
+        is needed, as the transaction begins before the first row."""
+        if self.writes and batch.num_rows:
+            assert begin_transaction is not None
+            self.begin(begin_transaction)
+        self._digest.update(batch)
+        self.warn_if_open_long(monotonic_ms())
+        return self.writes
 
     def warn_if_open_long(self, now_ms: float) -> None:
         """Log a warning, once, if brokers may soon abort the transaction."""
@@ -106,10 +105,6 @@ class TaskAttempt:
                 open_ms / 1000,
                 self._transaction_timeout_ms,
             )
-
-    def digest_only(self, batches: Iterator[pa.RecordBatch]) -> None:
-        for batch in batches:
-            self._digest.update(batch)
 
     def begin(self, begin_transaction: BeginTransaction) -> None:
         """Begin the transaction, unless it has begun."""

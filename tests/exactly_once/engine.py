@@ -287,11 +287,13 @@ def _task(
             client, planned.scope, planned.handover, identity, task, attempt, plan.parts, bound_ms
         )
         if ours.role is not TaskRole.WRITE:
-            ours.digest_only(batches)
+            for one in batches:
+                ours.take(one)
             return ours.finish()
         try:
             with task_producer(options, plan) as producer:
-                for one in ours.rows(batches, producer.begin_transaction):
+                for one in batches:
+                    ours.take(one, producer.begin_transaction)
                     producer.send(one)
                 producer.finish(ours.mark)
             return ours.finish()

@@ -368,8 +368,8 @@ def test_an_attempt_that_thaws_after_its_batch_adds_nothing(job: Callable[..., J
 
     def thaw_late() -> None:
         with task_producer(run.options, plan) as producer:
-            for one in frozen.rows(iter([rows(0)]), producer.begin_transaction):
-                producer.send(one)
+            frozen.take(rows(0), producer.begin_transaction)
+            producer.send(rows(0))
             until(lambda: any(one.partitions for one in run.run(describe(*run.open())).values()), "rows")
             run.commit(run.write(handover, 0, 0, ["copy"], slot=1))
             producer.send(rows(1))
@@ -393,9 +393,9 @@ def test_an_attempt_whose_first_row_comes_behind_the_commit_leaves_nothing_open(
 
     def come_late() -> None:
         with task_producer(run.options, plan) as producer:
-            for one in late.rows(iter([rows]), producer.begin_transaction):
-                run.commit(run.write(handover, 0, 0, ["quick"]))
-                producer.send(one)
+            late.take(rows, producer.begin_transaction)
+            run.commit(run.write(handover, 0, 0, ["quick"]))
+            producer.send(rows)
             producer.finish(late.mark)
 
     with pytest.raises(KafkaSinkError):

@@ -60,7 +60,8 @@ def write(options: SinkOptions, number: int, checkpoint: str) -> str:
     with planning.client_of(options) as client:
         attempt = TaskAttempt(client, planned.scope, planned.handover, batch, 0, 0, [0], _PATIENCE_MS)
         with task_producer(options, ColumnPlan.of([("value", "binary")], "rows")) as producer:
-            for one in attempt.rows(rows, producer.begin_transaction):
+            for one in rows:
+                attempt.take(one, producer.begin_transaction)
                 producer.send(one)
             assert producer.finish(attempt.mark).records == 100
         report = attempt.finish()
