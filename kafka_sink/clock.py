@@ -167,8 +167,7 @@ REPORT_OUTCOMES_MS = 500.0
 GATHER_MUTES_MS = 50.0
 # The sender looks at waiting batches at least this often.
 MAX_POLL_MS = 1000.0
-# A batch counts as waiting for this long after the sender last saw it, which is longer than until its next
-# look.
+# A batch counts as waiting for this long after the sender last saw it: longer than until its next look.
 WAITED_FOR_MS = 1500.0
 
 

@@ -102,8 +102,7 @@ def total(counts: Iterable[TaskCounts]) -> TaskCounts:
 
 
 class TopicMetrics(NamedTuple):
-    """A topic's acknowledged rows (with acks=0: sent rows), their size as sent and uncompressed, and the
-    number of their batches."""
+    """A topic's acknowledged rows (with acks=0: sent rows), their size as sent and raw, and their batches."""
 
     records: int = 0
     sent_bytes: int = 0
@@ -158,8 +157,7 @@ class RateWindow:
         self._samples: deque[tuple[float, float]] = deque(maxlen=_SAMPLES)
 
     def add(self, now_ms: float, total: float) -> None:
-        """Add a sample. The first one is preceded by a zero one second earlier, so that a start shows at
-        once."""
+        """Add a sample. Before the first one comes a zero a second earlier, so that a start shows at once."""
         if not self._samples:
             self._samples.append((now_ms - 1000.0, 0.0))
         self._samples.append((now_ms, total))

@@ -20,8 +20,7 @@ import warnings
 from contextlib import suppress
 
 _UNCHANGED = "pyspark.daemon"
-# The modules that a writing task needs, in the order of import. A missing module is skipped: pandas is
-# optional.
+# The modules that a writing task needs, in the order of import. A missing one, such as pandas, is skipped.
 MODULES = (
     "pyspark.worker",
     "pyspark.sql.worker.write_into_data_source",
@@ -30,8 +29,7 @@ MODULES = (
     "numpy",
     "pyarrow",
     "pyarrow.compute",
-    # pyarrow imports pandas when it first converts a Python object. PySpark returns the commit message that
-    # way.
+    # pyarrow imports pandas when it first converts a Python object, such as PySpark's commit message.
     "pandas",
     "kafka_sink.spark.write",
     "kafka_sink.spark.executor_connection",
@@ -95,8 +93,7 @@ def main() -> None:
 
     worker.forget_spark_archives()
     os.register_at_fork(after_in_child=functools.partial(_reseed, os.getpid()))
-    # A garbage collection in a worker would otherwise touch all these objects, and so copy their memory
-    # pages.
+    # A garbage collection in a worker would otherwise touch all these objects, and so copy their pages.
     gc.collect()
     gc.freeze()
     importlib.import_module(_UNCHANGED).manager()

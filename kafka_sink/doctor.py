@@ -81,8 +81,7 @@ def examine(
 ) -> Iterator[Finding]:
     """Return all findings, in the order of a job's start. No broker is asked if ``options`` is empty.
 
-    ``spark``: a SparkSession whose settings are also checked. ``installed`` and ``path``: this Python's
-    libraries.
+    ``spark``: a SparkSession to check also. ``installed`` and ``path``: this Python's libraries.
     """
     yield ok(f"kafka-chunked {__version__}, Python {_dotted(sys.version_info[:2])} ({sys.executable})")
     yield from _libraries(installed)
@@ -306,8 +305,7 @@ def _folders(environ: Mapping[str, str]) -> Finding:
 
 
 def _shared_import_folders() -> Iterator[Finding]:
-    """Check the import folders. Spark starts workers with ``-m``, so they import from the folder where the
-    driver started."""
+    """Check the import folders. Spark starts workers with ``-m``, so the driver's folder is one of them."""
     for folder in dict.fromkeys([os.getcwd(), *map(os.path.abspath, sys.path)]):
         if others_may_write(folder):
             yield note(

@@ -135,8 +135,7 @@ class BrokerRefusedError(DeliveryError):
 
 
 class TransactionError(DeliveryError):
-    """The transactions of a batch could not be committed. ``read_committed`` consumers see none of its
-    rows."""
+    """The transactions of a batch could not be committed. ``read_committed`` consumers see no row of it."""
 
 
 class IncompleteBatchError(TransactionError):
@@ -157,8 +156,7 @@ class ExecutorDisconnectedError(KafkaSinkError):
 
 
 class WriteOverError(KafkaSinkError):
-    """The driver committed or aborted the write while this attempt was running, so its rows are not
-    needed."""
+    """The driver committed or aborted the write while this attempt ran, so its rows are not needed."""
 
 
 class ProducerClosedError(KafkaSinkError, RuntimeError):

@@ -129,8 +129,7 @@ def _is_own_group(group: int) -> bool:
 def path_for_child(path: Sequence[str]) -> str:
     """PYTHONPATH for a process in another folder, so that it imports what this process can import.
 
-    The paths are absolute. Folders that other users may write to are left out, except the folder of this
-    package.
+    The paths are absolute. Folders that other users may write to are left out, except this package's.
     """
     folders = dict.fromkeys(map(os.path.abspath, path))
     return os.pathsep.join(

@@ -112,8 +112,7 @@ class TopicMetadata:
 
 
 class RecordErrors(NamedTuple):
-    """The indices of the records in a batch that the broker rejected, and the reason for the first one
-    (KIP-467)."""
+    """The indices of a batch's records that the broker rejected, and the first one's reason (KIP-467)."""
 
     places: Sequence[int] = ()
     reason: str | None = None
@@ -161,8 +160,7 @@ class TaskResult(TaskCounts):
 
 @dataclass(frozen=True, slots=True)
 class MetadataUpdate:
-    """The content of one Metadata response. ``errors`` are the error codes of topics without metadata, by
-    topic."""
+    """The content of one Metadata response. ``errors`` has the codes of topics without metadata, by topic."""
 
     nodes: tuple[Node, ...]
     topics: tuple[TopicMetadata, ...]

@@ -19,8 +19,7 @@ _SHORTEST = 4
 
 
 class HiddenBytes(bytes):
-    """Bytes that contain secrets. They hide themselves because error trackers collect each frame's local
-    variables."""
+    """Bytes that contain secrets. They hide themselves, as error trackers collect local variables."""
 
     def __repr__(self) -> str:
         return HIDDEN

@@ -57,8 +57,7 @@ def planning_for(application: SparkApplication) -> Iterator[None]:
 
 
 def current() -> SparkApplication | None:
-    """The application set by ``planning_for``. None in Spark's workers, which find it through their
-    environment and ancestors."""
+    """The application set by ``planning_for``. None in Spark's workers, which find it otherwise."""
     return _current.get()
 
 
@@ -215,8 +214,7 @@ def arrow_batch_settings(row_bytes: int) -> dict[str, str]:
         raise ValueError(f"row_bytes is {row_bytes}; give the bytes that a row has on average")
     wanted = {_ROWS: str(min(_MOST_ROWS, rows_of_good_batch(row_bytes)))}
     if row_bytes < LARGE_ROW_BYTES:
-        # For larger rows the sum costs little, and the limit matters because some rows may be much larger
-        # still.
+        # For larger rows the sum costs little, and the limit matters, as some may be much larger still.
         wanted[_BYTES] = _NO_LIMIT
     return wanted
 

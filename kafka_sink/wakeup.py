@@ -17,8 +17,7 @@ class WakeUp:
     """
 
     def __init__(self) -> None:
-        # The kernel adds up wake-ups, so that any number of them is one event. FileIO closes the descriptor
-        # if the object is dropped.
+        # The kernel adds up wake-ups to one event. FileIO closes the descriptor if the object is dropped.
         self._file = FileIO(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC), "r+")
         # Any thread may wake, and the waiting thread closes. Without the lock, a wake-up could be written to
         # another file that got the descriptor just after the close.

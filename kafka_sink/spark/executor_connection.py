@@ -50,8 +50,7 @@ def watched(descriptor: int | None, on_hang_up: Callable[[Exception], None]) -> 
     if descriptor is None:
         yield lambda: None
         return
-    # Watch a duplicate: the worker could close its descriptor in the meantime, and the number could be
-    # reused.
+    # Watch a duplicate: the worker could close its descriptor meanwhile, and the number could be reused.
     duplicate = os.dup(descriptor)
 
     def check() -> None:

@@ -46,8 +46,7 @@ def plan(
 
     ``schema`` is the DataFrame's. ``query`` is set for micro-batches, which are planned again and again: a
     text that identifies the query within its application. ``is_stream_writer`` means that Spark itself
-    commits each micro-batch, and plans it a second time for that. ``for_tasks`` is False for that second
-    plan.
+    commits each micro-batch, and plans it a second time for that. ``for_tasks`` is False then.
     """
     worker.freeze_when_reused()
     parsed = parse(raw)

@@ -32,8 +32,7 @@ class Sends(Protocol):
 def rows_of_spark(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield the batches. Raises ExecutorDisconnectedError if Spark has broken off its stream of rows.
 
-    Spark does so if an expression, a UDF or a source of the user fails. Arrow's own error would hide that
-    failure.
+    Spark does so if an expression, a UDF or a source of the user fails. Arrow's own error would hide that.
     """
     # Commits also import this module, and need no Arrow.
     from pyarrow import ArrowInvalid
@@ -47,8 +46,7 @@ def rows_of_spark(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
 def checked_batches(
     batches: Iterator[pa.RecordBatch], check_executor: Callable[[], None]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the batches, then check for a hang-up, which PyArrow takes for the end of the rows. Raises
-    ExecutorDisconnectedError."""
+    """Yield the batches, then raise for a hang-up, which PyArrow takes for the end of the rows."""
     yield from batches
     check_executor()
 

@@ -41,8 +41,7 @@ _READS_AT_ONCE = sys.version_info < (3, 12)
 
 
 def forget_spark_archives(reads_at_once: bool = _READS_AT_ONCE) -> None:
-    """Remove the finders of Spark's archives from an idle worker. The next import recreates them from
-    zipimport's own cache."""
+    """Remove the finders of Spark's archives from an idle worker. zipimport recreates them from its cache."""
     if not reads_at_once:
         return
     for path, finder in list(sys.path_importer_cache.items()):

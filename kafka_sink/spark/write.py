@@ -58,8 +58,7 @@ QUERY_ID = "sql.streaming.queryId"
 _DESCRIPTION = "spark.job.description"
 # Spark calls ``abort`` shortly after a failed commit, so the note of an older failure does not count.
 _COMMIT_FAILED_S = 60.0
-# What ``abort`` logs if it knows no cause. Spark passes none to it, and does not report that a job was
-# cancelled.
+# What ``abort`` logs if it knows no cause: Spark passes none, and does not report a cancelled job.
 _NO_CAUSE = f"No task reported an error of the sink. The job was stopped, or {SPARK_FAILED}"
 
 
@@ -87,16 +86,14 @@ class PlannedWrite:
     plan: ColumnPlan
     coordinator: PlannedCoordinator = field(default_factory=PlannedCoordinator)
     planned_at_s: float = field(default_factory=time.time)
-    # The name is the same in tasks and commit, even for a stream, for which Spark plans a second time to
-    # commit.
+    # The name is the same in tasks and commit, even for a stream, whose commit is planned separately.
     name: str = field(default_factory=lambda: secrets.token_hex(8))
     transactions: PlannedTransactions | None = None
     # How many tasks may run at the same time. Only planned if there is a rate limit.
     tasks_at_once: int = 1
     # The checkpoint of a stream, which log lines about failures contain; "" for a batch write.
     subject: str = ""
-    # Within foreach_batch: the number of the micro-batch, for reports. Spark does not pass it to the inner
-    # write.
+    # Within foreach_batch: the number of the micro-batch, which Spark does not pass to the inner write.
     micro_batch: int | None = None
     # If it is set, ``plan`` is the plan for encoded batches.
     encoding: RowEncoding | None = None
@@ -148,8 +145,7 @@ class PlannedWrite:
         report_failure(address, name, f"{where}: {message_of(error)}")
 
     def _send(self, batches: Iterator[pa.RecordBatch], attempt: TaskAttempt | None = None) -> TaskResult:
-        # Imported here because the driver imports this module for every commit and needs none of these
-        # modules.
+        # Imported here because the driver imports this module for every commit and needs none of these.
         with worker.explained():
             from kafka_sink.spark.executor_connection import acknowledged, executor_socket, watched
             from kafka_sink.spark.worker import memory_kept
@@ -182,8 +178,7 @@ class PlannedWrite:
     ) -> Iterator[pa.RecordBatch]:
         """With formats, turn the batches into batches whose keys and values are bytes.
 
-        With errors.tolerance=all, rows that do not fit their schema become dead letters; otherwise they raise
-        InvalidRowError.
+        Rows that do not fit their schema become dead letters if these are allowed, or raise InvalidRowError.
         """
         if self.encoding is None:
             return batches

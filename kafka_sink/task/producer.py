@@ -106,8 +106,7 @@ class Producer:
         options, dead_letters, check = self.options, None, self.check
         if options.errors_tolerance != "none":
             topic, max_rows = options.errors_deadletterqueue_topic_name, options.errors_max
-            # A dead letter must fit where its row did not, and must fit a topic with the default
-            # max.message.bytes.
+            # A dead letter must fit where its row did not, and a topic with the default max.message.bytes.
             max_bytes = min(_MAX_DEAD_LETTER_BYTES, options.max_request_size // 2, options.buffer_memory // 2)
             dead_letters = DeadLetters(topic, max_rows, max_bytes, str(task.partition))
             writer = DeadLetterWriter(dead_letters, self._order, self._append_dead_letters)
@@ -132,8 +131,7 @@ class Producer:
         ``snapshot`` is metadata that the driver sent with the task, with its age. ``tasks_at_once`` is how
         many tasks may run at the same time. Without a coordinator, they share the job's rate limit.
         """
-        # With variables in it the client's id is another one than the driver's, and some brokers name leaders
-        # by it.
+        # With variables the client's id differs from the driver's, and some brokers name leaders by it.
         if snapshot is not None and not has_variables(self.options.client_id):
             self.cluster.import_snapshot(snapshot, monotonic_ms())
         self._use_coordinator(coordinator)

@@ -82,8 +82,7 @@ def task_producer(
     An exception inside the context discards the producer with everything that was not acknowledged. The task
     shares metadata and mutes through ``coordinator``. For ``snapshot``, ``task`` and ``tasks_at_once`` see
     ``Producer.begin``. ``again`` means that an earlier attempt of the task failed. The task then gets a new
-    producer, because an idle one may have the same wrong metadata, for example of a cluster that was
-    replaced.
+    producer, because an idle one may have the same wrong metadata, as after a cluster was replaced.
     """
     # One producer serves all topics, and options that only planning reads must not lead to another producer.
     producer = PRODUCERS.take(options.for_tasks(), new=again)

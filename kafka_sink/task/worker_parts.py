@@ -47,8 +47,7 @@ class WorkerParts:
         accumulator = self.accumulator = RecordAccumulator(
             options, self.allocator, KeptLimits(options.bootstrap_servers)
         )
-        # This lookup takes no lock: a partition is never removed, so a reader sees either no partition or the
-        # final one.
+        # This lookup takes no lock: a partition is never removed, so a reader sees none or the final one.
         find = accumulator.partitions.get
         manager = CircuitBreakManager(cluster, options.breaker.mute_retry_interval_ms, find)
         breaker = self.breaker = Breaker(load_breaker(options), manager)
@@ -74,8 +73,7 @@ class WorkerParts:
             muted_bytes = memory * options.breaker.muted_buffer_perc // 100
             limit = MutedMemoryLimit(accumulator, muted_bytes, breaker, monotonic_ms)
         self.appender = RecordAppender(accumulator, monotonic_ms, network.wakeup, limit, activity)
-        # Dead letters need their own memory: rejected rows may hold all of buffer.memory until their dead
-        # letters are written.
+        # Dead letters need their own memory: rejected rows may hold all of buffer.memory until then.
         pool = BufferPool(_DEAD_LETTER_MEMORY_BYTES, chunk_size(size), clock_ms=monotonic_ms)
         self.dead_letter_memory = BufferAllocator(pool, min(size, _DEAD_LETTER_MEMORY_BYTES // 4))
         self.dead_letter_appender = RecordAppender(

@@ -14,8 +14,7 @@ _METADATA = "metadata"
 
 
 class Location(NamedTuple):
-    """A location, split and normalised as Hadoop's Path does it. ``scheme`` and ``authority`` may be
-    empty."""
+    """A location, split and normalised as Hadoop's Path does it. Scheme and authority may be empty."""
 
     scheme: str
     authority: str

@@ -125,8 +125,7 @@ class TransactionClient(BlockingCalls):
         self._look_ups: dict[KeyType, Call] = {}
         # The keys of coordinators that the next steps need.
         self._soon: list[tuple[KeyType, str]] = []
-        # Brokers that may wrongly consider themselves coordinators. They are asked for coordinators only if
-        # no other broker can be asked.
+        # Brokers that may wrongly consider themselves coordinators. Others are asked for coordinators first.
         self._distrusted: set[int] = set()
         # Brokers that did not answer the last run's requests to all brokers, or -1 for one without an id.
         self.left_out: set[int] = set()
@@ -147,8 +146,7 @@ class TransactionClient(BlockingCalls):
             self._speak(known.protocol)
 
     def take_connections(self, update: MetadataUpdate) -> None:
-        """Use the network's connections, over which this metadata has just arrived. Raises BrokerVersionError
-        if brokers are too old."""
+        """Use the network's connections, over which this metadata has just arrived. Raises as ``run``."""
         self.on_metadata(update)
         connections = self.network.connections.values()
         ready = next((one for one in connections if one.state is ConnectionState.READY), None)
@@ -191,8 +189,7 @@ class TransactionClient(BlockingCalls):
         It is a new one, or the one that was started last if nothing else was run in between.
 
         Raises what the generator raises; DeliveryError after ``timeout_ms``, which the option ``bound`` sets;
-        ConfigurationError if a permission or a setting prevents it; BrokerVersionError if brokers are too
-        old.
+        ConfigurationError if a permission or a setting prevents it; BrokerVersionError for old brokers.
         """
         self._allow(timeout_ms, bound)
         self.left_out.clear()

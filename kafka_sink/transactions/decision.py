@@ -168,8 +168,7 @@ def _joined(runs: list[tuple[int, int]]) -> list[tuple[int, int]]:
 class Outcome(IntEnum):
     """What became of a part, as far as it was recorded.
 
-    It is recorded because brokers forget the proof before they forget the decision. An operator may also set
-    it: see ``driver.resolve``.
+    Brokers forget the proof before they forget the decision. An operator may also set it: ``driver.resolve``.
     """
 
     UNRECORDED = 0

@@ -96,8 +96,7 @@ def _checksums(column: pa.Array) -> UInt64s:
 
 
 def _mixed(values: UInt64s, out: UInt64s, spare: UInt64s) -> UInt64s:
-    """Mix each value: a bijective function that maps 0 to 0, and whose bits depend on all input bits. Returns
-    ``out``."""
+    """Mix each value into ``out``: bijectively, 0 to 0, and each bit depends on all bits of the value."""
     np.right_shift(values, _33, out=spare)
     np.bitwise_xor(values, spare, out=out)
     out *= MIX

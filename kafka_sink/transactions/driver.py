@@ -44,8 +44,7 @@ class Ownership:
     """The state that planning found, and the driver epoch with which the decision is written.
 
     ``unknown``: tasks of ``decision`` for which brokers have forgotten how their transactions ended.
-    ``completed`` and ``aborted`` count the transactions that an earlier driver had left open and that this
-    driver committed or aborted.
+    ``completed`` and ``aborted`` count the transactions of an earlier driver that this one has ended.
     """
 
     driver_epoch: ProducerEpoch
@@ -80,8 +79,7 @@ def _settle(scope: Scope, driver_epoch: ProducerEpoch, clock_ms: Clock) -> Trans
         ops.FetchOffsets((key.group, marker_key.group)),
         ops.FetchStableOffsets((key,)),
     )
-    # All requests are in one step, because every job waits for it. Usually nothing is left open, and no other
-    # step follows.
+    # All requests are in one step, because every job waits for it. Usually no other step follows.
     names, *offsets = yield (ops.ListOpen(scope.prefix), *read)
     left_open: Mapping[str, Described] = {}
     if names:
@@ -294,8 +292,7 @@ def resolve(
 def record_and_commit(
     scope: Scope, driver_epoch: ProducerEpoch, decision: Decision, parts: tuple[Part, ...] = ()
 ) -> TransactionSteps[ProducerEpoch]:
-    """Record and commit a decision, whose new ``parts`` must be open. Returns the new driver epoch. Raises
-    TransactionError."""
+    """Record and commit a decision, whose new ``parts`` must be open. Returns the new driver epoch."""
     descriptions = yield from record(scope, driver_epoch, decision, parts)
     yield from require_open(scope, decision.batch, parts, descriptions)
     (ended,) = yield (ops.EndTransaction(scope.driver_id, driver_epoch, commit=True),)
@@ -336,8 +333,7 @@ def _commit_parts(
     # The list comes first: a connection's requests are handled in order, and commits wait for the log.
     names, *results = yield (ops.ListOpen(scope.prefix), *proof.ends_of(scope, parts))
     failed = proof.failed_of(parts, results)
-    # The list was requested together with the commits, so it may still contain parts that have just been
-    # committed. They are left out.
+    # The list was requested together with the commits, so it may contain parts that are committed by now.
     ours = {part.id_in(scope) for part in parts if part not in failed}
     others = [name for name in names if name not in ours]
     driver_epoch, left_open = yield from proof.inspect(scope, driver_epoch, others)
@@ -361,8 +357,7 @@ def require_open(
 ) -> TransactionSteps[None]:
     """Raise TransactionError if a transaction is not open: a batch that has lost a part must not be decided.
 
-    ``descriptions`` may come from former coordinators, so the transactions that they do not show as open are
-    described again.
+    ``descriptions`` may come from former coordinators, so what they do not show as open is described again.
     """
     doubtful = [part for part in parts if not _is_open(scope, part, descriptions)]
     descriptions = yield from ops.describe(*(part.id_in(scope) for part in doubtful), afresh=True)

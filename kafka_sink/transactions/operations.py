@@ -95,8 +95,7 @@ class Described:
 
 @dataclass(frozen=True, slots=True)
 class RecordOffsets:
-    """Put offsets of one group into a transaction; ``entries`` pair a partition with its metadata text.
-    Result: None, or Failed."""
+    """Put offsets into a transaction: partitions and their metadata texts. Result: None, or Failed."""
 
     transactional_id: str
     producer: ProducerEpoch

@@ -233,8 +233,7 @@ def commit(
 def abort(options: SinkOptions, planned: PlannedTransactions, clients: Clients = client_of) -> BatchOutcome:
     """End a failed batch's open transactions, or complete it if it was decided; returns how many of each.
 
-    If another driver has taken over, this does nothing, because that driver ends them. Raises what ``plan``
-    raises.
+    If another driver has taken over, it does this instead. Raises what ``plan`` raises.
     """
     # The commit may have failed after it had left a note, whose epoch ends here.
     spark_application.forget(_note_key(options, planned.scope.prefix))

@@ -56,8 +56,7 @@ def require_owner(
     The proof consists of offsets that are recorded under the driver's id and aborted: only the current
     coordinator of the id can do that, and only for its current owner. It also shows that the current
     coordinators of the groups of ``keys`` have been found, because a former one cannot accept offsets. No
-    decision may have been made under the driver epoch, nor be under way: brokers would add these offsets to
-    it.
+    decision may have been made or be under way under the driver epoch: these offsets would become part of it.
     """
     a_key_of = {key.group: key for key in keys or (scope.decision_key(0),)}
     results = yield tuple(
@@ -157,8 +156,7 @@ def judge(
     """Find out what became of decided parts whose commit failed. Raises TransactionError for a former owner.
 
     A progress marker that stays pending is in an open transaction. That transaction is committed again by way
-    of a coordinator that is looked up again, because the one that answered with an error is no longer in
-    charge.
+    of a coordinator that is looked up again, because the one that answered is no longer in charge.
     """
     aborted = 0
     is_proven = False

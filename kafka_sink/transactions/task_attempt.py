@@ -127,8 +127,7 @@ class TaskAttempt:
                 begin_transaction(name, *self._producer, adds_partitions)
 
     def mark(self) -> None:
-        """Make sure that the progress marker is in the transaction, if there is one. Raises
-        TransactionError."""
+        """Make sure that the progress marker is in the transaction. Raises TransactionError."""
         if self._marking is not None:
             began = time.monotonic_ns()
             self._client.run(self._marking, self._timeout_ms)
