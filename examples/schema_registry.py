@@ -1,4 +1,4 @@
-"""Write rows by schemas that a registry knows: change events as Avro, and orders as Protobuf.
+"""Write rows by schemas that a registry knows: change events as Avro, and orders as JSON.
 
     local-kafka --port 9092                # in a terminal of its own
     local-kafka-registry --port 8081       # in another one
@@ -56,11 +56,13 @@ events = changes.select(
 )
 print(f"3 changes and a tombstone are in {topic}.")
 
-ORDER = """
-syntax = "proto3";
-package example;
-message Order { int64 order = 1; string customer = 2; double total = 3; }
-"""
+ORDER = """{
+  "$schema": "http://json-schema.org/draft-07/schema#",
+  "title": "Order",
+  "type": "object",
+  "properties": {"order": {"type": "integer"}, "customer": {"type": "string"}, "total": {"type": "number"}},
+  "required": ["order", "customer"]
+}"""
 orders = spark.range(5_000).select(
     F.concat(F.lit("customer-"), F.col("id") % 100).alias("key"),
     # Without a column "value", the value is a record of all columns but "key" and other columns of the sink.
@@ -74,7 +76,7 @@ orders = spark.range(5_000).select(
     .option("kafka.bootstrap.servers", servers)
     .option("topic", f"{topic}-orders")
     .option("schema.registry.url", registry)
-    .option("value.format", "protobuf")
+    .option("value.format", "json")
     .option("value.schema", ORDER)
     .save()
 )

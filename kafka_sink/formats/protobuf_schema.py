@@ -1,4 +1,4 @@
-"""Protobuf schemas, as text of a .proto file or as FileDescriptorProto or FileDescriptorSet in Base64.
+"""Protobuf schemas, as FileDescriptorProto or FileDescriptorSet in Base64.
 
 Tasks also read them, with this module, so that they need no Protobuf library. The fields of a descriptor are
 those of google/protobuf/descriptor.proto.
@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-import re
 from collections.abc import Sequence
 from typing import Any
 
 from kafka_sink.errors import SchemaError
+from kafka_sink.printable import printable
 from kafka_sink.varint import read_unsigned
 
-SCALARS = (
-    *("double", "float", "int64", "uint64", "int32", "fixed64", "fixed32", "bool", "string", "group"),
-    *("message", "bytes", "uint32", "enum", "sfixed32", "sfixed64", "sint32", "sint64"),
-)
 # The types by their number in a descriptor, which starts at 1.
-_TYPES = dict(enumerate(SCALARS, 1))
+_TYPES = dict(
+    enumerate(
+        (
+            *("double", "float", "int64", "uint64", "int32", "fixed64", "fixed32", "bool", "string", "group"),
+            *("message", "bytes", "uint32", "enum", "sfixed32", "sfixed64", "sint32", "sint64"),
+        ),
+        1,
+    )
+)
 KNOWN = "google.protobuf."
 _WRAPPED = {
     "DoubleValue": "double",
@@ -38,7 +42,7 @@ _MAX_DEPTH = 100
 
 @dataclasses.dataclass(slots=True)
 class Field:
-    """``kind`` is a name in SCALARS. ``type_name`` is the full name of the field's message or enum. ``oneof``
+    """``kind`` is a name in _TYPES. ``type_name`` is the full name of the field's message or enum. ``oneof``
     is the name of the oneof that contains the field. A proto3 optional field has its own oneof."""
 
     name: str
@@ -107,19 +111,17 @@ def read(text: str, references: Sequence[tuple[str, str]] = ()) -> ProtobufSchem
 
 def _add(schema: ProtobufSchema, text: str) -> None:
     try:
-        data: bytes | None = base64.b64decode(text, validate=True)
-    except ValueError:
-        data = None
-    try:
-        for file in [_SchemaText(text).read()] if data is None else _files(data):
+        for file in _files(base64.b64decode(text, validate=True)):
             schema.own.clear()
             _Descriptor(schema, file).read()
     except SchemaError:
         # It is a ValueError, and its message is more precise.
         raise
-    except (LookupError, ValueError):
+    except (LookupError, ValueError, TypeError, AttributeError):
         raise SchemaError(
-            "the Protobuf schema is neither text of a .proto file nor a descriptor in Base64"
+            f"the Protobuf schema is not a descriptor in Base64: {printable(text, 100)}. The text of a "
+            ".proto file is not supported, and some registries return nothing else: set value.schema or "
+            "key.schema to a descriptor, in Python base64.b64encode(order_pb2.DESCRIPTOR.serialized_pb)"
         ) from None
 
 
@@ -147,8 +149,7 @@ def _resolve(schema: ProtobufSchema, message: MessageType, field: Field) -> None
 # -- descriptors -------------------------------------------------------------------------------------------
 
 
-# The values of each field of a descriptor by its number: numbers, texts as bytes or str, and messages, which
-# are bytes or also values by number.
+# The values of each field of a descriptor by its number: numbers, and texts and messages as bytes.
 _Values = dict[int, list[Any]]
 
 
@@ -160,10 +161,8 @@ def _files(data: bytes) -> list[_Values]:
     return [_grouped(file) for file in values[1]] if is_set else [values]
 
 
-def _grouped(data: bytes | _Values) -> _Values:
+def _grouped(data: bytes) -> _Values:
     """The values in a descriptor. Raises ValueError and LookupError."""
-    if isinstance(data, dict):
-        return data
     values: _Values = {}
     at = 0
     while at < len(data):
@@ -183,8 +182,8 @@ def _grouped(data: bytes | _Values) -> _Values:
 
 
 def _string(values: _Values, number: int) -> str:
-    value = values[number][-1] if number in values else ""
-    return value if isinstance(value, str) else str(value.decode())
+    value: bytes = values[number][-1] if number in values else b""
+    return value.decode()
 
 
 class _Descriptor:
@@ -228,7 +227,9 @@ class _Descriptor:
             self._message(nested, full_name, (*place, number))
 
     def _field(self, values: _Values, oneofs: Sequence[str]) -> Field:
-        label, kind = values.get(4, [1])[-1], _TYPES[values[5][-1]]
+        label = values.get(4, [1])[-1]
+        # Confluent's registry leaves out the type of a field whose type has a name.
+        kind = "message" if 6 in values and 5 not in values else _TYPES[values[5][-1]]
         options = _grouped(values[8][-1]) if 8 in values else {}
         oneof = oneofs[values[9][-1]] if 9 in values else ""
         return Field(
@@ -247,138 +248,3 @@ class _Descriptor:
 
 def _inside(scope: str, name: str) -> str:
     return f"{scope}.{name}" if scope else name
-
-
-# -- text --------------------------------------------------------------------------------------------------
-
-_TOKEN = re.compile(
-    # A comment or text without an end extends to the end of the schema, so that no character is read twice.
-    r"\s+|//[^\n]*|/\*.*?(?:\*/|\Z)|(?P<text>\"(?:[^\"\\]|\\.)*(?:\"|\\?\Z)|'(?:[^'\\]|\\.)*(?:'|\\?\Z))"
-    r"|(?P<word>[\w.+-]+)|(?P<sign>[^\s\w])",
-    re.DOTALL,
-)
-
-
-class _SchemaText:
-    """Reads messages, enums, maps and oneofs of a .proto file. Skips services, options and extensions."""
-
-    def __init__(self, text: str) -> None:
-        self._tokens = [match[0] for match in _TOKEN.finditer(text) if match.lastgroup]
-        self._at = 0
-        self._is_proto3 = False
-
-    def read(self) -> _Values:
-        """The values of a FileDescriptorProto. Raises IndexError and ValueError."""
-        file: _Values = {4: [], 5: []}
-        while self._at < len(self._tokens):
-            word = self._next()
-            if word == "syntax":
-                self._is_proto3 = any("proto3" in token for token in self._skip())
-                file[12] = ["proto3" if self._is_proto3 else "proto2"]
-            elif word == "edition":
-                file[12] = ["editions"]
-                self._skip()
-            elif word == "package":
-                file[2] = [self._next()]
-            elif word == "message":
-                file[4].append(self._message(1))
-            elif word == "enum":
-                file[5].append(self._enum())
-            elif word != ";":
-                self._skip()
-        return file
-
-    def _next(self) -> str:
-        self._at += 1
-        return self._tokens[self._at - 1]
-
-    def _skip(self) -> list[str]:
-        """Move past the end of a statement, including its block; return its tokens."""
-        depth, begin = 0, self._at
-        while True:
-            sign = self._next()
-            depth += (sign in "{[") - (sign in "}]")
-            if depth == 0 and sign in (";", "}"):
-                return self._tokens[begin : self._at]
-
-    def _expect(self, sign: str) -> None:
-        if self._next() != sign:
-            raise ValueError(f"no {sign}")
-
-    def _name_and_number(self) -> tuple[str, int]:
-        name = self._next()
-        self._expect("=")
-        return name, int(self._next(), 0)
-
-    def _enum(self) -> _Values:
-        enum: _Values = {1: [self._next()], 2: []}
-        self._expect("{")
-        while (word := self._next()) != "}":
-            if word in ("option", "reserved"):
-                self._skip()
-            elif word != ";":
-                self._at -= 1
-                name, number = self._name_and_number()
-                enum[2].append({1: [name], 2: [number]})
-                self._skip()
-        return enum
-
-    def _message(self, depth: int) -> _Values:
-        if depth > _MAX_DEPTH:
-            raise SchemaError(f"the Protobuf schema is nested more than {_MAX_DEPTH} deep")
-        message: _Values = {1: [self._next()], 2: [], 3: [], 4: [], 8: []}
-        self._expect("{")
-        self._body(message, depth, in_oneof=False)
-        return message
-
-    def _body(self, message: _Values, depth: int, *, in_oneof: bool) -> None:
-        while (word := self._next()) != "}":
-            if word == "message":
-                message[3].append(self._message(depth + 1))
-            elif word == "enum":
-                message[4].append(self._enum())
-            elif word == "oneof":
-                message[8].append({1: [self._next()]})
-                self._expect("{")
-                self._body(message, depth, in_oneof=True)
-            elif word in ("option", "reserved", "extensions", "extend"):
-                self._skip()
-            elif word == "map":
-                self._map(message)
-            elif word != ";":
-                self._field(message, word, in_oneof=in_oneof)
-
-    def _map(self, message: _Values) -> None:
-        """Add the field and the message of its entries, as protoc does."""
-        self._expect("<")
-        key = self._next()
-        self._expect(",")
-        value = self._next()
-        self._expect(">")
-        name, number = self._name_and_number()
-        self._skip()
-        fields = [_typed("key", 1, key), _typed("value", 2, value)]
-        message[3].append({1: [f"{name}Entry"], 2: fields, 7: [{7: [True]}]})
-        message[2].append(_typed(name, number, f"{name}Entry", 3))
-
-    def _field(self, message: _Values, word: str, *, in_oneof: bool) -> None:
-        label = {"optional": 1, "required": 2, "repeated": 3}.get(word)
-        kind = word if label is None else self._next()
-        name, number = self._name_and_number()
-        options = self._skip()
-        field = _typed(name, number, kind, label or 1)
-        if "packed" in options:
-            field[8] = [{2: [options[options.index("packed") + 2] == "true"]}]
-        if label == 1 and self._is_proto3:
-            message[8].append({1: [f"_{name}"]})
-            in_oneof = True
-        if in_oneof:
-            field[9] = [len(message[8]) - 1]
-        message[2].append(field)
-
-
-def _typed(name: str, number: int, kind: str, label: int = 1) -> _Values:
-    """The values of a FieldDescriptorProto. ``_resolve`` finds out whether a named type is an enum."""
-    is_scalar = kind in SCALARS
-    type_number = SCALARS.index(kind if is_scalar else "message") + 1
-    return {1: [name], 3: [number], 4: [label], 5: [type_number], 6: ["" if is_scalar else kind]}

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import json
 import runpy
-import struct
 import sys
 import uuid
 from collections.abc import Callable, Iterator
@@ -21,13 +20,8 @@ import pyarrow.csv
 import pytest
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer
+from confluent_kafka.schema_registry.json_schema import JSONDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
-from google.protobuf.descriptor_pb2 import (
-    DescriptorProto,
-    FieldDescriptorProto,
-    FileDescriptorProto,
-    FileDescriptorSet,
-)
 
 from local_kafka import LocalBroker
 from local_kafka.schema_registry import LocalRegistry
@@ -143,39 +137,18 @@ def test_schema_registry(broker: LocalBroker, registry: LocalRegistry, run_here:
         for row in read_topic(broker, topic):
             found.setdefault(read(row.key, key)["id"], []).append(read(row.value, value))
         schema = json.loads(client.get_latest_version(f"{topic}-value").schema.schema_str or "")
+        read_order = JSONDeserializer(None, schema_registry_client=client)
+        context = SerializationContext(f"{topic}-orders", MessageField.VALUE)
+        orders = {}
+        for row in read_topic(broker, f"{topic}-orders"):
+            order = read_order(row.value, context)
+            assert row.key == order["customer"].encode()
+            orders[order["order"]] = order["total"]
     assert (schema["name"], schema["namespace"]) == ("Envelope", "com.example.customers")
     ada = {"id": 1, "name": "Ada", "city": "London"}
     assert found[1] == [{"before": None, "after": ada, "op": "c"}]
     assert [event and event["op"] for event in found[3]] == ["d", None]
-    order_class = message_class(order_proto().SerializeToString(), "example.Order")
-    orders = {}
-    for row in read_topic(broker, f"{topic}-orders"):
-        magic, _, message_index = struct.unpack_from(">bIb", row.value or b"")
-        assert (magic, message_index) == (0, 0)
-        order = order_class.FromString((row.value or b"")[6:])
-        assert row.key == order.customer.encode()
-        orders[order.order] = order.total
     assert orders == {number: number / 4 for number in range(5_000)}
-
-
-def order_proto() -> FileDescriptorSet:
-    """What protoc makes of the file in the example's docstring."""
-    field = FieldDescriptorProto
-    types = {"order": field.TYPE_INT64, "customer": field.TYPE_STRING, "total": field.TYPE_DOUBLE}
-    fields = [
-        field(name=name, number=number, type=kind, label=field.LABEL_OPTIONAL)
-        for number, (name, kind) in enumerate(types.items(), 1)
-    ]
-    message = DescriptorProto(name="Order", field=fields)
-    file = FileDescriptorProto(name="order.proto", package="example", syntax="proto3", message_type=[message])
-    return FileDescriptorSet(file=[file])
-
-
-def message_class(descriptors: bytes, name: str) -> Any:
-    from google.protobuf import descriptor_pb2, message_factory
-
-    files = descriptor_pb2.FileDescriptorSet.FromString(descriptors).file
-    return message_factory.GetMessages(files)[name]
 
 
 def test_first_steps_in_a_notebook(

@@ -12,10 +12,12 @@ from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer
 from confluent_kafka.schema_registry.json_schema import JSONDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
 import kafka_sink
 from local_kafka import LocalBroker
 from local_kafka.schema_registry import LocalRegistry
+from tests.support.protobuf_tables import in_base64
 from tests.support.topics import Row, messages, read_to_end, read_topic
 
 if TYPE_CHECKING:
@@ -160,14 +162,14 @@ def test_json_and_protobuf_arrive_from_every_way_of_writing(
     meant = [{"id": n, "name": f"n{n}", "odd": None if n == 1 else n} for n in range(3)]
     assert sorted(found, key=lambda row: row["id"]) == [row for row in meant for _ in range(3)]
 
-    text = """
-        syntax = "proto3";
-        message First { int32 x = 1; }
-        message Row { int64 id = 1; string name = 2; int64 odd = 3; }
-    """
+    file = FileDescriptorProto(name="rows.proto", syntax="proto3")
+    file.message_type.add(name="First").field.add(name="x", number=1, type=5, label=1)
+    row = file.message_type.add(name="Row")
+    for name, number, kind in (("id", 1, 3), ("name", 2, 9), ("odd", 3, 3)):
+        row.field.add(name=name, number=number, type=kind, label=1)
     other = f"{topic}-protobuf"
     broker.create_topic(other, 1)
-    given = options(value__format="protobuf", value__schema=text, value__record__name="Row") | {
+    given = options(value__format="protobuf", value__schema=in_base64(file), value__record__name="Row") | {
         "topic": other
     }
     save(frame, given)

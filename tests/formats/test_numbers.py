@@ -16,6 +16,7 @@ from kafka_sink.errors import SchemaError
 from kafka_sink.formats import avro, avro_schema, byte_columns, protobuf, protobuf_schema
 from kafka_sink.formats.columns import UnfitRowsError
 from tests.support.avro_cases import field, record
+from tests.support.protobuf_tables import in_base64
 
 SMALL = ["int8", "int16", "uint8", "uint16"]
 INTS = [*SMALL, "int32", "uint32", "int64", "uint64"]
@@ -84,8 +85,7 @@ def test_protobuf() -> None:
         pool.Add(file)
         row_class: Any = message_factory.GetMessageClass(pool.FindMessageTypeByName("Row"))
 
-        def encoder(columns: pa.DataType, kind: str = kind) -> Any:
-            text = f'syntax = "proto3"; message Row {{ {kind} x = 1; }}'
+        def encoder(columns: pa.DataType, text: str = in_base64(file)) -> Any:
             return protobuf.encoder(protobuf_schema.read(text), "", columns, "")
 
         low, high = -np.inf, np.inf

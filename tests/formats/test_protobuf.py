@@ -1,8 +1,7 @@
-"""Protobuf's bytes are those of Google's library, for schemas as text and as descriptors."""
+"""Protobuf's bytes are those of Google's library, for descriptors of protoc and of Confluent's registry."""
 
 from __future__ import annotations
 
-import base64
 import datetime
 from typing import Any
 
@@ -14,6 +13,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, json_format, messag
 from kafka_sink.errors import SchemaError
 from kafka_sink.formats import byte_columns, protobuf, protobuf_schema
 from kafka_sink.formats.columns import UnfitRowsError
+from tests.support.protobuf_tables import in_base64, without_types
 
 
 def _class_of(file: descriptor_pb2.FileDescriptorProto, name: str) -> Any:
@@ -32,33 +32,7 @@ def _encoded(text: str, column: pa.Array, name: str = "") -> list[bytes]:
     return found
 
 
-NESTED = """
-syntax = "proto3";
-package shop;
-import "google/protobuf/timestamp.proto";
-import "google/protobuf/wrappers.proto";
-option java_package = "com.example";
-/* Orders. */
-message Other { string x = 1; }
-message Order {
-  message Item { string sku = 1; int32 count = 2; map<string, double> prices = 3; }
-  enum State { NEW = 0; PAID = 1; LOST = -1; }
-  int64 id = 1;
-  repeated Item items = 2;
-  State state = 3;
-  repeated State states = 4 [packed = true];
-  google.protobuf.Timestamp at = 5;
-  google.protobuf.StringValue note = 6;
-  google.protobuf.Int64Value total = 7;
-  oneof pay { string card = 8; int32 cash = 9; }
-  reserved 10 to 12;
-  Item first = 13;
-  google.protobuf.Duration took = 14;
-}
-"""
-
-
-def _order_class() -> Any:
+def _order_file() -> descriptor_pb2.FileDescriptorProto:
     file = descriptor_pb2.FileDescriptorProto(name="shop.proto", package="shop", syntax="proto3")
     file.dependency.extend(f"google/protobuf/{name}.proto" for name in ("timestamp", "wrappers", "duration"))
     file.message_type.add(name="Other").field.add(name="x", number=1, type=9, label=1)
@@ -89,7 +63,10 @@ def _order_class() -> Any:
         ("took", 14, 11, 1, "google.protobuf.Duration"),
     ):
         order.field.add(name=name, number=number, type=kind, label=label, type_name=f".{type_name}")
-    return file, _class_of(file, "shop.Order")
+    return file
+
+
+NESTED = in_base64(_order_file())
 
 
 PRICES = pa.map_(pa.string(), pa.float64())
@@ -131,7 +108,7 @@ ROWS: list[dict[str, Any]] = [
 
 
 def test_messages_enums_maps_oneofs_and_wrappers_are_googles() -> None:
-    file, order_class = _order_class()
+    order_class = _class_of(_order_file(), "shop.Order")
     expected = []
     for row in ROWS:
         made = order_class()
@@ -147,7 +124,7 @@ def test_messages_enums_maps_oneofs_and_wrappers_are_googles() -> None:
         json_format.ParseDict(texts, made)
         expected.append(made.SerializeToString())
     column = pa.array(ROWS, ORDER)
-    for text in (NESTED, base64.b64encode(file.SerializeToString()).decode()):
+    for text in (NESTED, without_types(NESTED)):
         assert _encoded(text, column, "Order") == expected
         own = protobuf.indexes(protobuf_schema.read(text), "shop.Order")
         assert own == bytes([2, 2])
@@ -186,17 +163,24 @@ def test_planning_reports_columns_that_do_not_fit_the_schema(kind: pa.DataType, 
 
 def test_uuids_are_texts_or_bytes_as_the_schema_wants() -> None:
     column = pa.array([b"\0" * 15 + b"\1", None], pa.uuid())
-    text = 'syntax = "proto3"; message M { string a = 1; bytes b = 2; }'
+    file = descriptor_pb2.FileDescriptorProto(name="row.proto", syntax="proto3")
+    row = file.message_type.add(name="M")
+    row.field.add(name="a", number=1, type=9, label=1)
+    row.field.add(name="b", number=2, type=12, label=1)
     struct = pa.StructArray.from_arrays([column, column], ["a", "b"])
     written = b"\n$00000000-0000-0000-0000-000000000001\x12\x10" + b"\0" * 15 + b"\1"
-    assert _encoded(text, struct) == [written, b""]
+    assert _encoded(in_base64(file), struct) == [written, b""]
 
 
 def test_a_closed_enum_has_only_its_own_numbers() -> None:
     """Google's library refuses other numbers for enums of proto2, and its readers would lose them."""
-    text = 'syntax = "{}"; enum Size {{ S = 0; M = 1; }} message Row {{ optional Size size = 1; }}'
+    file = descriptor_pb2.FileDescriptorProto(name="row.proto", syntax="proto3")
+    file.enum_type.add(name="Size").value.add(name="S", number=0)
+    file.enum_type[0].value.add(name="M", number=1)
+    file.message_type.add(name="Row").field.add(name="size", number=1, type=14, label=1, type_name=".Size")
     column = pa.array([{"size": 1}, {"size": 7}, {"size": None}], pa.struct([("size", pa.int32())]))
-    assert _encoded(text.format("proto3"), column) == [b"\x08\x01", b"\x08\x07", b""]
+    assert _encoded(in_base64(file), column) == [b"\x08\x01", b"\x08\x07", b""]
+    file.syntax = "proto2"
     with pytest.raises(UnfitRowsError, match="'size' is not a number in the schema's enum") as caught:
-        _encoded(text.format("proto2"), column)
+        _encoded(in_base64(file), column)
     assert caught.value.rows.tolist() == [False, True, False]

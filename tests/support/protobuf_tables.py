@@ -63,6 +63,28 @@ _NESTED_OF_TEN = 3
 _PER_SECOND = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
 
 
+def in_base64(file: descriptor_pb2.FileDescriptorProto) -> str:
+    return base64.b64encode(file.SerializeToString()).decode()
+
+
+def without_types(descriptor: str) -> str:
+    """The descriptor as Confluent's registry returns it: messages and enums have only their names, and these
+    do not begin with the package."""
+    file = descriptor_pb2.FileDescriptorProto.FromString(base64.b64decode(descriptor))
+
+    def strip(message: descriptor_pb2.DescriptorProto) -> None:
+        for field in message.field:
+            if field.type_name:
+                field.ClearField("type")
+                field.type_name = field.type_name.removeprefix(".").removeprefix(f"{file.package}.")
+        for nested in message.nested_type:
+            strip(nested)
+
+    for message in file.message_type:
+        strip(message)
+    return in_base64(file)
+
+
 class _UnfitError(Exception):
     """A row that does not fit the schema."""
 
@@ -147,7 +169,6 @@ class _Field:
 class ProtobufTable:
     """``messages`` are the rows by Google's library; None for a row that does not fit the schema."""
 
-    text: str
     descriptor: str
     column: pa.StructArray
     messages: list[Any]
@@ -211,7 +232,6 @@ class _Maker:
     def __init__(self, draw: st.DrawFn) -> None:
         self._draw = draw
         self._is_proto3 = draw(st.booleans())
-        self._texts: dict[int, str] = {}
         self.file = descriptor_pb2.FileDescriptorProto(name="row.proto", package="p.q")
         self.file.syntax = "proto3" if self._is_proto3 else "proto2"
         for known in _KNOWN:
@@ -220,20 +240,14 @@ class _Maker:
         for name, number in _SYMBOLS.items():
             symbols.value.add(name=name, number=number)
 
-    @property
-    def text(self) -> str:
-        symbols = " ".join(f"{name} = {number};" for name, number in _SYMBOLS.items())
-        imports = [f'import "{name}";' for name in self.file.dependency]
-        messages = [self._texts[place] for place in sorted(self._texts)]
-        lines = [f'syntax = "{self.file.syntax}";', "package p.q;", *imports, *messages]
-        return "\n".join([*lines, f"enum Symbol {{ {symbols} }}"])
-
     def message(self, depth: int) -> _Item:
-        place = len(self.file.message_type)
-        described = self.file.message_type.add(name=f"M{place}")
+        described = self.file.message_type.add(name=f"M{len(self.file.message_type)}")
         numbers = self._draw(st.lists(st.integers(1, 3000), min_size=1, max_size=4, unique=True))
         fields = [self._field(f"f{at}", number, depth) for at, number in enumerate(numbers)]
-        self._texts[place] = _text(described, fields, is_proto3=self._is_proto3)
+        if any(field.label == _ONEOF for field in fields):
+            described.oneof_decl.add(name="choice")
+        for field in fields:
+            _describe(described, field, is_proto3=self._is_proto3)
         kind = pa.struct([pa.field(field.name, field.kind) for field in fields])
         values = st.fixed_dictionaries({field.name: field.row_values for field in fields})
 
@@ -272,27 +286,6 @@ class _Maker:
             if choice == _NESTED_OF_TEN + 2
             else _scalar(draw, draw(st.sampled_from(sorted(_NUMBERS))))
         )
-
-
-def _text(described: descriptor_pb2.DescriptorProto, fields: Sequence[_Field], *, is_proto3: bool) -> str:
-    """The text of a message, which is also added to the descriptor."""
-    lines, of_oneof = [], []
-    for field in fields:
-        own = f"{field.item.word} {field.name} = {field.number}"
-        if field.packed is not None:
-            own += f" [packed = {str(field.packed).lower()}]"
-        if field.label == "map":
-            lines.append(f"map<string, {own.replace(' ', '> ', 1)};")
-        elif field.label == _ONEOF:
-            of_oneof.append(f"{own};")
-        else:
-            lines.append(f"{field.label} {own};")
-    if of_oneof:
-        lines.append(f"oneof choice {{ {' '.join(of_oneof)} }}")
-        described.oneof_decl.add(name="choice")
-    for field in fields:
-        _describe(described, field, is_proto3=is_proto3)
-    return f"message {described.name} {{ {' '.join(lines)} }}"
 
 
 def _describe(described: descriptor_pb2.DescriptorProto, field: _Field, *, is_proto3: bool) -> None:
@@ -341,9 +334,8 @@ def protobuf_tables(draw: st.DrawFn) -> ProtobufTable:
         except _UnfitError:
             message = None
         messages.append(message)
-    descriptor = base64.b64encode(maker.file.SerializeToString()).decode()
     return ProtobufTable(
-        maker.text, descriptor, array(row.kind, rows), messages, _has_large_map(rows, row.kind)
+        in_base64(maker.file), array(row.kind, rows), messages, _has_large_map(rows, row.kind)
     )
 
 
