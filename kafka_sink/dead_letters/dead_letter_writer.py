@@ -17,10 +17,9 @@ from kafka_sink.dead_letters.rejected_rows import (
     STAGE,
     DeadLetters,
     OwnHeaders,
-    RejectedRecords,
     RejectedRows,
 )
-from kafka_sink.dead_letters.row_rejection import headers_with, rows_of_records
+from kafka_sink.dead_letters.row_rejection import headers_with
 from kafka_sink.errors import BufferExhaustedError, DeliveryError, InvalidRowError, MetadataTimeoutError
 from kafka_sink.model import NO_TIMESTAMP
 from kafka_sink.options.values import TOPIC_MAX_LENGTH
@@ -76,8 +75,6 @@ class DeadLetterWriter:
 
     def _waiting(self) -> Iterator[RejectedRows]:
         while (rejected := self._dead_letters.take()) is not None:
-            if isinstance(rejected, RejectedRecords):
-                rejected = rows_of_records(rejected, self._dead_letters.max_bytes)
             yield from slices(rejected)
 
     def _write(self, plan: ColumnPlan, table: pa.Table, topic: str) -> None:

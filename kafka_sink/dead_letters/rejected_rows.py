@@ -107,40 +107,6 @@ class RejectedRows:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class RejectedRecords:
-    """Rows that a broker rejected, in encoded form; otherwise like RejectedRows.
-
-    Record i is ``bodies[ends[i - 1]:ends[i]]``, from the length of its key on.
-    """
-
-    bodies: bytes | bytearray
-    ends: Int64s
-    topic: str
-    partition: int
-    timestamps_ms: Int64s
-    reason: str
-    error: str
-
-    @property
-    def count(self) -> int:
-        return len(self.ends)
-
-    @property
-    def memory_bytes(self) -> int:
-        return len(self.bodies) + self.count * _ROW_BYTES
-
-    def topic_of(self, row: int) -> str:
-        return self.topic
-
-    def counts_by_topic(self) -> list[tuple[str, int]]:
-        """The number of rows for each topic."""
-        return [(self.topic, self.count)]
-
-
-Rejected = RejectedRows | RejectedRecords
-
-
 # -- headers of a dead letter that describe it and the reason for it, as in Kafka Connect (KIP-298) ---------
 
 
@@ -179,7 +145,7 @@ class DeadLetters:
         # Guards everything below. Without it, rows that both threads add at the same time could exceed the
         # maximum unnoticed, and counts could be lost.
         self._lock = threading.Lock()
-        self._waiting: deque[Rejected] = deque()
+        self._waiting: deque[RejectedRows] = deque()
         self._waiting_bytes = 0
         # The number of rows, by topic and by the error's class.
         self._reasons: Counter[tuple[str, str]] = Counter()
@@ -194,7 +160,7 @@ class DeadLetters:
                 f"The last one: {one_line(reason, _LONGEST_REASON)}. Fix the rows, or raise errors.max"
             )
 
-    def add(self, rejected: Rejected) -> None:
+    def add(self, rejected: RejectedRows) -> None:
         """Add rows that can never be written. Raises TooManyDeadLettersError above the maximum."""
         with self._lock:
             self.require_room(rejected.count, rejected.reason)
@@ -223,7 +189,7 @@ class DeadLetters:
         """Whether ``take`` would return rows. Read without the lock."""
         return bool(self._waiting)
 
-    def take(self) -> Rejected | None:
+    def take(self) -> RejectedRows | None:
         """Remove and return the rows that were added first; None if there are none."""
         with self._lock:
             if not self._waiting:

@@ -19,11 +19,10 @@ from kafka_sink.dead_letters.rejected_rows import (
     HEADER_OVERHEAD,
     DeadLetters,
     OwnHeaders,
-    RejectedRecords,
     RejectedRows,
 )
 from kafka_sink.errors import InvalidRowError, MetadataTimeoutError, MissingPartitionError, TopicRefusedError
-from kafka_sink.model import NO_TIMESTAMP, TopicMetadata
+from kafka_sink.model import NO_TIMESTAMP, TopicMetadata, TopicPartition
 from kafka_sink.records import varint_columns
 from kafka_sink.records.arrays import (
     Bools,
@@ -238,10 +237,19 @@ def _header_sizes(counts: Int64s, keys: pa.Array, values: pa.Array) -> Int64s:
     return sizes
 
 
-def rows_of_records(records: RejectedRecords, max_bytes: int) -> RejectedRows:
-    """Decode records. Headers that cannot fit into a dead letter of ``max_bytes`` are left out."""
-    data = np.frombuffer(records.bodies, dtype=np.uint8)
-    starts = np.concatenate(([0], records.ends[:-1])).astype(np.int64)
+def rows_of_records(
+    bodies: bytes | bytearray,
+    ends: Int64s,
+    timestamps_ms: Int64s,
+    partition: TopicPartition,
+    reason: str,
+    error: str,
+    max_bytes: int,
+) -> RejectedRows:
+    """Decode records that a broker rejected. Record i is ``bodies[ends[i - 1]:ends[i]]``, from the length of
+    its key on. Headers that cannot fit into a dead letter of ``max_bytes`` are left out."""
+    data = np.frombuffer(bodies, dtype=np.uint8)
+    starts = np.concatenate(([0], ends[:-1])).astype(np.int64)
     key, at = _field(data, starts)
     value, at = _field(data, at)
     counts, at = varint_columns.read_column(data, at)
@@ -249,12 +257,12 @@ def rows_of_records(records: RejectedRecords, max_bytes: int) -> RejectedRows:
         key,
         value,
         _encoded_headers(data, at, counts, max_bytes // HEADER_OVERHEAD) if counts.any() else None,
-        records.topic,
-        records.partition,
-        records.timestamps_ms,
-        records.ends - starts,
-        records.reason,
-        records.error,
+        partition.topic,
+        partition.partition,
+        timestamps_ms,
+        ends - starts,
+        reason,
+        error,
     )
 
 

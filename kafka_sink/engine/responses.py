@@ -14,11 +14,8 @@ from kafka_sink.clock import ExponentialBackoff
 from kafka_sink.cluster.broker import Broker
 from kafka_sink.cluster.partition import BatchState, Partition, ProducerBatch
 from kafka_sink.cluster.producer_metadata import ProducerMetadata
-from kafka_sink.dead_letters.rejected_rows import (
-    MAX_WAITING_BYTES,
-    DeadLetters,
-    RejectedRecords,
-)
+from kafka_sink.dead_letters.rejected_rows import MAX_WAITING_BYTES, DeadLetters
+from kafka_sink.dead_letters.row_rejection import rows_of_records
 from kafka_sink.engine import response_classifier
 from kafka_sink.engine.accumulator import HOLD_MS, RecordAccumulator
 from kafka_sink.engine.deliveries import WrittenBatch
@@ -343,7 +340,9 @@ class ResponseHandler:
         # The error's name in Kafka, or the class of the exception.
         code = _code_of(cause)
         error = error_of(code).name if code else type(cause).__name__
-        rejected = RejectedRecords(records.bodies, ends, *batch.topic_partition, times, str(cause), error)
+        rejected = rows_of_records(
+            records.bodies, ends, times, batch.topic_partition, str(cause), error, dead_letters.max_bytes
+        )
         try:
             dead_letters.add(rejected)
         except TooManyDeadLettersError as too_many:

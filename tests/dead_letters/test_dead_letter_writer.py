@@ -17,15 +17,10 @@ from kafka_sink.dead_letters.dead_letter_writer import (
     dead_letter_table,
     slices,
 )
-from kafka_sink.dead_letters.rejected_rows import (
-    UNLIMITED,
-    DeadLetters,
-    Header,
-    RejectedRecords,
-    RejectedRows,
-)
+from kafka_sink.dead_letters.rejected_rows import UNLIMITED, DeadLetters, Header, RejectedRows
 from kafka_sink.dead_letters.row_rejection import rows_of_records
 from kafka_sink.errors import BufferExhaustedError
+from kafka_sink.model import TopicPartition
 from kafka_sink.rows.columns import extract
 from kafka_sink.varint import signed
 
@@ -66,8 +61,8 @@ def rejected(*rows: Content, max_bytes: int = MEGABYTE) -> RejectedRows:
     bodies = [body(*row) for row in rows]
     ends = np.cumsum([len(one) for one in bodies], dtype=np.int64)
     times = np.arange(5, 5 + len(rows), dtype=np.int64)
-    records = RejectedRecords(b"".join(bodies), ends, "t", 3, times, "because", "InvalidRowError")
-    return rows_of_records(records, max_bytes)
+    partition = TopicPartition("t", 3)
+    return rows_of_records(b"".join(bodies), ends, times, partition, "because", "InvalidRowError", max_bytes)
 
 
 def dead_letters(rows: RejectedRows, max_bytes: int = 10_000) -> list[dict[str, Any]]:
