@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.printable import one_line, printable
@@ -23,10 +21,8 @@ _JKS_MAGIC = (b"\xfe\xed\xfe\xed", b"\xce\xce\xce\xce")
 # A PKCS12 store is a DER sequence, whose length takes several bytes or is indefinite.
 _PKCS12_MAGIC = (b"\x30\x82", b"\x30\x83", b"\x30\x80", b"\x30\x81")
 _ENCRYPTED_PROBLEM = "or encrypted in a way that is not supported (openssl pkcs8 -topk8 converts it)"
-_KEY_LABELS = (
-    *("PRIVATE KEY", "ENCRYPTED PRIVATE KEY"),
-    *("RSA PRIVATE KEY", "EC PRIVATE KEY", "DSA PRIVATE KEY"),
-)
+# The first line of a private key, and the header of the older form of encrypted keys.
+_BEGIN_OF_KEY = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----(\s*Proc-Type: *4,ENCRYPTED)?")
 
 
 @dataclass(frozen=True)
@@ -148,12 +144,12 @@ def _is_pem(store: Store, data: bytes) -> bool:
 
 
 def _pem_certificates(store: Store, data: bytes) -> list[Certificate]:
-    from cryptography.x509 import load_pem_x509_certificate
+    from cryptography.x509 import load_pem_x509_certificates
 
-    labels = ("CERTIFICATE", "X509 CERTIFICATE", "TRUSTED CERTIFICATE")
+    if b"CERTIFICATE-----" not in data:
+        return []
     try:
-        blocks = [block for block in _blocks(store, data) if block.label in labels]
-        return [load_pem_x509_certificate(block.pem) for block in blocks]
+        return load_pem_x509_certificates(data)
     except ValueError:
         raise ConfigurationError(f"{named(store)} holds a certificate that cannot be read") from None
 
@@ -162,10 +158,10 @@ def _pem_key(store: Store, data: bytes) -> PrivateKeyTypes | None:
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-    block = next((block for block in _blocks(store, data) if block.label in _KEY_LABELS), None)
-    if block is None:
+    begin = _BEGIN_OF_KEY.search(data)
+    if begin is None:
         return None
-    is_encrypted = block.label == "ENCRYPTED PRIVATE KEY" or b"ENCRYPTED" in block.pem[:100]
+    is_encrypted = b"ENCRYPTED" in begin[0]
     given = store.key_password
     if is_encrypted and given is None:
         raise ConfigurationError(
@@ -174,7 +170,7 @@ def _pem_key(store: Store, data: bytes) -> PrivateKeyTypes | None:
     try:
         # Users may set a password although the key has none. The library would refuse that.
         password = given.reveal().encode() if is_encrypted and given is not None else None
-        return load_pem_private_key(block.pem, password)
+        return load_pem_private_key(data, password)
     except UnsupportedAlgorithm as error:
         problem = f"its kind is not supported ({printable(str(error))})"
     except (ValueError, TypeError):
@@ -210,50 +206,3 @@ def _pkcs12(store: Store, data: bytes) -> tuple[PrivateKeyTypes | None, list[Cer
     finally:
         revealed = None
     raise ConfigurationError(f"{named(store)} cannot be read: {problem}")
-
-
-_PEM_BLOCK = re.compile(
-    rb"-{3,}BEGIN (?P<label>[A-Z0-9 ]+?)-{3,}(?P<body>.*?)-{3,}END (?P=label)-{3,}", re.DOTALL
-)
-_PEM_HEADERS = re.compile(rb"^\s*(?:[A-Za-z-]+:[^\n]*\r?\n)+\s*\n")
-
-
-class PemBlock(NamedTuple):
-    """A block of a PEM text. ``label`` is its type, such as CERTIFICATE; ``pem`` is its text, normalised so
-    that every reader accepts it."""
-
-    label: str
-    pem: bytes
-
-    def __repr__(self) -> str:
-        return f"PemBlock({self.label})"
-
-
-def _blocks(store: Store, data: bytes) -> list[PemBlock]:
-    """Return the blocks of a PEM text. Raises ConfigurationError here, so that no frame of its traceback
-    holds a key."""
-    blocks = [_pem_block(match) for match in _PEM_BLOCK.finditer(data)]
-    for block in blocks:
-        if not block.pem:
-            raise ConfigurationError(
-                f"{named(store)} is not valid PEM: its {block.label} block is not base64"
-            )
-    return blocks
-
-
-def _pem_block(match: re.Match[bytes]) -> PemBlock:
-    """Return the block of a match. Its ``pem`` is empty if its body is not base64."""
-    label, body = match["label"].strip(), match["body"]
-    if headers := _PEM_HEADERS.match(body):
-        # The older form of encrypted keys has the headers Proc-Type and DEK-Info, whose lines must stay.
-        head, body = headers.group().strip() + b"\n\n", body[headers.end() :]
-    else:
-        head = b""
-    packed = b"".join(body.split())
-    try:
-        base64.b64decode(packed, validate=True)
-    except binascii.Error:
-        return PemBlock(label.decode(), b"")
-    lines = b"\n".join(packed[at : at + 64] for at in range(0, len(packed), 64))
-    pem = b"-----BEGIN " + label + b"-----\n" + head + lines + b"\n-----END " + label + b"-----\n"
-    return PemBlock(label.decode(), pem)

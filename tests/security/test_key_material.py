@@ -178,7 +178,9 @@ def test_no_frame_of_an_error_shows_a_private_key(case: str) -> None:
         text=text,
         chain=None if chain is None else Store("chain", "PEM", text=Secret(chain)),
     )
-    with pytest.raises(ConfigurationError, match="is not base64" if case == "not base64" else None) as caught:
+    with pytest.raises(
+        ConfigurationError, match="not a valid key" if case == "not base64" else None
+    ) as caught:
         read_key(store)
     error: BaseException | None = caught.value
     while error is not None:
