@@ -6,16 +6,15 @@ import io
 import logging
 from types import SimpleNamespace
 
-import numpy as np
-import pyarrow as pa
 import pytest
 
-from kafka_sink.dead_letters.rejected_rows import DeadLetters, RejectedRows
+from kafka_sink.dead_letters.rejected_rows import DeadLetters
 from kafka_sink.driver import driver_log
 from kafka_sink.driver.command_line import note, ok, problem
 from kafka_sink.printable import MAX_CHARACTERS, first_of, one_line, printable, printable_list
 from kafka_sink.transactions import __main__ as transactions
 from tests.support.breaker_cluster import Cluster
+from tests.support.rejected_rows import rejected_rows
 
 FORGED = "t\n26/01/01 00:00:00 ERROR kafka_sink: all is lost\r\x1b[2J\x1b]0;title\x07\u202ereversed"
 
@@ -50,10 +49,7 @@ def test_a_rows_topic_in_the_line_about_a_dead_letter(caplog: pytest.LogCaptureF
         assert_plain(caplog.records[-1].getMessage())
     assert len(caplog.records) == 3
     dead_letters = DeadLetters("dead-letters", 10, 1000)
-    rows = RejectedRows(
-        None, pa.array([b"v"]), None, pa.array([FORGED.encode()]), 0, 0, np.array([1]), f"why {FORGED}", "E"
-    )
-    dead_letters.add(rows)
+    dead_letters.add(rejected_rows([b"v"], FORGED, f"why {FORGED}"))
     record = caplog.records[-1]
     assert record.levelno == logging.WARNING
     assert_plain(record.getMessage())

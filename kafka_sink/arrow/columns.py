@@ -20,6 +20,7 @@ import pyarrow as pa
 from kafka_sink.arrow.pieces import decoded, is_view, may_share, pieces, views_as_binary
 from kafka_sink.arrow.soundness import require_sound
 from kafka_sink.dead_letters.rejected_rows import RejectedRows
+from kafka_sink.dead_letters.row_rejection import HEADERS
 from kafka_sink.errors import InvalidRowError, SchemaError
 from kafka_sink.options import SinkOptions
 from kafka_sink.printable import first_of
@@ -55,9 +56,8 @@ _FACTORS_TO_MICROS = {"s": 1_000_000, "ms": 1000}
 _LAST_MICROS = 1 << 62
 _MAX_INT32 = np.iinfo(np.int32).max
 _MIN_INT32 = np.iinfo(np.int32).min
-_HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 # The types that columns of nulls are cast to. Columns of other parts stay as they are.
-_OF_NULLS = {"headers": _HEADERS, "partition": pa.int32(), "timestamp": pa.timestamp("us")}
+_OF_NULLS = {"headers": HEADERS, "partition": pa.int32(), "timestamp": pa.timestamp("us")}
 
 
 class _Column(NamedTuple):
@@ -311,7 +311,7 @@ class EncodedColumns:
         places = [[part] if isinstance(part, int) else [place for place, _ in part] for part in of_parts]
         self._used = (*chain(*places), *(place for _, _, place in encoding.kept))
         kept = {name: kinds.field(place) for name, _, place in encoding.kept}
-        added = {"key": pa.binary(), "value": pa.binary(), "headers": _HEADERS}
+        added = {"key": pa.binary(), "value": pa.binary(), "headers": HEADERS}
         encoded = pa.schema([kept.get(name) or pa.field(name, added[name]) for name, _ in encoding.columns])
         self._columns = ArrowColumns.of(encoded, options.topic)
         self.plan, self.warnings = self._columns.plan, self._columns.warnings

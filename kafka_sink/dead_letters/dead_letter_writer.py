@@ -26,7 +26,6 @@ from kafka_sink.options.values import TOPIC_MAX_LENGTH
 from kafka_sink.records.arrays import (
     Bools,
     Int64s,
-    binary_of,
     indices,
     lengths,
     null_mask,
@@ -107,7 +106,6 @@ _CONTEXT_BYTES = 600
 # The size of the dead letters that are made together. Several copies exist until they are in batches.
 _TABLE_BYTES = 1 << 20
 _COLUMNS = (("key", "binary"), ("value", "binary"), ("headers", HEADERS_TYPE))
-_NO_BINARY = binary_of(())
 
 
 class _Header(NamedTuple):
@@ -155,35 +153,26 @@ def dead_letter_table(rows: RejectedRows, max_bytes: int, task: str) -> pa.Table
             context.append(_Header(CUT_PREFIX + name, _texts(amounts, ~cut)))
 
     own = rows.headers
-    if own is not None:
-        dropped = (own.sizes > left // 4) & (own.counts > 0)
-        note_cut(b"headers.dropped", own.counts, dropped)
-        left -= np.where(dropped, 0, own.sizes)
-        own = _without(own, dropped) if dropped.any() else own
-    key = rows.key
-    if key is not None:
-        # The key identifies the row. Most keys are far shorter than a quarter of the dead letter.
-        key, sizes, cut = _cut(key, np.maximum(left // 4, 0))
-        note_cut(b"key.length", sizes, cut)
-        left -= lengths(key)
+    dropped = (own.sizes > left // 4) & (own.counts > 0)
+    note_cut(b"headers.dropped", own.counts, dropped)
+    left -= np.where(dropped, 0, own.sizes)
+    own = _without(own, dropped) if dropped.any() else own
+    # The key identifies the row. Most keys are far shorter than a quarter of the dead letter.
+    key, sizes, cut = _cut(rows.key, np.maximum(left // 4, 0))
+    note_cut(b"key.length", sizes, cut)
+    left -= lengths(key)
     value, sizes, cut = _cut(rows.value, np.maximum(left, 0))
     note_cut(b"value.length", sizes, cut)
-    columns = [
-        pa.nulls(rows.count, pa.binary()) if key is None else key,
-        value,
-        _headers(own, context, rows.count),
-    ]
-    return pa.Table.from_arrays(columns, ["key", "value", "headers"])
+    headers = headers_with(own.kept, own.keys, own.values, context)
+    return pa.Table.from_arrays([key, value, headers], ["key", "value", "headers"])
 
 
 def _context(rows: RejectedRows, task: str) -> list[_Header]:
-    topic = rows.topic
-    if isinstance(topic, pa.Array):
-        # A column of topics may contain texts that are longer than any topic name.
-        topic = _cut(topic, np.full(rows.count, TOPIC_MAX_LENGTH, dtype=np.int64))[0]
-    known: dict[bytes, bytes | pa.Array | None] = {
-        b"topic": topic.encode() if isinstance(topic, str) else topic,
-        b"partition": _known_texts(rows.partition, 0),
+    # A column of topics may contain texts that are longer than any topic name.
+    topic, _, _ = _cut(rows.topic, np.full(rows.count, TOPIC_MAX_LENGTH, dtype=np.int64))
+    known: dict[bytes, bytes | pa.Array] = {
+        b"topic": topic,
+        b"partition": _texts(rows.partition, rows.partition < 0),
         b"connector.name": NAME,
         b"task.id": task.encode(),
         b"stage": STAGE,
@@ -191,18 +180,9 @@ def _context(rows: RejectedRows, task: str) -> list[_Header]:
         b"exception.class.name": rows.error.encode(),
         b"exception.message": rows.reason[:_MAX_REASON].encode(errors="replace"),
     }
-    context = [_Header(PREFIX + name, value) for name, value in known.items() if value is not None]
-    times = rows.timestamps_ms
-    original_times = _texts(times, times == NO_TIMESTAMP) if isinstance(times, np.ndarray) else None
-    return (
-        context if original_times is None else [*context, _Header(CUT_PREFIX + b"timestamp", original_times)]
-    )
-
-
-def _known_texts(numbers: Int64s | int, smallest: int) -> bytes | pa.Array | None:
-    if isinstance(numbers, int):
-        return b"%d" % numbers if numbers >= smallest else None
-    return _texts(numbers, numbers < smallest)
+    times = _texts(rows.timestamps_ms, rows.timestamps_ms == NO_TIMESTAMP)
+    context = [_Header(PREFIX + name, value) for name, value in known.items()]
+    return [*context, _Header(CUT_PREFIX + b"timestamp", times)]
 
 
 def _texts(numbers: Int64s, nulls: Bools) -> pa.Array:
@@ -227,10 +207,3 @@ def _without(own: OwnHeaders, dropped: Bools) -> OwnHeaders:
     entries = indices(np.flatnonzero(np.repeat(~dropped, own.kept)))
     left = np.where(dropped, 0, own.kept)
     return replace(own, kept=left, keys=own.keys.take(entries), values=own.values.take(entries))
-
-
-def _headers(own: OwnHeaders | None, context: list[_Header], count: int) -> pa.Array:
-    """Each row's own headers and its context headers, as one list column."""
-    none = np.zeros(count, dtype=np.int64)
-    kept, keys, values = (none, _NO_BINARY, _NO_BINARY) if own is None else (own.kept, own.keys, own.values)
-    return headers_with(kept, keys, values, context)

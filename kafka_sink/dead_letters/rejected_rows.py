@@ -9,7 +9,6 @@ import logging
 import threading
 from collections import Counter, deque
 from dataclasses import dataclass, replace
-from typing import Any
 
 import pyarrow as pa
 
@@ -51,19 +50,19 @@ class OwnHeaders:
 
 @dataclass(frozen=True, slots=True)
 class RejectedRows:
-    """Rows with the same problem. Arrays have one entry for each row; None means that no row has this part.
+    """Rows with the same problem. Arrays have one entry for each row.
 
-    ``key``, ``value`` and a ``topic`` by row are binary. ``partition`` is -1 if none was chosen.
-    ``timestamps_ms`` are milliseconds since the epoch, NO_TIMESTAMP for a row without one. ``sizes`` are the
-    approximate bytes of each row. ``reason`` is what is wrong, and ``error`` is the exception's class.
+    ``key``, ``value`` and ``topic`` are binary, and null if a row has none. ``partition`` is -1 if none was
+    chosen. ``timestamps_ms`` are milliseconds since the epoch, NO_TIMESTAMP for a row without one. ``sizes``
+    are the approximate bytes of each row. ``reason`` is what is wrong; ``error`` is the exception's class.
     """
 
-    key: pa.Array | None
+    key: pa.Array
     value: pa.Array
-    headers: OwnHeaders | None
-    topic: pa.Array | str | None
-    partition: Int64s | int
-    timestamps_ms: Int64s | int
+    headers: OwnHeaders
+    topic: pa.Array
+    partition: Int64s
+    timestamps_ms: Int64s
     sizes: Int64s
     reason: str
     error: str
@@ -77,33 +76,25 @@ class RejectedRows:
         return int(self.sizes.sum()) + self.count * _ROW_BYTES
 
     def topic_of(self, row: int) -> str | None:
-        if self.topic is None or isinstance(self.topic, str):
-            return self.topic
         name = self.topic[row].as_py()
         return None if name is None else name.decode(errors="replace")
 
     def counts_by_topic(self) -> list[tuple[str, int]]:
         """The number of rows for each topic, "" for a null topic."""
-        if self.topic is None or isinstance(self.topic, str):
-            return [(self.topic or "", self.count)]
         counted = self.topic.value_counts()
         names = [(name or b"").decode(errors="replace") for name in counted.field(0).to_pylist()]
         return list(zip(names, counted.field(1).to_pylist(), strict=True))
 
     def slice(self, start: int, stop: int) -> RejectedRows:
-        def part(of: Any) -> Any:
-            """A slice of a part that has an entry for each row."""
-            return of if of is None or isinstance(of, str | int) else of[start:stop]
-
         return replace(
             self,
-            key=part(self.key),
-            value=part(self.value),
-            headers=None if self.headers is None else self.headers.slice(start, stop),
-            topic=part(self.topic),
-            partition=part(self.partition),
-            timestamps_ms=part(self.timestamps_ms),
-            sizes=part(self.sizes),
+            key=self.key[start:stop],
+            value=self.value[start:stop],
+            headers=self.headers.slice(start, stop),
+            topic=self.topic[start:stop],
+            partition=self.partition[start:stop],
+            timestamps_ms=self.timestamps_ms[start:stop],
+            sizes=self.sizes[start:stop],
         )
 
 

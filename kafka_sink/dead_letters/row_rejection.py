@@ -163,6 +163,7 @@ def _rows_of(rows: RowBatch, topic: str) -> Bools:
 # Columns for the dead letters of rows that the task or a broker has rejected.
 
 
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 _NO_BYTES = binary_of([b""])[0]
 _MICROS_PER_MILLI = 1000
 
@@ -173,43 +174,44 @@ def rows_of_table(plan: ColumnPlan, table: pa.Table, error: InvalidRowError) -> 
         raise ValueError("the error does not say which rows it is about")
     few = table.take(indices(np.flatnonzero(error.rows)))
 
-    def column(index: int | None) -> pa.Array | None:
-        return None if index is None else pa.concat_arrays(few.column(index).chunks)
+    def column(index: int | None, kind: pa.DataType) -> pa.Array:
+        """A column; if the rows do not have it, nulls of type ``kind``."""
+        return pa.nulls(few.num_rows, kind) if index is None else pa.concat_arrays(few.column(index).chunks)
 
-    key, value, listed = column(plan.key), column(plan.value), column(plan.headers)
-    assert value is not None
-    headers = None if listed is None else _listed_headers(listed)
-    key, value = None if key is None else as_binary(_untyped(key)), as_binary(_untyped(value))
-    sizes = lengths(value).astype(np.int64)
-    for part in (None if key is None else lengths(key), None if headers is None else headers.sizes):
-        sizes += 0 if part is None else part
-    topic = column(plan.topic_column)
+    key, value, topic = (
+        as_binary(_typed(column(index, pa.binary()))) for index in (plan.key, plan.value, plan.topic_column)
+    )
+    if plan.topic is not None:
+        topic = _repeated(plan.topic, few.num_rows)
+    headers = _listed_headers(column(plan.headers, HEADERS))
     return RejectedRows(
         key,
         value,
         headers,
-        plan.topic if topic is None else as_binary(_untyped(topic)),
-        _numbers(column(plan.partition), pa.int32(), NO_PARTITION),
-        _milliseconds(column(plan.timestamp)),
-        sizes,
+        topic,
+        _numbers(column(plan.partition, pa.int32()), pa.int32(), NO_PARTITION),
+        _milliseconds(column(plan.timestamp, pa.int64())),
+        headers.sizes + lengths(key) + lengths(value) + lengths(topic),
         error.reason,
         type(error).__name__,
     )
 
 
-def _untyped(column: pa.Array) -> pa.Array:
+def _repeated(topic: str, count: int) -> pa.Array:
+    return binary_of([topic.encode()]).take(indices(np.zeros(count, dtype=np.int32)))
+
+
+def _typed(column: pa.Array) -> pa.Array:
     return column.cast(pa.binary()) if column.type == pa.null() else column
 
 
-def _numbers(column: pa.Array | None, kind: pa.DataType, missing: int) -> Int64s | int:
-    if column is None:
-        return missing
+def _numbers(column: pa.Array, kind: pa.DataType, missing: int) -> Int64s:
     dtype = np.int32 if kind == pa.int32() else np.int64
     values: Int64s = numbers(column.cast(kind), dtype).astype(np.int64)
     return np.where(null_mask(column), missing, values) if column.null_count else values
 
 
-def _milliseconds(column: pa.Array | None) -> Int64s | int:
+def _milliseconds(column: pa.Array) -> Int64s:
     # Computed with numbers, because Python's dates end with the year 9999.
     micros = _numbers(column, pa.int64(), NO_TIMESTAMP * _MICROS_PER_MILLI)
     return micros // _MICROS_PER_MILLI
@@ -252,15 +254,16 @@ def rows_of_records(
     starts = np.concatenate(([0], ends[:-1])).astype(np.int64)
     key, at = _field(data, starts)
     value, at = _field(data, at)
+    topic = _repeated(partition.topic, len(ends))
     counts, at = varint_columns.read_column(data, at)
     return RejectedRows(
         key,
         value,
-        _encoded_headers(data, at, counts, max_bytes // HEADER_OVERHEAD) if counts.any() else None,
-        partition.topic,
-        partition.partition,
+        _encoded_headers(data, at, counts, max_bytes // HEADER_OVERHEAD),
+        topic,
+        np.full(len(ends), partition.partition, dtype=np.int64),
         timestamps_ms,
-        ends - starts,
+        ends - starts + lengths(topic),
         reason,
         error,
     )

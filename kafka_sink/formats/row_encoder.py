@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kafka_sink.dead_letters.rejected_rows import RejectedRows
-from kafka_sink.dead_letters.row_rejection import headers_with, rows_of_table
+from kafka_sink.dead_letters.row_rejection import HEADERS, headers_with, rows_of_table
 from kafka_sink.errors import InvalidRowError, SchemaError
 from kafka_sink.formats import byte_columns, json_values
 from kafka_sink.formats.byte_columns import Piece, Word
@@ -162,13 +162,10 @@ class RowEncoder:
         columns += [rows.column(place) for _, _, place in self._encoding.kept]
         names = self._names[: len(columns)]
         if len(names) < len(self._names):
-            columns.append(pa.nulls(rows.num_rows, _HEADERS))
+            columns.append(pa.nulls(rows.num_rows, HEADERS))
         table = pa.Table.from_batches(self._convert(pa.RecordBatch.from_arrays(columns, self._names)))
         every = np.ones(rows.num_rows, dtype=np.bool_)
         return rows_of_table(self._plan, table, InvalidRowError(reason, every, reason))
-
-
-_HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 
 class PartEncoder:

@@ -23,6 +23,7 @@ from kafka_sink.errors import BufferExhaustedError
 from kafka_sink.model import TopicPartition
 from kafka_sink.rows.columns import extract
 from kafka_sink.varint import signed
+from tests.support.rejected_rows import rejected_rows
 
 
 def test_exhausted_memory_of_dead_letters_names_the_dead_letters_and_their_topic() -> None:
@@ -32,8 +33,7 @@ def test_exhausted_memory_of_dead_letters_names_the_dead_letters_and_their_topic
         raise BufferExhaustedError("no memory: 0 of kafka.buffer.memory = 8388608 bytes are free")
 
     dead_letters = DeadLetters("graveyard", UNLIMITED, 1 << 20)
-    values, sizes = pa.array([b"v"] * 3, pa.binary()), pa.array([1] * 3).to_numpy()
-    dead_letters.add(RejectedRows(None, values, None, "t", 0, 0, sizes, "too large", "RecordTooLargeError"))
+    dead_letters.add(rejected_rows([b"v"] * 3, "t"))
     ordered: Any = None
     writer = DeadLetterWriter(dead_letters, lambda *_: ordered, append)
     with pytest.raises(BufferExhaustedError, match=r"3 dead letters.*topic\.name = 'graveyard'") as caught:
@@ -98,7 +98,8 @@ def test_a_dead_letter_has_its_content_and_the_headers_of_kafka_connect() -> Non
 
 
 def test_dead_letter_omits_missing_fields_and_bounds_its_context() -> None:
-    rows = replace(rejected((None, None, ())), topic=None, partition=-1, timestamps_ms=np.array([-1]))
+    rows = replace(rejected((None, None, ())), topic=pa.nulls(1, pa.binary()))
+    rows = replace(rows, partition=np.array([-1]), timestamps_ms=np.array([-1]))
     [found] = dead_letters(rows)
     assert (found["key"], found["value"]) == (None, None)
     names = [name for name, _ in found["headers"]]
@@ -172,7 +173,7 @@ def test_dead_letters_are_made_a_megabyte_at_once() -> None:
     assert sum(piece.count for piece in found) == rows.count
     assert len(found) == 9
     assert all(piece.count < 1000 for piece in found)
-    assert [key for piece in found if piece.key is not None for key in piece.key.to_pylist()] == [
+    assert [key for piece in found for key in piece.key.to_pylist()] == [
         *(b"%d" % number for number in range(5000)),
         None,
     ]

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import logging
 
-import numpy as np
-import pyarrow as pa
 import pytest
 
 from kafka_sink.dead_letters.rejected_rows import MAX_WAITING_BYTES, DeadLetters, RejectedRows
 from kafka_sink.errors import TooManyDeadLettersError
+from tests.support.rejected_rows import rejected_rows
 
 
 def rejected(count: int, size: int = 6, topic: str = "t") -> RejectedRows:
-    values, sizes = pa.array([b"secret".ljust(size)] * count), np.full(count, size, dtype=np.int64)
-    return RejectedRows(None, values, None, topic, 0, 1, sizes, "too large", "RecordTooLargeError")
+    return rejected_rows([b"secret".ljust(size)] * count, topic)
 
 
 def test_rows_beyond_the_maximum_are_not_taken() -> None:
@@ -26,7 +24,7 @@ def test_rows_beyond_the_maximum_are_not_taken() -> None:
     assert taken is not None
     assert found.rows == taken.count == 2
     assert found.take() is None
-    assert found.reasons() == {"RecordTooLargeError": 2}
+    assert found.reasons() == {"InvalidRowError": 2}
 
 
 def test_there_is_room_again_once_rows_are_taken() -> None:

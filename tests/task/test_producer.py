@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import os
 import re
@@ -14,7 +15,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
-import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -39,6 +39,7 @@ from tests.support.commands import interruptible, printed_by
 from tests.support.fake_broker import INIT_PRODUCER_ID, PRODUCE, FakeCluster
 from tests.support.fake_replies import Reply, error
 from tests.support.forked import in_a_fork
+from tests.support.rejected_rows import rejected_rows
 from tests.support.scripted_cluster import TOPIC, rows, send, sender_threads, task, task_options, written
 from tests.support.sink_time import slow_until
 from tests.support.strategy import forced
@@ -585,11 +586,8 @@ def test_rows_refused_while_others_are_sent_are_counted(cluster: FakeCluster) ->
                     producer.send(rows(0, 5))
                 return super().count
 
-        value = pa.array([b"x"])
-        row = Meanwhile(
-            None, value, None, TOPIC, -1, -1, np.ones(1, np.int64), "no reason", "InvalidRowError"
-        )
-        producer.reject(row)
+        row = rejected_rows([b"x"], TOPIC)
+        producer.reject(Meanwhile(*(getattr(row, field.name) for field in dataclasses.fields(row))))
         assert producer.rows == 6
         result = producer.finish()
     assert (result.records, result.skipped) == (5, 1)
