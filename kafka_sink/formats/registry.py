@@ -7,9 +7,7 @@ import http.client
 import json
 import re
 import ssl
-import threading
 import time
-from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -159,53 +157,41 @@ class Registry:
     # -- requests -------------------------------------------------------------------------------------
 
     def _ask(self, purpose: str, path: str, schema: Schema | None = None) -> Response:
-        """Return the response to a GET request, or to a POST request with the schema. The request runs on a
-        thread of its own, because nothing else limits the time of a name lookup."""
-        response: Future[Response] = Future()
+        """Return the response to a GET request, or to a POST request with the schema."""
+        try:
+            return self._try_addresses(path, None if schema is None else _body(schema))
+        except Exception as failure:  # noqa: BLE001 - explained to the user, without the frames of the request
+            problem = self._explained(purpose, failure)
+        raise problem
 
-        def run() -> None:
-            try:
-                response.set_result(self._try_addresses(path, schema))
-            except BaseException as failure:  # noqa: BLE001 - raised again below
-                response.set_exception(failure)
-
-        threading.Thread(target=run, name="kafka-chunked-registry", daemon=True).start()
-        if wait([response], max(0.0, self._deadline_s - time.monotonic())).done:
-            if failure := response.exception():
-                raise self._explained(purpose, failure) from None
-            return response.result()
-        raise RegistryError(
-            f"{self._where} did not respond within {_BOUND} = "
-            f"{self._timeout_s * 1000:.0f} ms. The attempt was to {purpose}",
-            is_temporary=True,
-        )
-
-    def _try_addresses(self, path: str, schema: Schema | None) -> Response:
+    def _try_addresses(self, path: str, body: str | None) -> Response:
         """Try each address, several times if the failure may be temporary."""
-        headers = self._login()
-        body = None if schema is None else _body(schema)
-        last: Exception = OSError("there is no address")
         for client in self._clients:
             for number in range(1, _TRIES + 1):
                 try:
-                    return self._once(client, path, headers, body)
+                    return self._once(client, path, body)
                 except _RefusedError as error:
                     if error.status not in _TEMPORARY:
                         raise
-                    last = error
+                    last: Exception = error
                 except ssl.SSLCertVerificationError:
                     raise
                 except (OSError, http.client.HTTPException) as error:
                     last = error
                 if number < _TRIES:
-                    time.sleep(_BACKOFF.delay_ms(number) / 1000)
+                    time.sleep(min(_BACKOFF.delay_ms(number) / 1000, self._left_s()))
+                if self._left_s() == 0:
+                    raise TimeoutError from last
         raise last
 
-    def _once(self, client: HttpClient, path: str, headers: HiddenValues, body: str | None) -> Response:
-        left_s = max(0.001, self._deadline_s - time.monotonic())
+    def _left_s(self) -> float:
+        return max(0.0, self._deadline_s - time.monotonic())
+
+    def _once(self, client: HttpClient, path: str, body: str | None) -> Response:
+        headers = self._login()
         method = "GET" if body is None else "POST"
         status, content = client.request(
-            method, path, headers, body, timeout_s=left_s, max_bytes=_MAX_RESPONSE
+            method, path, headers, body, timeout_s=self._left_s(), max_bytes=_MAX_RESPONSE
         )
         try:
             response = json.loads(content)
@@ -241,7 +227,7 @@ class Registry:
         if not url:
             return None
         # Only a registry with OAuth needs this module.
-        from kafka_sink.security.token import TokenEndpoint, TokenSource
+        from kafka_sink.security.token import TokenEndpoint
 
         settings = TokenSettings(
             url=url,
@@ -249,15 +235,19 @@ class Registry:
             client_secret=options.schema_registry_bearer_auth_client_secret,
             scope=options.schema_registry_bearer_auth_scope,
             connect_timeout_s=self._timeout_s,
-            read_timeout_s=self._timeout_s,
+            read_timeout_s=self._left_s(),
         )
-        return TokenSource(settings, TokenEndpoint(settings, _BOUND).fetch).get().text
+        return TokenEndpoint(settings, _BOUND).fetch().text
 
-    def _explained(self, purpose: str, failure: BaseException) -> BaseException:
+    def _explained(self, purpose: str, failure: Exception) -> RegistryError:
         """The error for the user about a request with this purpose."""
         where = self._where
-        if isinstance(failure, RegistryError) or not isinstance(failure, Exception):
-            return failure
+        if isinstance(failure, TimeoutError) and self._left_s() == 0:
+            return RegistryError(
+                f"{where} did not respond within {_BOUND} = {self._timeout_s * 1000:.0f} ms. The attempt was "
+                f"to {purpose}",
+                is_temporary=True,
+            )
         if not isinstance(failure, _RefusedError):
             # The errors of this package are printable. Those of libraries may quote headers.
             is_own = isinstance(failure, KafkaSinkError)

@@ -11,8 +11,9 @@ import http.client
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
+from contextlib import suppress
 from urllib.parse import urlsplit
 
 
@@ -50,60 +51,54 @@ class HttpClient:
     ) -> tuple[int, bytes]:
         """Return the status and the body. Raises OSError (also for TLS and timeouts), HTTPException and
         ValueError. Their texts may repeat headers, so show them through ``printable`` only."""
-        try:
-            connection = self._connection or self._connected(timeout_s)
-            # Only `_deadline` ends an exchange, because its error contains the option that sets the bound.
-            connection.sock.settimeout(None)
-            with _deadline(connection.sock, timeout_s, self._bound):
+        connection = self._connection = self._connection or self._new_connection(timeout_s)
+        exchange: Future[tuple[int, bytes, bool]] = Future()
+
+        def run() -> None:
+            try:
+                if connection.sock is None:
+                    connection.connect()
+                    if connection is not self._connection:
+                        raise TimeoutError
+                # Only the wait below ends an exchange, because its error has the option that sets the bound.
+                connection.sock.settimeout(None)
                 connection.request(method, self._path + path or "/", body, dict(headers))
                 response = connection.getresponse()
                 content = response.read(max_bytes + 1)
+                exchange.set_result((response.status, content, response.will_close))
+            except BaseException as error:  # noqa: BLE001 - raised again below
+                connection.close()
+                exchange.set_exception(error)
+
+        # Nothing else limits the time of a name lookup. And the socket's own timeout starts again with each
+        # byte, while http.client reads any number of '100 Continue'.
+        threading.Thread(target=run, name="kafka-chunked-http", daemon=True).start()
+        if not wait([exchange], timeout_s).done:
+            self._connection = None
+            # SSLSocket.shutdown would drop the TLS state while the thread reads from it. The socket may not
+            # exist yet, or already be closed.
+            with suppress(OSError, TypeError):
+                socket.socket.shutdown(connection.sock, socket.SHUT_RDWR)
+            raise TimeoutError(f"no response within {timeout_s:.0f} s; {self._bound} sets this bound")
+        try:
+            status, content, is_last = exchange.result()
+            if len(content) > max_bytes:
+                raise OSError(f"the response has more than {max_bytes} bytes")
         except BaseException:
             self.close()
             raise
-        if len(content) > max_bytes:
+        if is_last:
             self.close()
-            raise OSError(f"the response has more than {max_bytes} bytes")
-        if response.will_close:
-            self.close()
-        return response.status, content
+        return status, content
 
-    def _connected(self, timeout_s: float) -> http.client.HTTPConnection:
+    def _new_connection(self, timeout_s: float) -> http.client.HTTPConnection:
         timeout_s = min(timeout_s, self._connect_timeout_s)
-        if self._secure:
-            self._connection = http.client.HTTPSConnection(
-                self.host, self._port, timeout=timeout_s, context=self._context()
-            )
-        else:
-            self._connection = http.client.HTTPConnection(self.host, self._port, timeout=timeout_s)
-        self._connection.connect()
-        return self._connection
+        if not self._secure:
+            return http.client.HTTPConnection(self.host, self._port, timeout=timeout_s)
+        context = self._context()
+        return http.client.HTTPSConnection(self.host, self._port, timeout=timeout_s, context=context)
 
     def close(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
-
-
-@contextmanager
-def _deadline(sock: socket.socket, seconds: float, bound: str) -> Iterator[None]:
-    """End the exchange on a socket after this many seconds, and raise TimeoutError if that was necessary. The
-    socket's own timeout starts again with each byte, and http.client reads any number of '100 Continue'."""
-    exceeded = threading.Event()
-
-    def cut() -> None:
-        exceeded.set()
-        # SSLSocket.shutdown would drop the TLS state while the other thread reads from it. The socket may
-        # already be closed.
-        with suppress(OSError):
-            socket.socket.shutdown(sock, socket.SHUT_RDWR)
-
-    timer = threading.Timer(seconds, cut)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-        if exceeded.is_set():
-            raise TimeoutError(f"no response within {seconds:.0f} s; {bound} sets this bound") from None
