@@ -9,7 +9,7 @@ Source: ``org.apache.kafka.common.security.JaasConfig`` of kafka-clients 4.3, ``
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.options.unsupported import SHADED
@@ -28,11 +28,6 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 JAAS = "Option 'kafka.sasl.jaas.config'"
-# Messages may show these names. Any other text in the place of a name may be part of a password.
-_KNOWN_OPTIONS = (
-    *("username", "password", "tokenauth", "clientId", "clientSecret", "scope", "serviceName"),
-    *("principal", "keyTab", "useKeyTab", "awsProfileName", "awsRoleArn"),
-)
 _EXAMPLE = (
     'as in: org.apache.kafka.common.security.plain.PlainLoginModule required username="u" password="p";'
 )
@@ -50,12 +45,8 @@ class LoginModule:
         return self.options[name].reveal() if name in self.options else ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Token:
-    """A word or quoted text if ``text`` is not None, otherwise the single character ``symbol``."""
-
-    text: str | None = field(repr=False)
-    symbol: str = field(repr=False)
+# A word or quoted text is a Secret, any other character is a str.
+_Token = Secret | str
 
 
 def parse_jaas(config: Secret) -> LoginModule:
@@ -73,59 +64,45 @@ def parse_jaas(config: Secret) -> LoginModule:
 
 
 def _entry(tokens: list[_Token], at: int) -> tuple[LoginModule, int]:
-    name = tokens[at].text
-    if name is None:
+    module = tokens[at]
+    if not isinstance(module, Secret):
         raise ConfigurationError(f"{JAAS} does not begin with a login module, {_EXAMPLE}")
-    flag = tokens[at + 1].text if at + 1 < len(tokens) else None
-    if flag is None or flag.lower() not in _FLAGS:
+    flag = tokens[at + 1] if at + 1 < len(tokens) else ""
+    if not isinstance(flag, Secret) or flag.reveal().lower() not in _FLAGS:
         raise ConfigurationError(
             f"{JAAS} lacks the control flag after the login module ({', '.join(_FLAGS)}), {_EXAMPLE}"
         )
     at += 2
     options: dict[str, Secret] = {}
-    while at < len(tokens) and tokens[at].symbol != ";":
-        option = _option(tokens[at : at + 3])
-        if option is None:
-            # Do not show the text itself. It may be the end of a password that contains a quote, and the name
-            # of the option before it may be another part of that password.
-            last = next(reversed(options), "")
-            known = f"after {last}" if last in _KNOWN_OPTIONS else f"number {len(options) + 1}"
-            after = known if options else "the first one"
-            last = ""
+    while at < len(tokens) and tokens[at] != ";":
+        name, equals, value = (*tokens[at : at + 3], "", "")[:3]
+        if not isinstance(name, Secret) or equals != "=" or not isinstance(value, Secret):
+            valid = len(options)
+            # Neither the message nor this frame may show texts: what is read as a name may be the end of a
+            # password that contains a quote.
             options.clear()
             raise ConfigurationError(
-                f'{JAAS}: an option of the login module ({after}) is not name="value". Quote values, and '
-                "put a backslash before each quote and backslash inside them"
+                f'{JAAS}: the text after {valid} valid options of the login module is not name="value". Quote '
+                "values, and put a backslash before each quote and backslash inside them"
             )
-        options[option[0]] = option[1]
+        options[name.reveal()] = value
         at += 3
     if at >= len(tokens):
         options.clear()
-        option = None
         raise ConfigurationError(f"{JAAS} does not end with a semicolon, {_EXAMPLE}")
-    return LoginModule(name.removeprefix(SHADED), options), at + 1
-
-
-def _option(tokens: list[_Token]) -> tuple[str, Secret] | None:
-    """Parse ``name = value`` from three tokens. This is a function of its own so that no frame of an error's
-    traceback holds a value."""
-    if len(tokens) < 3 or tokens[0].text is None or tokens[1].symbol != "=" or tokens[2].text is None:
-        return None
-    return tokens[0].text, Secret(tokens[2].text)
+    return LoginModule(module.reveal().removeprefix(SHADED), options), at + 1
 
 
 def _tokens(text: str) -> list[_Token]:
-    tokens = []
+    tokens: list[_Token] = []
     for match in _TOKEN.finditer(text):
         if match["quote"]:
-            tokens.append(_Token(_ESCAPE.sub(_unescaped, match["quoted"]), ""))
+            tokens.append(Secret(_ESCAPE.sub(_unescaped, match["quoted"])))
         elif match["word"]:
-            tokens.append(_Token(match["word"], ""))
-        elif match["number"]:
-            # Java parses it as a number, which has no text.
-            tokens.append(_Token(None, "0"))
-        elif match["symbol"]:
-            tokens.append(_Token(None, match["symbol"]))
+            tokens.append(Secret(match["word"]))
+        elif match["number"] or match["symbol"]:
+            # Java parses a number as such, without a text.
+            tokens.append(match["symbol"] or "0")
     return tokens
 
 
