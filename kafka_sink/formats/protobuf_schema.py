@@ -26,17 +26,8 @@ _TYPES = dict(
     )
 )
 KNOWN = "google.protobuf."
-_WRAPPED = {
-    "DoubleValue": "double",
-    "FloatValue": "float",
-    "Int64Value": "int64",
-    "UInt64Value": "uint64",
-    "Int32Value": "int32",
-    "UInt32Value": "uint32",
-    "BoolValue": "bool",
-    "StringValue": "string",
-    "BytesValue": "bytes",
-}
+# The messages that wrap a scalar: DoubleValue wraps double, and so on.
+_WRAPPERS = ("Double", "Float", "Int64", "UInt64", "Int32", "UInt32", "Bool", "String", "Bytes")
 _MAX_DEPTH = 100
 
 
@@ -94,8 +85,9 @@ class ProtobufSchema:
 def read(text: str, references: Sequence[tuple[str, str]] = ()) -> ProtobufSchema:
     """Read a schema. Raises SchemaError."""
     schema = ProtobufSchema()
-    for name, known in _WRAPPED.items():
-        schema.messages[KNOWN + name] = MessageType(KNOWN + name, [Field("value", 1, known)])
+    for wrapper in _WRAPPERS:
+        name = f"{KNOWN}{wrapper}Value"
+        schema.messages[name] = MessageType(name, [Field("value", 1, wrapper.lower())])
     for name in ("Timestamp", "Duration"):
         parts = [Field("seconds", 1, "int64"), Field("nanos", 2, "int32")]
         schema.messages[KNOWN + name] = MessageType(KNOWN + name, parts)

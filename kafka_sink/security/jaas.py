@@ -82,8 +82,8 @@ def _entry(tokens: list[_Token], at: int) -> tuple[LoginModule, int]:
             # password that contains a quote.
             options.clear()
             raise ConfigurationError(
-                f'{JAAS}: the text after {valid} valid options of the login module is not name="value". Quote '
-                "values, and put a backslash before each quote and backslash inside them"
+                f'{JAAS}: the text after {valid} valid options of the login module is not name="value". '
+                "Quote values, and put a backslash before each quote and backslash inside them"
             )
         options[name.reveal()] = value
         at += 3
