@@ -9,9 +9,9 @@ import re
 import ssl
 import time
 from dataclasses import dataclass
-from typing import Any, NamedTuple
 from urllib.parse import quote
 
+import msgspec
 import pyarrow as pa
 
 from kafka_sink.clock import RANDOM, ExponentialBackoff
@@ -41,15 +41,26 @@ _BACKOFF = ExponentialBackoff(200, 2000, RANDOM.random)
 _CONTENT = "application/vnd.schemaregistry.v1+json"
 _BOUND = "schema.registry.timeout.ms"
 _GUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
-Response = dict[str, Any]
 
 
-class _Reference(NamedTuple):
+class _Reference(msgspec.Struct):
     """The name under which a schema uses another schema, and the subject and version of that schema."""
 
     name: str
     subject: str
     version: int
+
+
+class _Response(msgspec.Struct, rename="camel"):
+    """The fields of a response that are read. It is about a schema, or has the ``message`` of an error."""
+
+    id: int | None = None
+    version: int | None = None
+    guid: str | None = None
+    schema_type: str | None = None
+    schema: str | None = None
+    references: list[_Reference] | None = None
+    message: str | None = None
 
 
 class _RefusedError(Exception):
@@ -93,7 +104,7 @@ class Registry:
         """Register the schema if it is not registered yet, and return it with its id."""
         path = f"{_subject(subject)}/versions?normalize={self._normalize}"
         response = self._ask(f"register a schema under the subject '{subject}'", path, schema)
-        if not isinstance(response.get("version"), int):
+        if response.version is None:
             # Registries before Confluent Platform 8 return the id only.
             return self.lookup(subject, schema, f"look up a schema under the subject '{subject}'")
         return _registered(schema, response, subject)
@@ -115,13 +126,13 @@ class Registry:
         response = self._ask(
             f"read the schema with id {schema_id}", f"/schemas/ids/{schema_id}{self._format}"
         )
-        return _registered(self._schema_in(response), {**response, "id": schema_id, "version": -1})
+        response.id, response.version = schema_id, None
+        return _registered(self._schema_in(response), response)
 
-    def _schema_in(self, response: Response) -> Schema:
-        kind = printable(str(response.get("schemaType") or "AVRO"))
+    def _schema_in(self, response: _Response) -> Schema:
         texts: dict[str, str] = {}
-        self._follow(_references_of(response), texts, set(), _MAX_ALL_SCHEMAS)
-        return Schema(kind, _checked(response.get("schema")), tuple(texts.items()))
+        self._follow(response.references or [], texts, set(), _MAX_ALL_SCHEMAS)
+        return Schema(printable(response.schema_type or "AVRO"), _checked(response), tuple(texts.items()))
 
     def _follow(self, references: list[_Reference], texts: dict[str, str], names: set[str], left: int) -> int:
         """Read the schemas to which these references refer, each after the schemas that it uses itself, and
@@ -152,11 +163,11 @@ class Registry:
             "schema uses",
             f"{_subject(reference.subject)}/versions/{reference.version}{self._format}",
         )
-        return _checked(response.get("schema")), _references_of(response)
+        return _checked(response), response.references or []
 
     # -- requests -------------------------------------------------------------------------------------
 
-    def _ask(self, purpose: str, path: str, schema: Schema | None = None) -> Response:
+    def _ask(self, purpose: str, path: str, schema: Schema | None = None) -> _Response:
         """Return the response to a GET request, or to a POST request with the schema."""
         try:
             return self._try_addresses(path, None if schema is None else _body(schema))
@@ -164,7 +175,7 @@ class Registry:
             problem = self._explained(purpose, failure)
         raise problem
 
-    def _try_addresses(self, path: str, body: str | None) -> Response:
+    def _try_addresses(self, path: str, body: str | None) -> _Response:
         """Try each address, several times if the failure may be temporary."""
         for client in self._clients:
             for number in range(1, _TRIES + 1):
@@ -187,23 +198,22 @@ class Registry:
     def _left_s(self) -> float:
         return max(0.0, self._deadline_s - time.monotonic())
 
-    def _once(self, client: HttpClient, path: str, body: str | None) -> Response:
+    def _once(self, client: HttpClient, path: str, body: str | None) -> _Response:
         headers = self._login()
         method = "GET" if body is None else "POST"
         status, content = client.request(
             method, path, headers, body, timeout_s=self._left_s(), max_bytes=_MAX_RESPONSE
         )
-        try:
-            response = json.loads(content)
-        except (ValueError, RecursionError):
-            response = None
-        if status == _OK and isinstance(response, dict):
-            return response
-        message = response.get("message") if isinstance(response, dict) else None
         no_registry = (
             "its response is not a schema registry's: check the address and path of schema.registry.url"
         )
-        raise _RefusedError(status, str(message or no_registry))
+        try:
+            response = msgspec.json.decode(content, type=_Response)
+        except (msgspec.DecodeError, RecursionError):
+            raise _RefusedError(status, no_registry) from None
+        if status != _OK:
+            raise _RefusedError(status, response.message or no_registry)
+        return response
 
     def _login(self) -> HiddenValues:
         """The headers of all requests. A token is fetched once, because it lasts longer than planning."""
@@ -297,34 +307,18 @@ def _body(schema: Schema) -> str:
     return json.dumps({"schema": schema.text, **kind})
 
 
-def _registered(schema: Schema, response: Response, subject: str = "") -> RegisteredSchema:
-    schema_id, version, guid = response.get("id"), response.get("version"), response.get("guid")
-    if not isinstance(schema_id, int):
+def _registered(schema: Schema, response: _Response, subject: str = "") -> RegisteredSchema:
+    if response.id is None:
         raise RegistryError("the schema registry's response contains no id")
-    guid = guid if isinstance(guid, str) and _GUID.fullmatch(guid) else ""
-    return RegisteredSchema(schema, schema_id, guid, subject, version if isinstance(version, int) else -1)
+    guid = response.guid if response.guid and _GUID.fullmatch(response.guid) else ""
+    version = -1 if response.version is None else response.version
+    return RegisteredSchema(schema, response.id, guid, subject, version)
 
 
-def _references_of(response: Response) -> list[_Reference]:
-    """The references of a schema. Raises RegistryError."""
-    listed = response.get("references") or []
-    if not isinstance(listed, list) or len(listed) > _MAX_REFERENCES:
-        raise RegistryError(f"a schema's references are not a list of at most {_MAX_REFERENCES}")
-    references = []
-    for entry in listed:
-        name, subject, version = (
-            map(entry.get, _Reference._fields) if isinstance(entry, dict) else (None,) * 3
-        )
-        if not isinstance(name, str) or not isinstance(subject, str) or not isinstance(version, int):
-            raise RegistryError("a schema's references cannot be read")
-        references.append(_Reference(name, subject, version))
-    return references
-
-
-def _checked(text: object) -> str:
-    if not isinstance(text, str) or not 0 < len(text) <= _MAX_SCHEMA:
-        size = len(text) if isinstance(text, str) else 0
-        raise RegistryError(f"a schema of {size:,} characters is not supported: 1 to {_MAX_SCHEMA:,}")
+def _checked(response: _Response) -> str:
+    text = response.schema or ""
+    if not 0 < len(text) <= _MAX_SCHEMA:
+        raise RegistryError(f"a schema of {len(text):,} characters is not supported: 1 to {_MAX_SCHEMA:,}")
     return text
 
 
