@@ -48,17 +48,16 @@ _SAME = object()
 class OptionSpec:
     """One row of the table.
 
-    ``name`` is the name that users write, with ``kafka.`` if it has that prefix, and ``attribute`` is the
-    field of SinkOptions. An option without a default is required. ``needs`` is another option and its value,
-    as users write them, without which this option has no effect. ``planning_only`` is True if no task reads
-    the option.
+    ``attribute`` is the field of SinkOptions, and ``name`` is the name that users write. An option without a
+    default is required. ``needs`` is another option and its value, as users write them, without which this
+    option has no effect. ``planning_only`` is True if no task reads the option.
     """
 
-    name: str
     kind: Kind
     default: Any
     group: str
     _: dataclasses.KW_ONLY
+    name: str = ""
     kafka_default: Any = _SAME
     aliases: tuple[str, ...] = ()
     needs: str = ""
@@ -83,36 +82,47 @@ _OAUTH = "org.apache.kafka.common.security.oauthbearer"
 _Row = ParamSpec("_Row")
 
 
-def _fields_of(make: Callable[_Row, OptionSpec]) -> Callable[_Row, Any]:
-    """Return a function with the same parameters that makes a field of SinkOptions with the row as
-    metadata."""
+def _fields_of(make: Callable[_Row, OptionSpec], prefix: str) -> Callable[_Row, Any]:
+    """Return a function with the same parameters that makes a field of SinkOptions with the row as metadata.
+    The option's name is the prefix and the field's name, with dots instead of underscores."""
 
     def make_field(*args: _Row.args, **kwargs: _Row.kwargs) -> Any:
         spec = make(*args, **kwargs)
-        return field(default=spec.default, metadata={"spec": spec})
+        return field(default=spec.default, metadata={"spec": spec, "prefix": prefix})
 
     return make_field
 
 
-_option = _fields_of(OptionSpec)
+def _with_name(option: dataclasses.Field[Any]) -> OptionSpec:
+    spec: OptionSpec = option.metadata["spec"]
+    name = spec.name or option.metadata["prefix"] + option.name.replace("_", ".")
+    return dataclasses.replace(spec, name=name, attribute=option.name)
+
+
+# The options of Kafka's producer, and those of this sink.
+_kafka = _fields_of(OptionSpec, KAFKA_PREFIX)
+_own = _fields_of(OptionSpec, "")
 DEFAULT_BREAKER = "kafka_sink.breaker.FailureRateCircuitBreaker"
 BREAKER = "Circuit breaker"
 # The options of every breaker class. Names are without their prefix.
 _BREAKER_OPTIONS_OF_ALL = (
-    OptionSpec("class", values.STRING, DEFAULT_BREAKER, BREAKER),
+    OptionSpec(values.STRING, DEFAULT_BREAKER, BREAKER, name="class"),
     OptionSpec(
-        "mute.retry.interval", values.integer(100, LONG_MAX, why="a probe needs a round trip"), 2_000, BREAKER
+        values.integer(100, LONG_MAX, why="a probe needs a round trip"),
+        2_000,
+        BREAKER,
+        name="mute.retry.interval",
     ),
-    OptionSpec("muted.buffer.memory.perc", values.integer(1, 100), 50, BREAKER),
+    OptionSpec(values.integer(1, 100), 50, BREAKER, name="muted.buffer.memory.perc"),
 )
 # The options of the default class, in the order of FailureRateSettings. Another class may use these names
 # otherwise.
 FAILURE_RATE_OPTIONS = (
-    OptionSpec("trigger.message.count", values.integer(1, LONG_MAX), 1_000, BREAKER),
-    OptionSpec("trigger.failure.perc", values.integer(1, 100), 50, BREAKER),
-    OptionSpec("slow.request.min.ms", values.integer(0, LONG_MAX), 500, BREAKER),
-    OptionSpec("slow.request.factor", values.integer(1), 5, BREAKER),
-    OptionSpec("enable.mute.inflight.full", values.BOOLEAN, False, BREAKER),
+    OptionSpec(values.integer(1, LONG_MAX), 1_000, BREAKER, name="trigger.message.count"),
+    OptionSpec(values.integer(1, 100), 50, BREAKER, name="trigger.failure.perc"),
+    OptionSpec(values.integer(0, LONG_MAX), 500, BREAKER, name="slow.request.min.ms"),
+    OptionSpec(values.integer(1), 5, BREAKER, name="slow.request.factor"),
+    OptionSpec(values.BOOLEAN, False, BREAKER, name="enable.mute.inflight.full"),
 )
 BREAKER_OPTIONS = (*_BREAKER_OPTIONS_OF_ALL, *FAILURE_RATE_OPTIONS)
 BREAKER_BY_NAME = {option.name: option for option in BREAKER_OPTIONS}
@@ -144,374 +154,227 @@ class SinkOptions:
     """All settings of one job, already checked. Hashable and picklable. Times are milliseconds, sizes are
     bytes.
 
-    The attributes have Kafka's names with underscores instead of dots. :func:`kafka_sink.options.parse`
+    The attributes have the options' names with underscores instead of dots. :func:`kafka_sink.options.parse`
     checks the options and creates instances; the constructor checks nothing. ``repr`` hides secrets.
     """
 
     # A row of the table takes few lines, so that it is read from left to right.
     # fmt: off
-    topic: str | None = _option("topic", values.TOPIC, None, TARGET, planning_only=True)
-    topic_create: bool = _option("topic.create", values.BOOLEAN, False, TARGET, planning_only=True)
-    topic_partitions: int = _option(
-        "topic.partitions", values.integer(1, 100_000, or_value=-1), -1, TARGET, needs="topic.create=true",
+    topic: str | None = _own(values.TOPIC, None, TARGET, planning_only=True)
+    topic_create: bool = _own(values.BOOLEAN, False, TARGET, planning_only=True)
+    topic_partitions: int = _own(
+        values.integer(1, 100_000, or_value=-1), -1, TARGET, needs="topic.create=true", planning_only=True,
+    )
+    topic_create_names: tuple[str, ...] = _own(
+        values.TOPICS, (), TARGET, needs="topic.create=true", planning_only=True,
+    )
+    topic_replication_factor: int = _own(
+        values.integer(1, 10_000, or_value=-1), -1, TARGET, needs="topic.create=true", planning_only=True,
+    )
+    bootstrap_servers: tuple[HostPort, ...] = _kafka(values.ADDRESSES, dataclasses.MISSING, TARGET)
+    log_summary: bool = _own(values.BOOLEAN, True, TARGET, planning_only=True)
+    client_id: str = _kafka(values.STRING, "", TARGET)
+    client_rack: str = _kafka(values.STRING, "", TARGET)
+
+    acks: int = _kafka(values.choice({"all": -1, "-1": -1, "1": 1, "0": 0}), -1, DELIVERY)
+    enable_idempotence: bool = _kafka(values.BOOLEAN, True, DELIVERY)
+    max_in_flight_requests_per_connection: int = _kafka(values.integer(1), 5, DELIVERY)
+    retries: int = _kafka(values.integer(0), INT_MAX, DELIVERY)
+    delivery_timeout_ms: int = _kafka(values.integer(0), 120_000, DELIVERY)
+    request_timeout_ms: int = _kafka(values.integer(0), 30_000, DELIVERY)
+    retry_backoff_ms: int = _kafka(values.integer(0, LONG_MAX), 100, DELIVERY)
+    retry_backoff_max_ms: int = _kafka(values.integer(0, LONG_MAX), 1_000, DELIVERY)
+    max_block_ms: int = _kafka(values.integer(0, LONG_MAX), 60_000, DELIVERY)
+
+    max_rows_per_second: int = _own(values.integer(0, LONG_MAX), 0, RATE)
+    max_bytes_per_second: int = _own(values.integer(0, LONG_MAX), 0, RATE)
+
+    errors_tolerance: str = _own(values.words("none", "all"), "none", ERRORS)
+    errors_deadletterqueue_topic_name: str | None = _own(
+        values.TOPIC, None, ERRORS, needs="errors.tolerance=all",
+    )
+    errors_max: int = _own(
+        values.integer(0, LONG_MAX, or_value=-1), 10_000, ERRORS, needs="errors.tolerance=all",
+    )
+
+    delivery_guarantee: str = _own(
+        values.words("at-least-once", "exactly-once"), "at-least-once", TRANSACTIONS,
+    )
+    transactional_id_prefix: str = _own(
+        values.STRING, "", TRANSACTIONS, needs="delivery.guarantee=exactly-once", planning_only=True,
+    )
+    transaction_progress_topic: str | None = _own(
+        values.TOPIC, None, TRANSACTIONS, needs="delivery.guarantee=exactly-once", planning_only=True,
+    )
+    transaction_timeout_ms: int = _kafka(values.integer(1), 900_000, TRANSACTIONS, kafka_default=60_000)
+    txn_app_id: str = _own(
+        values.STRING, "", TRANSACTIONS, name="txnAppId", needs="delivery.guarantee=exactly-once",
         planning_only=True,
     )
-    topic_create_names: tuple[str, ...] = _option(
-        "topic.create.names", values.TOPICS, (), TARGET, needs="topic.create=true", planning_only=True,
-    )
-    topic_replication_factor: int = _option(
-        "topic.replication.factor", values.integer(1, 10_000, or_value=-1), -1, TARGET,
-        needs="topic.create=true", planning_only=True,
-    )
-    bootstrap_servers: tuple[HostPort, ...] = _option(
-        "kafka.bootstrap.servers", values.ADDRESSES, dataclasses.MISSING, TARGET,
-    )
-    log_summary: bool = _option("log.summary", values.BOOLEAN, True, TARGET, planning_only=True)
-    client_id: str = _option("kafka.client.id", values.STRING, "", TARGET)
-    client_rack: str = _option("kafka.client.rack", values.STRING, "", TARGET)
-
-    acks: int = _option("kafka.acks", values.choice({"all": -1, "-1": -1, "1": 1, "0": 0}), -1, DELIVERY)
-    enable_idempotence: bool = _option("kafka.enable.idempotence", values.BOOLEAN, True, DELIVERY)
-    max_in_flight_requests_per_connection: int = _option(
-        "kafka.max.in.flight.requests.per.connection", values.integer(1), 5, DELIVERY,
-    )
-    retries: int = _option("kafka.retries", values.integer(0), INT_MAX, DELIVERY)
-    delivery_timeout_ms: int = _option("kafka.delivery.timeout.ms", values.integer(0), 120_000, DELIVERY)
-    request_timeout_ms: int = _option("kafka.request.timeout.ms", values.integer(0), 30_000, DELIVERY)
-    retry_backoff_ms: int = _option("kafka.retry.backoff.ms", values.integer(0, LONG_MAX), 100, DELIVERY)
-    retry_backoff_max_ms: int = _option(
-        "kafka.retry.backoff.max.ms", values.integer(0, LONG_MAX), 1_000, DELIVERY,
-    )
-    max_block_ms: int = _option("kafka.max.block.ms", values.integer(0, LONG_MAX), 60_000, DELIVERY)
-
-    max_rows_per_second: int = _option("max.rows.per.second", values.integer(0, LONG_MAX), 0, RATE)
-    max_bytes_per_second: int = _option("max.bytes.per.second", values.integer(0, LONG_MAX), 0, RATE)
-
-    errors_tolerance: str = _option("errors.tolerance", values.words("none", "all"), "none", ERRORS)
-    errors_deadletterqueue_topic_name: str | None = _option(
-        "errors.deadletterqueue.topic.name", values.TOPIC, None, ERRORS, needs="errors.tolerance=all",
-    )
-    errors_max: int = _option(
-        "errors.max", values.integer(0, LONG_MAX, or_value=-1), 10_000, ERRORS, needs="errors.tolerance=all",
-    )
-
-    delivery_guarantee: str = _option(
-        "delivery.guarantee", values.words("at-least-once", "exactly-once"), "at-least-once", TRANSACTIONS,
-    )
-    transactional_id_prefix: str = _option(
-        "transactional.id.prefix", values.STRING, "", TRANSACTIONS, needs="delivery.guarantee=exactly-once",
-        planning_only=True,
-    )
-    transaction_progress_topic: str | None = _option(
-        "transaction.progress.topic", values.TOPIC, None, TRANSACTIONS,
+    txn_version: int = _own(
+        values.integer(0, LONG_MAX, or_value=-1), -1, TRANSACTIONS, name="txnVersion",
         needs="delivery.guarantee=exactly-once", planning_only=True,
     )
-    transaction_timeout_ms: int = _option(
-        "kafka.transaction.timeout.ms", values.integer(1), 900_000, TRANSACTIONS, kafka_default=60_000,
-    )
-    txn_app_id: str = _option(
-        "txnAppId", values.STRING, "", TRANSACTIONS, needs="delivery.guarantee=exactly-once",
-        planning_only=True,
-    )
-    txn_version: int = _option(
-        "txnVersion", values.integer(0, LONG_MAX, or_value=-1), -1, TRANSACTIONS,
-        needs="delivery.guarantee=exactly-once", planning_only=True,
-    )
-    transaction_rerun_compare: str = _option(
-        "transaction.rerun.compare", values.words("content", "rows", "none"), "content", TRANSACTIONS,
+    transaction_rerun_compare: str = _own(
+        values.words("content", "rows", "none"), "content", TRANSACTIONS,
         needs="delivery.guarantee=exactly-once", planning_only=True,
     )
 
-    batch_size: int = _option("kafka.batch.size", values.integer(0), 524_288, BATCHING, kafka_default=16_384)
-    linger_ms: int = _option("kafka.linger.ms", values.integer(0, LONG_MAX), 20, BATCHING, kafka_default=5)
-    buffer_memory: int = _option(
-        "kafka.buffer.memory", values.integer(128, LONG_MAX), 67_108_864, BATCHING, kafka_default=33_554_432,
+    batch_size: int = _kafka(values.integer(0), 524_288, BATCHING, kafka_default=16_384)
+    linger_ms: int = _kafka(values.integer(0, LONG_MAX), 20, BATCHING, kafka_default=5)
+    buffer_memory: int = _kafka(values.integer(128, LONG_MAX), 67_108_864, BATCHING, kafka_default=33_554_432)
+    buffer_memory_allocation_strategy: str = _kafka(
+        values.words("incremental", "full", any_case=True), "incremental", BATCHING, kafka_default="full",
     )
-    buffer_memory_allocation_strategy: str = _option(
-        "kafka.buffer.memory.allocation.strategy", values.words("incremental", "full", any_case=True),
-        "incremental", BATCHING, kafka_default="full",
-    )
-    max_request_size: int = _option("kafka.max.request.size", values.integer(0), 1_048_576, BATCHING)
+    max_request_size: int = _kafka(values.integer(0), 1_048_576, BATCHING)
 
-    compression_type: CompressionType = _option(
-        "kafka.compression.type", _CODECS, CompressionType.NONE, COMPRESSION,
-    )
-    compression_gzip_level: int = _option(
-        "kafka.compression.gzip.level", values.integer(1, 9, or_value=-1), -1, COMPRESSION,
-    )
-    compression_lz4_level: int = _option("kafka.compression.lz4.level", values.integer(1, 17), 9, COMPRESSION)
-    compression_zstd_level: int = _option(
-        "kafka.compression.zstd.level", values.integer(-131_072, 22), 3, COMPRESSION,
-    )
+    compression_type: CompressionType = _kafka(_CODECS, CompressionType.NONE, COMPRESSION)
+    compression_gzip_level: int = _kafka(values.integer(1, 9, or_value=-1), -1, COMPRESSION)
+    compression_lz4_level: int = _kafka(values.integer(1, 17), 9, COMPRESSION)
+    compression_zstd_level: int = _kafka(values.integer(-131_072, 22), 3, COMPRESSION)
 
-    partitioner_ignore_keys: bool = _option(
-        "kafka.partitioner.ignore.keys", values.BOOLEAN, False, PARTITIONER,
-    )
-    partitioner_adaptive_partitioning_enable: bool = _option(
-        "kafka.partitioner.adaptive.partitioning.enable", values.BOOLEAN, True, PARTITIONER,
-    )
-    partitioner_rack_aware: bool = _option("kafka.partitioner.rack.aware", values.BOOLEAN, False, PARTITIONER)
-    partitioner_availability_timeout_ms: int = _option(
-        "kafka.partitioner.availability.timeout.ms", values.integer(0, LONG_MAX), 0, PARTITIONER,
-    )
-    partitioner_spread_keys_when_muted: bool = _option(
-        "kafka.partitioner.spread.keys.when.muted", values.BOOLEAN, False, PARTITIONER,
-    )
+    partitioner_ignore_keys: bool = _kafka(values.BOOLEAN, False, PARTITIONER)
+    partitioner_adaptive_partitioning_enable: bool = _kafka(values.BOOLEAN, True, PARTITIONER)
+    partitioner_rack_aware: bool = _kafka(values.BOOLEAN, False, PARTITIONER)
+    partitioner_availability_timeout_ms: int = _kafka(values.integer(0, LONG_MAX), 0, PARTITIONER)
+    partitioner_spread_keys_when_muted: bool = _kafka(values.BOOLEAN, False, PARTITIONER)
 
-    metadata_max_age_ms: int = _option(
-        "kafka.metadata.max.age.ms", values.integer(0, LONG_MAX), 300_000, METADATA,
+    metadata_max_age_ms: int = _kafka(values.integer(0, LONG_MAX), 300_000, METADATA)
+    metadata_max_idle_ms: int = _kafka(
+        values.integer(5_000, LONG_MAX), 300_000, METADATA, aliases=("kafka.metadata.evict.ms",),
     )
-    metadata_max_idle_ms: int = _option(
-        "kafka.metadata.max.idle.ms", values.integer(5_000, LONG_MAX), 300_000, METADATA,
-        aliases=("kafka.metadata.evict.ms",),
+    metadata_recovery_strategy: str = _kafka(
+        values.words("rebootstrap", "none", any_case=True), "rebootstrap", METADATA,
     )
-    metadata_recovery_strategy: str = _option(
-        "kafka.metadata.recovery.strategy", values.words("rebootstrap", "none", any_case=True), "rebootstrap",
-        METADATA,
-    )
-    metadata_recovery_rebootstrap_trigger_ms: int = _option(
-        "kafka.metadata.recovery.rebootstrap.trigger.ms", values.integer(0, LONG_MAX), 300_000, METADATA,
-    )
-    allow_auto_create_topics: bool = _option("kafka.allow.auto.create.topics", values.BOOLEAN, True, METADATA)
+    metadata_recovery_rebootstrap_trigger_ms: int = _kafka(values.integer(0, LONG_MAX), 300_000, METADATA)
+    allow_auto_create_topics: bool = _kafka(values.BOOLEAN, True, METADATA)
 
-    connections_max_idle_ms: int = _option(
-        "kafka.connections.max.idle.ms", values.integer(-1, LONG_MAX), 540_000, NETWORK,
-    )
-    reconnect_backoff_ms: int = _option(
-        "kafka.reconnect.backoff.ms", values.integer(0, LONG_MAX), 50, NETWORK,
-    )
-    reconnect_backoff_max_ms: int = _option(
-        "kafka.reconnect.backoff.max.ms", values.integer(0, LONG_MAX), 1_000, NETWORK,
-    )
-    socket_connection_setup_timeout_ms: int = _option(
-        "kafka.socket.connection.setup.timeout.ms", values.integer(0, LONG_MAX), 10_000, NETWORK,
-    )
-    socket_connection_setup_timeout_max_ms: int = _option(
-        "kafka.socket.connection.setup.timeout.max.ms", values.integer(0, LONG_MAX), 30_000, NETWORK,
-    )
-    enable_metrics_push: bool = _option("kafka.enable.metrics.push", values.BOOLEAN, True, NETWORK)
+    connections_max_idle_ms: int = _kafka(values.integer(-1, LONG_MAX), 540_000, NETWORK)
+    reconnect_backoff_ms: int = _kafka(values.integer(0, LONG_MAX), 50, NETWORK)
+    reconnect_backoff_max_ms: int = _kafka(values.integer(0, LONG_MAX), 1_000, NETWORK)
+    socket_connection_setup_timeout_ms: int = _kafka(values.integer(0, LONG_MAX), 10_000, NETWORK)
+    socket_connection_setup_timeout_max_ms: int = _kafka(values.integer(0, LONG_MAX), 30_000, NETWORK)
+    enable_metrics_push: bool = _kafka(values.BOOLEAN, True, NETWORK)
 
-    security_protocol: str = _option(
-        "kafka.security.protocol", values.words(*values.PROTOCOLS, any_case=True), "PLAINTEXT", SECURITY,
+    security_protocol: str = _kafka(values.words(*values.PROTOCOLS, any_case=True), "PLAINTEXT", SECURITY)
+    ssl_truststore_type: str = _kafka(values.words("JKS", "PKCS12", "PEM", any_case=True), "JKS", SECURITY)
+    ssl_truststore_location: str = _kafka(values.TEXT, "", SECURITY)
+    ssl_truststore_password: Secret | None = _kafka(values.SECRET, None, SECURITY)
+    ssl_truststore_certificates: Secret | None = _kafka(
+        values.SECRET_LINES, None, SECURITY, aliases=("kafka.ssl.ca.pem",),
     )
-    ssl_truststore_type: str = _option(
-        "kafka.ssl.truststore.type", values.words("JKS", "PKCS12", "PEM", any_case=True), "JKS", SECURITY,
+    ssl_ca_location: str = _kafka(values.TEXT, "", SECURITY)
+    ssl_keystore_type: str = _kafka(values.words("JKS", "PKCS12", "PEM", any_case=True), "JKS", SECURITY)
+    ssl_keystore_location: str = _kafka(values.TEXT, "", SECURITY)
+    ssl_keystore_password: Secret | None = _kafka(values.SECRET, None, SECURITY)
+    ssl_keystore_key: Secret | None = _kafka(
+        values.SECRET_LINES, None, SECURITY, aliases=("kafka.ssl.key.pem",),
     )
-    ssl_truststore_location: str = _option("kafka.ssl.truststore.location", values.TEXT, "", SECURITY)
-    ssl_truststore_password: Secret | None = _option(
-        "kafka.ssl.truststore.password", values.SECRET, None, SECURITY,
+    ssl_keystore_certificate_chain: Secret | None = _kafka(
+        values.SECRET_LINES, None, SECURITY, aliases=("kafka.ssl.certificate.pem",),
     )
-    ssl_truststore_certificates: Secret | None = _option(
-        "kafka.ssl.truststore.certificates", values.SECRET_LINES, None, SECURITY,
-        aliases=("kafka.ssl.ca.pem",),
+    ssl_key_password: Secret | None = _kafka(values.SECRET, None, SECURITY)
+    ssl_key_location: str = _kafka(values.TEXT, "", SECURITY)
+    ssl_certificate_location: str = _kafka(values.TEXT, "", SECURITY)
+    ssl_endpoint_identification_algorithm: str = _kafka(
+        values.words("https", "none", "", any_case=True), "https", SECURITY,
     )
-    ssl_ca_location: str = _option("kafka.ssl.ca.location", values.TEXT, "", SECURITY)
-    ssl_keystore_type: str = _option(
-        "kafka.ssl.keystore.type", values.words("JKS", "PKCS12", "PEM", any_case=True), "JKS", SECURITY,
-    )
-    ssl_keystore_location: str = _option("kafka.ssl.keystore.location", values.TEXT, "", SECURITY)
-    ssl_keystore_password: Secret | None = _option(
-        "kafka.ssl.keystore.password", values.SECRET, None, SECURITY,
-    )
-    ssl_keystore_key: Secret | None = _option(
-        "kafka.ssl.keystore.key", values.SECRET_LINES, None, SECURITY, aliases=("kafka.ssl.key.pem",),
-    )
-    ssl_keystore_certificate_chain: Secret | None = _option(
-        "kafka.ssl.keystore.certificate.chain", values.SECRET_LINES, None, SECURITY,
-        aliases=("kafka.ssl.certificate.pem",),
-    )
-    ssl_key_password: Secret | None = _option("kafka.ssl.key.password", values.SECRET, None, SECURITY)
-    ssl_key_location: str = _option("kafka.ssl.key.location", values.TEXT, "", SECURITY)
-    ssl_certificate_location: str = _option("kafka.ssl.certificate.location", values.TEXT, "", SECURITY)
-    ssl_endpoint_identification_algorithm: str = _option(
-        "kafka.ssl.endpoint.identification.algorithm", values.words("https", "none", "", any_case=True),
-        "https", SECURITY,
-    )
-    ssl_enabled_protocols: tuple[str, ...] = _option(
-        "kafka.ssl.enabled.protocols", values.NAMES, ("TLSv1.2", "TLSv1.3"), SECURITY,
-    )
-    ssl_cipher_suites: tuple[str, ...] = _option("kafka.ssl.cipher.suites", values.NAMES, (), SECURITY)
-    sasl_mechanism: str = _option(
-        "kafka.sasl.mechanism",
+    ssl_enabled_protocols: tuple[str, ...] = _kafka(values.NAMES, ("TLSv1.2", "TLSv1.3"), SECURITY)
+    ssl_cipher_suites: tuple[str, ...] = _kafka(values.NAMES, (), SECURITY)
+    sasl_mechanism: str = _kafka(
         values.words("GSSAPI", "PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER", "AWS_MSK_IAM",
         any_case=True), "GSSAPI", SECURITY, aliases=("kafka.sasl.mechanisms",),
     )
-    sasl_jaas_config: Secret | None = _option("kafka.sasl.jaas.config", values.SECRET_LINES, None, SECURITY)
-    sasl_username: str = _option("kafka.sasl.username", values.TEXT, "", SECURITY)
-    sasl_password: Secret | None = _option("kafka.sasl.password", values.SECRET, None, SECURITY)
-    sasl_login_connect_timeout_ms: int = _option(
-        "kafka.sasl.login.connect.timeout.ms", values.integer(1), 10_000, SECURITY, kafka_default=None,
+    sasl_jaas_config: Secret | None = _kafka(values.SECRET_LINES, None, SECURITY)
+    sasl_username: str = _kafka(values.TEXT, "", SECURITY)
+    sasl_password: Secret | None = _kafka(values.SECRET, None, SECURITY)
+    sasl_login_connect_timeout_ms: int = _kafka(values.integer(1), 10_000, SECURITY, kafka_default=None)
+    sasl_login_read_timeout_ms: int = _kafka(values.integer(1), 10_000, SECURITY, kafka_default=None)
+    sasl_login_retry_backoff_ms: int = _kafka(values.integer(0, LONG_MAX), 100, SECURITY)
+    sasl_login_retry_backoff_max_ms: int = _kafka(values.integer(0, LONG_MAX), 10_000, SECURITY)
+    sasl_login_refresh_window_factor: float = _kafka(values.real(0.5, 1.0), 0.8, SECURITY)
+    sasl_login_refresh_window_jitter: float = _kafka(values.real(0.0, 0.25), 0.05, SECURITY)
+    sasl_login_refresh_min_period_seconds: int = _kafka(values.integer(0, 900), 60, SECURITY)
+    sasl_login_refresh_buffer_seconds: int = _kafka(values.integer(0, 3600), 300, SECURITY)
+    sasl_oauthbearer_token_endpoint_url: str = _kafka(values.TEXT, "", SECURITY)
+    sasl_oauthbearer_client_credentials_client_id: str = _kafka(
+        values.TEXT, "", SECURITY, aliases=("kafka.sasl.oauthbearer.client.id",),
     )
-    sasl_login_read_timeout_ms: int = _option(
-        "kafka.sasl.login.read.timeout.ms", values.integer(1), 10_000, SECURITY, kafka_default=None,
+    sasl_oauthbearer_client_credentials_client_secret: Secret | None = _kafka(
+        values.SECRET, None, SECURITY, aliases=("kafka.sasl.oauthbearer.client.secret",),
     )
-    sasl_login_retry_backoff_ms: int = _option(
-        "kafka.sasl.login.retry.backoff.ms", values.integer(0, LONG_MAX), 100, SECURITY,
+    sasl_oauthbearer_scope: str = _kafka(values.TEXT, "", SECURITY)
+    sasl_oauthbearer_header_urlencode: bool = _kafka(values.BOOLEAN, False, SECURITY)
+    sasl_oauthbearer_jwt_retriever_class: str = _kafka(values.TEXT, f"{_OAUTH}.DefaultJwtRetriever", SECURITY)
+    sasl_oauthbearer_assertion_file: str = _kafka(values.TEXT, "", SECURITY)
+    sasl_oauthbearer_assertion_private_key_file: str = _kafka(values.TEXT, "", SECURITY)
+    sasl_oauthbearer_assertion_private_key_passphrase: Secret | None = _kafka(values.SECRET, None, SECURITY)
+    sasl_oauthbearer_assertion_algorithm: str = _kafka(
+        values.words("RS256", "ES256", any_case=True), "RS256", SECURITY,
     )
-    sasl_login_retry_backoff_max_ms: int = _option(
-        "kafka.sasl.login.retry.backoff.max.ms", values.integer(0, LONG_MAX), 10_000, SECURITY,
-    )
-    sasl_login_refresh_window_factor: float = _option(
-        "kafka.sasl.login.refresh.window.factor", values.real(0.5, 1.0), 0.8, SECURITY,
-    )
-    sasl_login_refresh_window_jitter: float = _option(
-        "kafka.sasl.login.refresh.window.jitter", values.real(0.0, 0.25), 0.05, SECURITY,
-    )
-    sasl_login_refresh_min_period_seconds: int = _option(
-        "kafka.sasl.login.refresh.min.period.seconds", values.integer(0, 900), 60, SECURITY,
-    )
-    sasl_login_refresh_buffer_seconds: int = _option(
-        "kafka.sasl.login.refresh.buffer.seconds", values.integer(0, 3600), 300, SECURITY,
-    )
-    sasl_oauthbearer_token_endpoint_url: str = _option(
-        "kafka.sasl.oauthbearer.token.endpoint.url", values.TEXT, "", SECURITY,
-    )
-    sasl_oauthbearer_client_credentials_client_id: str = _option(
-        "kafka.sasl.oauthbearer.client.credentials.client.id", values.TEXT, "", SECURITY,
-        aliases=("kafka.sasl.oauthbearer.client.id",),
-    )
-    sasl_oauthbearer_client_credentials_client_secret: Secret | None = _option(
-        "kafka.sasl.oauthbearer.client.credentials.client.secret", values.SECRET, None, SECURITY,
-        aliases=("kafka.sasl.oauthbearer.client.secret",),
-    )
-    sasl_oauthbearer_scope: str = _option("kafka.sasl.oauthbearer.scope", values.TEXT, "", SECURITY)
-    sasl_oauthbearer_header_urlencode: bool = _option(
-        "kafka.sasl.oauthbearer.header.urlencode", values.BOOLEAN, False, SECURITY,
-    )
-    sasl_oauthbearer_jwt_retriever_class: str = _option(
-        "kafka.sasl.oauthbearer.jwt.retriever.class", values.TEXT, f"{_OAUTH}.DefaultJwtRetriever",
-        SECURITY,
-    )
-    sasl_oauthbearer_assertion_file: str = _option(
-        "kafka.sasl.oauthbearer.assertion.file", values.TEXT, "", SECURITY,
-    )
-    sasl_oauthbearer_assertion_private_key_file: str = _option(
-        "kafka.sasl.oauthbearer.assertion.private.key.file", values.TEXT, "", SECURITY,
-    )
-    sasl_oauthbearer_assertion_private_key_passphrase: Secret | None = _option(
-        "kafka.sasl.oauthbearer.assertion.private.key.passphrase", values.SECRET, None, SECURITY,
-    )
-    sasl_oauthbearer_assertion_algorithm: str = _option(
-        "kafka.sasl.oauthbearer.assertion.algorithm", values.words("RS256", "ES256", any_case=True), "RS256",
-        SECURITY,
-    )
-    sasl_oauthbearer_assertion_claim_iss: str = _option(
-        "kafka.sasl.oauthbearer.assertion.claim.iss", values.TEXT, "", SECURITY,
-    )
-    sasl_oauthbearer_assertion_claim_sub: str = _option(
-        "kafka.sasl.oauthbearer.assertion.claim.sub", values.TEXT, "", SECURITY,
-    )
-    sasl_oauthbearer_assertion_claim_aud: str = _option(
-        "kafka.sasl.oauthbearer.assertion.claim.aud", values.TEXT, "", SECURITY,
-    )
-    sasl_oauthbearer_assertion_claim_exp_seconds: int = _option(
-        "kafka.sasl.oauthbearer.assertion.claim.exp.seconds", values.integer(0, 86_400), 300, SECURITY,
-    )
-    sasl_oauthbearer_assertion_claim_nbf_seconds: int = _option(
-        "kafka.sasl.oauthbearer.assertion.claim.nbf.seconds", values.integer(0, 3600), 60, SECURITY,
-    )
-    sasl_oauthbearer_assertion_claim_jti_include: bool = _option(
-        "kafka.sasl.oauthbearer.assertion.claim.jti.include", values.BOOLEAN, False, SECURITY,
-    )
-    sasl_oauthbearer_assertion_template_file: str = _option(
-        "kafka.sasl.oauthbearer.assertion.template.file", values.TEXT, "", SECURITY,
-    )
-    sasl_oauthbearer_token_provider: str = _option(
-        "sasl.oauthbearer.token.provider", values.TEXT, "", SECURITY,
-    )
-    sasl_kerberos_service_name: str = _option("kafka.sasl.kerberos.service.name", values.TEXT, "", SECURITY)
+    sasl_oauthbearer_assertion_claim_iss: str = _kafka(values.TEXT, "", SECURITY)
+    sasl_oauthbearer_assertion_claim_sub: str = _kafka(values.TEXT, "", SECURITY)
+    sasl_oauthbearer_assertion_claim_aud: str = _kafka(values.TEXT, "", SECURITY)
+    sasl_oauthbearer_assertion_claim_exp_seconds: int = _kafka(values.integer(0, 86_400), 300, SECURITY)
+    sasl_oauthbearer_assertion_claim_nbf_seconds: int = _kafka(values.integer(0, 3600), 60, SECURITY)
+    sasl_oauthbearer_assertion_claim_jti_include: bool = _kafka(values.BOOLEAN, False, SECURITY)
+    sasl_oauthbearer_assertion_template_file: str = _kafka(values.TEXT, "", SECURITY)
+    sasl_oauthbearer_token_provider: str = _own(values.TEXT, "", SECURITY)
+    sasl_kerberos_service_name: str = _kafka(values.TEXT, "", SECURITY)
 
-    value_format: str = _option("value.format", values.words(*values.FORMATS), "bytes", FORMATS)
-    key_format: str = _option("key.format", values.words(*values.FORMATS), "bytes", FORMATS)
-    schema_registry_url: str = _option("schema.registry.url", values.URLS, "", FORMATS)
-    value_subject_name_strategy: str = _option(
-        "value.subject.name.strategy", values.STRATEGY, "TopicNameStrategy", FORMATS,
+    value_format: str = _own(values.words(*values.FORMATS), "bytes", FORMATS)
+    key_format: str = _own(values.words(*values.FORMATS), "bytes", FORMATS)
+    schema_registry_url: str = _own(values.URLS, "", FORMATS)
+    value_subject_name_strategy: str = _own(values.STRATEGY, "TopicNameStrategy", FORMATS)
+    key_subject_name_strategy: str = _own(values.STRATEGY, "TopicNameStrategy", FORMATS)
+    value_schema: str = _own(values.TEXT, "", FORMATS)
+    key_schema: str = _own(values.TEXT, "", FORMATS)
+    value_schema_id: int = _own(values.integer(0, or_value=-1), -1, FORMATS, aliases=("use.schema.id",))
+    key_schema_id: int = _own(values.integer(0, or_value=-1), -1, FORMATS)
+    value_schema_version: int = _own(values.integer(1, or_value=-1), -1, FORMATS)
+    key_schema_version: int = _own(values.integer(1, or_value=-1), -1, FORMATS)
+    value_record_name: str = _own(values.STRING, "topLevelRecord", FORMATS)
+    key_record_name: str = _own(values.STRING, "topLevelRecord", FORMATS)
+    auto_register_schemas: bool = _own(values.BOOLEAN, True, FORMATS)
+    use_latest_version: bool = _own(values.BOOLEAN, False, FORMATS)
+    normalize_schemas: bool = _own(values.BOOLEAN, False, FORMATS)
+    schema_id_location: str = _own(values.words("prefix", "header"), "prefix", FORMATS)
+    schema_registry_topics: tuple[str, ...] = _own(values.NAMES, (), FORMATS)
+    schema_registry_timeout_ms: int = _own(values.integer(1), 30_000, FORMATS)
+    schema_registry_basic_auth_user_info: Secret | None = _own(
+        values.SECRET, None, FORMATS, aliases=("basic.auth.user.info",),
     )
-    key_subject_name_strategy: str = _option(
-        "key.subject.name.strategy", values.STRATEGY, "TopicNameStrategy", FORMATS,
+    schema_registry_bearer_auth_token: Secret | None = _own(
+        values.SECRET, None, FORMATS, aliases=("bearer.auth.token",),
     )
-    value_schema: str = _option("value.schema", values.TEXT, "", FORMATS)
-    key_schema: str = _option("key.schema", values.TEXT, "", FORMATS)
-    value_schema_id: int = _option(
-        "value.schema.id", values.integer(0, or_value=-1), -1, FORMATS, aliases=("use.schema.id",),
+    schema_registry_bearer_auth_logical_cluster: str = _own(
+        values.STRING, "", FORMATS, aliases=("bearer.auth.logical.cluster",),
     )
-    key_schema_id: int = _option("key.schema.id", values.integer(0, or_value=-1), -1, FORMATS)
-    value_schema_version: int = _option("value.schema.version", values.integer(1, or_value=-1), -1, FORMATS)
-    key_schema_version: int = _option("key.schema.version", values.integer(1, or_value=-1), -1, FORMATS)
-    value_record_name: str = _option("value.record.name", values.STRING, "topLevelRecord", FORMATS)
-    key_record_name: str = _option("key.record.name", values.STRING, "topLevelRecord", FORMATS)
-    auto_register_schemas: bool = _option("auto.register.schemas", values.BOOLEAN, True, FORMATS)
-    use_latest_version: bool = _option("use.latest.version", values.BOOLEAN, False, FORMATS)
-    normalize_schemas: bool = _option("normalize.schemas", values.BOOLEAN, False, FORMATS)
-    schema_id_location: str = _option(
-        "schema.id.location", values.words("prefix", "header"), "prefix", FORMATS,
+    schema_registry_bearer_auth_identity_pool_id: str = _own(
+        values.STRING, "", FORMATS, aliases=("bearer.auth.identity.pool.id",),
     )
-    schema_registry_topics: tuple[str, ...] = _option("schema.registry.topics", values.NAMES, (), FORMATS)
-    schema_registry_timeout_ms: int = _option(
-        "schema.registry.timeout.ms", values.integer(1), 30_000, FORMATS,
+    schema_registry_bearer_auth_issuer_endpoint_url: str = _own(
+        values.URL, "", FORMATS, aliases=("bearer.auth.issuer.endpoint.url",),
     )
-    schema_registry_basic_auth_user_info: Secret | None = _option(
-        "schema.registry.basic.auth.user.info", values.SECRET, None, FORMATS,
-        aliases=("basic.auth.user.info",),
+    schema_registry_bearer_auth_client_id: str = _own(
+        values.STRING, "", FORMATS, aliases=("bearer.auth.client.id",),
     )
-    schema_registry_bearer_auth_token: Secret | None = _option(
-        "schema.registry.bearer.auth.token", values.SECRET, None, FORMATS, aliases=("bearer.auth.token",),
+    schema_registry_bearer_auth_client_secret: Secret | None = _own(
+        values.SECRET, None, FORMATS, aliases=("bearer.auth.client.secret",),
     )
-    schema_registry_bearer_auth_logical_cluster: str = _option(
-        "schema.registry.bearer.auth.logical.cluster", values.STRING, "", FORMATS,
-        aliases=("bearer.auth.logical.cluster",),
-    )
-    schema_registry_bearer_auth_identity_pool_id: str = _option(
-        "schema.registry.bearer.auth.identity.pool.id", values.STRING, "", FORMATS,
-        aliases=("bearer.auth.identity.pool.id",),
-    )
-    schema_registry_bearer_auth_issuer_endpoint_url: str = _option(
-        "schema.registry.bearer.auth.issuer.endpoint.url", values.URL, "", FORMATS,
-        aliases=("bearer.auth.issuer.endpoint.url",),
-    )
-    schema_registry_bearer_auth_client_id: str = _option(
-        "schema.registry.bearer.auth.client.id", values.STRING, "", FORMATS,
-        aliases=("bearer.auth.client.id",),
-    )
-    schema_registry_bearer_auth_client_secret: Secret | None = _option(
-        "schema.registry.bearer.auth.client.secret", values.SECRET, None, FORMATS,
-        aliases=("bearer.auth.client.secret",),
-    )
-    schema_registry_bearer_auth_scope: str = _option(
-        "schema.registry.bearer.auth.scope", values.STRING, "", FORMATS, aliases=("bearer.auth.scope",),
-    )
-    schema_registry_ssl_ca_location: str = _option(
-        "schema.registry.ssl.ca.location", values.TEXT, "", FORMATS,
-    )
-    schema_registry_ssl_certificate_location: str = _option(
-        "schema.registry.ssl.certificate.location", values.TEXT, "", FORMATS,
-    )
-    schema_registry_ssl_key_location: str = _option(
-        "schema.registry.ssl.key.location", values.TEXT, "", FORMATS,
-    )
-    schema_registry_ssl_key_password: Secret | None = _option(
-        "schema.registry.ssl.key.password", values.SECRET, None, FORMATS,
-    )
+    schema_registry_bearer_auth_scope: str = _own(values.STRING, "", FORMATS, aliases=("bearer.auth.scope",))
+    schema_registry_ssl_ca_location: str = _own(values.TEXT, "", FORMATS)
+    schema_registry_ssl_certificate_location: str = _own(values.TEXT, "", FORMATS)
+    schema_registry_ssl_key_location: str = _own(values.TEXT, "", FORMATS)
+    schema_registry_ssl_key_password: Secret | None = _own(values.SECRET, None, FORMATS)
 
-    coordinator_enabled: bool = _option(
-        "coordinator.enabled", values.BOOLEAN, True, COORDINATOR, planning_only=True,
-    )
-    coordinator_port: int = _option(
-        "coordinator.port", values.integer(0, 65_535), 0, COORDINATOR, planning_only=True,
-    )
-    coordinator_bind_address: str = _option(
-        "coordinator.bind.address", values.STRING, "", COORDINATOR, planning_only=True,
-    )
+    coordinator_enabled: bool = _own(values.BOOLEAN, True, COORDINATOR, planning_only=True)
+    coordinator_port: int = _own(values.integer(0, 65_535), 0, COORDINATOR, planning_only=True)
+    coordinator_bind_address: str = _own(values.STRING, "", COORDINATOR, planning_only=True)
 
-    ui_port: int = _option(
-        "ui.port", values.integer(0, 65_535, or_value=-1), -1, LIVE_VIEW, planning_only=True,
-    )
-    ui_bind_address: str = _option(
-        "ui.bind.address", values.STRING, "127.0.0.1", LIVE_VIEW, planning_only=True,
-    )
-    delivery_report_path: str = _option(
-        "delivery.report.path", values.TEXT, "", LIVE_VIEW, planning_only=True,
-    )
+    ui_port: int = _own(values.integer(0, 65_535, or_value=-1), -1, LIVE_VIEW, planning_only=True)
+    ui_bind_address: str = _own(values.STRING, "127.0.0.1", LIVE_VIEW, planning_only=True)
+    delivery_report_path: str = _own(values.TEXT, "", LIVE_VIEW, planning_only=True)
     # fmt: on
 
     # This is not a row of the table: the breaker class checks the options under
@@ -629,9 +492,7 @@ class ParsedOptions:
 
 
 SPECS: tuple[OptionSpec, ...] = tuple(
-    dataclasses.replace(field.metadata["spec"], attribute=field.name)
-    for field in dataclasses.fields(SinkOptions)
-    if "spec" in field.metadata
+    _with_name(option) for option in dataclasses.fields(SinkOptions) if "spec" in option.metadata
 )
 BY_NAME = {name.lower(): spec for spec in SPECS for name in (spec.name, *spec.aliases)}
 # The groups about a write's rows. All other groups, including those added later, are about the cluster.
