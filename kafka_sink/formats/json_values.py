@@ -7,6 +7,7 @@ and times are in ISO 8601 and binary is in Base64, as Java's serializers write t
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,7 +37,6 @@ _FIRST_PRINTABLE = 0x20
 # The short escapes that json.dumps also writes. Other characters are escaped as \u00XX.
 _SHORT = {0x22: '\\"', 0x5C: "\\\\", 0x08: "\\b", 0x0C: "\\f", 0x0A: "\\n", 0x0D: "\\r", 0x09: "\\t"}
 _ESCAPED = np.array([byte < _FIRST_PRINTABLE or byte in (0x22, 0x5C) for byte in range(256)])
-_BASE64 = np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", dtype=np.uint8)
 
 
 def encoder(text: str, references: Sequence[tuple[str, str]], kind: pa.DataType, path: str) -> Encoder:
@@ -162,26 +162,19 @@ def escaped(column: pa.Array) -> pa.Array:
 
 def base64(column: pa.Array) -> pa.Array:
     """Each entry of a binary array without nulls, in Base64."""
-    sizes = lengths(column).astype(np.int64)
+    sizes, begins = lengths(column).astype(np.int64), offsets(column)
+    content = values_buffer(column)[int(begins[0]) : int(begins[-1])]
     groups = (sizes + 2) // 3
     ends = np.zeros(len(sizes) + 1, dtype=np.int64)
     np.cumsum(groups, out=ends[1:])
-    row = np.repeat(np.arange(len(sizes)), groups)
     # A group has three bytes. Bytes after the end of an entry count as zero.
-    place = (np.arange(int(ends[-1])) - ends[row]) * 3
-    at = place + offsets(column)[:-1].astype(np.int64)[row]
-    data = np.concatenate((values_buffer(column), np.zeros(3, dtype=np.uint8)))
-    left = sizes[row] - place
-    first, second, third = (
-        np.where(left > number, data[at + number], 0).astype(np.uint32) for number in range(3)
-    )
-    bits = first << 16 | second << 8 | third
-    out = np.empty((len(bits), 4), dtype=np.uint8)
-    for number in range(4):
-        out[:, number] = _BASE64[bits >> (18 - 6 * number) & 63]
-    out[left == 1, 2] = out[left <= 2, 3] = ord("=")
-    bounds = (ends * 4).astype(np.int32)
-    buffers = [None, pa.py_buffer(bounds), pa.py_buffer(out)]
+    padded = np.zeros(3 * int(ends[-1]), dtype=np.uint8)
+    moved = 3 * ends[:-1] - (begins[:-1] - begins[0])
+    padded[np.arange(len(content)) + np.repeat(moved, sizes)] = content
+    out = np.frombuffer(bytearray(b64encode(padded)), dtype=np.uint8)
+    last = 4 * ends[1:]
+    out[last[sizes % 3 == 1] - 2] = out[last[sizes % 3 > 0] - 1] = ord("=")
+    buffers = [None, pa.py_buffer((4 * ends).astype(np.int32)), pa.py_buffer(out)]
     return pa.Array.from_buffers(pa.binary(), len(sizes), buffers)
 
 
