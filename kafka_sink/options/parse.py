@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from kafka_sink.errors import ConfigurationError
@@ -18,6 +17,7 @@ from kafka_sink.options.table import (
     FAILURE_RATE_OPTIONS,
     SPECS,
     BreakerSettings,
+    FailureRateSettings,
     OptionSpec,
     ParsedOptions,
     SinkOptions,
@@ -270,18 +270,6 @@ def _breaker_settings(given: Mapping[str, Secret]) -> BreakerSettings:
         breaker_value("muted.buffer.memory.perc", given),
         tuple(sorted((name, text.reveal()) for name, text in given.items())),
     )
-
-
-@dataclass(frozen=True)
-class FailureRateSettings:
-    """The options of the default breaker class. If ``slow_request_min_ms`` is 0, slow brokers are not
-    muted."""
-
-    trigger_message_count: int
-    trigger_failure_perc: int
-    slow_request_min_ms: int
-    slow_request_factor: int
-    mute_in_flight_full: bool
 
 
 def failure_rate_settings(given: Mapping[str, str], max_in_flight: int = 1) -> FailureRateSettings:

@@ -115,15 +115,21 @@ _BREAKER_OPTIONS_OF_ALL = (
     ),
     OptionSpec(values.integer(1, 100), 50, BREAKER, name="muted.buffer.memory.perc"),
 )
-# The options of the default class, in the order of FailureRateSettings. Another class may use these names
-# otherwise.
-FAILURE_RATE_OPTIONS = (
-    OptionSpec(values.integer(1, LONG_MAX), 1_000, BREAKER, name="trigger.message.count"),
-    OptionSpec(values.integer(1, 100), 50, BREAKER, name="trigger.failure.perc"),
-    OptionSpec(values.integer(0, LONG_MAX), 500, BREAKER, name="slow.request.min.ms"),
-    OptionSpec(values.integer(1), 5, BREAKER, name="slow.request.factor"),
-    OptionSpec(values.BOOLEAN, False, BREAKER, name="enable.mute.inflight.full"),
-)
+
+
+@dataclass(frozen=True)
+class FailureRateSettings:
+    """The options of the default class. Another class may use these names otherwise. If
+    ``slow_request_min_ms`` is 0, slow brokers are not muted."""
+
+    trigger_message_count: int = _own(values.integer(1, LONG_MAX), 1_000, BREAKER)
+    trigger_failure_perc: int = _own(values.integer(1, 100), 50, BREAKER)
+    slow_request_min_ms: int = _own(values.integer(0, LONG_MAX), 500, BREAKER)
+    slow_request_factor: int = _own(values.integer(1), 5, BREAKER)
+    mute_in_flight_full: bool = _own(values.BOOLEAN, False, BREAKER, name="enable.mute.inflight.full")
+
+
+FAILURE_RATE_OPTIONS = tuple(map(_with_name, dataclasses.fields(FailureRateSettings)))
 BREAKER_OPTIONS = (*_BREAKER_OPTIONS_OF_ALL, *FAILURE_RATE_OPTIONS)
 BREAKER_BY_NAME = {option.name: option for option in BREAKER_OPTIONS}
 
@@ -418,12 +424,8 @@ class SinkOptions:
         return dataclasses.replace(self, **unread)
 
     def shown(self) -> dict[str, str]:
-        """The options that the job set to another value than the default, as users write them.
-
-        The live view shows them.
-
-        Addresses of brokers, logins, certificates and queries of URLs are left out.
-        """
+        """The options that the job set to another value than the default, as users write them, for the live
+        view. Addresses of brokers, logins, certificates and queries of URLs are left out."""
         return {
             spec.name: values.without_query(text) if "://" in (text := spec.kind.show(value)) else text
             for spec in SPECS
@@ -442,14 +444,14 @@ class SinkOptions:
         written = sorted_._written(
             lambda spec: spec.required or (is_of_cluster(spec) and not _NAMES_OR_TIMES.match(spec.name))
         )
-        written.update((f"{KAFKA_PREFIX}{BREAKER_PREFIX}{name}", text) for name, text in self.breaker.given)
+        written.update((breaker_option_name(name), text) for name, text in self.breaker.given)
         return written
 
     def group_settings(self) -> dict[str, str]:
         """The options that the coordinator reads, as users write them and ``parse`` expects. None of them is
         secret."""
         written = self._written(lambda spec: spec.name in GROUP_OPTIONS)
-        given = ((f"{KAFKA_PREFIX}{BREAKER_PREFIX}{name}", text) for name, text in self.breaker.given)
+        given = ((breaker_option_name(name), text) for name, text in self.breaker.given)
         written.update((name, text) for name, text in given if name in GROUP_OPTIONS)
         return written
 
@@ -467,15 +469,11 @@ class SinkOptions:
     def redacted(self) -> dict[str, str]:
         """The settings that differ from their defaults, by the names that users write, with secrets
         hidden."""
-        shown = {}
-        for spec in SPECS:
-            value = getattr(self, spec.attribute)
-            if value != spec.default:
-                shown[spec.name] = HIDDEN if spec.secret else spec.kind.show(value)
+        shown = dict(self._written(lambda spec: not spec.secret))
+        shown.update((spec.name, HIDDEN) for spec in SPECS if spec.secret and getattr(self, spec.attribute))
         shown.update((f"{TOPIC_CONFIG_PREFIX}{name}", text) for name, text in self.topic_config)
-        # A user's breaker class may have credentials as options, and it does not declare which of them are
-        # secret.
-        shown.update((f"{KAFKA_PREFIX}{BREAKER_PREFIX}{name}", HIDDEN) for name, _ in self.breaker.given)
+        # A user's breaker class may have credentials as options, and does not declare which are secret.
+        shown.update((breaker_option_name(name), HIDDEN) for name, _ in self.breaker.given)
         return shown
 
     def __repr__(self) -> str:
@@ -511,7 +509,7 @@ GROUP_OPTIONS = (
     "kafka.metadata.max.age.ms",
     "kafka.metadata.max.idle.ms",
     "kafka.allow.auto.create.topics",
-    *(f"{KAFKA_PREFIX}{BREAKER_PREFIX}{option.name}" for option in BREAKER_OPTIONS),
+    *(breaker_option_name(option.name) for option in BREAKER_OPTIONS),
 )
 
 
