@@ -7,7 +7,7 @@ Names, types and required properties are compared. Rules that only values can br
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -55,7 +55,10 @@ def _derived(kind: pa.DataType, path: str) -> dict[str, Any]:
         return {"type": "array", "items": _nullable(kind.value_field, f"{path}[]")}
     if pa.types.is_map(kind):
         return {"type": "object", "additionalProperties": _nullable(kind.item_field, f"{path}{{}}")}
-    return _leaf(kind, path)
+    leaf = _leaf(kind)
+    if leaf is None:
+        raise missing_type(path, kind, "JSON")
+    return leaf
 
 
 def _nullable(field: pa.Field, path: str) -> dict[str, Any]:
@@ -65,32 +68,25 @@ def _nullable(field: pa.Field, path: str) -> dict[str, Any]:
     return {"oneOf": [{"type": "null"}, schema]}
 
 
-def _leaf(kind: pa.DataType, path: str) -> dict[str, Any]:
-    name = _type_of(kind)
-    if name is None:
-        raise missing_type(path, kind, "JSON")
-    if pa.types.is_timestamp(kind) and kind.tz:
-        return {"type": name, "format": "date-time"}
-    if pa.types.is_date(kind):
-        return {"type": name, "format": "date"}
-    if is_uuid(kind):
-        return {"type": name, "format": "uuid"}
-    return {"type": name, "contentEncoding": "base64"} if kind == pa.binary() else {"type": name}
+_LEAVES: Sequence[tuple[Callable[[pa.DataType], bool], Mapping[str, str]]] = (
+    (pa.types.is_null, {"type": "null"}),
+    (pa.types.is_boolean, {"type": "boolean"}),
+    (pa.types.is_integer, {"type": "integer"}),
+    (pa.types.is_duration, {"type": "integer"}),
+    (pa.types.is_floating, {"type": "number"}),
+    (pa.types.is_decimal, {"type": "number"}),
+    (is_uuid, {"type": "string", "format": "uuid"}),
+    (pa.types.is_date, {"type": "string", "format": "date"}),
+    (lambda kind: pa.types.is_timestamp(kind) and bool(kind.tz), {"type": "string", "format": "date-time"}),
+    (pa.types.is_binary, {"type": "string", "contentEncoding": "base64"}),
+    (lambda kind: kind == pa.string() or pa.types.is_timestamp(kind), {"type": "string"}),
+    (pa.types.is_time, {"type": "string"}),
+)
 
 
-def _type_of(kind: pa.DataType) -> str | None:
-    for name, is_one in (
-        ("boolean", pa.types.is_boolean),
-        ("integer", pa.types.is_integer),
-        ("number", pa.types.is_floating),
-        ("number", pa.types.is_decimal),
-        ("integer", pa.types.is_duration),
-        ("null", pa.types.is_null),
-    ):
-        if is_one(kind):
-            return name
-    is_text = kind in (pa.string(), pa.binary()) or pa.types.is_temporal(kind) or is_uuid(kind)
-    return "string" if is_text and not pa.types.is_interval(kind) else None
+def _leaf(kind: pa.DataType) -> dict[str, Any] | None:
+    """The schema of a type without children; None for a type that JSON does not have."""
+    return next((dict(schema) for is_one, schema in _LEAVES if is_one(kind)), None)
 
 
 def check(text: str, references: Sequence[tuple[str, str]], kind: pa.DataType, path: str) -> None:
@@ -197,4 +193,5 @@ def _name_of(kind: pa.DataType) -> str:
         return "object"
     if is_list(kind):
         return "array"
-    return _type_of(kind) or str(kind)
+    leaf = _leaf(kind)
+    return str(kind) if leaf is None else str(leaf["type"])

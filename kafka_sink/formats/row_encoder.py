@@ -40,19 +40,6 @@ from kafka_sink.records.arrays import (
 from kafka_sink.rows.column_plan import ColumnPlan
 
 
-def with_header(own: pa.Array | None, name: str, contents: pa.Array, encoded: pa.Array) -> pa.Array:
-    """Each row's own headers, plus one more where ``encoded`` is not null: a tombstone has no schema. ``own``
-    is a list of (key, value) structs, or None. ``contents`` are the values of the new header."""
-    if encoded.null_count:
-        contents = with_nulls(contents, null_mask(encoded))
-    held: Int64s = np.zeros(len(contents), dtype=np.int64)
-    keys, values = pa.nulls(0, pa.string()), pa.nulls(0, pa.binary())
-    if own is not None:
-        held = lengths(own).astype(np.int64)
-        keys, values = own.flatten().flatten()
-    return headers_with(held, keys, as_binary(values), [(name.encode(), contents)])
-
-
 def dead_letter_values(column: pa.Array) -> pa.Array:
     """Each entry as JSON, or null. Entries that JSON cannot represent, such as NaN, are Python's text."""
     column = plain(column)
@@ -150,10 +137,15 @@ class RowEncoder:
     def _with_header(
         self, columns: list[pa.Array], part: PartEncoder, topics: pa.Array | None, rows: int
     ) -> list[pa.Array]:
+        """The columns with one more header in each row whose part is not null: a tombstone has no schema."""
         place = self._names.index("headers")
-        own = columns[place] if place < len(columns) else None
-        value = columns[self._names.index(part.part)]
-        headers = with_header(own, part.header or "", part.ids(topics, rows), value)
+        own = columns[place] if place < len(columns) else pa.nulls(rows, HEADERS)
+        encoded, contents = columns[self._names.index(part.part)], part.ids(topics, rows)
+        if encoded.null_count:
+            contents = with_nulls(contents, null_mask(encoded))
+        keys, values = own.flatten().flatten()
+        counts, added = lengths(own).astype(np.int64), [((part.header or "").encode(), contents)]
+        headers = headers_with(counts, keys, as_binary(values), added)
         return [*columns[:place], headers, *columns[place + 1 :]]
 
     def _as_dead_letters(self, rows: pa.RecordBatch, reason: str) -> RejectedRows:
