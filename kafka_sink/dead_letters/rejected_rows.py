@@ -1,7 +1,5 @@
 """Rows that can never be written, until their dead letters are written. They are stored in columns for speed.
-
-``DeadLetters`` collects the rejected rows of one task, and stops a task that has too many of them.
-"""
+``DeadLetters`` collects the rejected rows of one task, and stops a task that has too many of them."""
 
 from __future__ import annotations
 

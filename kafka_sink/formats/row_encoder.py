@@ -264,12 +264,9 @@ def _name(schema: RegisteredSchema, *, in_header: bool) -> bytes:
 
 
 def encoder_of(format_name: str, schema: Schema, kind: pa.DataType, path: str, message: str = "") -> Encoder:
-    """An encoder for columns of this type.
-
-    ``path`` is the column's name in errors; it is empty for a record of columns. ``message`` is the name of a
-    Protobuf message; without it, the schema's first message is used. Raises SchemaError, which names the
-    field, if the columns do not fit the schema.
-    """
+    """An encoder for columns of this type. ``path`` is the column's name in errors; it is empty for a record
+    of columns. ``message`` is the name of a Protobuf message; without it, the schema's first message is used.
+    Raises SchemaError, which names the field, if the columns do not fit the schema."""
     if schema.kind != KINDS[format_name]:
         raise SchemaError(f"the schema is {schema.kind}, but {path or 'value'}.format={format_name}")
     if format_name == "avro":

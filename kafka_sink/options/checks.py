@@ -21,11 +21,8 @@ _DEFAULTS: Mapping[str, Any] = {spec.attribute: spec.default for spec in SPECS}
 
 
 def settle(given: Mapping[str, Any]) -> tuple[Values, list[str]]:
-    """Apply all rules to the given values, by attribute name.
-
-    Returns the values to use, including adjusted ones, and warnings. Raises ConfigurationError if values
-    contradict each other.
-    """
+    """Apply all rules to the given values, by attribute name. Returns the values to use, including adjusted
+    ones, and warnings. Raises ConfigurationError if values contradict each other."""
     values = {**_DEFAULTS, **given}
     return values, [warning for rule in _RULES for warning in rule(values, given) or ()]
 

@@ -23,9 +23,7 @@ def has_variables(value: str) -> bool:
 
 def expanded(option: str, value: str, environ: Mapping[str, str] = os.environ) -> str:
     """The value of this option with its variables filled in. A warning names variables that are not set.
-
-    Raises ConfigurationError for a text that is too long for a request.
-    """
+    Raises ConfigurationError for a text that is too long for a request."""
     missing = [name for name in _VARIABLE.findall(value) if not environ.get(name)]
     if missing:
         warning = (

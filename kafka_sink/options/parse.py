@@ -47,11 +47,8 @@ KAFKA_NAMES = [
 
 def texts(options: Mapping[str, Any]) -> dict[str, str]:
     """Convert the options that a program passes to the texts that ``parse`` expects. As in Spark, None is
-    ignored.
-
-    Raises ConfigurationError if ``options`` is not a mapping, or if a value is not a text, number, True or
-    False.
-    """
+    ignored. Raises ConfigurationError if ``options`` is not a mapping, or if a value is not a text, number,
+    True or False."""
     if not isinstance(options, Mapping):
         raise ConfigurationError(
             "options must be a mapping of names to values, such as {'kafka.bootstrap.servers': '...'}, not "
@@ -104,10 +101,8 @@ def parse(raw: Mapping[str, str]) -> ParsedOptions:
 
 
 class _Given:
-    """The options of a job, sorted by what is done with them.
-
-    ``ineffective`` and ``stray`` options are ignored with a warning.
-    """
+    """The options of a job, sorted by what is done with them. ``ineffective`` and ``stray`` options are
+    ignored with a warning."""
 
     def __init__(self) -> None:
         self.settings: dict[str, tuple[str, Secret]] = {}

@@ -40,10 +40,7 @@ _SIZES = (".bytes", "buffer.memory", "batch.size", "request.size", "bytes.per.se
 
 def without_unit(name: str, text: str) -> str:
     """Convert a number with a unit: ``20s`` to ``20000`` for milliseconds, ``64MiB`` to ``67108864`` for
-    bytes.
-
-    Other texts are returned unchanged. Raises ValueError with the reason for an unknown unit.
-    """
+    bytes. Other texts are returned unchanged. Raises ValueError with the reason for an unknown unit."""
     units = _MILLISECONDS if name.endswith(".ms") else _BYTES if name.endswith(_SIZES) else {}
     match = _NUMBER_AND_UNIT.fullmatch(text)
     if not units or match is None:

@@ -65,11 +65,8 @@ class IamLogin:
 
     def steps(self, host: str) -> SaslSteps:
         """Return a login's exchange with one broker. Blocks while credentials are fetched, for at most
-        ``wait_s``.
-
-        Raises AuthenticationError if there are no credentials or the region is unknown, and
-        TokenUnavailableError if AWS cannot be reached or ``wait_s`` has passed.
-        """
+        ``wait_s``. Raises AuthenticationError if there are no credentials or the region is unknown, and
+        TokenUnavailableError if AWS cannot be reached or ``wait_s`` has passed."""
         if importlib.util.find_spec("botocore") is None:
             raise AuthenticationError(
                 "AWS_MSK_IAM needs the package botocore: pip install botocore on driver and executors"

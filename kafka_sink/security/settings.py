@@ -81,10 +81,7 @@ class AssertionSettings:
 @dataclass(frozen=True)
 class TokenSettings:
     """The source of OAUTHBEARER's tokens: ``provider``, which is a dotted path, or ``url``. Times are in
-    seconds.
-
-    ``assertion`` replaces ``client_secret``.
-    """
+    seconds. ``assertion`` replaces ``client_secret``."""
 
     provider: str = ""
     url: str = ""

@@ -270,11 +270,9 @@ class TokenSource:
         self._kept: _Kept | None = None
 
     def get(self) -> Token:
-        """Return a valid token. Blocks while it is fetched.
-
-        Raises AuthenticationError if the endpoint refuses, and TokenUnavailableError if it cannot be reached.
-        A token that is still valid is returned instead.
-        """
+        """Return a valid token. Blocks while it is fetched. Raises AuthenticationError if the endpoint
+        refuses, and TokenUnavailableError if it cannot be reached. A token that is still valid is returned
+        instead."""
         kept = self._kept
         is_valid = kept is not None and self._wall_clock_s() < kept.expires_at_s
         if not self._lock.acquire(blocking=not is_valid):
