@@ -86,10 +86,8 @@ def constant(content: bytes) -> list[Piece]:
 
 def fixed(value: UInt64s, size: int, nulls: Bools | None = None) -> Word:
     """The low ``size`` bytes of each number; no bytes for null."""
-    if nulls is None:
-        return Word(value, size, size)
-    present = ~nulls
-    return Word(np.where(present, value, np.uint64(0)), present * np.int64(size), size)
+    word = Word(value, size, size)
+    return word if nulls is None else nothing_where(nulls, [word])[0]
 
 
 def zigzag(numbers: npt.NDArray[np.signedinteger[Any]]) -> UInt64s:

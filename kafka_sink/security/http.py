@@ -63,12 +63,13 @@ class HttpClient:
                 # Only the wait below ends an exchange, because its error has the option that sets the bound.
                 connection.sock.settimeout(None)
                 connection.request(method, self._path + path or "/", body, dict(headers))
-                response = connection.getresponse()
-                content = response.read(max_bytes + 1)
+                with connection.getresponse() as response:
+                    content = response.read(max_bytes + 1)
                 exchange.set_result((response.status, content, response.will_close))
             except BaseException as error:  # noqa: BLE001 - raised again below
                 connection.close()
-                exchange.set_exception(error)
+                # The frames hold the request, with its credentials.
+                exchange.set_exception(error.with_traceback(None))
 
         # Nothing else limits the time of a name lookup. And the socket's own timeout starts again with each
         # byte, while http.client reads any number of '100 Continue'.

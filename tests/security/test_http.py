@@ -15,6 +15,7 @@ import pytest
 from kafka_sink.security.http import HttpClient
 from tests.support.http_server import Server
 from tests.support.surroundings import Environ
+from tests.support.waiting import until
 
 LIMIT = 64 << 10
 
@@ -98,3 +99,21 @@ def test_a_server_that_drips_is_left_within_the_bound(drop: bytes) -> None:
         assert time.monotonic() - began < 50
         done.set()
         thread.join(60)
+
+
+def test_a_name_lookup_that_hangs_is_left_within_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches: no bound at all for token endpoints."""
+    answer = threading.Event()
+    asked: list[str] = []
+
+    def look_up(host: str, *_: object) -> list[object]:
+        asked.append(host)
+        answer.wait(60)
+        raise OSError(f"no {host}")
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    with pytest.raises(TimeoutError, match=r"some\.option sets this bound"):
+        get("http://slow.test", 0.1)
+    until(lambda: asked == ["slow.test"])
+    answer.set()
+    until(lambda: not any(thread.name == "kafka-chunked-http" for thread in threading.enumerate()))
