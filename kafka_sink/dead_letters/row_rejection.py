@@ -184,6 +184,9 @@ def rows_of_table(plan: ColumnPlan, table: pa.Table, error: InvalidRowError) -> 
     if plan.topic is not None:
         topic = _repeated(plan.topic, few.num_rows)
     headers = _listed_headers(column(plan.headers, HEADERS))
+    sizes: Int64s = lengths(value).astype(np.int64) + headers.sizes
+    for part in (key, topic):
+        sizes += lengths(part)
     return RejectedRows(
         key,
         value,
@@ -191,7 +194,7 @@ def rows_of_table(plan: ColumnPlan, table: pa.Table, error: InvalidRowError) -> 
         topic,
         _numbers(column(plan.partition, pa.int32()), pa.int32(), NO_PARTITION),
         _milliseconds(column(plan.timestamp, pa.int64())),
-        headers.sizes + lengths(key) + lengths(value) + lengths(topic),
+        sizes,
         error.reason,
         type(error).__name__,
     )

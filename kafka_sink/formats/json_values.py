@@ -171,7 +171,7 @@ def base64(column: pa.Array) -> pa.Array:
     padded = np.zeros(3 * int(ends[-1]), dtype=np.uint8)
     moved = 3 * ends[:-1] - (begins[:-1] - begins[0])
     padded[np.arange(len(content)) + np.repeat(moved, sizes)] = content
-    out = np.frombuffer(bytearray(b64encode(padded)), dtype=np.uint8)
+    out = np.frombuffer(bytearray(b64encode(padded.data)), dtype=np.uint8)
     last = 4 * ends[1:]
     out[last[sizes % 3 == 1] - 2] = out[last[sizes % 3 > 0] - 1] = ord("=")
     buffers = [None, pa.py_buffer((4 * ends).astype(np.int32)), pa.py_buffer(out)]
