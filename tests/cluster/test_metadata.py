@@ -28,8 +28,7 @@ from kafka_sink.model import (
     TopicMetadata,
     TopicPartition,
 )
-from kafka_sink.options import SinkOptions, parse
-from kafka_sink.task.producer import Producer
+from kafka_sink.options import SinkOptions
 from tests.support.effort import tries
 from tests.support.metadata_model import ANSWERS, NAMES, OK, Pair
 from tests.support.topic_metadata import topic_of
@@ -548,11 +547,3 @@ def test_elsewhere_certificates_or_nothing_tell_brokers_apart() -> None:
     view.confirmed_nodes_only = False
     assert view.import_snapshot(hint(FORGED), 0.0) == 1
     assert address(view) == "evil.example"
-
-
-def test_only_public_certificate_authorities_require_confirmed_nodes() -> None:
-    tls = {"kafka.security.protocol": "SSL"}
-    for raw, strict in [({}, False), (tls, True), ({**tls, "kafka.ssl.ca.location": "/nowhere"}, False)]:
-        producer = Producer(parse({"kafka.bootstrap.servers": "127.0.0.1:1", **raw}).options)
-        producer.close()
-        assert producer.cluster.confirmed_nodes_only is strict
