@@ -3,7 +3,8 @@
 A record consists of length, attributes (0), timestamp delta, offset delta, key length, key, value length,
 value, header count and headers. Every number is a zigzag varint
 (https://kafka.apache.org/documentation/#record). The numbers of all rows are laid out as columns of bytes.
-Then one ``take`` in C++ interleaves them with keys and values, so no Python code runs per record.
+Then one call of Arrow (``take`` or a join) interleaves them with keys and values, so no Python code runs per
+record.
 """
 
 from __future__ import annotations
