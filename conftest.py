@@ -158,15 +158,12 @@ def _nothing_outlives_its_test() -> Iterator[None]:
     cache = sys.modules.get("kafka_sink.task.producer_cache")
     if cache is not None:
         cache.PRODUCERS.close()
-    # A later test's brokers may have the same ports.
-    write = sys.modules.get("kafka_sink.arrow.write")
-    if write is not None:
-        write._prepared_until_ms.clear()
 
 
 @pytest.fixture(autouse=True)
 def _no_marker_outlives_its_test() -> Iterator[None]:
-    """Without a folder of Spark, a process keeps markers itself."""
+    """Without a folder of Spark, a process keeps markers itself. A later test's brokers may have the same
+    ports."""
     yield
     KEPT.clear()
 
