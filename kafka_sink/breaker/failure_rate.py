@@ -97,7 +97,7 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
     def configure(self, configs: Mapping[str, str]) -> None:
         """Accept the options of docs/options.md. Raises ConfigurationError."""
         own = {name: text for name, text in configs.items() if name not in (_MAX_IN_FLIGHT, _REQUEST_TIMEOUT)}
-        self._settings = settings = failure_rate_settings(own, int(configs.get(_MAX_IN_FLIGHT, "1")))
+        self._settings = settings = failure_rate_settings(own, int(configs.get(_MAX_IN_FLIGHT, "5")))
         max_ms = float(configs.get(_REQUEST_TIMEOUT, "30000")) / 2
         self.limits = SilenceLimits(settings.slow_request_min_ms, settings.slow_request_factor, max_ms)
 

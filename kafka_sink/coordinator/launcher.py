@@ -154,13 +154,17 @@ def _start(
     with listening:
         process = _spawn(place, driver, where.address, listening.fileno(), environ)
     until = time.monotonic() + _START_MS / 1000
-    while (running := place.found()) is None and time.monotonic() < until:
-        if process.poll() is not None:
-            raise OSError(f"its process has ended; see {place.folder / 'log'}")
-        time.sleep(_POLL_S)
-    if running is None:
+    try:
+        while (running := place.found()) is None:
+            if process.poll() is not None:
+                raise OSError(f"its process has ended; see {place.folder / 'log'}")
+            if time.monotonic() >= until:
+                raise TimeoutError(f"its process did not start to serve within {_START_MS / 1000:.0f} s")
+            time.sleep(_POLL_S)
+    except BaseException:
+        # Also if Ctrl-C ends planning: a process that serves later would compete with the next one.
         process.kill()
-        raise TimeoutError(f"its process did not start to serve within {_START_MS / 1000:.0f} s")
+        raise
     return running
 
 

@@ -127,14 +127,14 @@ class LocationFolder:
         return read_found(self._found)
 
     def withdraw(self) -> None:
-        """Remove the address of a coordinator that has ended. One that still runs notices that, and ends."""
+        """Remove the address of a coordinator that has ended. If it still runs, it notices that, and ends."""
         self._found.unlink(missing_ok=True)
 
     def publish(self, found: RunningCoordinator) -> None:
         """Write the coordinator's address for planning. The coordinator calls it when it serves, and
         planning, which then holds the lock, when something changes."""
         content = HiddenBytes(msgspec.json.encode(found))
-        fresh = self._found.with_name(self._found.name + ".new")
+        fresh = self._found.with_name(f"found.{os.getpid()}")
         with open(os.open(fresh, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
             file.write(content)
         os.replace(fresh, self._found)

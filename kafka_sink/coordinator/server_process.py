@@ -26,7 +26,7 @@ from kafka_sink.coordinator.live.view import ViewService
 from kafka_sink.coordinator.metadata_service import MetadataService
 from kafka_sink.coordinator.placement import Placement
 from kafka_sink.coordinator.rates import RateService
-from kafka_sink.coordinator.rendezvous import LocationFolder, RunningCoordinator, read_found
+from kafka_sink.coordinator.rendezvous import LocationFolder, RunningCoordinator, read_found, serving
 from kafka_sink.coordinator.schema import MemoryBudget
 from kafka_sink.coordinator.server import CoordinatorServer, Services
 from kafka_sink.coordinator.transport import ServerBounds, new_identity
@@ -65,6 +65,9 @@ class ServerProcess:
         # The launcher has read /proc before.
         assert process is not None
         running = RunningCoordinator(address, self._identity.driver_token, process, where.address)
+        if serving(self._place) is not None:
+            # Planning was killed while this process started, and has since found another one.
+            return
         self._place.publish(running)
         while self._driver.is_alive() and self._is_current():
             self._metrics.sample(monotonic_ms())

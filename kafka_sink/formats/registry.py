@@ -33,6 +33,8 @@ _MAX_REFERENCES = 200
 _MAX_ALL_SCHEMAS = 2 << 20
 _MAX_REASON = 1000
 _OK, _NOT_FOUND, _CONFLICT = 200, 404, 409
+# Codes of the registry's API: the subject, its version or the schema is not registered.
+_MISSING = range(40401, 40404)
 _SERVER_ERROR = 500
 # The HTTP statuses after which a request is tried again.
 _TEMPORARY = frozenset({408, 429, 500, 502, 503, 504})
@@ -61,14 +63,16 @@ class _Response(msgspec.Struct, rename="camel"):
     schema: str | None = None
     references: list[_Reference] | None = None
     message: str | None = None
+    error_code: int | None = msgspec.field(default=None, name="error_code")
 
 
 class _RefusedError(Exception):
-    """A response that is not a success: its HTTP status and the registry's message."""
+    """A response that is not a success: its HTTP status, and the registry's message and error code."""
 
-    def __init__(self, status: int, message: str) -> None:
+    def __init__(self, status: int, message: str, code: int = 0) -> None:
         super().__init__(message)
         self.status = status
+        self.code = code
 
 
 class Registry:
@@ -212,7 +216,7 @@ class Registry:
         except (msgspec.DecodeError, RecursionError):
             raise _RefusedError(status, no_registry) from None
         if status != _OK:
-            raise _RefusedError(status, response.message or no_registry)
+            raise _RefusedError(status, response.message or no_registry, response.error_code or 0)
         return response
 
     def _login(self) -> HiddenValues:
@@ -289,7 +293,8 @@ class Registry:
         return RegistryError(
             f"{where} failed to {purpose}: {message} (HTTP {status}){check if status == _NOT_FOUND else ''}",
             is_temporary=status >= _SERVER_ERROR,
-            is_missing=status == _NOT_FOUND,
+            # A server that has no such path also responds with 404, but with another code in the body.
+            is_missing=failure.code in _MISSING,
         )
 
 

@@ -161,6 +161,10 @@ def test_the_doctor_names_the_schema_or_what_is_wrong(registry: LocalRegistry) -
     (problem,) = doctor.registry_findings(missing)
     assert problem.level is doctor.Level.PROBLEM
     assert "'gone-value'" in problem.text
+    without_path = registry.url.partition("/apis")[0]
+    (problem,) = doctor.registry_findings(options(schema__registry__url=without_path, topic="examined"))
+    assert problem.level is doctor.Level.PROBLEM, "its 404 is not that of a missing subject"
+    assert "Check schema.registry.url" in problem.text
 
 
 @pytest.mark.parametrize("has_guid", [True, False])

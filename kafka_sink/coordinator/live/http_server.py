@@ -102,7 +102,12 @@ class HttpServer:
         else:
             while len(self._open) >= self._bounds.connections:
                 oldest = next(iter(self._open))
-                self._open.pop(oldest).close()
+                ended = self._open.pop(oldest)
+                # The loop also serves tasks, and the next one may get this descriptor's number. So the loop
+                # must forget it at once, before the cancelled connection does so.
+                self._loop.remove_reader(ended)
+                self._loop.remove_writer(ended)
+                ended.close()
                 oldest.cancel()
             task = self._loop.create_task(self._serve(sock))
             self._open[task] = sock
@@ -119,7 +124,7 @@ class HttpServer:
         sock.setblocking(False)
         try:
             head = await asyncio.wait_for(self._read(sock), self._bounds.request_s)
-            content = encode(head, await self._respond(head))
+            content = encode(head, await asyncio.wait_for(self._respond(head), self._bounds.response_s))
             await asyncio.wait_for(self._loop.sock_sendall(sock, content), self._bounds.response_s)
             sock.shutdown(socket.SHUT_WR)
             # Unread bytes would turn the close into a reset, and the client might miss the response.

@@ -11,7 +11,10 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 
 import pytest
 
+from kafka_sink.clock import monotonic_ms
 from kafka_sink.coordinator.live.http_server import HttpBounds, HttpServer, Page, Response
+from kafka_sink.coordinator.server import CoordinatorServer
+from kafka_sink.coordinator.transport import ServerBounds, new_identity
 from tests.support.looping import call, looping
 from tests.support.waiting import repeat_until
 
@@ -50,6 +53,38 @@ def test_scrapers_that_hang_make_room_for_others() -> None:
         for one in silent[:4]:
             one.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")  # and reads nothing
         assert fetch(port) == 200
+
+
+def test_ended_scrapers_take_no_task_with_them() -> None:
+    """Both servers run on one loop, and a task's connection may get the descriptor of an ended one."""
+    identity = new_identity()
+    listening = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+    scrapers, tasks = list[socket.socket](), list[socket.socket]()
+
+    def connect_both() -> None:
+        # The loop accepts neither while this runs, so it accepts both in its next iteration.
+        scrapers.append(socket.create_connection(listening[0].getsockname(), 60))
+        tasks.append(socket.create_connection(listening[1].getsockname(), 60))
+
+    def serve() -> tuple[HttpServer, CoordinatorServer]:
+        bounds = HttpBounds(connections=1, accepts_per_s=10_000.0)
+        coordinator = CoordinatorServer(identity, {}, monotonic_ms, ServerBounds(frame_ms=600_000.0))
+        coordinator.start(listening[1])
+        return HttpServer(listening[0], {}, {"localhost"}, bounds), coordinator
+
+    with looping() as loop:
+        servers = call(loop, serve)
+        for _ in range(8):
+            call(loop, connect_both)
+        for task in tasks:
+            task.sendall(b"this is no TLS, so the coordinator ends the connection when it reads it")
+            with suppress(ConnectionResetError), task:
+                while task.recv(100):
+                    pass
+        for server in servers:
+            call(loop, server.close)
+    for connected in (*scrapers, *listening):
+        connected.close()
 
 
 def test_a_request_that_drips_in_ends_after_its_time() -> None:
