@@ -14,19 +14,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kafka_sink.printable import message_line
+from kafka_sink.printable import one_line
 from kafka_sink.secret import redacted
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+# The maximum length of an error's message, of which a part may be texts of a peer.
+_MAX_MESSAGE = 10_000
+
 
 class KafkaSinkError(Exception):
     """The base class of all errors of this package. A message is one printable line, whatever it quotes."""
 
     def __init__(self, message: str = "") -> None:
-        super().__init__(message_line(message))
+        super().__init__(one_line(message, _MAX_MESSAGE))
 
 
 class _AboutSchemaError(KafkaSinkError):

@@ -9,8 +9,6 @@ from itertools import islice
 from kafka_sink.secret import redacted
 
 MAX_CHARACTERS = 300
-# The maximum length of an error's message, of which a part may be texts of a peer.
-_MAX_MESSAGE = 10_000
 # Names, IPv4 and IPv6 addresses that a resolver may be asked for and that a log line may contain.
 _HOST = re.compile(r"[\w.%:-]{1,255}")
 
@@ -23,11 +21,6 @@ def is_host(text: str) -> bool:
 def printable(text: str, limit: int = MAX_CHARACTERS) -> str:
     """Like ``one_line``, for texts of peers and libraries: known secrets are hidden in them."""
     return one_line(redacted(text), limit)
-
-
-def message_line(text: str) -> str:
-    """An error's message on one line."""
-    return one_line(text, _MAX_MESSAGE)
 
 
 def one_line(text: str, limit: int = MAX_CHARACTERS) -> str:

@@ -50,7 +50,10 @@ class Secret:
         # The text itself and its forms in URLs and JSON, for ``redacted``.
         self.forms: frozenset[str] = frozenset()
         if is_known and len(text) >= _SHORTEST:
-            self.forms = _forms(text)
+            # The text may be invalid Unicode, because files may contain any bytes.
+            raw = text.encode("utf-8", "surrogatepass")
+            as_json = (json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1])
+            self.forms = frozenset({text, quote(raw), quote(raw, safe=""), quote_plus(raw), *as_json})
             # The key is the identity: of two equal secrets, one may be deleted first.
             _known[id(self)] = self
 
@@ -103,10 +106,3 @@ def redacted(text: str) -> str:
     for form in sorted(present, key=len, reverse=True):
         text = text.replace(form, HIDDEN)
     return text
-
-
-def _forms(text: str) -> frozenset[str]:
-    # The text may be invalid Unicode, because files may contain any bytes.
-    raw = text.encode("utf-8", "surrogatepass")
-    as_json = (json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1])
-    return frozenset({text, quote(raw), quote(raw, safe=""), quote_plus(raw), *as_json})

@@ -73,10 +73,6 @@ class _RatedJob:
     levels_ms: list[float]
     waiting: dict[int, RowsWanted] = field(default_factory=dict)
 
-    def refill(self, now_ms: float) -> None:
-        self.levels_ms = [min(_BURST_MS, level_ms + now_ms - self.at_ms) for level_ms in self.levels_ms]
-        self.at_ms = now_ms
-
     def grant(self) -> tuple[int, RowsGranted]:
         """Serve the task that has waited longest. Returns it, and what it may send now."""
         share_ms = max(_TURN_MS / len(self.waiting), _MIN_GRANT_MS)
@@ -124,7 +120,8 @@ class RateService(Service):
 
     def _serve(self, job: _RatedJob, at_most: int, now_ms: float) -> int:
         """Grant rows to at most this many tasks of a job. Returns how many got some."""
-        job.refill(now_ms)
+        job.levels_ms = [min(_BURST_MS, level_ms + now_ms - job.at_ms) for level_ms in job.levels_ms]
+        job.at_ms = now_ms
         served = 0
         while job.waiting and min(job.levels_ms) > 0 and served < at_most:
             task, granted = job.grant()

@@ -59,31 +59,25 @@ class TlsStream:
         except ssl.SSLWantReadError:
             return False
         except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
-            raise ConnectionResetError(self._cut_short()) from None
+            raise ConnectionResetError(
+                f"{self._address} closed the connection in the TLS handshake; unless it is restarting, it "
+                "is not a TLS listener (kafka.security.protocol) or needs a client certificate "
+                "(kafka.ssl.keystore.location)"
+            ) from None
         except ssl.SSLError as error:
             raise self._failure(error, "TLS handshake with") from None
-        self._check_suite()
-        self.established = True
-        return True
-
-    def _failure(self, error: ssl.SSLError, step: str) -> Exception:
-        text = f"{step} {self._address} failed: {explain(error, self._host)}"
-        return AuthenticationError(text) if is_final(error) else ConnectionError(text)
-
-    def _check_suite(self) -> None:
         used = self._tls.cipher()
         if self._suites and (used is None or used[0] not in self._suites):
             raise AuthenticationError(
                 f"TLS handshake with {self._address} failed: the broker chose the cipher suite "
                 f"{used[0] if used else 'none'}, which kafka.ssl.cipher.suites does not enable"
             )
+        self.established = True
+        return True
 
-    def _cut_short(self) -> str:
-        return (
-            f"{self._address} closed the connection in the TLS handshake; unless it is restarting, it "
-            "is not a TLS listener (kafka.security.protocol) or needs a client certificate "
-            "(kafka.ssl.keystore.location)"
-        )
+    def _failure(self, error: ssl.SSLError, step: str) -> Exception:
+        text = f"{step} {self._address} failed: {explain(error, self._host)}"
+        return AuthenticationError(text) if is_final(error) else ConnectionError(text)
 
     def write(self, data: Buffer) -> None:
         try:

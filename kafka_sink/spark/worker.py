@@ -65,13 +65,10 @@ def freeze_when_reused() -> None:
     """
     global _calls
     _calls += 1
-    if _calls == 2 and _is_forked_by_daemon():
-        gc.freeze()
-
-
-def _is_forked_by_daemon() -> bool:
     main = getattr(sys.modules["__main__"], "__spec__", None)
-    return _DAEMON in sys.modules or (main is not None and main.name == _DAEMON)
+    is_forked_by_daemon = _DAEMON in sys.modules or (main is not None and main.name == _DAEMON)
+    if _calls == 2 and is_forked_by_daemon:
+        gc.freeze()
 
 
 # Parts of the error messages of the dynamic loader and the kernel, for dlopen, mmap and malloc.

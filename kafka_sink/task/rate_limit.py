@@ -32,24 +32,13 @@ def limits_of(options: SinkOptions) -> dict[str, int]:
     return {name: limit for name, limit in given.items() if limit}
 
 
-def sleep_ms(milliseconds: float) -> None:
-    time.sleep(milliseconds / 1000)
-
-
 class RateLimit:
     """The rate limit of one task. Only the task's thread uses it. Times are monotonic milliseconds."""
 
-    def __init__(
-        self,
-        limits: dict[str, int],
-        activity: TaskActivity,
-        clock_ms: Clock,
-        sleep: Callable[[float], None] = sleep_ms,
-    ) -> None:
+    def __init__(self, limits: dict[str, int], activity: TaskActivity, clock_ms: Clock) -> None:
         self._activity = activity
         self._limits = limits
         self._clock_ms = clock_ms
-        self._sleep = sleep
         self._levels = dict.fromkeys(limits, 1.0)
         self._at_ms = clock_ms()
         self._has_warned = False
@@ -119,7 +108,7 @@ class RateLimit:
             delay_ms = max(-level / self._share[name] * 1000 for name, level in self._levels.items())
             if delay_ms < 0:
                 break
-            self._sleep(min(delay_ms + 1.0, _CHECK_MS))
+            time.sleep(min(delay_ms + 1.0, _CHECK_MS) / 1000)
         wanted = {"rows": rows, "bytes": max(1, size)}
         part = min([1.0, *(share * _SLICE_S / wanted[name] for name, share in self._share.items())])
         taken = max(1, int(rows * part))

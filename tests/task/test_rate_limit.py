@@ -21,7 +21,7 @@ TABLE = pa.table({"value": [b"0123456789"] * 1000})
 
 
 class Time:
-    """A clock that a wait moves on."""
+    """A clock that a sleep moves on."""
 
     def __init__(self) -> None:
         self.now_ms = 0.0
@@ -29,19 +29,25 @@ class Time:
     def clock(self) -> float:
         return self.now_ms
 
-    def passes(self, milliseconds: float) -> None:
-        self.now_ms += milliseconds
+    def sleep(self, seconds: float) -> None:
+        self.now_ms += 1000 * seconds
 
     def limit(self, limits: dict[str, int]) -> RateLimit:
-        return RateLimit(limits, TaskActivity(self.clock), self.clock, self.passes)
+        return RateLimit(limits, TaskActivity(self.clock), self.clock)
+
+
+@pytest.fixture
+def at(monkeypatch: pytest.MonkeyPatch) -> Time:
+    time_of_limits = Time()
+    monkeypatch.setattr("kafka_sink.task.rate_limit.time", time_of_limits)
+    return time_of_limits
 
 
 def unchecked() -> None:
     pass
 
 
-def test_without_a_coordinator_a_task_keeps_to_its_share(caplog: pytest.LogCaptureFixture) -> None:
-    at = Time()
+def test_without_a_coordinator_a_task_keeps_to_its_share(at: Time, caplog: pytest.LogCaptureFixture) -> None:
     limit = at.limit({"rows": 1000})
     limit.begin("job", 4)
     sent = [one.num_rows for _ in range(3) for one in limit.slices(TABLE, unchecked)]
@@ -56,8 +62,7 @@ def test_without_a_coordinator_a_task_keeps_to_its_share(caplog: pytest.LogCaptu
     )
 
 
-def test_bytes_are_limited_by_what_rows_have() -> None:
-    at = Time()
+def test_bytes_are_limited_by_what_rows_have(at: Time) -> None:
     limit = at.limit({"rows": 10**6, "bytes": 7_000})
     limit.begin("job", 1)
     slices = list(limit.slices(TABLE, unchecked))
@@ -66,8 +71,7 @@ def test_bytes_are_limited_by_what_rows_have() -> None:
     assert at.now_ms == pytest.approx(2_000, rel=0.1)
 
 
-def test_a_task_that_was_given_up_ends_while_it_waits() -> None:
-    at = Time()
+def test_a_task_that_was_given_up_ends_while_it_waits(at: Time) -> None:
     limit = at.limit({"rows": 1})
     limit.begin("job", 1)
 
@@ -96,9 +100,8 @@ class NoGrants(RateChannel):
         return 0
 
 
-def test_a_coordinator_that_grants_nothing_is_done_without_after_a_while() -> None:
+def test_a_coordinator_that_grants_nothing_is_done_without_after_a_while(at: Time) -> None:
     """Catches: a task that waits for ever."""
-    at = Time()
     limit = at.limit({"rows": 1000})
     limit.begin("job", 4, NoGrants(at))
     first = next(iter(limit.slices(TABLE, unchecked)))

@@ -37,7 +37,8 @@ from kafka_sink.printable import printable
 # Topics, clusters and dead letters beyond these numbers count under OTHER. Further brokers are not counted.
 MAX_TOPICS, MAX_BROKERS, _MAX_CLUSTERS, _MAX_DEAD_LETTERS = 200, 500, 100, 100
 OTHER = "(other)"
-_MAX_JOBS, _MAX_ENDED_WRITES = 100, 10_000
+# ``_MAX_WRITES`` bounds the writes that have not ended.
+_MAX_JOBS, _MAX_WRITES, _MAX_ENDED_WRITES = 100, 5_000, 10_000
 _MAX_TASKS_SHOWN, _MAX_MUTES_SHOWN = 100, 200
 MAX_EVENTS, _MAX_EVENT_TEXT = 50, 400
 _HISTORY = 300
@@ -131,20 +132,12 @@ class _Job:
 class ApplicationMetrics:
     """Collects reports and makes snapshots of them. It belongs to the coordinator's loop.
 
-    Times are monotonic milliseconds. It keeps at most ``max_tasks`` running tasks, ``max_writes`` writes that
-    have not ended, and ``max_entries`` names and numbers that these report.
+    Times are monotonic milliseconds.
     """
 
-    def __init__(
-        self,
-        wall_s: Callable[[], float] = time.time,
-        max_tasks: int = 25_000,
-        max_writes: int = 5_000,
-        max_entries: int = 500_000,
-    ) -> None:
+    def __init__(self, wall_s: Callable[[], float] = time.time) -> None:
         self._wall_s = wall_s
         self._started_s = wall_s()
-        self._max_writes = max_writes
         # The application's name, which only tasks report.
         self._application = ""
         self._clusters: dict[str, _Cluster] = {}
@@ -154,7 +147,7 @@ class ApplicationMetrics:
         self.writes: OrderedDict[str, _Write] = OrderedDict()
         # The writes that have ended, each with the highest number of a task that belonged to it.
         self._ended_writes: OrderedDict[str, float] = OrderedDict()
-        self.running = RunningTasks(max_tasks, max_entries)
+        self.running = RunningTasks()
         # What the driver waits for, and when it reported that, by the driver's name of the write.
         self._driver: dict[str, tuple[DriverWaits, float]] = {}
         self.interval_ms = MIN_INTERVAL_MS
@@ -180,7 +173,7 @@ class ApplicationMetrics:
         job = self._job_of(name, identity, now_ms)
         write = self.writes.setdefault(identity.write, _Write(identity.job, name))
         self.writes.move_to_end(identity.write)
-        if len(self.writes) > self._max_writes:
+        if len(self.writes) > _MAX_WRITES:
             self._forget_write(next(iter(self.writes)), math.inf)
         if identity.task in write.ended:
             return

@@ -24,6 +24,10 @@ AttemptKey = tuple[str, int]
 # The owner of totals: a topic, a broker, a topic with a reason, or None for the task itself.
 TotalsKey = str | int | tuple[str, str] | None
 _MAX_TARGETS = 2_000
+_MAX_TASKS = 25_000
+# The topics, brokers, reasons and mutes of all tasks, and what their writes keep of ended tasks. An entry
+# takes some 300 bytes.
+_MAX_ENTRIES = 500_000
 
 
 @dataclass(slots=True)
@@ -53,15 +57,9 @@ class RunningTask:
 
 
 class RunningTasks:
-    """Keeps the ``max_tasks`` tasks that reported last.
+    """Keeps the tasks that reported last."""
 
-    ``max_entries``: the topics, brokers, reasons and mutes of all tasks, and what their writes keep of ended
-    tasks. An entry takes some 300 bytes.
-    """
-
-    def __init__(self, max_tasks: int, max_entries: int) -> None:
-        self._max_tasks = max_tasks
-        self._max_entries = max_entries
+    def __init__(self) -> None:
         self.entries = 0
         self._tasks: OrderedDict[AttemptKey, RunningTask] = OrderedDict()
         # The numbers of each write's tasks.
@@ -98,13 +96,13 @@ class RunningTasks:
         self.entries += len(task.waits_for) + len(task.mutes)
         self._tasks[task.key] = task
         self._of_write.setdefault(identity.write, set()).add(identity.task)
-        if len(self._tasks) > self._max_tasks:
+        if len(self._tasks) > _MAX_TASKS:
             self.remove(next(iter(self._tasks)))
         return task
 
     @property
     def capacity(self) -> int:
-        return max(0, self._max_entries - self.entries)
+        return max(0, _MAX_ENTRIES - self.entries)
 
     def grow(self, task: RunningTask, key: TotalsKey, now: Sequence[Number]) -> Sequence[Number]:
         """How much these totals have grown since the task's last report; empty if they have not.

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from kafka_sink.clock import COMMITTING, STARTING
-from kafka_sink.coordinator.live import application
+from kafka_sink.coordinator.live import application, running_tasks
 from kafka_sink.coordinator.live.application import MAX_EVENTS, OTHER, ApplicationMetrics, ReportService
 from kafka_sink.coordinator.live.messages import (
     AboutJob,
@@ -87,8 +87,9 @@ def test_only_the_number_of_an_ended_task_is_kept_and_late_reports_change_nothin
     assert board.cluster()["transactions"]["open"] == 0
 
 
-def test_tasks_whose_end_is_never_reported_do_not_add_up() -> None:
-    board = Board(ApplicationMetrics(max_tasks=3))
+def test_tasks_whose_end_is_never_reported_do_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running_tasks, "_MAX_TASKS", 3)
+    board = Board()
     for number in range(5):
         board.report(report(1, of(number)))
     assert (len(list(board.metrics.running)), board.total()) == (3, 5)
@@ -497,9 +498,10 @@ def grown_mib(act: Any) -> float:
         tracemalloc.stop()
 
 
-def test_names_in_the_reports_of_all_tasks_are_bounded() -> None:
+def test_names_in_the_reports_of_all_tasks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches: 50,000 tasks of 100 topics each, 1 GB in a process without a bound on what they name."""
-    board = Board(ApplicationMetrics(max_entries=7_000))
+    monkeypatch.setattr(running_tasks, "_MAX_ENTRIES", 7_000)
+    board = Board()
 
     def attack() -> None:
         for task in range(300):
@@ -525,8 +527,10 @@ def test_names_in_the_reports_of_all_tasks_are_bounded() -> None:
     assert len(board.cluster()["dead_letters"]) <= 101
 
 
-def test_ever_new_writes_tasks_and_clusters_do_not_add_up() -> None:
-    board = Board(ApplicationMetrics(max_writes=50, max_entries=500))
+def test_ever_new_writes_tasks_and_clusters_do_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(application, "_MAX_WRITES", 50)
+    monkeypatch.setattr(running_tasks, "_MAX_ENTRIES", 500)
+    board = Board()
     for number in range(1_000):
         board.report(report(1, of(number, write=f"w{number}"), cluster=f"c{number}"))
     assert len(board.metrics.writes) == 50

@@ -13,7 +13,7 @@ from tests.support.task_reports import TASK, of, report
 
 class Waiting:
     def __init__(self) -> None:
-        self.tasks = RunningTasks(1_000, 100_000)
+        self.tasks = RunningTasks()
 
     def report(self, task: int, mutes: tuple[MuteReport, ...], now_ms: float) -> None:
         self.tasks.on_report("c", report(1, of(task), mutes=mutes), now_ms)
@@ -81,7 +81,7 @@ def test_a_report_that_names_a_target_twice_counts_it_once() -> None:
 
 def test_tasks_whose_reports_name_ever_new_gauges_and_brokers_leave_nothing() -> None:
     """Catches: names that stayed for as long as the application ran."""
-    tasks = RunningTasks(1_000, 100_000)
+    tasks = RunningTasks()
 
     def report_of(numbers: range) -> int:
         for number in numbers:
