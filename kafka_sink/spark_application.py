@@ -170,7 +170,8 @@ def _keep(key: str, text: str) -> None:
     KEPT.pop(folder() + key, None)
     KEPT[folder() + key] = time.time(), text
     if len(KEPT) > _MAX_KEPT:
-        KEPT.pop(next(iter(KEPT)), None)
+        # Copying the keys is one step, so that another thread cannot change them in between.
+        KEPT.pop(next(iter(tuple(KEPT)), ""), None)
 
 
 def _in_a_folder(key: str, use: Callable[[str], _Result]) -> _Result | None:

@@ -10,6 +10,7 @@ from kafka_sink import kafka_errors
 from kafka_sink.clock import ExponentialBackoff
 from kafka_sink.cluster.partition import Partition, ProducerBatch
 from kafka_sink.errors import BrokerVersionError, DeliveryError, KafkaSinkError
+from kafka_sink.model import TopicPartition
 from kafka_sink.network import apis, requests
 from kafka_sink.network.broker_connection import BrokerConnection
 from kafka_sink.network.broker_protocol import OnResponse, Request
@@ -18,6 +19,8 @@ from kafka_sink.network.requests import ProducerIdResponse
 from kafka_sink.records.batch_header import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE
 
 _LAST_EPOCH = (1 << 15) - 1
+# Further failures do not increase the backoff.
+_MAX_BACKOFFS = 6
 _FINAL_ERRORS = frozenset(
     {
         kafka_errors.CLUSTER_AUTHORIZATION_FAILED,
@@ -139,11 +142,15 @@ class ProducerIdentity:
         self._requested_in = None
         self._failures += 1
         self.last_error = problem
-        self._not_before_ms = now_ms + self._backoff.delay_ms(self._failures)
+        self._not_before_ms = now_ms + self._backoff.delay_ms(min(self._failures, _MAX_BACKOFFS))
 
     def _on_success(self) -> None:
         self._failures = 0
         self.last_error = None
+
+    def delays(self, partition: TopicPartition) -> bool:
+        """Whether batches of this partition wait for a request of the identity."""
+        return not self.ready
 
     def forget(self) -> None:
         """Give up the id or the request for one. Raises KafkaSinkError if a batch has been sent with it."""

@@ -458,7 +458,7 @@ class ResponseHandler:
     def obstacle(self, partition: TopicPartition) -> str | None:
         """The reason why nothing can be sent to the partition, if there is one."""
         identity = self._identity
-        if identity is not None and (identity.last_error or not identity.ready):
+        if identity is not None and identity.delays(partition):
             return identity.last_error
         count = self._partitions_without(partition)
         if count is not None:

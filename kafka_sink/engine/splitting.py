@@ -18,6 +18,7 @@ from kafka_sink.cluster.partition import BatchState, ProducerBatch
 from kafka_sink.cluster.records_builder import SAFETY
 from kafka_sink.cluster.topic_limits import INITIAL_RATIO
 from kafka_sink.engine.accumulator import RecordAccumulator
+from kafka_sink.errors import KafkaSinkError
 from kafka_sink.memory.buffer import PieceBuffer, put_pieces
 from kafka_sink.model import CompressionType
 from kafka_sink.records import batch_header
@@ -121,8 +122,15 @@ def take_out(
 
 
 def _records_of(batch: ProducerBatch) -> Iterator[Record]:
-    body = batch.buffer.views(batch_header.SIZE)
-    return _records(decompressed(body, batch.compression, batch.raw_bytes))
+    """The batch's records. Raises KafkaSinkError if the bytes contain another number: rows would be lost."""
+    body, decoded = batch.buffer.views(batch_header.SIZE), 0
+    for record in _records(decompressed(body, batch.compression, batch.raw_bytes)):
+        decoded += 1
+        yield record
+    if decoded != batch.record_count:
+        raise KafkaSinkError(
+            f"{batch.topic_partition}: a batch of {batch.record_count} records decodes to {decoded}"
+        )
 
 
 def _records(blocks: Iterable[bytes | memoryview]) -> Iterator[Record]:

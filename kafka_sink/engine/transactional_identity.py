@@ -8,14 +8,16 @@ partition.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import partial
 
 from kafka_sink import kafka_errors
 from kafka_sink.clock import ExponentialBackoff
 from kafka_sink.cluster.partition import Partition, ProducerBatch
 from kafka_sink.engine.identity import NO_ID, ProducerIdentity
-from kafka_sink.engine.response_classifier import ADVICE_IN_TRANSACTIONS
+from kafka_sink.engine.response_classifier import ADVICE, ADVICE_IN_TRANSACTIONS
 from kafka_sink.errors import DeliveryError
+from kafka_sink.model import TopicPartition
 from kafka_sink.network import apis, transaction_requests
 from kafka_sink.network.broker_connection import BrokerConnection
 from kafka_sink.network.client import NetworkClient
@@ -72,11 +74,14 @@ class TransactionalIdentity(ProducerIdentity):
             return False
         return super().may_send(batch, now_ms)
 
+    def delays(self, partition: TopicPartition) -> bool:
+        return super().delays(partition) or any(queue.id == partition for queue in self.partitions_to_add)
+
     # -- protocol 1 ---------------------------------------------------------------------------------
 
     def refresh(self, now_ms: float) -> float:
         """Add the partitions that batches wait for. Return the milliseconds until this method can do more."""
-        if not self.partitions_to_add or self._requested_in == self.generation:
+        if not self.ready or not self.partitions_to_add or self._requested_in == self.generation:
             return math.inf
         if now_ms < self._not_before_ms:
             return self._not_before_ms - now_ms
@@ -140,9 +145,10 @@ class TransactionalIdentity(ProducerIdentity):
             self._on_success()
             return
         answered = [name for name in failed if errors[name] != _NOT_ATTEMPTED] or failed
-        self._judge(errors[answered[0]], f"AddPartitionsToTxn of {answered[0]}", now_ms)
+        what = f"AddPartitionsToTxn of {answered[0]}"
+        self._judge(errors[answered[0]], what, now_ms, ADVICE_IN_TRANSACTIONS)
 
-    def _judge(self, code: int, what: str, now_ms: float) -> None:
+    def _judge(self, code: int, what: str, now_ms: float, advice_by_code: Mapping[int, str] = ADVICE) -> None:
         error = kafka_errors.error_of(code)
         text = f"{what} failed: {error.label}"
         if error.retriable or code == _NOT_ATTEMPTED:
@@ -150,7 +156,7 @@ class TransactionalIdentity(ProducerIdentity):
                 self._coordinator = None
             self._retry(text, now_ms)
             return
-        advice = ADVICE_IN_TRANSACTIONS.get(code)
+        advice = advice_by_code.get(code)
         self.fail(DeliveryError(f"{text}; {advice}" if advice else text))
 
     def _on_failure(self, cause: object, now_ms: float) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
 from itertools import islice
 from typing import Any
 
+from kafka_sink.breaker.mutes import Mute
 from kafka_sink.clock import LIMIT, MEMORY, Clock
 from kafka_sink.cluster.broker import BrokerCounts
 from kafka_sink.coordinator.live.messages import (
@@ -89,7 +90,12 @@ class ProducerTask:
         state, since_ms = self._parts.activity.current
         state_ms = max(0.0, now_ms - since_ms)
         began, counts = self.transaction_since_ms, self.counts()
-        waiting = {} if done else self._waiting()
+        counted, muted = self._parts.sender.broker_metrics(now_ms), self._parts.breaker.muted(MAX_MUTES)
+        is_quiet = any(now_ms - metrics.answered_ms > _QUIET_MS for metrics in counted.values())
+        # Perhaps nothing could be sent yet to some brokers that rows wait for. In a healthy task this is not
+        # needed, and it takes the accumulator's lock for a step of each batch.
+        is_needed = is_quiet or bool(muted) or len(counted) < len(self._parts.cluster.nodes())
+        waiting = self._waiting() if is_needed and not done else {}
         # The counts contain waits that have ended. A wait that is still going on must also appear.
         if state == MEMORY:
             counts["pool_wait_ms"] += state_ms
@@ -104,8 +110,8 @@ class ProducerTask:
             counters=_rounded(counts),
             gauges={} if done else _rounded(self._gauges()),
             topics=dict(named_topics(self._parts.accumulator.deliveries.topics())),
-            brokers=self._brokers(waiting, now_ms, done=done),
-            mutes=() if done else self._mutes(waiting, now_ms),
+            brokers=self._brokers(counted, waiting, now_ms, done=done),
+            mutes=() if done else self._mutes(muted, waiting, now_ms),
             dead_letters=first_dead_letters(
                 {} if self.dead_letters is None else self.dead_letters.by_topic()
             ),
@@ -141,13 +147,13 @@ class ProducerTask:
             "waiting_threads": pool.waiting_threads,
         }
 
-    def _brokers(self, waiting: _WaitingRows, now_ms: float, *, done: bool) -> dict[int, BrokerReport]:
+    def _brokers(
+        self, counted: Mapping[int, BrokerCounts], waiting: _WaitingRows, now_ms: float, *, done: bool
+    ) -> dict[int, BrokerReport]:
         addresses, options = self._parts.cluster.nodes(), self._parts.accumulator.options
-        counted = self._parts.sender.broker_metrics(now_ms)
-        # Perhaps nothing could be sent yet to some brokers that rows wait for.
-        counted = {**{node_id: BrokerCounts() for node_id in addresses if node_id in waiting}, **counted}
+        unsent = {node_id: BrokerCounts() for node_id in addresses if node_id in waiting}
         reports = {}
-        for node_id, metrics in islice(counted.items(), MAX_BROKERS):
+        for node_id, metrics in islice({**unsent, **counted}.items(), MAX_BROKERS):
             node, oldest_ms = addresses.get(node_id), metrics.oldest_ms
             if node_id in waiting and now_ms - metrics.answered_ms > _QUIET_MS:
                 since_ms = min(rows[2] for rows in waiting[node_id])
@@ -178,9 +184,11 @@ class ProducerTask:
                     waiting.setdefault(target, []).append((partition, rows, since_ms))
         return waiting
 
-    def _mutes(self, waiting: _WaitingRows, now_ms: float) -> tuple[MuteReport, ...]:
+    def _mutes(
+        self, muted: Iterable[tuple[Mute, float]], waiting: _WaitingRows, now_ms: float
+    ) -> tuple[MuteReport, ...]:
         timeout_ms, made = self._parts.accumulator.options.delivery_timeout_ms, []
-        for mute, age_ms in self._parts.breaker.muted(MAX_MUTES):
+        for mute, age_ms in muted:
             unsent = waiting.get(mute.target, [])
             oldest_ms = min((since_ms for _, _, since_ms in unsent), default=now_ms)
             made.append(

@@ -337,7 +337,7 @@ def newest_head(texts: Iterable[str]) -> Head | None:
 def decode(texts: Iterable[str]) -> Decision | None:
     """The latest decision among these chunks.
 
-    Raises ProtocolError if chunks are missing or contain anything that ``encode`` does not write.
+    Raises ProtocolError if chunks are missing, or if what they contain is no decision.
     """
     parsed = [_parse(text) for text in texts]
     if not parsed:

@@ -17,6 +17,7 @@ from kafka_sink.cluster.partition import BatchState, ProducerBatch
 from kafka_sink.engine.accumulator import RecordAccumulator
 from kafka_sink.engine.appender import RecordAppender
 from kafka_sink.engine.splitting import _records, split_batch, take_out
+from kafka_sink.errors import KafkaSinkError
 from kafka_sink.memory.pool import BufferPool
 from kafka_sink.model import CompressionType, PartitionMetadata, TopicPartition
 from kafka_sink.rows.column_plan import ColumnPlan
@@ -269,3 +270,11 @@ def test_records_are_found_wherever_blocks_end() -> None:
         blocks = [part for at in range(0, len(raw), block) for part in (raw[at : at + block], b"")]
         found = [(timestamp, bytes(body)) for timestamp, body, _ in _records(blocks)]
         assert found == [(at * 1_000, body) for at, body in enumerate(bodies)], block
+
+
+def test_a_batch_that_lost_records_is_not_split() -> None:
+    """Catches: rows that are in no piece, and in no count."""
+    refused = Refused([b"v" * 20] * 20)
+    refused.batch.record_count = 21
+    with pytest.raises(KafkaSinkError, match=r"of 21 records decodes to 20$"):
+        refused.split()
