@@ -48,7 +48,7 @@ class BrokerConnection:
     """A connection with its stream, timeouts and reconnect backoff. Times are milliseconds.
 
     ``random`` returns values in [0, 1) for jitter. ``notify`` ends the poll, and any thread may call it.
-    ``lookup`` has the signature of start_lookup, and ``plaintext`` creates a stream without TLS.
+    ``plaintext`` creates a stream without TLS.
     """
 
     def __init__(
@@ -58,7 +58,6 @@ class BrokerConnection:
         random: Callable[[], float],
         notify: Callable[[], None],
         security: Security | None = None,
-        lookup: Callable[[str, int, Callable[[], None]], Future[list[SocketAddress]]] = start_lookup,
         plaintext: Callable[[SocketAddress], PlaintextTransport] = PlaintextTransport,
     ) -> None:
         self.node = node
@@ -84,7 +83,7 @@ class BrokerConnection:
             options.socket_connection_setup_timeout_ms, options.socket_connection_setup_timeout_max_ms, random
         )
         self._notify = notify
-        self._start_lookup, self._plaintext = lookup, plaintext
+        self._plaintext = plaintext
         self._security = security
         self._settings = SecuritySettings() if security is None else security.settings
         # The login or TLS context that another thread prepares.
@@ -126,7 +125,7 @@ class BrokerConnection:
             return
         self.state = ConnectionState.RESOLVING
         if self._lookup is None:
-            self._lookup = self._start_lookup(self.node.host, self.node.port, self._notify)
+            self._lookup = start_lookup(self.node.host, self.node.port, self._notify)
         self.on_resolved(now_ms)
 
     def on_resolved(self, now_ms: float) -> None:

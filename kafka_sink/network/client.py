@@ -19,7 +19,7 @@ from kafka_sink.network import requests
 from kafka_sink.network.apis import PUSH_TELEMETRY
 from kafka_sink.network.broker_connection import BrokerConnection
 from kafka_sink.network.broker_protocol import ConnectionState, Request
-from kafka_sink.network.transport import PlaintextTransport, Resolver, resolve_host, start_lookup
+from kafka_sink.network.transport import PlaintextTransport
 from kafka_sink.options import SinkOptions
 from kafka_sink.options.environment import expanded
 from kafka_sink.printable import first_of
@@ -44,8 +44,7 @@ class NetworkClient:
     """The connections, one for each broker. Bootstrap addresses have negative ids.
 
     ``clock_ms`` is monotonic, and is read when waiting has made the caller's ``now_ms`` out of date.
-    ``random`` returns values in [0, 1) for jitter, ``resolve`` a host's addresses. ``poll`` calls the
-    callbacks of requests, and these:
+    ``random`` returns values in [0, 1) for jitter. ``poll`` calls the callbacks of requests, and these:
 
     - ``on_connected(node_id, setup_ms, now_ms)``: API versions are known, and requests may be sent.
       ``setup_ms`` is the time since connecting began.
@@ -57,11 +56,7 @@ class NetworkClient:
     """
 
     def __init__(
-        self,
-        options: SinkOptions,
-        clock_ms: Clock,
-        random: Callable[[], float] = RANDOM.random,
-        resolve: Resolver = resolve_host,
+        self, options: SinkOptions, clock_ms: Clock, random: Callable[[], float] = RANDOM.random
     ) -> None:
         self.on_connected: Callable[[int, float, float], object] = _ignore
         self.on_disconnected: Callable[[int, Exception, bool, float], object] = _ignore
@@ -74,7 +69,6 @@ class NetworkClient:
         self._rebootstraps = options.metadata_recovery_strategy == "rebootstrap"
         self._clock_ms = clock_ms
         self._random = random
-        self._lookup = partial(start_lookup, resolve=resolve)
         self._selector = selectors.DefaultSelector()
         # The events since the last poll, as functions to be called with the time.
         self._happened: list[Callable[[float], object]] = []
@@ -95,7 +89,7 @@ class NetworkClient:
         self.connections = {connection.node.id: connection for connection in self.bootstrap}
 
     def _new_connection(self, node: Node) -> BrokerConnection:
-        return BrokerConnection(node, self._options, self._random, self.wakeup, self._security, self._lookup)
+        return BrokerConnection(node, self._options, self._random, self.wakeup, self._security)
 
     def check_security(self) -> None:
         """Read the TLS files now, if there are any. Raises ConfigurationError."""

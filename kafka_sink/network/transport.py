@@ -24,7 +24,6 @@ _NO_LINGER = struct.pack("ii", 1, 0)
 _UNDER_WAY = (0, errno.EINPROGRESS, errno.EWOULDBLOCK)
 
 SocketAddress = tuple[socket.AddressFamily, tuple[object, ...]]
-Resolver = Callable[[str, int, int], list[SocketAddress]]
 
 
 class PlaintextTransport:
@@ -107,20 +106,18 @@ def resolve_host(host: str, port: int, flags: int) -> list[SocketAddress]:
     return [(family, address) for family, _, _, _, address in addresses]
 
 
-def start_lookup(
-    host: str, port: int, notify: Callable[[], None], resolve: Resolver = resolve_host
-) -> Future[list[SocketAddress]]:
+def start_lookup(host: str, port: int, notify: Callable[[], None]) -> Future[list[SocketAddress]]:
     """Start to resolve a name, unless it is numeric. At the end another thread calls ``notify``."""
     lookup: Future[list[SocketAddress]] = Future()
     try:
-        lookup.set_result(resolve(host, port, socket.AI_NUMERICHOST))
+        lookup.set_result(resolve_host(host, port, socket.AI_NUMERICHOST))
         return lookup
     except OSError:
         pass  # a name
 
     def run() -> None:
         try:
-            addresses = resolve(host, port, 0)
+            addresses = resolve_host(host, port, 0)
             problem = "" if addresses else f"{host} has no address"
         except UnicodeError as error:  # a label that is empty or longer than 63 characters
             problem = f"{host!r} is not a host name: {error}"

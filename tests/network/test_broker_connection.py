@@ -16,7 +16,6 @@ from kafka_sink.errors import AuthenticationError
 from kafka_sink.model import Node
 from kafka_sink.network.broker_connection import BrokerConnection
 from kafka_sink.network.broker_protocol import ConnectionState
-from kafka_sink.network.transport import start_lookup
 from kafka_sink.network.wire import Buffer
 from kafka_sink.secret import Secret
 from kafka_sink.security.preparation import Prepared, Security
@@ -53,12 +52,10 @@ class Silent:
         return None
 
 
-def link(
-    random: float = 0.5, lookup: Any = start_lookup, plaintext: Any = Silent, **changes: Any
-) -> BrokerConnection:
+def link(random: float = 0.5, plaintext: Any = Silent, **changes: Any) -> BrokerConnection:
     """To a numeric address, so that nothing is looked up."""
     options = dataclasses.replace(OPTIONS, **changes)
-    return BrokerConnection(NODE, options, lambda: random, lambda: None, lookup=lookup, plaintext=plaintext)
+    return BrokerConnection(NODE, options, lambda: random, lambda: None, plaintext=plaintext)
 
 
 def establish(one: BrokerConnection, now_ms: float) -> None:
@@ -134,7 +131,7 @@ def test_closing_without_a_cause_is_no_failure_and_throttling_outlives_it() -> N
     assert one.overdue(1e15) is None
 
 
-def test_a_hosts_further_addresses_are_tried_at_once() -> None:
+def test_a_hosts_further_addresses_are_tried_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     places = [(socket.AF_INET, ("10.0.0.1", 1)), (socket.AF_INET, ("10.0.0.2", 1))]
     tried: list[Any] = []
 
@@ -142,8 +139,8 @@ def test_a_hosts_further_addresses_are_tried_at_once() -> None:
         tried.append(address)
         return Silent(address)
 
-    lookup = partial(start_lookup, resolve=lambda host, port, flags: list(places))
-    one = link(lookup=lookup, plaintext=connect)
+    monkeypatch.setattr("kafka_sink.network.transport.resolve_host", lambda host, port, flags: list(places))
+    one = link(plaintext=connect)
     for now_ms in (0.0, 1.0):
         assert one.may_connect(now_ms)
         one.open(now_ms)
@@ -170,13 +167,15 @@ class Failing(Silent):
         raise OSError("refused")
 
 
-def test_a_silent_address_costs_a_quarter_of_a_second_while_others_are_left() -> None:
+def test_a_silent_address_costs_a_quarter_of_a_second_while_others_are_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Catches: a name whose first address drops packets takes the whole setup timeout, and planning gives up
     before that (RFC 8305)."""
     places = [(socket.AF_INET, (f"10.0.0.{number}", 1)) for number in range(4)]
     kinds = iter([Silent, Failing, Silent, Silent, Silent])
-    lookup = partial(start_lookup, resolve=lambda host, port, flags: list(places))
-    one = link(lookup=lookup, plaintext=lambda address: next(kinds)(address))
+    monkeypatch.setattr("kafka_sink.network.transport.resolve_host", lambda host, port, flags: list(places))
+    one = link(plaintext=lambda address: next(kinds)(address))
     one.open(0.0)
     assert one.next_deadline_ms() == 250.0
     assert not one.next_address_is_due(249.0)

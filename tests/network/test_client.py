@@ -359,9 +359,10 @@ def test_the_connection_to_a_bootstrap_address_becomes_that_of_the_broker_there(
     assert len(cluster.received(API_VERSIONS)) == 1
 
 
-def test_addresses_of_a_name_are_all_tried(cluster: FakeCluster) -> None:
+def test_addresses_of_a_name_are_all_tried(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     places: list[Any] = []
-    many = Driver("many.example:9092", resolve=lambda host, port, flags: list(places))
+    monkeypatch.setattr("kafka_sink.network.transport.resolve_host", lambda host, port, flags: list(places))
+    many = Driver("many.example:9092")
     with refusing_port() as refused, many as driver:
         places += [(socket.AF_INET, ("127.0.0.1", port)) for port in (refused, cluster.port(0))]
         driver.connect()
@@ -369,10 +370,13 @@ def test_addresses_of_a_name_are_all_tried(cluster: FakeCluster) -> None:
         assert driver.clock.now == 1_000_000.0, "no backoff between addresses"
 
 
-def test_an_address_that_drops_packets_is_passed_by(cluster: FakeCluster) -> None:
+def test_an_address_that_drops_packets_is_passed_by(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with silent_port() as silent:
         places = [(socket.AF_INET, ("127.0.0.1", port)) for port in (silent, cluster.port(0))]
-        with Driver("many.example:9092", resolve=lambda *_: list(places)) as driver:
+        monkeypatch.setattr("kafka_sink.network.transport.resolve_host", lambda *_: list(places))
+        with Driver("many.example:9092") as driver:
             assert not driver.ready_for_any()
             driver.until(lambda: driver.client.bootstrap[0].attempts)
             driver.clock.now += 250
@@ -382,7 +386,7 @@ def test_an_address_that_drops_packets_is_passed_by(cluster: FakeCluster) -> Non
             assert driver.client.bootstrap[0].attempts == {}
 
 
-def test_a_name_that_hangs_holds_nobody_up(cluster: FakeCluster) -> None:
+def test_a_name_that_hangs_holds_nobody_up(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
 
     def slow(host: str, port: int, flags: int) -> object:
@@ -393,7 +397,8 @@ def test_a_name_that_hangs_holds_nobody_up(cluster: FakeCluster) -> None:
             raise OSError("late")
         return resolve_host(host, port, flags)
 
-    with Driver(f"slow.example:9092,{cluster.bootstrap_servers}", resolve=slow) as driver:
+    monkeypatch.setattr("kafka_sink.network.transport.resolve_host", slow)
+    with Driver(f"slow.example:9092,{cluster.bootstrap_servers}") as driver:
         started = time.monotonic()
         assert not driver.ready_for_any()
         driver.connect(-2)

@@ -6,12 +6,12 @@ import os
 import select
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 
 import pytest
 
-from kafka_sink.network.transport import PlaintextTransport, SocketAddress, resolve_host, start_lookup
+from kafka_sink.network.transport import PlaintextTransport, SocketAddress, start_lookup
 
 
 @pytest.fixture
@@ -96,13 +96,10 @@ def test_an_address_of_no_family_leaves_no_socket_behind() -> None:
 # -- names ---------------------------------------------------------------------------------------------
 
 
-Resolver = Callable[[str, int, int], list[SocketAddress]]
-
-
-def finished(host: str, resolve: Resolver = resolve_host) -> Future[list[SocketAddress]]:
+def finished(host: str) -> Future[list[SocketAddress]]:
     """Waits for it, and for the call."""
     done = threading.Event()
-    lookup = start_lookup(host, 9092, done.set, resolve)
+    lookup = start_lookup(host, 9092, done.set)
     assert done.wait(60)
     assert lookup.done()
     return lookup
@@ -135,7 +132,9 @@ def test_a_name_is_looked_up_elsewhere_and_told() -> None:
         (MemoryError("none left"), "cannot resolve nowhere: none left"),
     ],
 )
-def test_failures_become_errors(problem: Exception | None, text: str) -> None:
+def test_failures_become_errors(
+    problem: Exception | None, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def resolve(_host: str, _port: int, flags: int) -> list[SocketAddress]:
         if flags:
             raise socket.gaierror("not numeric")
@@ -143,5 +142,6 @@ def test_failures_become_errors(problem: Exception | None, text: str) -> None:
             raise problem
         return []
 
+    monkeypatch.setattr("kafka_sink.network.transport.resolve_host", resolve)
     with pytest.raises(OSError, match=text):
-        finished("nowhere", resolve=resolve).result()
+        finished("nowhere").result()

@@ -18,7 +18,6 @@ from kafka_sink.network import apis, produce, requests
 from kafka_sink.network.broker_connection import BrokerConnection
 from kafka_sink.network.broker_protocol import BrokerProtocol, Request
 from kafka_sink.network.client import NetworkClient
-from kafka_sink.network.transport import resolve_host
 from kafka_sink.options import SinkOptions
 from tests.support.fake_state import framed
 
@@ -140,12 +139,11 @@ class Driver(AbstractContextManager["Driver"]):
         self,
         bootstrap_servers: str,
         clock: Callable[[], float] | None = None,
-        resolve: Any = resolve_host,
         **changes: Any,
     ) -> None:
         options = dataclasses.replace(OPTIONS, bootstrap_servers=addresses(bootstrap_servers), **changes)
         self.clock = Clock()
-        self.client = NetworkClient(options, clock or self.clock, random=lambda: 0.5, resolve=resolve)
+        self.client = NetworkClient(options, clock or self.clock, random=lambda: 0.5)
         self.events: list[Event] = []
         self.client.on_connected = lambda node, setup_ms, _: self.events.append(Connected(node, setup_ms))
         self.client.on_disconnected = lambda node, cause, *_: self.events.append(Disconnected(node, cause))
