@@ -118,8 +118,6 @@ class Broker:
         # When a mute for silence last ended. Silence before that time does not count again.
         self.silence_from_ms = -math.inf
 
-    # -- its connection -----------------------------------------------------------------------------
-
     def accepts(self, now_ms: float) -> bool:
         """Whether the broker is connected, has room in its in-flight window and does not throttle this client
         (KIP-219). Starts to connect if there is no connection."""
@@ -143,8 +141,6 @@ class Broker:
     def delay_ms(self, now_ms: float) -> float:
         """Milliseconds until ``accepts`` may change with time alone; infinity if only an event changes it."""
         return math.inf if self.connection is None else self.connection.ready_delay_ms(now_ms)
-
-    # -- Produce requests ---------------------------------------------------------------------------
 
     def send(self, sent: SentRequest, now_ms: float) -> None:
         """Send a request with batches. Raises ValueError and changes nothing if no connection is ready."""
@@ -213,8 +209,6 @@ class Broker:
     def batches_in_flight(self) -> Iterator[ProducerBatch]:
         for sent in self.sent:
             yield from sent.batches
-
-    # -- a task's counts ----------------------------------------------------------------------------
 
     def metrics(self, now_ms: float) -> BrokerCounts:
         """A copy of the current task's counts. Any thread may call it."""

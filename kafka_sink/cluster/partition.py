@@ -383,8 +383,6 @@ class Partition:
         self._assigned_before_leader = self._assigned
         self.is_known_to_leader = False
 
-    # -- sequences ----------------------------------------------------------------------------------
-
     def may_send(self, batch: ProducerBatch, now_ms: float) -> bool:
         """Whether the batch may be sent now without risk to the partition's order.
 

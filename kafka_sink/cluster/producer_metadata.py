@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from kafka_sink.clock import COORDINATOR_WAIT_MS, RANDOM, Clock
+from kafka_sink.clock import COORDINATOR_WAIT_MS, Clock
 from kafka_sink.cluster.broker import Broker
 from kafka_sink.cluster.metadata import FINAL_TOPIC_ERRORS, ClusterMetadata
 from kafka_sink.errors import MetadataTimeoutError, MissingPartitionError, TopicRefusedError
@@ -23,15 +23,8 @@ _NO_PARTITIONS: Mapping[str, int] = {}
 class ProducerMetadata(ClusterMetadata):
     """A cache that the task's sender refreshes. It also has the producer's ``Broker`` objects."""
 
-    def __init__(
-        self,
-        options: SinkOptions,
-        clock_ms: Clock,
-        network: NetworkClient,
-        *,
-        random: Callable[[], float] = RANDOM.random,
-    ) -> None:
-        super().__init__(options, random=random)
+    def __init__(self, options: SinkOptions, clock_ms: Clock, network: NetworkClient) -> None:
+        super().__init__(options)
         self._clock_ms = clock_ms
         self._network = network
         # With public certificate authorities any host can present a trusted certificate, so an address that

@@ -132,8 +132,6 @@ class RecordsBuilder:
         self._header_sequence = self.sequence
         return views
 
-    # -- sizes ----------------------------------------------------------------------------------
-
     @property
     def size(self) -> int:
         """The bytes written so far. Once the batch is compressed, these are its bytes on the wire."""

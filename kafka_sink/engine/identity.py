@@ -65,8 +65,6 @@ class ProducerIdentity:
         self._written: set[Partition] = set()
         self.needing_repair: set[Partition] = set()
 
-    # -- the id -----------------------------------------------------------------------------------
-
     @property
     def ready(self) -> bool:
         """Whether there is an id to write with."""

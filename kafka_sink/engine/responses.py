@@ -176,8 +176,6 @@ class ResponseHandler:
         )
         self._apply(batch, broker, response_classifier.classify_response(attempt), now_ms)
 
-    # -- carrying verdicts out ---------------------------------------------------------------------
-
     def _succeed(
         self,
         batches: Sequence[WrittenBatch],
@@ -383,8 +381,6 @@ class ResponseHandler:
             # The batch may have failed meanwhile.
             if self._accumulator.take(batch):
                 self._skip_records(batch, positions, cause)
-
-    # -- failing batches -----------------------------------------------------------------------------
 
     def fail_all(self, cause: Exception) -> None:
         """Fail every batch: the producer cannot go on (authentication failed, no producer id)."""

@@ -120,8 +120,6 @@ class ClientTelemetry:
         if request.api_key == PRODUCE:
             self._throttled.add(response.throttle_time_ms)
 
-    # -- requests and responses -----------------------------------------------------------------------
-
     def refresh(self, now_ms: float) -> float:
         """Send the request that is due. Return the milliseconds until the next one. A client that had no task
         for a long time pushes a last time, and the next task is another client."""
@@ -230,8 +228,6 @@ class ClientTelemetry:
             self._push(last, wanted, now_ms, terminating=True)
         self._client += 1
         self._instance_id, self._subscription, self._due_ms = bytes(16), None, math.inf
-
-    # -- what is pushed -------------------------------------------------------------------------------
 
     def _payload(self, wanted: Subscription) -> bytes:
         """The subscribed metrics since the last push. They are not compressed, as they are a few kB."""

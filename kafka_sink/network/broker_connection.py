@@ -108,8 +108,6 @@ class BrokerConnection:
         name, timeout = self._options.client_id or "kafka-chunked", self._options.request_timeout_ms
         return BrokerProtocol(name, str(self.node), timeout, exchange, self._trailing)
 
-    # -- connecting -------------------------------------------------------------------------------
-
     def may_connect(self, now_ms: float) -> bool:
         """Whether the connection is idle and its reconnect backoff has passed."""
         return self.state is ConnectionState.IDLE and now_ms >= self.connect_after_ms
@@ -206,8 +204,6 @@ class BrokerConnection:
         if self.transport.handshake():
             self.state = ConnectionState.NEGOTIATING
             self.protocol.start(now_ms)
-
-    # -- using ------------------------------------------------------------------------------------
 
     @property
     def is_ready(self) -> bool:
@@ -359,8 +355,6 @@ class BrokerConnection:
         self._renew_at_ms = math.inf
         self.protocol.log_in_again(exchange, now_ms)
         self.state = ConnectionState.REAUTHENTICATING
-
-    # -- timeouts and closing -----------------------------------------------------------------------
 
     def next_deadline_ms(self) -> float:
         state = self.state

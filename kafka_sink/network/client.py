@@ -96,8 +96,6 @@ class NetworkClient:
         if self._security is not None:
             self._security.check()
 
-    # -- nodes ------------------------------------------------------------------------------------
-
     def set_addresses(self, nodes: Iterable[Node]) -> None:
         """Set the brokers of the latest metadata. A connection to a broker that has moved is made again, and
         one to a broker that is no longer listed is closed when nothing is in flight on it."""
@@ -227,8 +225,6 @@ class NetworkClient:
         ]
         return first_of([f"{at.host}:{at.port}{errors.get((at.host, at.port), '')}" for at in nodes])
 
-    # -- I/O --------------------------------------------------------------------------------------
-
     def send(self, connection: BrokerConnection, request: Request, now_ms: float) -> None:
         """Submit a request to a ready connection, and write what the stream accepts. Raises ValueError, and
         changes nothing, if the connection is not ready. A broken stream is reported by the next poll."""
@@ -353,8 +349,6 @@ class NetworkClient:
             self._known = []
         cause = KafkaSinkError(f"{connection.node} failed Metadata: {error_of(error_code).label}")
         self._happened.append(partial(request.on_failure, cause, True))
-
-    # -- the end ----------------------------------------------------------------------------------
 
     def _discard(self, connection: BrokerConnection) -> None:
         """Close a connection without requests in flight. This is not a failure, so there is no backoff."""

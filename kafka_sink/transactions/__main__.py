@@ -95,9 +95,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-# -- which prefix ---------------------------------------------------------------------------------
-
-
 def _prefixes() -> TransactionSteps[frozenset[str]]:
     (ids,) = yield (ops.ListIds(),)
     return frozenset(map(ops.prefix_of, ids))
@@ -135,9 +132,6 @@ def _unknown(prefix: str, known: Iterable[str]) -> str:
         "delete ids that were not used for transactional.id.expiration.ms, and list only those that this "
         "login may describe"
     )
-
-
-# -- list -----------------------------------------------------------------------------------------
 
 
 def _list_prefixes(client: TransactionClient, known: Iterable[str], out: TextIO) -> int:
@@ -192,9 +186,6 @@ def _open(scope: Scope) -> TransactionSteps[dict[str, Described]]:
     (names,) = yield (ops.ListOpen(scope.prefix),)
     descriptions = yield from ops.describe(*names, scope.driver_id)
     return {name: described for name, described in descriptions.items() if described.state == ops.OPEN}
-
-
-# -- actions that take the prefix over ------------------------------------------------------------
 
 
 def _complete(client: TransactionClient, scope: Scope, out: TextIO) -> int:

@@ -132,8 +132,6 @@ class TransactionClient(BlockingCalls):
         self._allowed = ""
         self._last_error = "no broker responded"
 
-    # -- for the caller ---------------------------------------------------------------------------
-
     @property
     def known(self) -> KnownBrokers:
         return KnownBrokers(tuple(self.nodes.values()), dict(self.coordinators), self.protocol)
@@ -227,8 +225,6 @@ class TransactionClient(BlockingCalls):
             return count
         self._describe_cluster(topic, now_ms + min(TOPIC_PROPAGATION_MS, timeout_ms / 2))
         return self._partitions.get(topic, (0, 0.0))[0]
-
-    # -- a step -----------------------------------------------------------------------------------
 
     def _send_due(self, now_ms: float) -> float | None:
         if self.calls and now_ms <= self._deadline_ms:
@@ -393,8 +389,6 @@ class TransactionClient(BlockingCalls):
             raise ConfigurationError(f"{what}; {advice}")
         raise DeliveryError(what)
 
-    # -- brokers and coordinators -----------------------------------------------------------------
-
     def _describe_cluster(self, topic: str = "", missing_ms: float = 0.0) -> None:
         """Request the list of brokers, from the bootstrap addresses at first."""
         self.calls = [self._describing_cluster(topic, missing_ms)]
@@ -472,8 +466,6 @@ class TransactionClient(BlockingCalls):
             take,
             asked=len(names),
         )
-
-    # -- operations -------------------------------------------------------------------------------
 
     def _calls(self, answer: _StepAnswer, operation: ops.Operation) -> list[Call]:
         match operation:

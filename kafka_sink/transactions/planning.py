@@ -131,9 +131,6 @@ def _keep(options: SinkOptions, client: TransactionClient) -> None:
 Clients = Callable[..., AbstractContextManager["TransactionClient"]]
 
 
-# -- a write ---------------------------------------------------------------------------------------
-
-
 def plan(
     options: SinkOptions,
     raw: Mapping[str, str],
@@ -295,9 +292,6 @@ class CommitNote:
 
 def _note_key(options: SinkOptions, prefix: str) -> str:
     return f"transactional.id.prefix {prefix} at {options.bootstrap_servers} is committed"
-
-
-# -- names ----------------------------------------------------------------------------------------
 
 
 def _scope_name(options: SinkOptions, raw: Mapping[str, str], *, is_streaming: bool) -> str:

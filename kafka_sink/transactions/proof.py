@@ -264,9 +264,6 @@ def not_visible(
     return tuple(part for part in parts if decision.batch.progress_marker(part) not in markers)
 
 
-# -- messages -------------------------------------------------------------------------------------
-
-
 def incomplete(scope: Scope, decision: Decision, tasks: Iterable[int]) -> str:
     """The message for a batch of which readers see a part."""
     lost = sorted(tasks)

@@ -207,7 +207,7 @@ def test_hints_that_are_awaited_leave_half_of_max_block_for_brokers() -> None:
 
     now_ms, asked_ms = 0.0, math.inf
     network: Any = SimpleNamespace(wakeup=lambda: None, describe_brokers=lambda: "")
-    cache = ProducerMetadata(OPTIONS, lambda: now_ms, network, random=lambda: 0.5)
+    cache = ProducerMetadata(OPTIONS, lambda: now_ms, network)
     cache.coordinator = MetadataChannel(cache, lambda: now_ms, 300_000)
 
     def hold_again() -> None:
