@@ -43,13 +43,12 @@ class BufferAllocator:
     size of the batch with its first record only; by default it equals ``projected``.
     """
 
-    def __init__(self, pool: BufferPool, batch_size: int | None = None, *, full: bool = False) -> None:
-        """``batch_size`` defaults to the pool's poolable size. Pass it if producers share the pool."""
+    def __init__(self, pool: BufferPool, batch_size: int, *, full: bool = False) -> None:
         self.pool = pool
         # True if a batch takes batch.size from the pool when it opens, and nothing later.
         self.full = full
         # batch.size = 0 is legal: every record then gets a buffer of its own size.
-        self._batch_size = max(1, pool.poolable_size if batch_size is None else batch_size)
+        self._batch_size = max(1, batch_size)
         self._client = PoolClient()
         chunk = chunk_size(self._batch_size)
         sizes = [chunk, *(chunk // divisor for divisor in _FINER if chunk // divisor >= _MIN_FINER)]
@@ -177,11 +176,9 @@ class WorkerPools:
 
     def allocator(self, strategy: str, buffer_memory: int, batch_size: int) -> BufferAllocator:
         """Return a producer's access to its pool. ``strategy`` is `full` or `incremental`; sizes in bytes."""
-        full = strategy == "full"
-        poolable_size = batch_size if full else chunk_size(batch_size)
         with self._pools.lock:
             pool = self._pools.entries.get(buffer_memory)
             if pool is None:
-                pool = BufferPool(buffer_memory, poolable_size, clock_ms=self._clock_ms)
+                pool = BufferPool(buffer_memory, clock_ms=self._clock_ms)
                 self._pools.entries[buffer_memory] = pool
-        return BufferAllocator(pool, batch_size, full=full)
+        return BufferAllocator(pool, batch_size, full=strategy == "full")

@@ -124,26 +124,16 @@ class _Waiter:
 class BufferPool:
     """The pool that the producers of a worker process share. Thread-safe. Sizes are in bytes.
 
-    ``poolable_size`` is the chunk size of the producer that created the pool, or its batch.size with `full`.
-    Other producers get chunks of their own sizes through ``arena``. A request is granted completely or not at
-    all, and ``try_take`` never takes what a waiting request needs. ``full_bytes`` arguments are what the
-    `full` strategy would hold for the same data; only the metrics use them. ``open_batches`` is the number of
+    Producers get chunks of their own sizes through ``arena``. A request is granted completely or not at all,
+    and ``try_take`` never takes what a waiting request needs. ``full_bytes`` arguments are what the `full`
+    strategy would hold for the same data; only the metrics use them. ``open_batches`` is the number of
     batches of all producers that hold memory. Code that reads it without the lock gets a hint.
     """
 
-    def __init__(
-        self,
-        total_bytes: int,
-        poolable_size: int,
-        *,
-        clock_ms: Clock,
-        heap_limit_bytes: int | None = None,
-    ) -> None:
+    def __init__(self, total_bytes: int, *, clock_ms: Clock) -> None:
         self.total_bytes = total_bytes
-        self.poolable_size = poolable_size
-        if heap_limit_bytes is None:
-            heap_limit_bytes = max(total_bytes // _HEAP_SHARE, _MIN_HEAP_BYTES)
-        self.heap_limit_bytes = self._least_heap_limit = heap_limit_bytes
+        self._least_heap_limit = max(total_bytes // _HEAP_SHARE, _MIN_HEAP_BYTES)
+        self.heap_limit_bytes = self._least_heap_limit
         self._clock_ms = clock_ms
         # Guards everything below, and all arenas. The task's thread takes memory and the sender's thread
         # returns it; without the lock they could lend one chunk twice, or lose a waiting request's wake-up.

@@ -40,18 +40,10 @@ class Rebatcher:
     batches or slices of them, so no data is copied.
     """
 
-    def __init__(
-        self,
-        columns: tuple[int, ...],
-        *,
-        linger_ms: float,
-        target_bytes: int = TARGET_TABLE_BYTES,
-        large_row_bytes: float = LARGE_ROW_BYTES,
-    ) -> None:
+    def __init__(self, columns: tuple[int, ...], *, linger_ms: float) -> None:
         self._columns = columns
         self._linger_ms = linger_ms
-        self._target_bytes = target_bytes
-        self._large_row_bytes = large_row_bytes
+        self._target_bytes = TARGET_TABLE_BYTES
         self._gathered: list[pa.RecordBatch] = []
         self._gathered_bytes = 0
         self._deadline_ms = math.inf
@@ -106,7 +98,7 @@ class Rebatcher:
 
     def _cut(self, batch: pa.RecordBatch, size: int) -> list[pa.Table]:
         """Cut a batch into slices of nearly equal size, so that no small slice is left at the end."""
-        is_large = size >= self._large_row_bytes * batch.num_rows
+        is_large = size >= LARGE_ROW_BYTES * batch.num_rows
         count = round(size / (WIDE_TARGET_TABLE_BYTES if is_large else self._target_bytes))
         if count < 2 or batch.num_rows < 2:
             return [pa.Table.from_batches([batch])]

@@ -15,7 +15,7 @@ from kafka_sink.engine.appender import MutedMemoryLimit, RecordAppender
 from kafka_sink.engine.identity import ProducerIdentity
 from kafka_sink.engine.sender import Sender
 from kafka_sink.engine.telemetry import ClientTelemetry
-from kafka_sink.memory.allocator import BufferAllocator, WorkerPools, chunk_size
+from kafka_sink.memory.allocator import BufferAllocator, WorkerPools
 from kafka_sink.memory.pool import BufferPool
 from kafka_sink.network.client import NetworkClient
 from kafka_sink.options import SinkOptions
@@ -74,7 +74,7 @@ class WorkerParts:
             limit = MutedMemoryLimit(accumulator, muted_bytes, breaker, monotonic_ms)
         self.appender = RecordAppender(accumulator, monotonic_ms, network.wakeup, limit, activity)
         # Dead letters need their own memory: rejected rows may hold all of buffer.memory until then.
-        pool = BufferPool(_DEAD_LETTER_MEMORY_BYTES, chunk_size(size), clock_ms=monotonic_ms)
+        pool = BufferPool(_DEAD_LETTER_MEMORY_BYTES, clock_ms=monotonic_ms)
         self.dead_letter_memory = BufferAllocator(pool, min(size, _DEAD_LETTER_MEMORY_BYTES // 4))
         self.dead_letter_appender = RecordAppender(
             accumulator, monotonic_ms, network.wakeup, None, activity, self.dead_letter_memory

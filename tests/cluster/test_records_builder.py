@@ -13,11 +13,11 @@ from tests.support.queues import partition_of
 
 
 def pool() -> BufferPool:
-    return BufferPool(1 << 20, 1024, clock_ms=lambda: 0.0)
+    return BufferPool(1 << 20, clock_ms=lambda: 0.0)
 
 
 def batch_in(state: BatchState, memory: BufferPool | None = None) -> ProducerBatch:
-    buffer = incremental_allocator(memory or pool()).open(100, 0)
+    buffer = incremental_allocator(memory or pool(), 1024).open(100, 0)
     batch = ProducerBatch(
         buffer, None, CompressionType.NONE, 1.0, 0, partition_of(TopicPartition("t", 0)), 0.0
     )
@@ -48,7 +48,7 @@ def test_every_response_to_a_failed_batch_is_late_and_harmless() -> None:
 
 def test_a_batch_that_is_sent_again_is_sent_whole() -> None:
     """Catches: a retry with a part of the batch, or without its header."""
-    allocator = incremental_allocator(pool())
+    allocator = incremental_allocator(pool(), 1024)
     buffer, _between = allocator.open(100, 0), allocator.open(100, 0)
     assert buffer.grow(3_000)
     batch = ProducerBatch(

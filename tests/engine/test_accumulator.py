@@ -35,7 +35,7 @@ class Bench:
     """An accumulator with its pool; partition i leads on broker i % 2."""
 
     def __init__(self, pool_bytes: int = 1 << 20, **changes: object) -> None:
-        self.pool = BufferPool(pool_bytes, 128, clock_ms=lambda: 0.0)
+        self.pool = BufferPool(pool_bytes, clock_ms=lambda: 0.0)
         options = settings(**{"linger_ms": 20, "compression_type": CompressionType.NONE, **changes})
         self.brokers = Brokers()
         self.accumulator = RecordAccumulator(options, forced.allocator(self.pool, 1_000, 128))

@@ -27,7 +27,7 @@ from kafka_sink.records import batch_header
 from kafka_sink.records.compression import decompressed
 from kafka_sink.records.ordered_rows import OrderedRows
 from kafka_sink.records.record_columns import RecordColumns
-from tests.support.allocators import full_allocator, incremental_allocator
+from tests.support.allocators import full_allocator, incremental_allocator, limit_heap
 from tests.support.brokers import Brokers
 from tests.support.partitioners import ordered
 from tests.support.queues import limits_of, settings, teach_ratio
@@ -87,7 +87,9 @@ class Bench:
         linger_ms: int = 0,
         heap: int | None = None,
     ) -> None:
-        self.pool = BufferPool(memory, 128, clock_ms=lambda: 0.0, heap_limit_bytes=heap)
+        self.pool = BufferPool(memory, clock_ms=lambda: 0.0)
+        if heap is not None:
+            limit_heap(self.pool, heap)
         self.on_open: Callable[[int, float], object] = lambda *_: None
         full = forced.is_full()
         if strategy is not None:

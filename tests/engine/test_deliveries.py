@@ -73,7 +73,7 @@ def test_the_next_task_counts_from_zero() -> None:
 
 def test_totals_and_averages_are_of_one_task() -> None:
     now = [0.0]
-    pool = BufferPool(1 << 20, 16_384, clock_ms=lambda: now[0])
+    pool = BufferPool(1 << 20, clock_ms=lambda: now[0])
     allocator = incremental_allocator(pool, 1 << 19)
 
     def exhaust() -> None:

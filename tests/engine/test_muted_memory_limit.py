@@ -57,7 +57,7 @@ class Bench:
         self.now = 0.0
         self.avoided: set[TopicPartition] = set()
         self.order: list[int] = []
-        allocator = incremental_allocator(BufferPool(1 << 20, 128, clock_ms=lambda: self.now), 128)
+        allocator = incremental_allocator(BufferPool(1 << 20, clock_ms=lambda: self.now), 128)
         options = settings(batch_size=1_024, delivery_timeout_ms=1_000, compression_type=CompressionType.NONE)
         self.accumulator = RecordAccumulator(options, allocator)
         breaker: Any = self

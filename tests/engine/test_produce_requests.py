@@ -28,7 +28,7 @@ class Bench:
     """Batches that linger, one a partition; all partitions lead on broker 0."""
 
     def __init__(self, compression: CompressionType, ratio: float = 1.0) -> None:
-        pool = BufferPool(256 << 20, 4_096, clock_ms=lambda: 0.0)
+        pool = BufferPool(256 << 20, clock_ms=lambda: 0.0)
         options = settings(batch_size=512 << 10, linger_ms=20, compression_type=compression)
         self.broker: Broker = Brokers().of(0)
         self.accumulator = RecordAccumulator(options, forced.allocator(pool, 512 << 10, 4_096))

@@ -44,7 +44,7 @@ class Refused:
         times: list[int] | None = None,
         memory: int = 1 << 20,
     ) -> None:
-        self.pool = BufferPool(memory, 128, clock_ms=lambda: 0.0)
+        self.pool = BufferPool(memory, clock_ms=lambda: 0.0)
         self.allocator = forced.allocator(self.pool, 1_000, 128)
         options = settings(batch_size=memory, compression_type=codec)
         accumulator = RecordAccumulator(options, self.allocator)

@@ -14,7 +14,7 @@ from kafka_sink.memory.pool import BufferPool, PoolClient
 
 
 def pool_of(total_bytes: int) -> BufferPool:
-    return BufferPool(total_bytes, 100, clock_ms=lambda: 0.0)
+    return BufferPool(total_bytes, clock_ms=lambda: 0.0)
 
 
 def taken(pool: BufferPool, arena: ChunkArena, count: int) -> list[Chunk]:

@@ -26,7 +26,7 @@ from kafka_sink.memory import arena
 from kafka_sink.memory.allocator import BufferAllocator, chunk_size
 from kafka_sink.memory.buffer import ChunkedBuffer, Memory
 from kafka_sink.memory.pool import BufferPool, LentChunks
-from tests.support.allocators import full_allocator, incremental_allocator
+from tests.support.allocators import full_allocator, incremental_allocator, limit_heap
 from tests.support.effort import tries
 
 BATCH = 400  # four chunks at most in a small batch, so that borders are everywhere
@@ -34,8 +34,11 @@ Strategy = Callable[..., BufferAllocator]
 ALLOCATORS: list[Strategy] = [incremental_allocator, full_allocator]
 
 
-def pool_of(total: int, poolable: int = BATCH, heap: int | None = None) -> BufferPool:
-    return BufferPool(total, poolable, clock_ms=lambda: time.monotonic() * 1000, heap_limit_bytes=heap)
+def pool_of(total: int, heap: int | None = None) -> BufferPool:
+    pool = BufferPool(total, clock_ms=lambda: time.monotonic() * 1000)
+    if heap is not None:
+        limit_heap(pool, heap)
+    return pool
 
 
 @pytest.fixture(params=ALLOCATORS)
@@ -44,9 +47,9 @@ def strategy(request: pytest.FixtureRequest) -> Strategy:
     return make
 
 
-def scatter(pool: BufferPool, seed: int) -> None:
+def scatter(pool: BufferPool, chunk: int, seed: int) -> None:
     """Leaves free chunks in any order, over several mappings: few neighbours in memory follow each other."""
-    arena = pool.arena(pool.poolable_size)
+    arena = pool.arena(chunk)
     count = pool.total_bytes // arena.size
     chunks = pool.try_take(arena, count) if count else []
     assert chunks is not None
@@ -76,7 +79,7 @@ def opened(allocator: BufferAllocator, projected: int) -> Memory:
 @pytest.mark.parametrize("sizes", [[90] * 40, [90, 150, 90], [BATCH + 50, 90], []])
 def test_try_open_all_opens_the_same_batches_as_try_open(strategy: Strategy, sizes: list[int]) -> None:
     """Up to the first that the pool has no memory for."""
-    pools = [pool_of(8 * BATCH, 128 if strategy is incremental_allocator else BATCH) for _ in range(2)]
+    pools = [pool_of(8 * BATCH) for _ in range(2)]
     together = strategy(pools[0], BATCH).try_open_all(sizes)
     allocator = strategy(pools[1], BATCH)
     apart: list[Memory] = []
@@ -256,9 +259,9 @@ def test_a_batch_holds_what_was_written_whatever_the_pool_can_give(
     # Chunks are the smallest there are, so that a few hundred bytes cross many borders.
     batch_size = 128 if make is incremental_allocator else BATCH
     with patch.object(arena, "_SLAB_CHUNKS", slab_chunks):
-        machine = Machine(make(pool_of(total, batch_size, heap)))
+        machine = Machine(make(pool_of(total, heap), batch_size))
         if seed is not None:
-            scatter(machine.allocator.pool, seed)
+            scatter(machine.allocator.pool, batch_size, seed)
         for call in script:
             machine.run(call)
             machine.check_accounts()
@@ -269,7 +272,7 @@ def test_a_batch_holds_what_was_written_whatever_the_pool_can_give(
 
 
 def test_any_contiguous_bytes_are_taken(strategy: Strategy) -> None:
-    buffer = opened(strategy(pool_of(10_000)), 300)
+    buffer = opened(strategy(pool_of(10_000), BATCH), 300)
     numpys = np.frombuffer(b"abc", dtype=np.uint8).data
     given: list[bytes | bytearray | memoryview] = [b"abc", bytearray(b"abc"), memoryview(b"abc"), numpys]
     for data in given * 25:
@@ -284,9 +287,10 @@ def test_any_contiguous_bytes_are_taken(strategy: Strategy) -> None:
 )
 def test_write_rejects_non_contiguous_memory(strategy: Strategy, data: memoryview) -> None:
     for size in (0, 10, 120, 127, 130):
-        pool = pool_of(10_000, 128 if strategy is incremental_allocator else BATCH)
-        scatter(pool, 1)
-        buffer = opened(strategy(pool), 384)
+        pool = pool_of(10_000)
+        batch_size = 128 if strategy is incremental_allocator else BATCH
+        scatter(pool, batch_size, 1)
+        buffer = opened(strategy(pool, batch_size), 384)
         buffer.write_growing(b"\5" * size)
         with pytest.raises((ValueError, IndexError, BufferError)):
             buffer.write_growing(data)
@@ -296,8 +300,8 @@ def test_write_rejects_non_contiguous_memory(strategy: Strategy, data: memoryvie
 
 
 def test_scattered_chunks_are_viewed_one_by_one_and_neighbours_together() -> None:
-    pool = pool_of(128 * 12, 128)
-    allocator = incremental_allocator(pool)
+    pool = pool_of(128 * 12)
+    allocator = incremental_allocator(pool, 128)
     left, right = opened(allocator, 128), opened(allocator, 128)
     for index in range(5):
         for buffer in (left, right):
@@ -315,7 +319,7 @@ def test_scattered_chunks_are_viewed_one_by_one_and_neighbours_together() -> Non
 
 
 def test_a_new_chunk_beside_the_current_one_is_not_the_next_while_another_is() -> None:
-    allocator = incremental_allocator(pool_of(1024, 128))
+    allocator = incremental_allocator(pool_of(1024), 128)
     buffer, between = opened(allocator, 128), opened(allocator, 128)
     assert buffer.grow(256)
     buffer.write_growing(b"\1" * 100)
@@ -328,7 +332,7 @@ def test_a_new_chunk_beside_the_current_one_is_not_the_next_while_another_is() -
 
 def test_over_neighbours_writing_goes_straight_on() -> None:
     """Catches: a search for the next chunk where the memory simply goes on."""
-    buffer = opened(incremental_allocator(pool_of(1024, 128)), 256)
+    buffer = opened(incremental_allocator(pool_of(1024), 128), 256)
     buffer.write_growing(b"\1" * 130)
     assert buffer.grow(512)
     with patch.object(ChunkedBuffer, "_write_across", side_effect=AssertionError):
@@ -338,7 +342,7 @@ def test_over_neighbours_writing_goes_straight_on() -> None:
 
 
 def test_unwritten_bytes_are_neither_viewed_nor_truncated_to(strategy: Strategy) -> None:
-    buffer = opened(strategy(pool_of(10_000)), 100)
+    buffer = opened(strategy(pool_of(10_000), BATCH), 100)
     buffer.write_growing(b"0123456789")
     for start, end in [(-1, 5), (0, 11), (6, 5), (11, None)]:
         with pytest.raises(ValueError, match="that are written"):
@@ -356,18 +360,20 @@ def test_chunks_follow_batch_size_within_bounds() -> None:
     chunks = {1: 128, 128: 128, 1000: 1000, 16384: 16384, 1 << 22: 16384}
     assert {batch_size: chunk_size(batch_size) for batch_size in chunks} == chunks
     for batch_size, least in {16384: 1024, 8192: 2048, 4096: 1024, 1000: 1000}.items():
-        allocator = incremental_allocator(pool_of(1 << 20, 16384), batch_size)
+        allocator = incremental_allocator(pool_of(1 << 20), batch_size)
         assert min(opened(allocator, 1).capacity for _ in range(300)) == least, batch_size
 
 
 def test_a_batch_holds_what_its_strategy_takes_for_the_projection() -> None:
     """`full`: batch.size, or what a larger first record needs; `incremental`: whole chunks."""
     for projected, held in [(1, 128), (128, 128), (129, 256), (1000, 1024)]:
-        pool = pool_of(4096, 128)
-        assert opened(incremental_allocator(pool), projected).capacity == pool.metrics().used_bytes == held
+        pool = pool_of(4096)
+        assert (
+            opened(incremental_allocator(pool, 128), projected).capacity == pool.metrics().used_bytes == held
+        )
     for projected, held in [(1, BATCH), (BATCH, BATCH), (BATCH + 1, BATCH + 1)]:
         pool = pool_of(4096)
-        buffer = opened(full_allocator(pool), projected)
+        buffer = opened(full_allocator(pool, BATCH), projected)
         assert buffer.capacity == pool.metrics().used_bytes == held
         buffer.release()
         # Only buffers of exactly batch.size are kept.
@@ -375,7 +381,7 @@ def test_a_batch_holds_what_its_strategy_takes_for_the_projection() -> None:
 
 
 def test_chunks_get_finer_where_one_for_each_open_batch_would_take_a_quarter_of_the_pool() -> None:
-    pool = pool_of(1 << 20, 16384)
+    pool = pool_of(1 << 20)
     allocator = incremental_allocator(pool, 512 << 10)
     buffers = [opened(allocator, 100) for _ in range(200)]
     # 16 of a quarter pool are 16 KiB, 64 are 4 KiB; from then on 1 KiB.
@@ -388,7 +394,7 @@ def test_chunks_get_finer_where_one_for_each_open_batch_would_take_a_quarter_of_
         buffer.release()
     assert opened(allocator, 100).capacity == 4096
     # What `full` would hold for it is no measure of how many batches are open.
-    pool = pool_of(1 << 20, 16384)
+    pool = pool_of(1 << 20)
     allocator = incremental_allocator(pool, 16384)
     large = opened(allocator, 300 << 10)
     assert pool.open_batches == 1
@@ -400,8 +406,8 @@ def test_chunks_get_finer_where_one_for_each_open_batch_would_take_a_quarter_of_
 
 
 def test_a_batch_that_went_on_outside_the_pool_stays_there() -> None:
-    pool = pool_of(256, 128, heap=1024)
-    allocator = incremental_allocator(pool)
+    pool = pool_of(256, heap=1024)
+    allocator = incremental_allocator(pool, 128)
     other, buffer = opened(allocator, 128), opened(allocator, 128)
     buffer.write_growing(b"\1" * 200)
     assert buffer.overflowed
@@ -419,7 +425,7 @@ def test_a_batch_that_went_on_outside_the_pool_stays_there() -> None:
 def test_full_takes_nothing_from_the_pool_after_batch_size() -> None:
     """What does not fit lies beside it, counted and limited, and goes back as soon as it is not needed."""
     pool = pool_of(3 * BATCH)
-    allocator = full_allocator(pool)
+    allocator = full_allocator(pool, BATCH)
     pool.heap_limit_bytes = 2 * BATCH
     buffer = opened(allocator, 10)
     buffer.write_growing(b"abc")
@@ -443,7 +449,7 @@ def test_full_takes_nothing_from_the_pool_after_batch_size() -> None:
 
 def test_full_opens_with_batch_size_whatever_its_rows_take_before_they_are_compressed() -> None:
     pool = pool_of(4 * BATCH)
-    allocator = full_allocator(pool)
+    allocator = full_allocator(pool, BATCH)
     pool.heap_limit_bytes = 2 * BATCH
     buffer = allocator.try_open(2 * BATCH, 10)
     assert buffer is not None
@@ -465,8 +471,8 @@ def test_full_opens_with_batch_size_whatever_its_rows_take_before_they_are_compr
 def test_reserved_rows_may_exceed_the_heaps_limit_and_nothing_new_is_reserved_then(
     strategy: Strategy,
 ) -> None:
-    pool = pool_of(2 * BATCH, BATCH, heap=1000)
-    allocator = strategy(pool)
+    pool = pool_of(2 * BATCH, heap=1000)
+    allocator = strategy(pool, BATCH)
     buffer, other = opened(allocator, BATCH), opened(allocator, BATCH)
     buffer.write_growing(b"abc")
     buffer.write_growing(bytes(2000))
@@ -536,7 +542,7 @@ def test_requests_wait_while_the_heap_of_a_closed_producer_exceeds_the_others_li
 
 def test_a_closed_producer_opens_no_batch_but_ends_those_it_has(strategy: Strategy) -> None:
     pool = pool_of(10 * BATCH)
-    allocator, other = strategy(pool), strategy(pool)
+    allocator, other = strategy(pool, BATCH), strategy(pool, BATCH)
     buffer = opened(allocator, 10)
     allocator.close()
     assert allocator.try_open(10) is None
@@ -558,7 +564,7 @@ def saved(pool: BufferPool, name: str = "buffer-saved-bytes") -> float:
 
 
 def test_savings_are_measured_against_a_batch_size_for_each_open_batch() -> None:
-    pool = pool_of(64 << 20, 16384)
+    pool = pool_of(64 << 20)
     allocator = incremental_allocator(pool, 1 << 20)
     buffers = [opened(allocator, 5000) for _ in range(10)]
     assert buffers[0].grow(3 << 20)
@@ -575,8 +581,8 @@ def test_savings_are_measured_against_a_batch_size_for_each_open_batch() -> None
     assert saved(pool, "buffer-saved-bytes-max") == (9 << 20) - 9 * 16384
     assert_idle(pool)
     # `full` saves nothing against itself.
-    pool = pool_of(64 << 20, 1 << 20)
-    buffers = [opened(full_allocator(pool), size) for size in (10, 1 << 20, 3 << 20)]
+    pool = pool_of(64 << 20)
+    buffers = [opened(full_allocator(pool, 1 << 20), size) for size in (10, 1 << 20, 3 << 20)]
     buffers[0].write_growing(bytes(1 << 20))
     buffers[0].write_growing(bytes(1 << 20))
     assert pool.metrics().full_strategy_bytes == pool.metrics().used_bytes

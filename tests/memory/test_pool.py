@@ -33,6 +33,7 @@ from kafka_sink.errors import (
 )
 from kafka_sink.memory.arena import Chunk, ChunkArena
 from kafka_sink.memory.pool import BufferPool, PoolClient, PoolMetrics, WindowedRate
+from tests.support.allocators import limit_heap
 from tests.support.effort import tries
 from tests.support.footprint import held_bytes
 
@@ -52,8 +53,10 @@ def reserved_bytes(metrics: PoolMetrics) -> int:
 class WatchedPool(BufferPool):
     """Its arenas are used under its lock only."""
 
-    def __init__(self, total_bytes: int, poolable_size: int = 100, **options: int) -> None:
-        super().__init__(total_bytes, poolable_size, clock_ms=monotonic_ms, **options)
+    def __init__(self, total_bytes: int, heap_limit_bytes: int | None = None) -> None:
+        super().__init__(total_bytes, clock_ms=monotonic_ms)
+        if heap_limit_bytes is not None:
+            limit_heap(self, heap_limit_bytes)
 
     @property
     def is_locked(self) -> bool:
@@ -474,7 +477,7 @@ def test_no_memory_from_the_system_changes_nothing() -> None:
 
 
 def test_accounts_hold_at_every_moment_under_contention() -> None:
-    pool = WatchedPool(64 * 40, 64)
+    pool = WatchedPool(64 * 40)
     sizes = [pool.arena(64), pool.arena(16), pool.arena(24)]
     client = PoolClient()
     stop = threading.Event()

@@ -49,8 +49,10 @@ def encode_batch(
     batch: Batch, compression: CompressionType = CompressionType.NONE, pieces: int = 1, *, full: bool = False
 ) -> bytes:
     """The bytes the accumulator would send, appended in ``pieces`` runs."""
-    pool = BufferPool(64 << 20, 4096 if full else 1024, clock_ms=lambda: 0.0)
-    buffer = (full_allocator if full else incremental_allocator)(pool).open(batch_header.SIZE + 64, 0)
+    pool = BufferPool(64 << 20, clock_ms=lambda: 0.0)
+    buffer = (full_allocator(pool, 4096) if full else incremental_allocator(pool, 1024)).open(
+        batch_header.SIZE + 64, 0
+    )
     base, home = batch.rows[0].timestamp, partition_of(TopicPartition("t", 0))
     made = ProducerBatch(buffer, codec_for(compression, None), compression, 1.0, base, home, 0.0)
     if batch.producer_id >= 0:

@@ -22,7 +22,7 @@ from tests.support.queues import partition_of
 @patch.object(zstandard, "ZstdCompressor", wraps=zstandard.ZstdCompressor)
 def test_zstd_context_is_shared_by_the_batches_of_a_thread(made: Mock) -> None:
     codec = codec_for(CompressionType.ZSTD, None)
-    allocator = incremental_allocator(BufferPool(4 << 20, 16_384, clock_ms=lambda: 0.0), 16_384)
+    allocator = incremental_allocator(BufferPool(4 << 20, clock_ms=lambda: 0.0), 16_384)
     batches = []
     for partition in range(200):
         buffer = allocator.open(1_000, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kafka_sink.rows import rebatching
 from kafka_sink.rows.rebatching import (
     GATHERED_BATCH_BYTES,
     ROW_BYTES,
@@ -28,8 +30,16 @@ def batch(sizes: list[int], kind: pa.DataType | None = None, start: int = 0) -> 
     return pa.record_batch([pa.array(range(start, start + len(sizes))), values], names=["number", "value"])
 
 
-def builder(target_bytes: int = TARGET_TABLE_BYTES, linger_ms: float = LINGER_MS) -> Rebatcher:
-    return Rebatcher((1,), linger_ms=linger_ms, target_bytes=target_bytes, large_row_bytes=math.inf)
+def builder(
+    target_bytes: int = TARGET_TABLE_BYTES, linger_ms: float = LINGER_MS, columns: tuple[int, ...] = (1,)
+) -> Rebatcher:
+    made = Rebatcher(columns, linger_ms=linger_ms)
+    made._target_bytes = target_bytes
+    return made
+
+
+# Batches are then cut by the target size alone, whatever their rows' size.
+without_large_rows = patch.object(rebatching, "LARGE_ROW_BYTES", math.inf)
 
 
 def numbers(units: list[pa.RecordBatch]) -> list[int]:
@@ -40,6 +50,7 @@ def size_of(unit: pa.RecordBatch) -> int:
     return sum(len(value) + ROW_BYTES for value in unit.column(1).to_pylist())
 
 
+@without_large_rows
 def test_a_large_batch_goes_at_once_in_even_slices_that_share_its_memory() -> None:
     units = builder(1000)
     large = batch([100 - ROW_BYTES] * 45)
@@ -55,6 +66,7 @@ def test_a_large_batch_goes_at_once_in_even_slices_that_share_its_memory() -> No
     assert [unit.num_rows for unit in builder(1000).offer(batch([100 - ROW_BYTES] * 16), 0)] == [8, 8]
 
 
+@without_large_rows
 def test_small_batches_wait_for_each_other_until_they_are_a_unit() -> None:
     units = builder(10_000 + 5 * GATHERED_BATCH_BYTES)
     for index in range(4):
@@ -66,6 +78,7 @@ def test_small_batches_wait_for_each_other_until_they_are_a_unit() -> None:
     assert units.deadline_ms() == math.inf
 
 
+@without_large_rows
 def test_gathered_rows_go_when_linger_has_passed() -> None:
     units = builder()
     units.offer(batch([1]), 100)
@@ -78,6 +91,7 @@ def test_gathered_rows_go_when_linger_has_passed() -> None:
     assert numbers(units.offer(batch([]), 500)) == [0], "an empty batch is no reason to wait on"
 
 
+@without_large_rows
 def test_rows_and_batches_count_beside_their_bytes() -> None:
     values = pa.nulls(1_000_000, pa.binary())
     found = builder().offer(
@@ -92,18 +106,20 @@ def test_rows_and_batches_count_beside_their_bytes() -> None:
     assert gathered < TARGET_TABLE_BYTES / GATHERED_BATCH_BYTES
 
 
+@without_large_rows
 @pytest.mark.parametrize("list_type", [pa.list_, pa.large_list])
 def test_headers_count(list_type: type) -> None:
     entry = pa.struct([("key", pa.string()), ("value", pa.binary())])
     # Rows of none among rows of ten: the slices must follow the bytes, not the rows.
     headers = pa.array([None] * 7 + [[]] * 50 + [[("k", b"x" * 99)] * 10] * 50, list_type(entry)).slice(7)
     rows = pa.record_batch([pa.array([b""] * 100, pa.binary()), headers], names=["value", "headers"])
-    found = Rebatcher((0, 1), linger_ms=0, target_bytes=10_000, large_row_bytes=math.inf).offer(rows, 0)
+    found = builder(10_000, 0, (0, 1)).offer(rows, 0)
     assert 4 <= len(found) <= 7
     assert found[0].num_rows >= 55
     assert max(unit.num_rows for unit in found[1:]) <= 13
 
 
+@without_large_rows
 def test_a_slice_counts_for_itself_alone() -> None:
     whole = batch([0] * 500 + [100_000] + [0] * 500)
     units = builder(10_000)
@@ -116,6 +132,7 @@ def test_a_slice_counts_for_itself_alone() -> None:
 small_sizes = st.lists(st.integers(0, 300) | st.integers(0, 3000), max_size=40)
 
 
+@without_large_rows
 @settings(deadline=None)
 @given(
     offers=st.lists(st.tuples(small_sizes, st.integers(0, 30)), max_size=20),
@@ -142,6 +159,7 @@ def test_every_row_once_in_order_and_in_time(
         assert size_of(unit) <= 1.5 * 5000 + largest + ROW_BYTES
 
 
+@without_large_rows
 def test_units_widen_where_they_fall_into_many_runs_and_shrink_again() -> None:
     units = builder()
     half = batch([TARGET_TABLE_BYTES // 2] * 2)

@@ -20,7 +20,6 @@ from kafka_sink.engine.accumulator import RecordAccumulator
 from kafka_sink.engine.appender import RecordAppender
 from kafka_sink.engine.produce_requests import fill_request
 from kafka_sink.engine.splitting import split, take_out
-from kafka_sink.memory.allocator import chunk_size
 from kafka_sink.memory.pool import BufferPool
 from kafka_sink.model import CompressionType
 from kafka_sink.options import SinkOptions
@@ -76,8 +75,7 @@ class Task:
         self.shape = shape
         self.chance = random.Random(shape.seed)
         memory = max(shape.batch_size * shape.batches, 8_192)
-        poolable = shape.batch_size if shape.full else chunk_size(shape.batch_size)
-        self.pool = BufferPool(memory, max(1, poolable), clock_ms=lambda: 0.0)
+        self.pool = BufferPool(memory, clock_ms=lambda: 0.0)
         make = full_allocator if shape.full else incremental_allocator
         self.allocator = make(self.pool, shape.batch_size)
         self.accumulator = RecordAccumulator(

@@ -151,7 +151,7 @@ class Model:
     metadata: Metadata = field(default_factory=Metadata)
 
     def __post_init__(self) -> None:
-        self.pool = BufferPool(_POOL_BYTES, 128, clock_ms=lambda: self.now)
+        self.pool = BufferPool(_POOL_BYTES, clock_ms=lambda: self.now)
         options = SinkOptions(
             bootstrap_servers=(),
             batch_size=_BATCH_SIZE,

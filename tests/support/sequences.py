@@ -13,7 +13,7 @@ from kafka_sink.records.batch_header import ProducerSequence
 from tests.support.allocators import incremental_allocator
 from tests.support.queues import partition_of
 
-ALLOCATOR = incremental_allocator(BufferPool(1 << 22, 128, clock_ms=lambda: 0.0))
+ALLOCATOR = incremental_allocator(BufferPool(1 << 22, clock_ms=lambda: 0.0), 128)
 P0, P1 = partition_of(TopicPartition("t", 0)), partition_of(TopicPartition("t", 1))
 
 

@@ -13,7 +13,7 @@ def written_batch(
     partition: Partition, records: int, raw_bytes: int, sent_bytes: int, base_offset: int
 ) -> WrittenBatch:
     """A batch of so many records, whose ``sent_bytes`` include its header."""
-    buffer = incremental_allocator(BufferPool(sent_bytes + 128, 128, clock_ms=lambda: 0.0)).open(
+    buffer = incremental_allocator(BufferPool(sent_bytes + 128, clock_ms=lambda: 0.0), 128).open(
         sent_bytes, 0.0
     )
     batch = ProducerBatch(buffer, None, CompressionType.NONE, 1.0, 0, partition, 0.0)
