@@ -312,7 +312,11 @@ class Breaker:
         for change in self.task_mutes.take_changes():
             if shared is not None and change.own:
                 shared.on_mute_change(change)
-            self._log_change(change)
+            # The task that decided on a mute logs it as a warning, so that a job logs it once.
+            level = logging.WARNING if change.own else logging.INFO
+            done, target = "muted" if change.muted else "unmuted", change.target
+            name = self._name(target) + (self._with_partitions(target) if isinstance(target, int) else "")
+            _log.log(level, "circuit breaker: %s %s: %s", done, name, change.reason)
 
     def on_probe(self, node_id: int, now_ms: float) -> None:
         """Called when a request without rows is sent to a broker."""
@@ -349,13 +353,6 @@ class Breaker:
         self.manager.close()
         if self._breaker is not None:
             self._call(self._breaker.close)
-
-    def _log_change(self, change: MuteChange) -> None:
-        # The task that decided on a mute logs it as a warning, so that a job logs it once.
-        level = logging.WARNING if change.own else logging.INFO
-        done, target = "muted" if change.muted else "unmuted", change.target
-        name = self._name(target) + (self._with_partitions(target) if isinstance(target, int) else "")
-        _log.log(level, "circuit breaker: %s %s: %s", done, name, change.reason)
 
     def _call(self, method: Callable[..., object], *arguments: object) -> object:
         try:

@@ -73,7 +73,9 @@ def spark_conf(arguments: Sequence[str], environ: Mapping[str, str]) -> dict[str
     settings: dict[str, str] = {}
     files = [value for option, value in pairwise(arguments) if option == "--properties-file"]
     if not files or "--load-spark-defaults" in arguments:
-        files.insert(0, _defaults_file(environ))
+        home = environ.get("SPARK_HOME")
+        folder = environ.get("SPARK_CONF_DIR") or (os.path.join(home, "conf") if home else "")
+        files.insert(0, os.path.join(folder, _DEFAULTS_FILE) if folder else "")
     for file in filter(None, files):
         settings.update(_kept(_properties(file)))
     settings.update(_kept(option[2:].partition("=")[::2] for option in arguments if option.startswith("-D")))
@@ -87,12 +89,6 @@ def _kept(pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
     for name, value in pairs:
         if name in _KEPT or name.startswith(OWN_PREFIX):
             yield name, value.strip()
-
-
-def _defaults_file(environ: Mapping[str, str]) -> str:
-    home = environ.get("SPARK_HOME")
-    folder = environ.get("SPARK_CONF_DIR") or (os.path.join(home, "conf") if home else "")
-    return os.path.join(folder, _DEFAULTS_FILE) if folder else ""
 
 
 def _properties(file: str) -> Iterator[tuple[str, str]]:

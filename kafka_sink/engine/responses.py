@@ -512,7 +512,10 @@ class ResponseHandler:
             self._fail_unresolved(partition, in_doubt, "records before this batch were rejected")
         elif len(in_doubt) == len(unresolved) and not self._cluster.is_stale(partition.id.topic):
             # The metadata has been refreshed since the failures.
-            if not self._is_known_to_leader(partition):
+            topic = self._cluster.topic(partition.id.topic)
+            topic_id = None if topic is None else topic.topic_id
+            partition.set_leader(self._cluster.leader(partition.id), topic_id)
+            if not partition.is_known_to_leader:
                 reason = (
                     "records before this batch were rejected by a leader that may have lost its state of this"
                     " producer"
@@ -526,13 +529,6 @@ class ResponseHandler:
                 "records was lost",
                 partition.id,
             )
-
-    def _is_known_to_leader(self, partition: Partition) -> bool:
-        """Whether the partition's current leader has the producer's state, according to the metadata."""
-        topic = self._cluster.topic(partition.id.topic)
-        topic_id = None if topic is None else topic.topic_id
-        partition.set_leader(self._cluster.leader(partition.id), topic_id)
-        return partition.is_known_to_leader
 
     def _fail_unresolved(self, partition: Partition, batches: Sequence[ProducerBatch], reason: str) -> bool:
         """Fail batches that may have been written, because with a new sequence they could be written twice.

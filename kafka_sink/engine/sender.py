@@ -162,7 +162,9 @@ class Sender(threading.Thread):
         # coordinator's mutes are known.
         breaker = self._breaker
         if breaker.is_due(now_ms):
-            delays.append(self._run_breaker(now_ms))
+            breaker.run(now_ms)
+            self._network.avoided = breaker.avoided.nodes
+            delays.append(probe_brokers(breaker, self._cluster, self._network, self._options, now_ms))
         due_ms = self._cluster.next_due_ms
         delays.append(due_ms - now_ms if now_ms < due_ms else self._metadata.refresh(now_ms))
         waits_out_acknowledgements = False
@@ -367,13 +369,6 @@ class Sender(threading.Thread):
             accepting = [broker for broker in ready if broker not in blocked]
             self.unavailable = unavailable(brokers, blocked, accepting, timeout_ms, now_ms)
         self._has_waits = bool(unreachable) or any(broker.waits_since_ms is not None for broker in brokers)
-
-    def _run_breaker(self, now_ms: float) -> float:
-        """Run the breaker. Return the milliseconds until another broker can be probed."""
-        breaker = self._breaker
-        breaker.run(now_ms)
-        self._network.avoided = breaker.avoided.nodes
-        return probe_brokers(breaker, self._cluster, self._network, self._options, now_ms)
 
     def _connect_leaders(self, now_ms: float) -> None:
         """Connect to some leaders of known topics, while the task gets its producer id. Only once for each

@@ -85,18 +85,14 @@ def append(value: str, line: Mapping[str, Any]) -> None:
     try:
         written = os.write(handle, content)
         if written < len(content):
-            _take_back(handle, written)
+            # Remove the incomplete line, unless another process has written after it.
+            end = os.lseek(handle, 0, os.SEEK_CUR)
+            if os.fstat(handle).st_size == end:
+                os.ftruncate(handle, end - written)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _take_back(handle: int, written: int) -> None:
-    """Remove an incomplete line, unless another process has written after it."""
-    end = os.lseek(handle, 0, os.SEEK_CUR)
-    if os.fstat(handle).st_size == end:
-        os.ftruncate(handle, end - written)
 
 
 def _opened(path: str) -> int:

@@ -310,7 +310,10 @@ def _is_due(ended: EndedWrite, now_s: float) -> tuple[bool, str]:
     counts = total(ended.results)
     is_first = not sums.is_announced and bool(counts.records or counts.unconfirmed)
     sums.is_announced |= is_first
-    own = is_first or _has_trouble(ended)
+    # Rows were skipped, batches sent again, breakers tripped or transactions aborted.
+    uncommitted = sum(count for name, count in ended.transactions.items() if name != "committed")
+    has_trouble = bool(counts.skipped or counts.retries or counts.breaker_trips or uncommitted)
+    own = is_first or has_trouble
     if not own:
         sums.add(ended)
     digest = ""
@@ -319,10 +322,3 @@ def _is_due(ended: EndedWrite, now_s: float) -> tuple[bool, str]:
         digest, sums = sums.line(ended, now_s), _UnreportedWrites(now_s, sums.is_announced)
     spark_application.note(key, sums)
     return own, digest
-
-
-def _has_trouble(ended: EndedWrite) -> bool:
-    """Whether rows were skipped, batches sent again, breakers tripped or transactions aborted."""
-    counts = total(ended.results)
-    uncommitted = sum(count for name, count in ended.transactions.items() if name != "committed")
-    return bool(counts.skipped or counts.retries or counts.breaker_trips or uncommitted)

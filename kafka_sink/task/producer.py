@@ -202,7 +202,10 @@ class Producer:
             self._rates = RateChannel()
             channels.append(self._rates)
         settings = self.options.group_settings()
-        group = _group_of(address.group, self.network.client_id)
+        group, client_id = address.group, self.network.client_id
+        if client_id:
+            # Some brokers name other leaders to the clients of each zone, and take the zone from this id.
+            group += f"-{hashlib.sha256(client_id.encode()).hexdigest()[:16]}"
         coordinator = CoordinatorClient(
             address, channels, lambda: Hello(group, self.cluster.cluster_id or "", settings), monotonic_ms
         )
@@ -478,11 +481,3 @@ class Producer:
         if abort and self._coordinator is not None:
             # Spark ends the process of a failed task next, so the last messages must be sent before.
             self._coordinator.join(_LAST_WORDS_S)
-
-
-def _group_of(group: str, client_id: str) -> str:
-    """The coordinator's group for tasks with this client id.
-
-    Some brokers name other leaders to the clients of each zone, and take the zone from this id.
-    """
-    return f"{group}-{hashlib.sha256(client_id.encode()).hexdigest()[:16]}" if client_id else group

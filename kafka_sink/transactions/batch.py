@@ -106,7 +106,12 @@ class TaskHandover:
         if batch.number in written:
             return TaskRole.SKIP
         if batch.number <= written.forgotten:
-            raise ChangedBatchError(_not_known(batch, written))
+            # The version is so old that no record shows whether it was written.
+            raise ChangedBatchError(
+                f"it is not known whether {batch} was written before: only these versions of its application "
+                f"are recorded: {written}. Nothing is written. If it was not written, use another txnAppId. "
+                f"{_SEE}"
+            )
         return TaskRole.WRITE
 
 
@@ -369,11 +374,3 @@ def _doubt(batch: BatchIdentity, last: LastDecision) -> str:
             "checkpointLocation, or a transactional.id.prefix for each query"
         )
     return ""
-
-
-def _not_known(batch: BatchIdentity, written: WrittenNumbers) -> str:
-    """The message for a version that is so old that no record shows whether it was written."""
-    return (
-        f"it is not known whether {batch} was written before: only these versions of its application are "
-        f"recorded: {written}. Nothing is written. If it was not written, use another txnAppId. {_SEE}"
-    )

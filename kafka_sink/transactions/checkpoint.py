@@ -33,11 +33,6 @@ class Location(NamedTuple):
         # normpath keeps two leading slashes, because POSIX gives them a meaning of their own.
         return cls(scheme, authority.lower(), "/" + path.lstrip("/") if path.startswith("/") else path)
 
-    @property
-    def is_local(self) -> bool:
-        """Whether it may be on this host. Without a scheme, Spark's default file system decides."""
-        return self.scheme in ("", "file") and self.authority in ("", "localhost")
-
 
 def query_id(text: str, *, is_required: bool = True) -> str | None:
     """The id of the query whose checkpoint this is, or None if the checkpoint is not on this host.
@@ -46,7 +41,8 @@ def query_id(text: str, *, is_required: bool = True) -> str | None:
     it also raises if the file system of the location is not certain.
     """
     location = Location.of(text)
-    if location.is_local:
+    # It may be on this host. Without a scheme, Spark's default file system decides.
+    if location.scheme in ("", "file") and location.authority in ("", "localhost"):
         try:
             with open(posixpath.join(location.path, _METADATA), encoding="utf-8") as file:
                 return str(json.load(file)["id"])

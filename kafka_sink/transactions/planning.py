@@ -73,8 +73,6 @@ class PlannedTransactions:
     brokers: KnownBrokers | None = None
 
 
-# -- connections ----------------------------------------------------------------------------------
-
 # Spark's threads take clients and give them back when they plan, commit and abort. Without the lock two
 # threads could take the same client and read each other's responses.
 _idle_clients: ProcessEntries[dict[SinkOptions, TransactionClient]] = ProcessEntries({})
@@ -266,9 +264,6 @@ def abort_or_explain(
     return ended.transactions, note
 
 
-# -- from a commit to the next planning -------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class CommitNote:
     """A note from a commit to the planning of the next micro-batch, often in another process of the driver.
@@ -349,9 +344,6 @@ def _job(options: SinkOptions) -> BatchIdentity:
     if options.txn_app_id:
         return BatchIdentity.of_application(options.txn_app_id, options.topic or "", options.txn_version)
     return BatchIdentity.of_unnamed_job()
-
-
-# -- the driver epoch between the processes of an application ------------------------------------
 
 
 def _remember_driver_epoch(scope: Scope, driver_epoch: ProducerEpoch) -> None:

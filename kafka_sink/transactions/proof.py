@@ -45,9 +45,6 @@ def other_driver(scope: Scope, failed: ops.Failed, what: str = "") -> Transactio
     )
 
 
-# -- who owns the prefix --------------------------------------------------------------------------
-
-
 def require_owner(
     scope: Scope, driver_epoch: ProducerEpoch, *keys: OffsetKey
 ) -> TransactionSteps[ProducerEpoch]:
@@ -71,9 +68,6 @@ def require_owner(
             return ProducerEpoch(*ended)
         failed = ended
     raise other_driver(scope, failed)
-
-
-# -- what other attempts and drivers have open ----------------------------------------------------
 
 
 def inspect(
@@ -113,9 +107,6 @@ def abort_others(
         described.state == ops.OPEN and not isinstance(result, ops.Failed)
         for (_, described), result in zip(ends, results, strict=True)
     )
-
-
-# -- what was decided -----------------------------------------------------------------------------
 
 
 def ends_of(scope: Scope, parts: Iterable[Part], *, afresh: bool = False) -> tuple[ops.EndTransaction, ...]:
