@@ -98,9 +98,6 @@ def total(counts: Iterable[TaskCounts]) -> TaskCounts:
     return TaskCounts(**dict(zip(NAMES, map(sum, zip(*map(_VALUES, counts), strict=True)), strict=False)))
 
 
-# -- counts by topic and by broker, and what a task holds at one moment -------------------------------------
-
-
 class TopicMetrics(NamedTuple):
     """A topic's acknowledged rows (with acks=0: sent rows), their size as sent and raw, and their batches."""
 
@@ -139,9 +136,6 @@ GAUGES: Mapping[str, str] = {
     "buffer_heap_bytes": "Memory held beyond the pool",
     "waiting_threads": "Tasks that wait for memory",
 }
-
-
-# -- rates over the last seconds, computed from totals that are sampled about once a second -----------------
 
 
 # Tasks report once a second, but not at the same moment: over a shorter window the rate would jump.

@@ -153,8 +153,6 @@ class ClusterMetadata:
         self._paused_until_ms = -math.inf
         self._paused_until_max_ms = math.inf
 
-    # -- what is known ----------------------------------------------------------------------------
-
     def topic(self, name: str) -> TopicMetadata | None:
         state = self._topics.get(name)
         return None if state is None else state.metadata
@@ -225,8 +223,6 @@ class ClusterMetadata:
         if coordinator is not None:
             for name in topics:
                 coordinator.report_stale(name)
-
-    # -- facts ------------------------------------------------------------------------------------
 
     def on_use(self, topics: Iterable[str], now_ms: float) -> None:
         """Record that rows are written to these topics. Known topics stay cached; unknown ones become urgent.
@@ -441,8 +437,6 @@ class ClusterMetadata:
             self._nodes = nodes
             self.version += 1
 
-    # -- decisions --------------------------------------------------------------------------------
-
     def next_request(self, now_ms: float) -> tuple[str, ...] | None:
         """The topics to request now. None if no topic is due, a request is in flight, or a backoff has not
         ended.
@@ -517,8 +511,6 @@ class ClusterMetadata:
         else:
             self._needed.drop(name)
         self.next_due_ms = -math.inf
-
-    # -- responses --------------------------------------------------------------------------------
 
     def on_response(self, update: MetadataUpdate, requested: Collection[str], now_ms: float) -> bool:
         """Merge a response. Topics that it does not help stay urgent, each with its own backoff.

@@ -93,8 +93,6 @@ class TopicLimits:
         # Whether the ratio was too low at least once.
         self._has_risen = False
 
-    # -- learning -----------------------------------------------------------------------------------
-
     @property
     def largest_batch(self) -> int:
         """batch.size, or the learnt limit if that is smaller."""
@@ -174,8 +172,6 @@ class TopicLimits:
             kept = self._store.read()
             if limit < kept.get(self._topic, limit + 1):
                 self._store.write({**kept, self._topic: limit})
-
-    # -- asking -------------------------------------------------------------------------------------
 
     def rows_that_fit(
         self, ordered: OrderedRows, start: int, stop: int, batch: RecordsBuilder | None = None

@@ -132,7 +132,11 @@ class ClientTelemetry:
         if now_ms < self._due_ms:
             return self._due_ms - now_ms
         self._due_ms = math.inf
-        connection = self._find_connection(now_ms)
+        # The last one if it is idle, otherwise the one with the least to do, so that rows and a push do not
+        # wait for each other.
+        connection = self._connection
+        if connection is None or connection.in_flight or not connection.accepts(now_ms):
+            connection = self._connection = self._network.connected_with(_APIS, now_ms)
         if connection is None:
             # The next connection ends this wait. But if all connections are throttled or renew their logins,
             # no new one follows, so the wait has an end of its own.
@@ -146,14 +150,6 @@ class ClientTelemetry:
         else:
             self._push(connection, self._subscription, now_ms)
         return self._due_ms - now_ms
-
-    def _find_connection(self, now_ms: float) -> BrokerConnection | None:
-        """The connection of the last request if it is idle, otherwise the connection with the least to do, so
-        that rows and a push do not wait for each other. None if no connection accepts a request now."""
-        last = self._connection
-        if last is None or last.in_flight or not last.accepts(now_ms):
-            self._connection = self._network.connected_with(_APIS, now_ms)
-        return self._connection
 
     def _push(
         self, connection: BrokerConnection, wanted: Subscription, now_ms: float, *, terminating: bool = False

@@ -294,8 +294,6 @@ def _repairable(
     return previous
 
 
-# -- messages about a batch that is not what its number says ---------------------------------------
-
 _SEE = "See 'A batch that has changed' in docs/exactly-once.md"
 
 
