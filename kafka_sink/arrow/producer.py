@@ -64,7 +64,8 @@ def record_batches(data: Any) -> tuple[pa.Schema | None, Batches]:
         except pa.ArrowException as error:
             raise _unreadable(data, error) from None
     # Iterating over a frame without Arrow's interface would return columns or rows.
-    if isinstance(data, Iterable) and not isinstance(data, str | bytes | dict) and not _is_frame(data):
+    is_frame = hasattr(data, "columns") or hasattr(data, "collect_schema")
+    if isinstance(data, Iterable) and not isinstance(data, str | bytes | dict) and not is_frame:
         return None, _batches_of_each(data)
     raise _unfit(data)
 
@@ -113,10 +114,6 @@ def _batches_of_each(items: Iterable[Any]) -> Batches:
         if not hasattr(item, "__arrow_c_stream__") and not hasattr(item, "__arrow_c_array__"):
             raise _unfit(item)
         yield from record_batches(item)[1]
-
-
-def _is_frame(data: Any) -> bool:
-    return hasattr(data, "columns") or hasattr(data, "collect_schema")
 
 
 def _unreadable(data: Any, error: pa.ArrowException) -> SchemaError:
@@ -354,20 +351,17 @@ class ArrowProducer:
         with self._own_lock():
             if transaction is not None and self._failure is None:
                 transaction.require(plan.parts)
-            self._append(plan, batch, transaction)
-
-    def _append(self, plan: ColumnPlan, batch: pa.RecordBatch, transaction: WriteTransaction | None) -> None:
-        with self._turn() as producer:
-            self._sending.took_rows |= batch.num_rows > 0
-            if transaction and not transaction.take(batch, plan.parts, producer.begin_transaction):
-                return
-            if self._held_schema is None or not batch.schema.equals(self._held_schema):
-                self._send_held(producer)
-                self._rebatcher = Rebatcher(plan.sized, linger_ms=self.options.linger_ms)
-                self._held_schema, self._plan = batch.schema, plan
-            for table in self._rebatcher.offer(batch, monotonic_ms()):
-                self._send(producer, table)
-            self._attend()
+            with self._turn() as producer:
+                self._sending.took_rows |= batch.num_rows > 0
+                if transaction and not transaction.take(batch, plan.parts, producer.begin_transaction):
+                    return
+                if self._held_schema is None or not batch.schema.equals(self._held_schema):
+                    self._send_held(producer)
+                    self._rebatcher = Rebatcher(plan.sized, linger_ms=self.options.linger_ms)
+                    self._held_schema, self._plan = batch.schema, plan
+                for table in self._rebatcher.offer(batch, monotonic_ms()):
+                    self._send(producer, table)
+                self._attend()
 
     def _send_held(self, producer: Producer) -> None:
         """Send the rows that wait for more rows."""

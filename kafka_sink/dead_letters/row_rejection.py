@@ -179,7 +179,7 @@ def rows_of_table(plan: ColumnPlan, table: pa.Table, error: InvalidRowError) -> 
         return pa.nulls(few.num_rows, kind) if index is None else pa.concat_arrays(few.column(index).chunks)
 
     key, value, topic = (
-        as_binary(_typed(column(index, pa.binary()))) for index in (plan.key, plan.value, plan.topic_column)
+        as_binary(column(index, pa.binary())) for index in (plan.key, plan.value, plan.topic_column)
     )
     if plan.topic is not None:
         topic = _repeated(plan.topic, few.num_rows)
@@ -202,10 +202,6 @@ def rows_of_table(plan: ColumnPlan, table: pa.Table, error: InvalidRowError) -> 
 
 def _repeated(topic: str, count: int) -> pa.Array:
     return binary_of([topic.encode()]).take(indices(np.zeros(count, dtype=np.int32)))
-
-
-def _typed(column: pa.Array) -> pa.Array:
-    return column.cast(pa.binary()) if column.type == pa.null() else column
 
 
 def _numbers(column: pa.Array, kind: pa.DataType, missing: int) -> Int64s:

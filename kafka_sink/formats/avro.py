@@ -207,7 +207,7 @@ class _Block:
         counts, encoded = columns.joined_entries(column, encode)
         end: list[Word] = _ZERO if nulls is None else byte_columns.nothing_where(nulls, _ZERO)
         sizes = byte_columns.varint(byte_columns.zigzag(counts), counts == 0)
-        return [*sizes, byte_columns.grouped(encoded, counts), *end]
+        return [*sizes, arrays.grouped(encoded, counts), *end]
 
 
 # -- values ------------------------------------------------------------------------------------------------

@@ -16,16 +16,14 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from kafka_sink.records.arrays import (
     Bools,
     Bytes,
-    Int32s,
     Int64s,
     UInt64s,
     binary_of,
-    indices,
+    every_second,
     lengths,
     offsets,
     values_buffer,
@@ -57,7 +55,7 @@ class Word:
             if isinstance(self.value, int) and isinstance(other.value, int):
                 value = self.value | other.value << (8 * self.size)
             else:
-                value = _shifted(other.value, 8 * self.size) | _unsigned(self.value)
+                value = (_unsigned(other.value) << np.uint64(8 * self.size)) | _unsigned(self.value)
         else:
             value = np.left_shift(_unsigned(other.value), (self.size << 3).view(np.uint64))
             value |= _unsigned(self.value)
@@ -69,10 +67,6 @@ Piece: TypeAlias = Word | pa.Array
 
 def _unsigned(value: UInt64s | int) -> UInt64s | np.uint64:
     return np.uint64(value) if isinstance(value, int) else value
-
-
-def _shifted(value: UInt64s | int, bits: int) -> UInt64s | np.uint64:
-    return np.uint64(value << bits) if isinstance(value, int) else value << np.uint64(bits)
 
 
 def constant(content: bytes) -> list[Piece]:
@@ -180,14 +174,6 @@ def spread(array: pa.Array, nulls: Bools) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), len(nulls), [None, pa.py_buffer(ends), array.buffers()[2]])
 
 
-def grouped(array: pa.Array, counts: Int64s) -> pa.Array:
-    """Join consecutive entries of a binary array without nulls: ``counts[i]`` entries become entry i."""
-    ends = np.zeros(len(counts) + 1, dtype=np.int64)
-    np.cumsum(counts, out=ends[1:])
-    bounds = np.ascontiguousarray(offsets(array)[ends], dtype=np.int32)
-    return pa.Array.from_buffers(pa.binary(), len(counts), [None, pa.py_buffer(bounds), array.buffers()[2]])
-
-
 def join(pieces: Iterable[Piece], rows: int, nulls: Bools | None = None) -> pa.Array:
     """Join each row's pieces to one entry of a binary array, which is null where ``nulls`` is true. Raises
     OverflowError if they take 2 GiB or more."""
@@ -234,7 +220,7 @@ def _gathered(parts: Sequence[list[Word] | pa.Array], rows: int) -> pa.Array:
             np.add(offsets(part)[:-1], text_at - first, out=starts, casting="same_kind")
             np.add(starts, lengths(part), out=ends, casting="same_kind")
             text_at += size
-    taken = _every_second(edges, data)
+    taken = every_second(edges, data)
     own = np.ascontiguousarray(offsets(taken)[:: len(parts)], dtype=np.int32)
     return pa.Array.from_buffers(pa.binary(), rows, [None, pa.py_buffer(own), taken.buffers()[2]])
 
@@ -273,10 +259,3 @@ def _packed(words: Iterable[Word]) -> list[Word]:
         elif word.widest:
             packed.append(word)
     return packed
-
-
-def _every_second(edges: Int32s, data: Bytes) -> pa.Array:
-    """The bytes between edges 0 and 1, 2 and 3, and so on."""
-    count = len(edges) - 1
-    entries = pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(edges), pa.py_buffer(data)])
-    return pc.take(entries, indices(np.arange(0, count, 2, dtype=np.int32)), boundscheck=False)

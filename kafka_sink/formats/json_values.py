@@ -22,8 +22,8 @@ from kafka_sink.formats.byte_columns import Piece
 from kafka_sink.formats.columns import Encoder, Leaf
 from kafka_sink.records.arrays import (
     Bools,
-    Int64s,
     as_binary,
+    grouped,
     lengths,
     null_mask,
     numbers,
@@ -127,15 +127,11 @@ def _listed(column: pa.Array, entries: Callable[..., list[Piece]], brackets: str
         return [*byte_columns.constant(b","), *entries(*children)]
 
     first, last = (byte_columns.constant(bracket.encode()) for bracket in brackets)
-    return [*first, _separated(*columns.joined_entries(column, encode)), *last]
-
-
-def _separated(counts: Int64s, encoded: pa.Array) -> pa.Array:
-    """The entries of each row. The first entry of a row loses the comma in front of it."""
-    ends = np.zeros(len(counts) + 1, dtype=np.int64)
-    np.cumsum(counts, out=ends[1:])
-    bounds = offsets(encoded)[ends].astype(np.int64)
-    return spans(values_buffer(encoded), bounds[:-1] + (counts > 0), bounds[1:])
+    counts, encoded = columns.joined_entries(column, encode)
+    rows = offsets(grouped(encoded, counts)).astype(np.int64)
+    # The first entry of a row loses the comma in front of it.
+    separated = spans(values_buffer(encoded), rows[:-1] + (counts > 0), rows[1:])
+    return [*first, separated, *last]
 
 
 def _text(path: str) -> Encoder:

@@ -209,7 +209,7 @@ class _Repeated:
 
     def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
         counts, encoded = columns.joined_entries(column, lambda items: self.item.pieces(items, _nulls(items)))
-        return [byte_columns.grouped(encoded, counts)]
+        return [arrays.grouped(encoded, counts)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +224,7 @@ class _Packed:
             return self.element.value.encode.pieces(numbers, None)
 
         counts, encoded = columns.joined_entries(column, encode)
-        content = byte_columns.grouped(encoded, counts)
+        content = arrays.grouped(encoded, counts)
         empty = counts == 0
         size = byte_columns.varint(lengths(content).astype(np.uint64), empty)
         return [*byte_columns.nothing_where(empty, _tag(self.element.number, _BYTES)), *size, content]
@@ -246,7 +246,7 @@ class _ProtobufMap:
             return [*_tag(self.number, _BYTES), *size, content]
 
         counts, encoded = columns.joined_entries(column, encode)
-        return [byte_columns.grouped(encoded, counts)]
+        return [arrays.grouped(encoded, counts)]
 
 
 # -- scalars -----------------------------------------------------------------------------------------------

@@ -253,7 +253,10 @@ class BufferPool:
         finally:
             # This also runs after KeyboardInterrupt and a task kill: the next request gets the memory.
             with self._lock:
-                self._note_wait(started_ms)
+                now_ms = self._clock_ms()
+                waited_ns = max(0, int((now_ms - started_ms) * 1e6))
+                self._wait_ns += waited_ns
+                self._wait_rate.record(waited_ns, now_ms)
                 if chunks is None:
                     self._withdraw(waiter)
                     self._serve()
@@ -363,12 +366,6 @@ class BufferPool:
             f"bytes are free{overdraft}. The brokers accept rows more slowly than the task makes them, or do "
             "not respond: check the brokers, or raise kafka.max.block.ms"
         )
-
-    def _note_wait(self, started_ms: float) -> None:
-        now_ms = self._clock_ms()
-        waited_ns = max(0, int((now_ms - started_ms) * 1e6))
-        self._wait_ns += waited_ns
-        self._wait_rate.record(waited_ns, now_ms)
 
     # -- giving back ------------------------------------------------------------------------------
 

@@ -95,7 +95,9 @@ def parse(raw: Mapping[str, str]) -> ParsedOptions:
         failure_rate_settings(
             HiddenValues(options.breaker.given), options.max_in_flight_requests_per_connection
         )
-    _check_topic_config(options)
+    if options.topic_config and not options.topic_create:
+        name = TOPIC_CONFIG_PREFIX + options.topic_config[0][0]
+        raise ConfigurationError(f"Option '{name}' has no effect without topic.create=true")
     _check_schemes(settings["bootstrap_servers"][1].reveal(), options)
     return ParsedOptions(options, (*given.warnings(), *warnings))
 
@@ -240,12 +242,6 @@ def _meant(name: str) -> str:
         return BY_NAME[option].name
     option = unsupported.OF_LIBRDKAFKA.get(kafka_name) or nearest(kafka_name, KAFKA_NAMES)
     return KAFKA_PREFIX + option if option else ""
-
-
-def _check_topic_config(options: SinkOptions) -> None:
-    if options.topic_config and not options.topic_create:
-        name = TOPIC_CONFIG_PREFIX + options.topic_config[0][0]
-        raise ConfigurationError(f"Option '{name}' has no effect without topic.create=true")
 
 
 def _check_schemes(addresses: str, options: SinkOptions) -> None:

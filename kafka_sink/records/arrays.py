@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 Bools = npt.NDArray[np.bool_]
 Bytes = npt.NDArray[np.uint8]
@@ -128,12 +129,23 @@ def spans(
         )
     edges = np.empty(2 * count, dtype=np.int32)
     edges[0::2], edges[1::2] = starts - first, ends - first
-    buffers = [None, pa.py_buffer(edges), pa.py_buffer(data[first : int(ends[-1])])]
-    # Every second entry lies between two spans, so it is left out.
-    array = pa.Array.from_buffers(pa.binary(), 2 * count - 1, buffers).take(
-        indices(np.arange(0, 2 * count, 2))
-    )
+    array = every_second(edges, data[first : int(ends[-1])])
     return array if nulls is None else with_nulls(array, nulls)
+
+
+def every_second(edges: Int32s, data: Bytes) -> pa.Array:
+    """The bytes between edges 0 and 1, 2 and 3, and so on."""
+    count = len(edges) - 1
+    entries = pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(edges), pa.py_buffer(data)])
+    return pc.take(entries, indices(np.arange(0, count, 2, dtype=np.int32)), boundscheck=False)
+
+
+def grouped(array: pa.Array, counts: LengthArray) -> pa.Array:
+    """Join consecutive entries of a binary array without nulls: ``counts[i]`` entries become entry i."""
+    ends = np.zeros(len(counts) + 1, dtype=np.int64)
+    np.cumsum(counts, out=ends[1:])
+    bounds = np.ascontiguousarray(offsets(array)[ends], dtype=np.int32)
+    return pa.Array.from_buffers(pa.binary(), len(counts), [None, pa.py_buffer(bounds), array.buffers()[2]])
 
 
 def with_nulls(array: pa.Array, nulls: Bools) -> pa.Array:

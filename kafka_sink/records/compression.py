@@ -125,11 +125,6 @@ class SnappyCodec(BlockCodec):
         return struct.pack(">i", len(packed)), packed
 
 
-def gzip_codec(level: int) -> WholeCodec:
-    """Gzip (RFC 1952) with zlib-ng, whose levels correspond to zlib's but are several times as fast."""
-    return WholeCodec(lambda raw: zlib_ng.compress(raw, level, _GZIP_WINDOW_BITS))
-
-
 def zstd_codec(level: int) -> WholeCodec:
     """Zstandard, in one frame. All batches of a thread share its context, which takes about 1 MiB."""
     # Few jobs use Zstandard, so the library is imported when it is needed.
@@ -153,7 +148,9 @@ def codec_for(compression: CompressionType, level: int | None) -> BlockCodec | W
     if compression is CompressionType.SNAPPY:
         return SnappyCodec()
     if compression is CompressionType.GZIP:
-        return gzip_codec(GZIP_DEFAULT_LEVEL if level is None else level)
+        # The levels of zlib-ng correspond to zlib's, but are several times as fast.
+        gzip_level = GZIP_DEFAULT_LEVEL if level is None else level
+        return WholeCodec(lambda raw: zlib_ng.compress(raw, gzip_level, _GZIP_WINDOW_BITS))
     if compression is CompressionType.ZSTD:
         return zstd_codec(ZSTD_DEFAULT_LEVEL if level is None else level)
     return None

@@ -12,7 +12,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kafka_sink.records import arrays, varint_columns
-from kafka_sink.records.arrays import Bytes, Int32s, Int64s, as_binary, indices, lengths, null_mask
+from kafka_sink.records.arrays import (
+    Bytes,
+    Int32s,
+    Int64s,
+    as_binary,
+    grouped,
+    indices,
+    lengths,
+    null_mask,
+)
 from kafka_sink.varint import signed
 
 Ints = Int32s | Int64s
@@ -37,7 +46,9 @@ class ColumnLengths:
     def of(cls, chunks: Sequence[pa.Array]) -> ColumnLengths:
         """The lengths of a column that consists of these string or binary arrays."""
         lengths_of_chunks = [arrays.lengths(chunk) for chunk in chunks]
-        numbers = lengths_of_chunks[0] if len(lengths_of_chunks) == 1 else _joined(lengths_of_chunks)
+        numbers: npt.NDArray[Any] = (
+            lengths_of_chunks[0] if len(lengths_of_chunks) == 1 else np.concatenate(lengths_of_chunks)
+        )
         if len(numbers) == 0:
             return cls(0, 0, 0)
         smallest, largest = int(numbers.min()), int(numbers.max())
@@ -80,11 +91,6 @@ class ColumnLengths:
         return ColumnLengths(self.count, low, high, each)
 
 
-def _joined(parts: list[Ints]) -> Ints:
-    joined: npt.NDArray[Any] = np.concatenate(parts)
-    return joined
-
-
 def _as_narrow(numbers: Ints, largest: int) -> Ints:
     if largest <= _MAX_NARROW:
         return numbers.astype(np.int32, copy=False)
@@ -116,18 +122,11 @@ def encode_headers(headers: pa.Array) -> pa.Array:
     count_bytes = binary(varint_columns.lay_out([count], len(counts)), count.widths, len(counts))
     if len(flat) == 0:
         return count_bytes
-    entries, entry_lengths = _header_entries(as_binary(keys), as_binary(values))
-    ends = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(counts, dtype=np.int64)))
-    bytes_at = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(entry_lengths)))
-    grouped = pa.Array.from_buffers(
-        pa.binary(),
-        len(counts),
-        [None, pa.py_buffer(bytes_at[ends].astype(np.int32)), entries.buffers()[2]],
-    )
-    return join([count_bytes, grouped])
+    entries = _header_entries(as_binary(keys), as_binary(values))
+    return join([count_bytes, grouped(entries, counts)])
 
 
-def _header_entries(keys: pa.Array, values: pa.Array) -> tuple[pa.Array, Int64s]:
+def _header_entries(keys: pa.Array, values: pa.Array) -> pa.Array:
     """One binary entry for each header: key length, key, value length, value."""
     key_lengths, value_lengths = lengths(keys), lengths(values)
     key = varint_columns.column(key_lengths)
@@ -135,10 +134,7 @@ def _header_entries(keys: pa.Array, values: pa.Array) -> tuple[pa.Array, Int64s]
     value = varint_columns.column(shown)
     before = binary(varint_columns.lay_out([key], len(keys)), key.widths, len(keys))
     between = binary(varint_columns.lay_out([value], len(keys)), value.widths, len(keys))
-    sizes: Int64s = np.add(key_lengths, value_lengths, dtype=np.int64)
-    sizes += key.widths
-    sizes += value.widths
-    return join([before, keys, between, values]), sizes
+    return join([before, keys, between, values])
 
 
 def join(parts: Sequence[pa.Array | pa.ChunkedArray]) -> pa.Array | pa.ChunkedArray:

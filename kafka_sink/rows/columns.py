@@ -94,15 +94,11 @@ def _none_if_all_null(column: pa.Array) -> pa.Array | None:
     return None if column.null_count == len(column) else column
 
 
-def _as_type(column: pa.Array, arrow_type: pa.DataType) -> pa.Array:
-    return column if column.type == arrow_type else column.cast(arrow_type)
-
-
 def _timestamps(column: pa.Array, now_ms: int) -> Int64s:
     if not pa.types.is_timestamp(column.type) or column.type.unit != "us":
         raise SchemaError(f"column 'timestamp' has the Arrow type {column.type}, but must be in microseconds")
     # Round down, and not towards zero, so that instants before 1970 get the right millisecond.
-    millis: Int64s = numbers(_as_type(column, pa.int64()), np.int64) // _MICROS_PER_MILLI
+    millis: Int64s = numbers(column, np.int64) // _MICROS_PER_MILLI
     if column.null_count:
         millis[null_mask(column)] = now_ms
     if len(millis) and int(millis.min()) < 0:
@@ -120,7 +116,7 @@ def _timestamps(column: pa.Array, now_ms: int) -> Int64s:
 def _partitions(column: pa.Array) -> Int32s | None:
     if column.null_count == len(column):
         return None
-    partitions: Int32s = numbers(_as_type(column, pa.int32()), np.int32)
+    partitions: Int32s = numbers(column.cast(pa.int32()), np.int32)
     wrong = partitions < 0
     if column.null_count:
         nulls = null_mask(column)

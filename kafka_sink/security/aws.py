@@ -8,7 +8,6 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -30,30 +29,17 @@ _EXPIRES_S = 900
 _CONNECT_S, _READ_S, _ATTEMPTS = 5, 10, 2
 
 
-def _new_session(profile: str | None) -> Any:
-    # Only AWS_MSK_IAM needs botocore, which is optional: functions import it when they need it.
-    from botocore.session import Session
-
-    return Session(profile=profile)
+# The bound of the whole search for credentials. botocore tries several sources in turn, and one of them is a
+# program of the user's (credential_process), which may run forever.
+_WAIT_S = 60.0
 
 
 class IamLogin:
     """The IAM login of one set of options. botocore renews the credentials, which may take requests to AWS.
+    It is optional, and only this login needs it: functions import it when they need it."""
 
-    ``new_session`` makes botocore's session for a profile. ``wait_s`` limits the whole search for
-    credentials. botocore tries several sources in turn, and one of them is a program of the user's
-    (credential_process), which may run forever.
-    """
-
-    def __init__(
-        self,
-        settings: IamSettings,
-        new_session: Callable[[str | None], Any] = _new_session,
-        wait_s: float = 60.0,
-    ) -> None:
+    def __init__(self, settings: IamSettings) -> None:
         self._settings = settings
-        self._new_session = new_session
-        self._wait_s = wait_s
         # Guards `_lookup`: without it, two logins could start two lookups, whose threads would share
         # botocore's objects.
         self._lock = threading.Lock()
@@ -64,9 +50,9 @@ class IamLogin:
         self._default_region = ""
 
     def steps(self, host: str) -> SaslSteps:
-        """Return a login's exchange with one broker. Blocks while credentials are fetched, for at most
-        ``wait_s``. Raises AuthenticationError if there are no credentials or the region is unknown, and
-        TokenUnavailableError if AWS cannot be reached or ``wait_s`` has passed."""
+        """Return a login's exchange with one broker. Blocks while credentials are fetched, for at most a
+        minute. Raises AuthenticationError if there are no credentials or the region is unknown, and
+        TokenUnavailableError if AWS cannot be reached or the time has passed."""
         if importlib.util.find_spec("botocore") is None:
             raise AuthenticationError(
                 "AWS_MSK_IAM needs the package botocore: pip install botocore on driver and executors"
@@ -87,9 +73,9 @@ class IamLogin:
                 lookup = self._lookup = Future()
                 name = "kafka-chunked-aws"
                 threading.Thread(target=self._run, args=(lookup,), name=name, daemon=True).start()
-        if not wait([lookup], self._wait_s).done:
+        if not wait([lookup], _WAIT_S).done:
             raise TokenUnavailableError(
-                f"AWS_MSK_IAM: botocore found no credentials within {self._wait_s:.0f} s; check "
+                f"AWS_MSK_IAM: botocore found no credentials within {_WAIT_S:.0f} s; check "
                 "credential_process of the AWS profile, and whether this host reaches AWS"
             )
         return lookup.result()
@@ -116,11 +102,12 @@ class IamLogin:
 
     def _find(self) -> Any:
         from botocore.config import Config
+        from botocore.session import Session
 
         # At DEBUG, botocore logs signatures, and AWS's responses with the credentials of a role.
         logger = logging.getLogger("botocore")
         logger.setLevel(max(logger.level, logging.INFO))
-        session = self._new_session(self._settings.profile or None)
+        session = Session(profile=self._settings.profile or None)
         session.set_default_client_config(
             Config(
                 connect_timeout=_CONNECT_S, read_timeout=_READ_S, retries={"total_max_attempts": _ATTEMPTS}

@@ -19,6 +19,7 @@ from botocore.credentials import Credentials
 from botocore.session import Session
 
 from kafka_sink.errors import AuthenticationError
+from kafka_sink.security import aws
 from kafka_sink.security.aws import IamLogin, region_of
 from kafka_sink.security.sasl import SaslExchange
 from kafka_sink.security.settings import IamSettings
@@ -84,7 +85,10 @@ def test_the_signature_is_the_one_that_botocore_makes(environ: Environ) -> None:
         assert SECRET_KEY not in json.dumps(message)
 
 
-def test_a_search_for_credentials_that_hangs_ends_every_login_and_is_not_begun_again() -> None:
+@mock.patch.object(aws, "_WAIT_S", 0.05)
+def test_a_search_for_credentials_that_hangs_ends_every_login_and_is_not_begun_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Catches: a credential_process without an end held the first login for ever, and its connection."""
     began: list[int] = []
     end = threading.Event()
@@ -95,7 +99,8 @@ def test_a_search_for_credentials_that_hangs_ends_every_login_and_is_not_begun_a
             end.wait(60)
 
     session = Hanging()
-    login = IamLogin(IamSettings(), lambda _: session, wait_s=0.05)
+    monkeypatch.setattr("botocore.session.Session", lambda profile: session)
+    login = IamLogin(IamSettings())
     for _ in range(3):
         with pytest.raises(
             TokenUnavailableError, match=r"found no credentials within \d+ s; check credential_process"
@@ -120,8 +125,9 @@ def test_a_search_for_credentials_that_hangs_ends_every_login_and_is_not_begun_a
     assert "no AWS credentials were found" in until(end_of_search)
 
 
+@mock.patch("botocore.session.Session", mock.Mock(side_effect=SystemExit))
 def test_a_search_that_breaks_off_ends_its_login() -> None:
-    login = IamLogin(IamSettings(), mock.Mock(side_effect=SystemExit), wait_s=5)
+    login = IamLogin(IamSettings())
     with pytest.raises(SystemExit):
         login.steps(HOST)
 
@@ -130,9 +136,10 @@ def test_each_login_has_the_credentials_of_its_moment() -> None:
     session = mock.Mock()
     moments = (Credentials(name, SECRET_KEY) for name in ("FIRST", "SECOND"))
     session.get_credentials.return_value.get_frozen_credentials = lambda: next(moments)
-    login = IamLogin(IamSettings(), lambda _: session)
-    for name in ("FIRST/", "SECOND/"):
-        assert sent(login)["x-amz-credential"].startswith(name)
+    login = IamLogin(IamSettings())
+    with mock.patch("botocore.session.Session", return_value=session):
+        for name in ("FIRST/", "SECOND/"):
+            assert sent(login)["x-amz-credential"].startswith(name)
 
 
 def test_a_profile_is_read(environ: Environ, tmp_path: Path) -> None:
