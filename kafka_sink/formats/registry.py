@@ -169,8 +169,6 @@ class Registry:
         )
         return _checked(response), response.references or []
 
-    # -- requests -------------------------------------------------------------------------------------
-
     def _ask(self, purpose: str, path: str, schema: Schema | None = None) -> _Response:
         """Return the response to a GET request, or to a POST request with the schema."""
         try:

@@ -186,8 +186,6 @@ class BufferPool:
                 arena = self._arenas[size, heap] = ChunkArena(size, kept=True, heap=heap)
             return arena
 
-    # -- taking -----------------------------------------------------------------------------------
-
     def try_take(
         self, arena: ChunkArena, count: int, full_bytes: int = 0, *, new_batches: int = 0
     ) -> list[Chunk] | None:
@@ -312,8 +310,6 @@ class BufferPool:
                 self._allocated -= dropped
                 excess -= dropped
 
-    # -- waiting ------------------------------------------------------------------------------------
-
     def _queue_up(self, waiter: _Waiter) -> int:
         with self._lock:
             ahead = len(self._waiters)
@@ -366,8 +362,6 @@ class BufferPool:
             f"bytes are free{overdraft}. The brokers accept rows more slowly than the task makes them, or do "
             "not respond: check the brokers, or raise kafka.max.block.ms"
         )
-
-    # -- giving back ------------------------------------------------------------------------------
 
     def give(self, arena: ChunkArena, chunks: list[Chunk], full_bytes: int = 0) -> None:
         """Return chunks of a batch that keeps other chunks, or may grow again. See ``give_all``."""
@@ -425,8 +419,6 @@ class BufferPool:
                 self._withdraw(waiter)
                 waiter.turn.release()
             self._serve()
-
-    # -- state ------------------------------------------------------------------------------------
 
     @property
     def queued(self) -> int:

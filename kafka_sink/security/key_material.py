@@ -140,9 +140,6 @@ def _is_pem(store: Store, data: bytes) -> bool:
     return False
 
 
-# -- PEM --------------------------------------------------------------------------------------------
-
-
 def _pem_certificates(store: Store, data: bytes) -> list[Certificate]:
     from cryptography.x509 import load_pem_x509_certificates
 
@@ -179,9 +176,6 @@ def _pem_key(store: Store, data: bytes) -> PrivateKeyTypes | None:
     finally:
         password = None
     raise ConfigurationError(f"{named(store)}: the private key cannot be read: {problem}")
-
-
-# -- PKCS12 -----------------------------------------------------------------------------------------
 
 
 def _pkcs12(store: Store, data: bytes) -> tuple[PrivateKeyTypes | None, list[Certificate]]:

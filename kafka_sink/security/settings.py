@@ -159,9 +159,6 @@ class SecuritySettings:
         )
 
 
-# -- TLS --------------------------------------------------------------------------------------------
-
-
 def _tls(options: SinkOptions) -> TlsSettings:
     enabled = options.ssl_enabled_protocols or _PROTOCOLS
     supported = {version.lower(): version for version in _PROTOCOLS}
@@ -237,9 +234,6 @@ def _key(options: SinkOptions) -> Store | None:
 def _no_password(password: Secret | None, what: str) -> None:
     if password is not None:
         raise ConfigurationError(f"Option 'kafka.ssl.{what}.password' is set, but no {what} is")
-
-
-# -- SASL -------------------------------------------------------------------------------------------
 
 
 def _sasl(options: SinkOptions) -> SaslSettings:
