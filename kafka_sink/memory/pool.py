@@ -132,8 +132,8 @@ class BufferPool:
 
     def __init__(self, total_bytes: int, *, clock_ms: Clock) -> None:
         self.total_bytes = total_bytes
-        self._least_heap_limit = max(total_bytes // _HEAP_SHARE, _MIN_HEAP_BYTES)
-        self.heap_limit_bytes = self._least_heap_limit
+        self.least_heap_limit = max(total_bytes // _HEAP_SHARE, _MIN_HEAP_BYTES)
+        self.heap_limit_bytes = self.least_heap_limit
         self._clock_ms = clock_ms
         # Guards everything below, and all arenas. The task's thread takes memory and the sender's thread
         # returns it; without the lock they could lend one chunk twice, or lose a waiting request's wake-up.
@@ -175,7 +175,7 @@ class BufferPool:
             self._limit_heap()
 
     def _limit_heap(self) -> None:
-        self.heap_limit_bytes = max(self._least_heap_limit, *self._heap_needs.values(), 0)
+        self.heap_limit_bytes = max(self.least_heap_limit, *self._heap_needs.values(), 0)
 
     def arena(self, size: int, *, heap: bool = False) -> ChunkArena:
         """The arena for chunks of this size, which are kept for reuse: the pool's or, with ``heap``, those

@@ -34,7 +34,7 @@ def builder(
     target_bytes: int = TARGET_TABLE_BYTES, linger_ms: float = LINGER_MS, columns: tuple[int, ...] = (1,)
 ) -> Rebatcher:
     made = Rebatcher(columns, linger_ms=linger_ms)
-    made._target_bytes = target_bytes
+    made.target_bytes = target_bytes
     return made
 
 

@@ -16,4 +16,4 @@ def full_allocator(pool: BufferPool, batch_size: int) -> BufferAllocator:
 
 def limit_heap(pool: BufferPool, limit_bytes: int) -> None:
     """Set the heap's limit of a pool that has no producers yet. Their needs can still raise it."""
-    pool.heap_limit_bytes = pool._least_heap_limit = limit_bytes
+    pool.heap_limit_bytes = pool.least_heap_limit = limit_bytes
