@@ -65,14 +65,14 @@ class ServerProcess:
         # The launcher has read /proc before.
         assert process is not None
         running = RunningCoordinator(address, self._identity.driver_token, process, where.address)
-        if serving(self._place) is not None:
-            # Planning was killed while this process started, and has since found another one.
-            return
-        self._place.publish(running)
+        # If planning was killed while this process started, the next one may have found another coordinator.
+        if serving(self._place) is None:
+            self._place.publish(running)
         while self._driver.is_alive() and self._is_current():
             self._metrics.sample(monotonic_ms())
             await asyncio.sleep(_CHECK_S)
         server.close()
+        listening.close()
 
     def services(self) -> Services:
         metrics = self._metrics
