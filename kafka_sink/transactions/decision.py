@@ -337,7 +337,7 @@ def newest_head(texts: Iterable[str]) -> Head | None:
 def decode(texts: Iterable[str]) -> Decision | None:
     """The latest decision among these chunks.
 
-    Raises ProtocolError if chunks are missing, or if what they contain is no decision.
+    Raises ProtocolError if chunks are missing or contain anything that ``encode`` does not write.
     """
     parsed = [_parse(text) for text in texts]
     if not parsed:
@@ -355,6 +355,9 @@ def decode(texts: Iterable[str]) -> Decision | None:
             raise ValueError(f"it is cut off, or larger than {_MAX_BODY_BYTES:,} bytes")
         decision = _decoder.decode(data)
         _check(decision, head.number)
+        # A field that is missing would get its default, which may mean that nothing was written.
+        if msgspec.json.encode(decision) != data:
+            raise ValueError("it has other fields than this version writes")
         return decision
     except (ValueError, msgspec.MsgspecError, RecursionError, zlib.error) as error:
         problem = printable(str(error))

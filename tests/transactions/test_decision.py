@@ -109,7 +109,12 @@ def chunk_of(data: bytes) -> str:
 
 
 def changed(**values: object) -> str:
-    return chunk_of(json.dumps(BODY | values).encode())
+    return chunk_of(json.dumps(BODY | values, separators=(",", ":"), ensure_ascii=False).encode())
+
+
+def without(name: str) -> str:
+    body = {field: value for field, value in BODY.items() if field != name}
+    return chunk_of(msgspec.json.encode(body))
 
 
 HOSTILE = {
@@ -130,8 +135,15 @@ HOSTILE = {
     "text as task": changed(parts=[PART | {"task": "a"}]),
     "large task": changed(parts=[PART | {"task": 1 << 40}]),
     "large epoch": changed(parts=[PART | {"producer": [1, 1 << 15]}]),
-    "large checksum": changed(parts=[PART | {"digest": {"checksum": 1 << 64}}]),
+    "large checksum": changed(parts=[PART | {"digest": PART["digest"] | {"checksum": 1 << 64}}]),
     "unknown outcome": changed(parts=[PART | {"outcome": 9}]),
+    "no earlier numbers": without("before"),
+    "no time": without("began_ms"),
+    "no target": without("target"),
+    "a part without an outcome": changed(parts=[{k: v for k, v in PART.items() if k != "outcome"}]),
+    "an empty digest": changed(parts=[PART | {"digest": {}}]),
+    "an unknown field": changed(other=1),
+    "a field of a part that is unknown": changed(parts=[PART | {"other": 1}]),
     "texts as runs": changed(before=BEFORE | {"runs": [["a", "b"]]}),
     "backward run": changed(before=BEFORE | {"runs": [[5, 1]]}),
     "many runs": changed(before=BEFORE | {"runs": [[one, one] for one in range(0, 1000, 2)]}),
