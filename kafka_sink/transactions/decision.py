@@ -321,8 +321,8 @@ class Head:
 # Every application that may commit offsets for these groups can write any text there. So every number and
 # size in a chunk has a bound, and a text that breaks a bound raises ProtocolError.
 
-# The metadata of the groups is read into memory as it is. This holds about 60,000 transactions.
-_MAX_BODY_BYTES = 8 << 20
+# The metadata of the groups is read into memory as it is. This holds about 120,000 transactions.
+_MAX_BODY_BYTES = 16 << 20
 # base85 makes five characters of four bytes, and zlib adds little to bytes that it cannot compress.
 _MAX_CHUNKS = _MAX_BODY_BYTES * 5 // 4 // _CHUNK_BYTES + 10
 _HEAD = re.compile(r"([0-9]{1,18}) ([0-9]{1,10}) ([0-9]{1,5}) ([0-9]{1,5}) (.*)", re.DOTALL | re.ASCII)

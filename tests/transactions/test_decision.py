@@ -221,6 +221,12 @@ def test_any_text_is_a_decision_within_bounds_or_a_protocol_error(texts: list[st
     assert all(found.marker_key(SCOPE, part).partition.partition < found.partitions for part in found.parts)
 
 
+def test_decision_holds_100_000_transactions() -> None:
+    part = Part(100_000, 0, ProducerEpoch(1 << 20, 9), RowsDigest(1 << 20, 1 << 30, (1 << 64) - 1))
+    decided = replace(decision(3, 2), parts=(part,) * 100_000)
+    assert decode(encode(decided, 4)) == decided
+
+
 def test_decision_refuses_more_transactions_than_can_be_read_again() -> None:
     part = Part(1 << 20, 3, ProducerEpoch(1 << 50, 32_000), RowsDigest(1 << 50, 1 << 60, (1 << 64) - 1))
     with pytest.raises(TransactionError, match=r"100,000 transactions.*with fewer tasks"):
