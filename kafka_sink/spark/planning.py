@@ -9,7 +9,7 @@ import hashlib
 import inspect
 import math
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -53,11 +53,7 @@ def plan(
     options, is_repeated = parsed.options, query is not None
     columns = [(field.name, field.dataType.simpleString()) for field in schema.fields]
     ignored = ignored_columns(_of_sink(schema.names, options), options.topic)
-    warnings = *parsed.warnings, *ignored
-    # For a query, which is planned again and again, they are logged once.
-    if warnings and (query is None or spark_application.first_time("\n".join((query, *warnings)))):
-        for warning in warnings:
-            driver_log.warn(f"kafka-chunked: {warning}")
+    _warn((*parsed.warnings, *ignored), query)
     _check(options)
     encoding = None
     if options.has_format:
@@ -134,6 +130,13 @@ def _of_sink(names: list[str], options: SinkOptions) -> list[str]:
     from kafka_sink.formats.schemas import OWN
 
     return [name for name in names if name in OWN]
+
+
+def _warn(warnings: Sequence[str], query: str | None) -> None:
+    """Log the warnings. For a query, which is planned again and again, they are logged once."""
+    if warnings and (query is None or spark_application.first_time("\n".join((query, *warnings)))):
+        for warning in warnings:
+            driver_log.warn(f"kafka-chunked: {warning}")
 
 
 def _check(options: SinkOptions) -> None:
