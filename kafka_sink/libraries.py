@@ -37,7 +37,7 @@ OF_EXTRAS = {
 
 
 def explanation(error: BaseException, is_there: Callable[[str], object] = find_spec) -> str | None:
-    """What to do about a failed import; None if the error is not about a missing library."""
+    """Advice about a failed import; None if the error is not about a missing library."""
     if not isinstance(error, ModuleNotFoundError) or error.name is None:
         return None
     module = error.name.split(".")[0]

@@ -32,7 +32,7 @@ class CoordinatorAddress:
 
 @dataclass(frozen=True, slots=True)
 class PlannedCoordinator:
-    """What planning passes to a write's tasks: the coordinator's address, and the metadata of their topics.
+    """Planning's results for a write's tasks: the coordinator's address, and the metadata of their topics.
 
     ``address`` has no host if tasks connect to ``spark.driver.host``, which tasks know and planning does not.
     The driver looks up its own address: ``rendezvous.address_for_driver``.

@@ -59,7 +59,7 @@ class ProducerIdentity:
         self._backoff = backoff
         self._failures = 0
         self._not_before_ms = -math.inf
-        # The generation in which the request in flight was sent; None if there is none.
+        # The generation in which the request in flight was sent; None if no request is in flight.
         self._requested_in: int | None = None
         # The partitions with sequences, and those whose sequences have to restart or have a gap.
         self._written: set[Partition] = set()

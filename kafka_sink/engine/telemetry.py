@@ -132,8 +132,8 @@ class ClientTelemetry:
         if now_ms < self._due_ms:
             return self._due_ms - now_ms
         self._due_ms = math.inf
-        # The last one if it is idle, otherwise the one with the least to do, so that rows and a push do not
-        # wait for each other.
+        # Use the last one if it is idle, otherwise the one with the least to do, so that rows and a push do
+        # not wait for each other.
         connection = self._connection
         if connection is None or connection.in_flight or not connection.accepts(now_ms):
             connection = self._connection = self._network.connected_with(_APIS, now_ms)

@@ -1,1 +1,1 @@
-"""What a write reports when it ends: summary line, final numbers in the live view, delivery report."""
+"""The reports of a write that has ended: summary line, final numbers in the live view, delivery report."""

@@ -154,7 +154,7 @@ def summarise(results: Sequence[TaskResult]) -> str:
 
 
 def details(results: Sequence[TaskResult]) -> str:
-    """What ``summarise`` leaves out: sizes, numbers of batches and requests, and memory."""
+    """The numbers that ``summarise`` leaves out: sizes, batches and requests, and memory."""
     counts = total(results)
     batches = _count(counts.batches, "batch", "batches")
     requests = _count(counts.requests, "request", "requests")
@@ -310,7 +310,7 @@ def _is_due(ended: EndedWrite, now_s: float) -> tuple[bool, str]:
     counts = total(ended.results)
     is_first = not sums.is_announced and bool(counts.records or counts.unconfirmed)
     sums.is_announced |= is_first
-    # Rows were skipped, batches sent again, breakers tripped or transactions aborted.
+    # Trouble means that rows were skipped, batches sent again, breakers tripped or transactions aborted.
     uncommitted = sum(count for name, count in ended.transactions.items() if name != "committed")
     has_trouble = bool(counts.skipped or counts.retries or counts.breaker_trips or uncommitted)
     own = is_first or has_trouble

@@ -36,7 +36,7 @@ _WAIT_S = 60.0
 
 class IamLogin:
     """The IAM login of one set of options. botocore renews the credentials, which may take requests to AWS.
-    It is optional, and only this login needs it: functions import it when they need it."""
+    botocore is optional, and only this login needs it: functions import it when they need it."""
 
     def __init__(self, settings: IamSettings) -> None:
         self._settings = settings

@@ -58,7 +58,7 @@ QUERY_ID = "sql.streaming.queryId"
 _DESCRIPTION = "spark.job.description"
 # Spark calls ``abort`` shortly after a failed commit, so the note of an older failure does not count.
 _COMMIT_FAILED_S = 60.0
-# What ``abort`` logs if it knows no cause: Spark passes none, and does not report a cancelled job.
+# ``abort`` logs this if it knows no cause: Spark passes none, and does not report a cancelled job.
 _NO_CAUSE = f"No task reported an error of the sink. The job was stopped, or {SPARK_FAILED}"
 
 
@@ -204,7 +204,7 @@ class PlannedWrite:
         context = TaskContext.get()
         if context is None or planned.handover is None:
             raise DeliveryError("a write with delivery.guarantee=exactly-once must run in a Spark task")
-        # What planning has found may be the reason why an earlier attempt failed.
+        # The brokers that planning has found may be the reason why an earlier attempt failed.
         brokers = None if self._is_run_again() else planned.brokers
         with transactions.client_of(self.options, brokers) as client:
             attempt = TaskAttempt(

@@ -41,7 +41,7 @@ def query_id(text: str, *, is_required: bool = True) -> str | None:
     it also raises if the file system of the location is not certain.
     """
     location = Location.of(text)
-    # It may be on this host. Without a scheme, Spark's default file system decides.
+    # The location may be on this host. Without a scheme, Spark's default file system decides.
     if location.scheme in ("", "file") and location.authority in ("", "localhost"):
         try:
             with open(posixpath.join(location.path, _METADATA), encoding="utf-8") as file:

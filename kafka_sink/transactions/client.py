@@ -85,7 +85,7 @@ _LOOK_UPS = frozenset({apis.METADATA, apis.FIND_COORDINATOR})
 
 @dataclass(frozen=True, slots=True)
 class KnownBrokers:
-    """What one client has found. Clients in other processes need not look it up."""
+    """The brokers and the protocol that one client has found. Other clients need not look them up."""
 
     nodes: tuple[Node, ...]
     coordinators: Mapping[tuple[KeyType, str], int]

@@ -45,7 +45,7 @@ _QUERY, _APPLICATION, _UNNAMED_JOB = "query ", "application ", "job "
 
 @dataclass(frozen=True, slots=True)
 class BatchIdentity:
-    """What is written once: micro-batch ``number`` of a query, or version ``number`` of an application."""
+    """A batch that is written once: micro-batch ``number`` of a query, or that version of an application."""
 
     writer: str
     number: _Count64
@@ -166,7 +166,7 @@ def _joined(runs: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 class Outcome(IntEnum):
-    """What became of a part, as far as it was recorded.
+    """How a part ended, as far as it was recorded.
 
     Brokers forget the proof before they forget the decision. An operator may also set it: ``driver.resolve``.
     """
@@ -231,7 +231,7 @@ class Decision:
 
     @property
     def written(self) -> WrittenNumbers:
-        """What the writer has written, with this batch unless it is lost. An empty batch also counts."""
+        """The numbers that the writer has written, with this batch unless it is lost, even if it is empty."""
         if self.is_lost:
             return self.before
         digest = RowsDigest.total(part.digest for part in self.parts)

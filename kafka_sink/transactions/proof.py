@@ -1,4 +1,4 @@
-"""What became of transactions: which parts of a decided batch were committed, and what else is open.
+"""How transactions ended: which parts of a decided batch were committed, and what else is open.
 
 Three answers of Kafka are proof: an EndTxn that succeeds, a progress marker that is visible, and a
 description of the transaction right after it was ended. Everything else proves nothing. An error may come
