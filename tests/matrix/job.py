@@ -283,7 +283,7 @@ class Checks:
             writer = rows.writeStream.format("kafka-chunked").options(**given)
         query = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
         if not query.awaitTermination(240):
-            raise AssertionError("the query did not end within 120 s")
+            raise AssertionError("the query did not end within 240 s")
 
     def _partitions(self, topic: str) -> list[int]:
         return list(self._admin.list_topics(topic, timeout=30).topics[topic].partitions)

@@ -28,10 +28,11 @@ def test_a_task_warns_once_when_half_of_its_transactions_time_is_over(
 
     def warned_at(timeout_ms: float, *after_ms: float) -> list[str]:
         attempt = TaskAttempt(client, Scope("p", "t", 1), handover, batch, 0, 0, (), 1.0, timeout_ms)
+        caplog.clear()
         attempt.warn_if_open_long(1e15)
+        assert not caplog.messages, "nothing is open before the first row"
         attempt.begin(lambda *_: None)
         began_ms = monotonic_ms()
-        caplog.clear()
         for passed_ms in after_ms:
             attempt.warn_if_open_long(began_ms + passed_ms)
         return caplog.messages
