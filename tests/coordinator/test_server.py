@@ -474,20 +474,24 @@ def test_peers_may_go_on_after_the_server_stalled() -> None:
         assert half.socket.recv(100)
 
 
-def test_a_peer_that_waits_for_its_turn_is_not_given_up() -> None:
+@pytest.mark.parametrize(
+    "bounds",
+    [replace(SHORT, greeting_ms=0.0), replace(SHORT, messages_at_once=0)],
+    ids=["handshake", "message"],
+)
+def test_a_peer_that_waits_for_its_turn_is_not_given_up(bounds: ServerBounds) -> None:
     """Catches: of many tasks that connect again to a busy process, some were dropped before it heard them."""
-    for bounds in (replace(SHORT, greeting_ms=0.0), replace(SHORT, messages_at_once=0)):
-        now_ms = 0.0
-        with serving(bounds, clock=lambda: now_ms) as found, Raw(found) as peer:  # noqa: B023 - read at once
-            if bounds.greeting_ms:
-                peer.shake_hands(opening())
-            else:
-                peer.plain.sendall(b"x")
-            with Raw(found) as silent:
-                until(lambda found=found: found.connections() == 2 and found.waiting() == 1)
-                now_ms = SHORT.frame_ms + 1
-                assert is_closed(silent), "its time is over"
-            assert found.connections() == 1
+    now_ms = 0.0
+    with serving(bounds, clock=lambda: now_ms) as found, Raw(found) as peer:
+        if bounds.greeting_ms:
+            peer.shake_hands(opening())
+        else:
+            peer.plain.sendall(b"x")
+        with Raw(found) as silent:
+            until(lambda: found.connections() == 2 and found.waiting() == 1)
+            now_ms = SHORT.frame_ms + 1
+            assert is_closed(silent), "its time is over"
+        assert found.connections() == 1
 
 
 def test_a_peer_that_drips_is_given_up_though_it_has_turns() -> None:

@@ -20,6 +20,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 
@@ -162,7 +163,7 @@ def die_before_commit(count: int) -> None:
             await_step(self, answer)
         return answers
 
-    TransactionClient.begin_step = dying  # type: ignore[method-assign]
+    mock.patch.object(TransactionClient, "begin_step", dying).start()
 
 
 def _commits_a_task(operation: Operation) -> bool:

@@ -51,7 +51,8 @@ def test_a_second_job_asks_for_no_metadata(spark: SparkSession, broker: LocalBro
 
 def of_driver(spark: SparkSession) -> int:
     """The process id of the session's JVM, which its coordinator is started for."""
-    return int(spark._jvm.java.lang.ProcessHandle.current().pid())  # type: ignore[union-attr]
+    assert spark._jvm is not None
+    return int(spark._jvm.java.lang.ProcessHandle.current().pid())
 
 
 def coordinator_is_alone_in_its_group(driver: int) -> bool:
@@ -61,6 +62,6 @@ def coordinator_is_alone_in_its_group(driver: int) -> bool:
     """
     shown = subprocess.run(["ps", "-axww", "-o", "pgid=,args="], capture_output=True, text=True)
     processes = [line.split(maxsplit=1) for line in shown.stdout.splitlines()]
-    of_it = ("-m kafka_sink.coordinator", f'"driver": [{driver}, ')
-    (group,) = (group for group, args in processes if all(text in args for text in of_it))
+    texts = ("-m kafka_sink.coordinator", f'"driver": [{driver}, ')
+    (group,) = (group for group, args in processes if all(text in args for text in texts))
     return [group for group, _ in processes].count(group) == 1
