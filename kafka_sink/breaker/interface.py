@@ -21,7 +21,7 @@ from kafka_sink.secret import HiddenValues
 
 @dataclass
 class ProducerStatusContext:
-    """What the producer has in flight. An object is valid only during the call to which it is passed.
+    """The producer's requests in flight. An object is valid only during the call to which it is passed.
 
     The fields of the KIP are ``now``, ``in_flight_requests`` and ``in_flight_batches``. This sink adds the
     other fields, because the KIP's calls do not identify the batch or the broker that they are about.

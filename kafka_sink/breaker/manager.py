@@ -1,4 +1,4 @@
-"""KIP-693's CircuitBreakManager: a breaker class uses it to mute, and to ask what is known of the cluster."""
+"""KIP-693's CircuitBreakManager: a breaker class uses it to mute, and to ask for partitions and brokers."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class CircuitBreakManager:
         Args:
             target: A partition, or the id of a broker.
             reason: The reason, for the log and the live view.
-            evidence: What the coordinator weighs against other tasks' experience.
+            evidence: Why it is muted. The coordinator weighs it against the evidence of other tasks.
 
         Raises:
             ValueError: ``target`` is neither a broker's id nor a valid partition.
