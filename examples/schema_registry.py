@@ -1,4 +1,4 @@
-"""Write rows by schemas that a registry knows: change events as Avro, and orders as JSON.
+"""Write rows with a schema registry: change events as Avro, and orders as JSON.
 
     local-kafka --port 9092                # in a terminal of its own
     local-kafka-registry --port 8081       # in another one
