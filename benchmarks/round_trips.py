@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 GUARANTEES = ("at-least-once", "exactly-once")
-# Apart from these, requests are not part of a write: they come from the live view and client metrics.
-_BESIDE = ("GetTelemetrySubscriptions", "PushTelemetry")
+# These requests are not part of a write: client metrics send them.
+_OF_METRICS = ("GetTelemetrySubscriptions", "PushTelemetry")
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Log:
     """The exchanges of all proxies, in the order in which they were sent."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # guards the two below: each connection has threads of its own
+        self._lock = threading.Lock()  # guards both collections: each connection has its own threads
         self._exchanges: list[Exchange] = []
         self._connections: dict[Any, str] = {}
 
@@ -64,7 +64,7 @@ class Log:
         """The exchanges since the last call, without those that are not part of a write."""
         with self._lock:
             exchanges, self._exchanges = self._exchanges, []
-        return [one for one in exchanges if one.answered_s and not one.api.startswith(_BESIDE)]
+        return [one for one in exchanges if one.answered_s and not one.api.startswith(_OF_METRICS)]
 
 
 class LoggedProxy(FarProxy):
