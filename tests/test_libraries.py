@@ -107,7 +107,7 @@ def test_access_list_that_lets_another_user_write_counts(tmp_path: Path) -> None
     """Catches: the group's bits are the list's mask then, and the group was this user's own."""
 
     def acl(permissions: int) -> bytes:
-        # As setfacl makes it: the mask, 0x10, has what the entries of users and groups have.
+        # Like setfacl, set all permissions of the users and groups in the mask, which is the entry 0x10.
         of_user, of_group, mask = (0x02, permissions, 65_534), (0x04, 5, -1), (0x10, permissions | 5, -1)
         entries = [(0x01, 7, -1), of_user, of_group, mask, (0x20, 0, -1)]
         return struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *entry) for entry in entries)

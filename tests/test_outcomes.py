@@ -1,4 +1,4 @@
-"""What the failure rate is computed from."""
+"""The recent outcomes from which the failure rate is computed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ OUTCOMES = st.lists(st.tuples(st.sampled_from([1, 400, 2_600, 5_000, 11_000]), s
 
 @given(OUTCOMES)
 def test_outcomes_against_a_list_of_everything(story: list[tuple[int, bool]]) -> None:
-    """Of batches that are sent one after the other."""
+    """The batches are sent one after the other."""
     outcomes = RecentOutcomes()
     now, seen = 0.0, []
     for passed, bad in story:

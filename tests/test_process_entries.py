@@ -1,4 +1,4 @@
-"""What a process keeps, and a forked child does not share with it."""
+"""Entries that a process keeps and does not share with a forked child."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What breaker classes get: the methods of the KIP's manager, and what is muted by a mute."""
+"""The methods of the KIP's manager, and the partitions that a mute covers."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def main() -> int:
 
 
 def summary(reports: list[RoundReport], wall_s: float) -> str:
-    """What all rounds came to, with the conditions."""
+    """The results of all rounds, with the conditions."""
 
     def total(count: Callable[[RoundReport], int]) -> int:
         return sum(map(count, reports))

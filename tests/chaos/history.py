@@ -102,7 +102,7 @@ def _owner(record: Record) -> tuple[int, int, int] | None:
 
 @dataclass
 class _Found:
-    """What the log holds of one attempt."""
+    """The records of one attempt in the log."""
 
     rows: set[int] = field(default_factory=set)
     offsets: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))

@@ -14,7 +14,7 @@ BROKERS = 3
 
 
 class Fault(Enum):
-    """What is done to a broker's process or to the proxy before it."""
+    """A fault of a broker's process or of the proxy before it."""
 
     KILL = "kill -9, restart"
     FREEZE_KILL = "freeze, kill -9, restart"

@@ -1,4 +1,4 @@
-"""What travels in a planned write, and the warning that nobody is there."""
+"""The address in a planned write, and the warning if there is no coordinator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the coordinator mutes for all, whom it asks and who probes: at exact times, without sockets."""
+"""The coordinator's mutes for all tasks, its questions and its probes: at exact times, without sockets."""
 
 from __future__ import annotations
 

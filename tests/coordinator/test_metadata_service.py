@@ -97,7 +97,7 @@ class Coordinator:
         self.after(for_ms)
 
     def pushed(self) -> Pushed:
-        """What tasks are pushed until nothing more is due at this moment."""
+        """The messages that tasks are pushed until nothing more is due at this moment."""
         while self.service.next_change_ms(self.now_ms) <= 0:
             self.service.on_time(self.now_ms)
         pushed = []
@@ -110,7 +110,7 @@ class Coordinator:
         return pushed
 
     def after(self, ms: float) -> Pushed:
-        """What tasks are pushed within the next milliseconds, at the times at which it is due."""
+        """The messages that tasks are pushed within the next milliseconds, when they are due."""
         pushed, end_ms = self.pushed(), self.now_ms + ms
         while (delay_ms := self.service.next_change_ms(self.now_ms)) <= end_ms - self.now_ms:
             self.now_ms += delay_ms
@@ -133,7 +133,7 @@ class Coordinator:
         return self.receive(peer, TopicsFetched(fetch.number, failed=True))
 
     def fetching(self) -> tuple[str, ...]:
-        """What is being fetched for the tasks."""
+        """The topics that are being fetched for the tasks."""
         self.pushed()
         return self.asked[-1][1].topics if self.asked else ()
 

@@ -1,4 +1,4 @@
-"""What tasks learn from one another through a coordinator, on a scripted cluster that counts its requests."""
+"""Tasks learn from one another through a coordinator, on a scripted cluster that counts its requests."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ SECOND = 1000.0
 
 
 def wanted(rows: int, size: int = 0, job: str = "j", limits: dict[str, int] | None = None) -> RowsWanted:
-    """What a task of this job sends."""
+    """The message that a task of this job sends."""
     channel = RateChannel()
     assert channel.ask(job, limits or {"rows": 1000}, rows, size)
     sent = channel.next_message(0.0)

@@ -137,12 +137,12 @@ def test_batches_in_flight_behind_a_skipped_record_are_written_next(skipped: set
 
 
 def requests_in_flight(producer: Producer) -> int:
-    """At broker 0."""
+    """The number of requests in flight at broker 0."""
     return producer.network.connections[0].in_flight
 
 
 def in_flight(producer: Producer) -> int:
-    """Of rows each in a request of its own."""
+    """The number of rows in flight, each in a request of its own."""
     return producer.accumulator.unacknowledged_records()
 
 

@@ -1,4 +1,4 @@
-"""What a real broker says to sequences at their ends: the wrap, a gap, a new epoch, the last epoch."""
+"""A real broker's responses to sequences at their ends: the wrap, a gap, a new epoch, the last epoch."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def test_a_missing_topic_is_bounded_and_named_with_the_brokers() -> None:
 
 
 def has_lost_a_connection() -> bool:
-    """Whether a producer in this process knows an error of a connection."""
+    """Whether a producer in this process has lost a connection, or failed to connect."""
     return any(one.network.connection_errors() for one in list(LIVE_PRODUCERS.values()))
 
 

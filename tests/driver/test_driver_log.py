@@ -1,4 +1,4 @@
-"""What Spark's logs show of the sink's."""
+"""The sink's lines in Spark's logs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What planning says of brokers that it cannot use."""
+"""The errors of planning for brokers that it cannot use."""
 
 from __future__ import annotations
 

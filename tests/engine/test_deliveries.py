@@ -1,4 +1,4 @@
-"""What is kept of a task's batches: a producer of a service runs for months."""
+"""The records that are kept of a task's batches: a producer of a service runs for months."""
 
 from __future__ import annotations
 

@@ -352,7 +352,7 @@ def test_a_client_that_had_no_task_for_long_ends_and_the_next_task_is_another_on
     client.telemetry.idle_since_ms = math.inf
     client.at(client.now)
     assert client.last == (GET, NEW + b"\0")
-    # What is late says nothing of the client that there is now.
+    # Late responses do not concern the present client.
     last.on_response(ErrorResponse(0), client.now)
     last.on_failure(ConnectionResetError("cut"), True, client.now)
     assert client.at(client.now).due == math.inf

@@ -117,7 +117,7 @@ def test_responses_of_an_earlier_transaction_add_nothing() -> None:
 
 
 def test_errors_of_coordinators_are_retried_unless_they_are_final() -> None:
-    """Catches, too: batches that expired meanwhile, without the coordinator's error in theirs."""
+    """Catches: batches that expired meanwhile, and whose error did not contain the coordinator's."""
     task = Task()
     unused: Any = SimpleNamespace(options=None)
     responses = ResponseHandler(unused, unused, task.identity, unused, unused)

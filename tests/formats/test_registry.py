@@ -267,7 +267,7 @@ def test_registry_requests_retry_transient_errors_and_other_addresses(fake: Serv
     assert json.loads(fake.requests[0][3]).keys() == {"schema"}
 
 
-def test_responses_that_are_none(fake: Server) -> None:
+def test_responses_of_other_servers_and_invalid_ones_are_refused(fake: Server) -> None:
     for body, said in (
         (b"<html>", "not a schema registry.s: check .*schema.registry.url"),
         (b"[" * 100_000, "not a schema registry.s: check .*schema.registry.url"),
@@ -282,7 +282,7 @@ def test_responses_that_are_none(fake: Server) -> None:
             planned(options(schema__registry__url=fake.url))
 
 
-def test_references_that_are_none(fake: Server) -> None:
+def test_invalid_references_are_refused(fake: Server) -> None:
     reference = {"name": "n", "subject": "\x1b[2Jforged\n", "version": 1}
     says(
         fake, {"id": 5, "version": 1, "schema": '"string"', "references": [{**reference, "version": "../1"}]}

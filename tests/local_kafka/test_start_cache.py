@@ -1,4 +1,4 @@
-"""What a first start of Kafka leaves for later ones."""
+"""The cache that a first start of Kafka leaves for later starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What claims to be Kafka's, against the kafka-clients jar: options, defaults, metrics, error codes."""
+"""Names that should be Kafka's, compared with kafka-clients: options, defaults, metrics, error codes."""
 
 from __future__ import annotations
 

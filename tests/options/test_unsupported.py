@@ -120,7 +120,7 @@ def test_no_option_of_spark_or_kafka_is_taken_for_a_misspelt_one() -> None:
         *(name for name in KAFKA_NAMES if name not in _GUARDED),
     )
     parse({**SERVERS, **dict.fromkeys(of_sources, "1")})
-    # What Spark adds itself causes no warning either.
+    # Options that Spark itself adds cause no warning either.
     assert parse({**SERVERS, "checkpointLocation": "/y", "queryName": "q"}).warnings == ()
 
 

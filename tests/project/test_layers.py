@@ -1,4 +1,4 @@
-"""What a process loads. Which module may import which is checked by the contracts in pyproject.toml."""
+"""The modules that a process loads. Contracts in pyproject.toml check which module may import which."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of rows before they are ordered; test_partitioner.py has their order."""
+"""The partitions that rows need, and rows that stay in place. test_partitioner.py tests their order."""
 
 from __future__ import annotations
 

@@ -179,7 +179,7 @@ class Serving:
             assert done.wait(60)
 
     def waiting(self) -> int:
-        """The number of peers that the server lets wait."""
+        """The number of peers that wait for their turn."""
         assert self.server is not None
         return sum(peer.is_waiting for peer in list(self.server._connections.peers.values()))
 

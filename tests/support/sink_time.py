@@ -22,8 +22,8 @@ class SinkTime:
     """The time that ``clock.monotonic_ms`` returns in this process."""
 
     def __init__(self, rate: float) -> None:
-        # When this rate began in real time, what the sink's time was then, and the rate. Threads read it as
-        # one value.
+        # The real time at which this rate began, the sink's time at that moment, and the rate. They are one
+        # value, so a thread never reads parts of two.
         self._since = (time.monotonic(), time.monotonic(), rate)
 
     def now_s(self) -> float:

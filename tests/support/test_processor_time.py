@@ -24,7 +24,7 @@ def test_a_process_that_runs_counts_and_so_do_its_children() -> None:
         assert root.stdin is not None
         assert root.stdout is not None
         assert [root.stdout.readline() for _ in range(2)] == [b"done\n"] * 2
-        # Of this process's descendants, some that earlier tests started may end at this moment.
+        # Processes of earlier tests are not counted: they may end at this moment.
         used_s = of_running_descendants(root.pid)
         root.stdin.close()
     assert used_s >= 0.25

@@ -95,7 +95,7 @@ class Actor:
     protocol: int = 2
     # The last epoch that a driver has taken.
     driver_epoch: tuple[Scope, ProducerEpoch] | None = None
-    # What the driver's last commit under a scope left for its next batch.
+    # For each scope, the handover that the driver's last commit left for its next batch.
     next_handovers: dict[Scope, TaskHandover] = field(default_factory=dict)
 
 

@@ -1,4 +1,4 @@
-"""What a task reports to the live view, within the bounds of a message."""
+"""The reports of a task to the live view, within the bounds of a message."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def test_reports_of_runs_that_saw_other_partitions_are_refused() -> None:
 
 
 def test_an_outcome_counts_the_transactions_that_it_has_ended() -> None:
-    """And has the time of the first. Catches: a slow query was not warned before brokers abort it."""
+    """It also has the time of the first. Catches: a slow query was not warned before brokers abort it."""
     cluster = Cluster()
     run = cluster.plan()
     cluster.kafka.now_ms = 61_000

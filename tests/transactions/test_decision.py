@@ -98,7 +98,7 @@ def test_a_decision_with_a_chunk_missing_is_not_taken_for_another() -> None:
     assert newest_head([]) is None
 
 
-# What chunks begin with: a hostile text must not be refused for its format alone.
+# The first word of each chunk. A hostile text must not be refused for its format alone.
 FORMAT = encode(decision(1, 1), 4)[0].partition(" ")[0]
 BODY = json.loads(msgspec.json.encode(decision(1, 1)))
 PART, BEFORE = BODY["parts"][0], BODY["before"]

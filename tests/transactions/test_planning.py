@@ -58,7 +58,7 @@ def by(run: Callable[..., Any], left_out: frozenset[int] = frozenset(), protocol
 
 
 def take_over(name: str, clients: Clients, now_ms: float = 0.0) -> PlannedTransactions:
-    """What planning a query's tasks does."""
+    """Plan a query's tasks."""
     options = parse({**BASE, "transactional.id.prefix": name}).options
     planned = planning.plan(
         options, {}, is_streaming=True, for_tasks=True, clients=clients, clock_ms=lambda: now_ms
@@ -202,7 +202,7 @@ def test_the_log_names_a_prefix_once_in_an_application(caplog: pytest.LogCapture
 
 
 def micro_batch(clients: Clients, topic: str = "t", *, is_repeated: bool = True) -> TaskHandover | None:
-    """What planning hands to the tasks of a micro-batch."""
+    """The handover from planning to the tasks of a micro-batch."""
     options = parse({**BASE, "topic": topic, "transactional.id.prefix": "p"}).options
     planned = planning.plan(
         options, {}, is_streaming=True, for_tasks=True, is_repeated=is_repeated, clients=clients

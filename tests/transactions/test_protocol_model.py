@@ -52,7 +52,7 @@ def walk(settings: Settings, seed: int) -> World:
 
 
 def problems(settings: Settings, walks: int, *, stop: bool = False) -> list[str]:
-    """What went wrong in which walk."""
+    """The faults, and the walks in which they occurred."""
     found = []
     for seed in range(walks):
         world = walk(settings, seed)

@@ -54,7 +54,7 @@ def kafka(_programs: None, request: pytest.FixtureRequest) -> LocalBroker:
 
 
 _PROTOCOL_1 = pytest.mark.parametrize("kafka", ["old_broker"], indirect=True)
-# What does not depend on the protocol.
+# These tests do not depend on the protocol.
 _PROTOCOL_2 = pytest.mark.parametrize("kafka", ["broker"], indirect=True)
 
 

@@ -36,7 +36,7 @@ OPTIONS = {
 
 
 class Tasks:
-    """Of one job with a coordinator, whose rows are numbered throughout."""
+    """The tasks of one job with a coordinator. Their rows are numbered throughout."""
 
     def __init__(self, cluster: FakeCluster, address: CoordinatorAddress, sinks: SinkTime) -> None:
         self._cluster, self._address, self._sinks = cluster, address, sinks

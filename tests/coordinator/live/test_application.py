@@ -302,7 +302,7 @@ def waits(write: str, step: str = STARTING, awaited: str = "broker 1", **changes
 
 
 def streamed() -> Board:
-    """Of a query that has committed a micro-batch."""
+    """The board of a query that has committed a micro-batch."""
     board = Board()
     board.report(report(1, STREAM, done=True))
     board.end(STREAM_ENDED)

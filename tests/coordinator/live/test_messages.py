@@ -1,4 +1,4 @@
-"""What tasks and the driver report: on the wire, and when a task sends it."""
+"""The reports of tasks and of the driver: on the wire, and when a task sends it."""
 
 from __future__ import annotations
 

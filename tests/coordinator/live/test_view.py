@@ -38,7 +38,7 @@ class Served:
 
 
 def opened(loop: asyncio.AbstractEventLoop, service: ViewService, address: str, port: int) -> ViewOpened:
-    """What planning is answered."""
+    """The answer that planning gets."""
     assert isinstance(service.out, FakeOutbox)
     call(loop, lambda: deliver(service, 1, OpenView(address, port), 0.0))
     ((_, answer),) = service.out.taken()
