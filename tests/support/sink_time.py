@@ -61,9 +61,11 @@ def slow_until(condition: Callable[[], object]) -> Iterator[None]:
     over = threading.Event()
 
     def watch() -> None:
-        while not (over.wait(0.005) or condition()):
-            pass
-        found.go_on()
+        try:
+            while not (over.wait(0.005) or condition()):
+                pass
+        finally:
+            found.go_on()
 
     with slow_time() as found:
         watching = threading.Thread(target=watch, daemon=True)
