@@ -1,4 +1,4 @@
-"""What an attempt to send a batch shows about a broker's health, the recent outcomes of a partition's
+"""The health of a broker according to an attempt to send a batch, the recent outcomes of a partition's
 batches, and the rule by which they mute the partition (KIP-693).
 
 Batches are counted and not rows: a batch fails as a whole, so a batch of a thousand rows is no more evidence
@@ -34,7 +34,7 @@ def has_response(exception: Exception | None) -> bool:
 
 
 def health_of(exception: Exception | None) -> Health:
-    """What an error shows about the broker's health.
+    """The broker's health according to an error, or to a response without one.
 
     A missing response is a bad sign, unless the client itself gave up.
     """
