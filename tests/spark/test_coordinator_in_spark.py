@@ -51,8 +51,9 @@ def test_a_second_job_asks_for_no_metadata(spark: SparkSession, broker: LocalBro
 
 def of_driver(spark: SparkSession) -> int:
     """The process id of the session's JVM, which its coordinator is started for."""
-    assert spark._jvm is not None
-    return int(spark._jvm.java.lang.ProcessHandle.current().pid())
+    jvm = spark._jvm
+    assert jvm is not None
+    return int(jvm.java.lang.ProcessHandle.current().pid())
 
 
 def coordinator_is_alone_in_its_group(driver: int) -> bool:
