@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -162,6 +163,47 @@ def _kafka_python(frame: Any, bootstrap: str, topic: str) -> None:
     frame.foreachPartition(send)
 
 
+def _aio_producer(frame: Any, bootstrap: str, topic: str) -> None:
+    """Messages are gathered and given to ``produce_batch`` in a pool of threads. Each row has a future."""
+
+    def send(rows: Iterator[Any]) -> None:
+        from confluent_kafka.aio import AIOProducer
+
+        async def write() -> None:
+            settings = {"bootstrap.servers": bootstrap, **LIBRDKAFKA_TUNED}
+            producer = AIOProducer(settings, batch_size=10_000)
+            sent = [await producer.produce(topic, row.value, row.key) for row in rows]
+            await producer.flush()
+            await asyncio.gather(*sent)
+            await producer.close()
+
+        asyncio.run(write())
+
+    frame.foreachPartition(send)
+
+
+def _aiokafka(frame: Any, bootstrap: str, topic: str) -> None:
+    def send(rows: Iterator[Any]) -> None:
+        from aiokafka import AIOKafkaProducer
+
+        async def write() -> None:
+            producer = AIOKafkaProducer(
+                bootstrap_servers=bootstrap,
+                compression_type="lz4",
+                linger_ms=20,
+                max_batch_size=1 << 20,
+                acks="all",
+            )
+            async with producer:
+                sent = [await producer.send(topic, row.value.encode(), row.key.encode()) for row in rows]
+                await producer.flush()
+                await asyncio.gather(*sent)
+
+        asyncio.run(write())
+
+    frame.foreachPartition(send)
+
+
 CONTENDERS = (
     Contender("kafka-chunked, defaults", sink("kafka-chunked", LZ4)),
     Contender("JVM sink, defaults", sink("kafka", LZ4)),
@@ -170,5 +212,7 @@ CONTENDERS = (
     Contender("a sink that only counts", count_only, writes=False),
     Contender("confluent-kafka produce_batch", produce_batches(LIBRDKAFKA_TUNED)),
     Contender("confluent-kafka produce", _produce, 0.5),
+    Contender("confluent-kafka AIOProducer", _aio_producer, 0.05),
     Contender("kafka-python", _kafka_python, 0.1),
+    Contender("aiokafka", _aiokafka, 0.05),
 )
