@@ -26,7 +26,7 @@ from tests.support.effort import EFFORT
 from tests.support.format_tables import LEAVES, Rows, encoded_rows, mapped, tables
 from tests.support.protobuf_tables import ProtobufTable, protobuf_tables, without_types
 
-pytestmark = pytest.mark.timeout(3600 if EFFORT > 1 else 300)
+pytestmark = pytest.mark.timeout(10_800 if EFFORT > 1 else 300)
 _SEARCH: Callable[[Any], Any] = settings(
     max_examples=int(1000 * EFFORT) if EFFORT > 1 else 25,
     # Few tables must be the same ones in every run.
