@@ -38,6 +38,12 @@ def _alone(environ: Environ, tmp_path: Path) -> None:
     environ(SPARK_LOCAL_DIRS=str(tmp_path))
 
 
+@pytest.fixture
+def _reconnects_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients reconnect after about 50 ms instead of a second."""
+    monkeypatch.setattr("kafka_sink.coordinator.client._BACKOFF_MS", 50.0)
+
+
 @contextmanager
 def client_of(
     address: CoordinatorAddress,
@@ -100,6 +106,7 @@ def test_a_task_that_learns_its_cluster_says_hello_again() -> None:
         assert found.echoes[1].heard == [Said(1)]
 
 
+@pytest.mark.usefixtures("_reconnects_soon")
 def test_a_broken_connection_is_made_again_after_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     with serving() as found, client_of(found.address) as (client, channel):
         channel.received = None  # type: ignore[assignment]  # on_said raises
@@ -110,6 +117,7 @@ def test_a_broken_connection_is_made_again_after_one_warning(caplog: pytest.LogC
     assert len(warnings(caplog)) == 1
 
 
+@pytest.mark.usefixtures("_reconnects_soon")
 def test_a_coordinator_that_never_responds_costs_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     with socket.create_server(("127.0.0.1", 0)) as frozen:
         address = address_at(frozen.getsockname()[1], identity())
@@ -119,6 +127,7 @@ def test_a_coordinator_that_never_responds_costs_one_warning(caplog: pytest.LogC
     assert "connected" not in channel.events
 
 
+@pytest.mark.usefixtures("_reconnects_soon")
 def test_a_coordinator_that_stalls_is_left() -> None:
     later_ms = 0.0
 
@@ -216,6 +225,7 @@ def test_another_process_at_the_coordinators_port_is_not_taken_for_it(says: byte
             assert "connected" not in channel.events
 
 
+@pytest.mark.usefixtures("_reconnects_soon")
 def test_a_client_comes_back_to_a_coordinator_that_closed_its_connection_while_a_task_runs(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -257,21 +257,25 @@ class OutOfFiles(socket.socket):
         return super().accept()
 
 
-def test_a_process_out_of_files_accepts_again_later_and_does_not_spin_meanwhile() -> None:
+def test_a_process_out_of_files_accepts_again_later_and_does_not_spin_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server, "_ACCEPT_AGAIN_S", 0.2)
+
     async def serve() -> None:
         with OutOfFiles(fileno=socket.create_server(("127.0.0.1", 0)).detach()) as listening:
-            server = CoordinatorServer(identity(), {}, clock_ms, PATIENT)
-            server.start(listening)
+            coordinator = CoordinatorServer(identity(), {}, clock_ms, PATIENT)
+            coordinator.start(listening)
             with socket.create_connection(listening.getsockname(), 30):
                 for _ in range(2_000):
                     await asyncio.sleep(0)
                 assert 1 <= listening.tries < 100
                 listening.is_out = False
                 until = time.monotonic() + 60
-                while not server.connections:
+                while not coordinator.connections:
                     assert time.monotonic() < until
                     await asyncio.sleep(0.01)
-            server.close()
+            coordinator.close()
 
     asyncio.run(serve())
 
@@ -683,7 +687,10 @@ def timed(count: int) -> Iterator[tuple[Serving, list[Timed], list[Connection]]]
         yield found, made, connected
 
 
-def test_a_service_that_fails_at_its_time_gets_it_again_later(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_service_that_fails_at_its_time_gets_it_again_later(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "_AFTER_BUG_S", 0.05)
     with timed(1) as (_, made, (one,)):
         one.send(Shout(1))
         until(lambda: made and made[0].times == 2)

@@ -8,9 +8,11 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -99,9 +101,12 @@ def cache(tmp_path: Path) -> Path:
     return tmp_path / "cache"
 
 
-def test_downloads_once_and_then_uses_the_cache(repository: Repository, cache: Path) -> None:
+def test_downloads_once_and_then_uses_the_cache(
+    repository: Repository, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lines: list[str] = []
-    # Connections that end are tried again.
+    # Connections that end are tried again, here without a pause.
+    monkeypatch.setattr(jars_module, "time", SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: None))
     repository.fails = 2
     first = repository.find(cache, lines.append)
     assert first == cache / FINAL
@@ -149,6 +154,7 @@ DOWNLOAD = """
 import sys
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from local_kafka import jars
 print(jars.find_jars(cache=Path(sys.argv[1]), pinned=json.loads(sys.argv[2])))
 """

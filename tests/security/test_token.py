@@ -298,7 +298,7 @@ def test_an_endpoint_or_a_file_that_is_not_there_may_come_back(tmp_path: Path) -
             (slow, r"kafka\.sasl\.login\.read\.timeout\.ms sets this"),
         ):
             with pytest.raises(TokenUnavailableError, match=problem):
-                token_source(TokenSettings(url=url, retry_backoff_s=0.0, read_timeout_s=0.5)).get()
+                token_source(TokenSettings(url=url, retry_backoff_s=0.0, read_timeout_s=0.1)).get()
 
 
 # -- JWT assertions -----------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+import sys
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,6 +14,16 @@ if TYPE_CHECKING:
 
 
 Response = tuple[int, dict[str, str], bytes]
+
+
+class _Quiet(ThreadingHTTPServer):
+    """Does not print the errors of clients that close their connections, as many tests let them do."""
+
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
 
 
 class Server:
@@ -27,6 +38,8 @@ class Server:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            # Otherwise the body of each response waits 40 ms until the client has acknowledged the headers.
+            disable_nagle_algorithm = True
 
             def setup(self) -> None:
                 outer.connections += 1
@@ -47,8 +60,7 @@ class Server:
             def log_message(self, *_: Any) -> None:
                 """Log nothing: tests look at the requests."""
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
+        self._server = _Quiet(("127.0.0.1", 0), Handler)
         if context is not None:
             self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
         self.url = f"{'https' if context else 'http'}://127.0.0.1:{self._server.server_port}"
