@@ -50,11 +50,10 @@ quick: $(COMPILED)  ## run in a minute the tests of single modules that start no
 	@$(BIN)/python -m pytest -q -m "not slow" -n $(LANES) --dist loadgroup --no-loadscope-reorder --not-run "$(NOT_QUICK)" $(ARGS)
 
 test: $(COMPILED) classes chromium  ## run all tests, on real brokers, four at a time (ARGS="-k name" picks some)
-	@$(BIN)/python -m pytest $(IN_LANES) --not-run "$(NOT_TESTED)" $(ARGS)
+	@$(BIN)/python $(if $(COVERAGE),tools/with_coverage.py,-m) pytest $(IN_LANES) --not-run "$(NOT_TESTED)" $(ARGS)
 
-coverage: $(COMPILED) classes chromium  ## run all tests, and print which modules they cover least (lines and branches)
-	@rm -f .coverage .coverage.*
-	@$(BIN)/coverage run -m pytest $(IN_LANES) $(ARGS); code=$$?; $(BIN)/python tools/least_covered.py; exit $$code
+coverage:  ## make test, which then prints the modules whose lines and branches it covers least
+	@$(MAKE) --no-print-directory test COVERAGE=yes
 
 full: $(COMPILED) classes chromium  ## run all tests under kafka.buffer.memory.allocation.strategy=full
 	@$(BIN)/python -m pytest --allocation-strategy full $(IN_LANES) $(ARGS)

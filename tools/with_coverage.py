@@ -1,38 +1,55 @@
-"""Combines the coverage data of a run's processes, and prints the modules that they cover least.
+"""Runs a Python module under coverage.py, and prints which modules of the sink it covers least.
 
-    python tools/least_covered.py [COUNT]
+    python tools/with_coverage.py pytest tests/memory
 
-Lines and branches count, as in coverage.py's own report. The exit code does not depend on them. Each module
-below 85 % is worth a look, because it is either not tested or not needed.
+Lines and branches count, as in coverage.py's own report, and so do the programs that the module starts. The
+exit code is the module's own, even if there is no report. Each module below 85 % is worth a look, because it
+is either not tested or not needed.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-COVERAGE = str(Path(sys.executable).with_name("coverage"))
+COVERAGE = [sys.executable, "-m", "coverage"]
+COUNT = 10
 
 
 def main() -> int:
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else 10
-    subprocess.run([COVERAGE, "combine", "--quiet", "--append"], check=False)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "coverage.json"
-        subprocess.run([COVERAGE, "json", "--quiet", "-o", str(path)], check=True)
-        report = json.loads(path.read_text(encoding="utf-8"))
+    with tempfile.TemporaryDirectory(prefix="coverage-", ignore_cleanup_errors=True) as folder:
+        # Processes in all working directories write their data into this folder.
+        environ = {**os.environ, "COVERAGE_FILE": str(Path(folder, "data"))}
+        with subprocess.Popen([*COVERAGE, "run", "-m", *sys.argv[1:]], env=environ) as running:
+            # Ctrl-C also reaches the module, which ends what it has started.
+            signal.signal(signal.SIGINT, lambda *_: None)
+            code = running.wait()
+        try:
+            print_least(Path(folder), environ)
+        except (OSError, subprocess.SubprocessError, ValueError, KeyError) as error:
+            print(f"There is no report about coverage: {error}", file=sys.stderr)
+    return code
+
+
+def print_least(folder: Path, environ: dict[str, str]) -> None:
+    path = folder / "report.json"
+    # A process that was killed may leave half a file, which coverage.py skips with a warning.
+    for arguments in (["combine", "--quiet"], ["json", "--quiet", "-o", str(path)]):
+        subprocess.run([*COVERAGE, *arguments], env=environ, check=True)
+    report = json.loads(path.read_text(encoding="utf-8"))
     shares = sorted(
         (module["summary"]["percent_covered"], module["summary"]["missing_lines"], name)
         for name, module in report["files"].items()
     )
     total = report["totals"]["percent_covered"]
-    print(f"\n{total:.1f} % of the lines and branches are covered. The {count} least covered modules:")
-    for share, missing, name in shares[:count]:
+    print(f"\n{total:.1f} % of the lines and branches are covered. The {COUNT} least covered modules:")
+    for share, missing, name in shares[:COUNT]:
         print(f"  {share:5.1f} %  {missing:4} lines missing  {name}")
-    return 0
 
 
 if __name__ == "__main__":
