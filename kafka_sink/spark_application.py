@@ -16,12 +16,12 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -70,10 +70,12 @@ def local_dirs(environ: Mapping[str, str] = os.environ) -> str:
 _MAX_NOTE = 1 << 20
 _Result = TypeVar("_Result")
 _Noted = TypeVar("_Noted")
-# Notes that this process keeps itself if no folder can be used: the time and the text of each event, oldest
-# first. A stream's planning and commit each run in one worker, so this still saves most repeated work. Each
-# step is one dictionary operation, so threads need no lock.
-KEPT: dict[str, tuple[float, str]] = {}
+# The time and the text of an event.
+_Event = tuple[float, str]
+# Notes that this process keeps itself if no folder can be used, oldest first. A stream's planning and commit
+# each run in one worker, so this still saves most repeated work. Each step is one dictionary operation, so
+# threads need no lock.
+KEPT: dict[str, _Event] = {}
 _NEVER, _MAX_KEPT = (math.nan, ""), 200
 
 
@@ -109,7 +111,7 @@ def forget(key: str) -> None:
 def happened_within(key: str, seconds: float) -> bool:
     """Whether ``note`` was called with this key in the application on this host at most ``seconds`` ago. If
     ``seconds`` is infinite, the clock does not matter."""
-    return _read(key, seconds) is not None
+    return _is_within(_event(key), seconds)
 
 
 def note(key: str, value: object = None) -> None:
@@ -120,10 +122,15 @@ def note(key: str, value: object = None) -> None:
     text = msgspec.json.encode(value).decode()
 
     def write(path: str) -> bool:
-        draft = f"{path}-{os.getpid()}-{threading.get_ident()}"
-        with open(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(draft, path)
+        draft = _unique(path)
+        try:
+            with open(draft, "x", encoding="utf-8", opener=partial(os.open, mode=0o600)) as file:
+                file.write(text)
+            os.replace(draft, path)
+        finally:
+            # The draft still exists if the disk is full.
+            with suppress(OSError):
+                os.unlink(draft)
         return True
 
     if len(text) <= _MAX_NOTE and not _in_a_folder(key, write):
@@ -136,34 +143,52 @@ def noted_within(key: str, seconds: float, kind: type[_Noted]) -> _Noted | None:
     A value that is not of this kind counts as absent: another version of this package may have written it,
     with which the application was started.
     """
-    text = _read(key, seconds)
-    with suppress(msgspec.MsgspecError):
-        return None if text is None else msgspec.json.decode(text, type=kind)
-    return None
+    return _value(_event(key), seconds, kind)
 
 
 def take_noted(key: str, seconds: float, kind: type[_Noted]) -> _Noted | None:
-    """Like ``noted_within``, but the event is forgotten. Only one of several callers gets the value."""
+    """Like ``noted_within``, but the event is forgotten. Only one of several callers gets the value, and
+    without a folder none does."""
 
-    def remove(path: str) -> bool:
-        os.unlink(path)
-        return True
+    def take(path: str) -> _Event:
+        # Between a read and a removal, another process could record the next event, which would be removed.
+        taken = _unique(path)
+        os.rename(path, taken)
+        try:
+            return _read(taken)
+        finally:
+            os.unlink(taken)
 
-    value = noted_within(key, seconds, kind)
-    return value if _in_a_folder(key, remove) else None
+    return _value(_in_a_folder(key, take) or _NEVER, seconds, kind)
 
 
-def _read(key: str, seconds: float) -> str | None:
-    def read(path: str) -> tuple[float, str]:
-        # Another user's pipe would block the call without O_NONBLOCK.
-        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), encoding="utf-8") as file:
-            status = os.fstat(file.fileno())
-            return _NEVER if foreign(status) else (status.st_mtime, file.read(_MAX_NOTE))
+def _event(key: str) -> _Event:
+    return _in_a_folder(key, _read) or KEPT.get(folder() + key, _NEVER)
 
-    happened_s, text = _in_a_folder(key, read) or KEPT.get(folder() + key, _NEVER)
+
+def _read(path: str) -> _Event:
+    # Another user's pipe would block the call without O_NONBLOCK.
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+    with open(path, encoding="utf-8", opener=lambda name, _: os.open(name, flags)) as file:
+        status = os.fstat(file.fileno())
+        return _NEVER if foreign(status) else (status.st_mtime, file.read(_MAX_NOTE))
+
+
+def _is_within(event: _Event, seconds: float) -> bool:
     # Processes share the wall clock. A negative age means that the clock was set back.
-    age_s = time.time() - happened_s
-    return text if 0 <= age_s <= seconds or (age_s < 0 and seconds == math.inf) else None
+    age_s = time.time() - event[0]
+    return 0 <= age_s <= seconds or (age_s < 0 and seconds == math.inf)
+
+
+def _value(event: _Event, seconds: float, kind: type[_Noted]) -> _Noted | None:
+    with suppress(msgspec.MsgspecError):
+        return msgspec.json.decode(event[1], type=kind) if _is_within(event, seconds) else None
+    return None
+
+
+def _unique(path: str) -> str:
+    """A path next to this one that no other call uses, not even one of a process that was killed."""
+    return f"{path}-{os.urandom(8).hex()}"
 
 
 def _keep(key: str, text: str) -> None:

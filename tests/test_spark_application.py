@@ -56,6 +56,56 @@ def test_the_first_folder_that_can_be_written_to_has_the_markers(tmp_path: Path)
     assert len(list(tmp_path.iterdir())) == 2
 
 
+def test_an_event_that_is_recorded_while_the_one_before_is_taken_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: the removal of an event that was recorded after the read."""
+    status_of = os.fstat
+
+    with planning_for(of(str(tmp_path))):
+        spark_application.note("a", "first")
+        with monkeypatch.context() as patch:
+
+            def record_meanwhile(descriptor: int) -> os.stat_result:
+                patch.undo()
+                spark_application.note("a", "next")
+                return status_of(descriptor)
+
+            patch.setattr(os, "fstat", record_meanwhile)
+            assert spark_application.take_noted("a", 60, str) == "first"
+        assert spark_application.take_noted("a", 60, str) == "next"
+        assert spark_application.take_noted("a", 60, str) is None
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_failed_note_leaves_nothing_and_does_not_prevent_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: a draft that stayed, as on a full disk, so that the next note of the thread also failed."""
+
+    def fail(*_: object) -> None:
+        raise OSError
+
+    with planning_for(of(str(tmp_path))):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", fail)
+            spark_application.note("a", "first")
+        assert not list(tmp_path.iterdir())
+        spark_application.note("a", "next")
+        assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_folder_in_the_place_of_a_marker_leaks_no_descriptor(tmp_path: Path) -> None:
+    with planning_for(of(str(tmp_path))):
+        spark_application.note("a")
+        (marker,) = tmp_path.iterdir()
+        marker.unlink()
+        marker.mkdir()
+        before = os.listdir("/proc/self/fd")
+        assert not spark_application.happened_within("a", 60)
+    assert os.listdir("/proc/self/fd") == before
+
+
 @pytest.mark.parametrize("folders", ["", "/proc/none,/proc/nor/this"])
 def test_markers_are_kept_in_the_process_without_a_folder(
     folders: str, in_tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -12,8 +12,10 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from kafka_sink import spark_application
 from kafka_sink.driver import driver_log
@@ -116,7 +118,7 @@ def _known_or_found(
     query: str | None,
 ) -> dict[str, Schemas]:
     key = _key(options, columns, query)
-    noted = spark_application.noted_within(key, math.inf, dict)
+    noted = spark_application.noted_within(key, math.inf, _Note)
     if noted is not None and query is not None:
         return _read(noted)
     try:
@@ -141,32 +143,35 @@ def _key(options: SinkOptions, columns: Columns, query: str | None) -> str:
     return f"schemas/{hashlib.sha256(text.encode()).hexdigest()}"
 
 
-def _written(schemas_of_parts: dict[str, Schemas]) -> dict[str, Any]:
-    """The value of the note. Each distinct schema is included once, because many topics may share one."""
+class _Note(msgspec.Struct):
+    """``schemas`` are distinct, because many topics may share one. Each part has the topics, the positions of
+    their schemas, and the other fields of RegisteredSchema."""
+
+    schemas: list[Schema]
+    parts: dict[str, list[tuple[str, int, int, str, str, int]]]
+
+
+def _written(schemas_of_parts: dict[str, Schemas]) -> _Note:
     distinct = list(
         dict.fromkeys(registered.schema for schemas in schemas_of_parts.values() for _, registered in schemas)
     )
     parts = {
         part: [
-            (topic, {**asdict(registered), "schema": distinct.index(registered.schema)})
-            for topic, registered in schemas
+            (topic, distinct.index(found.schema), found.id, found.guid, found.subject, found.version)
+            for topic, found in schemas
         ]
         for part, schemas in schemas_of_parts.items()
     }
-    return {"schemas": distinct, "parts": parts}
+    return _Note(distinct, parts)
 
 
-def _read(noted: dict[str, Any]) -> dict[str, Schemas]:
-    distinct = [
-        Schema(entry["kind"], entry["text"], tuple((name, text) for name, text in entry["references"]))
-        for entry in noted["schemas"]
-    ]
+def _read(note: _Note) -> dict[str, Schemas]:
     return {
         part: tuple(
-            (topic, RegisteredSchema(**{**fields, "schema": distinct[fields["schema"]]}))
-            for topic, fields in schemas
+            (topic, RegisteredSchema(note.schemas[place], schema_id, guid, subject, version))
+            for topic, place, schema_id, guid, subject, version in topics
         )
-        for part, schemas in noted["parts"].items()
+        for part, topics in note.parts.items()
     }
 
 

@@ -41,6 +41,16 @@ def test_a_query_goes_on_with_its_schemas_and_asks_no_more(known: Server) -> Non
     assert len(known.requests) == 2
 
 
+def test_a_note_of_another_version_does_not_count(known: Server, tmp_path: Path) -> None:
+    """Catches: a KeyError in every micro-batch after the package was replaced."""
+    made = options(schema__registry__url=known.url)
+    first = planned(made, "query")
+    (note,) = tmp_path.iterdir()
+    note.write_text('{"schemas": {}}')
+    assert planned(made, "query") == first
+    assert len(known.requests) == 2
+
+
 def test_a_write_goes_on_with_the_schemas_of_the_one_before_with_a_warning(
     known: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
