@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +24,8 @@ _PKCS12_MAGIC = (b"\x30\x82", b"\x30\x83", b"\x30\x80", b"\x30\x81")
 _ENCRYPTED_PROBLEM = "or encrypted in a way that is not supported (openssl pkcs8 -topk8 converts it)"
 # The first line of a private key, and the header of the older form of encrypted keys.
 _BEGIN_OF_KEY = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----(\s*Proc-Type: *4,ENCRYPTED)?")
+# Blank lines after a line of Base64. Java ignores them, but the library takes them for the end of headers.
+_BLANK_LINES = re.compile(rb"(?m)^([ \t]*[A-Za-z0-9+/=]+)[ \t\r]*\n(?:[ \t\r]*\n)+")
 
 
 @dataclass(frozen=True)
@@ -70,13 +73,22 @@ def read_key(store: Store) -> ClientKey:
         raise ConfigurationError(
             f"{named(chain_store)} holds no certificate of the private key; add its certificate chain"
         )
-    if key.public_key() != chain[0].public_key():
+    if not _is_for(chain[0], key):
         raise ConfigurationError(
             f"{named(chain_store)}: the first certificate is not for the private key in {store.option}"
         )
     text = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode("ascii")
     chain_text = b"".join(certificate.public_bytes(Encoding.PEM) for certificate in chain)
     return ClientKey(Secret.known(text), chain_text)
+
+
+def _is_for(certificate: Certificate, key: PrivateKeyTypes) -> bool:
+    from cryptography.exceptions import UnsupportedAlgorithm
+
+    with suppress(UnsupportedAlgorithm, ValueError):
+        return bool(certificate.public_key() == key.public_key())
+    # The certificate's key is of a kind that cannot be read, unlike the private key.
+    return False
 
 
 def read_private_key(store: Store) -> PrivateKeyTypes:
@@ -146,7 +158,7 @@ def _pem_certificates(store: Store, data: bytes) -> list[Certificate]:
     if b"CERTIFICATE-----" not in data:
         return []
     try:
-        return load_pem_x509_certificates(data)
+        return load_pem_x509_certificates(_BLANK_LINES.sub(rb"\1\n", data))
     except ValueError:
         raise ConfigurationError(f"{named(store)} holds a certificate that cannot be read") from None
 
@@ -167,7 +179,7 @@ def _pem_key(store: Store, data: bytes) -> PrivateKeyTypes | None:
     try:
         # Users may set a password although the key has none. The library would refuse that.
         password = given.reveal().encode() if is_encrypted and given is not None else None
-        return load_pem_private_key(data, password)
+        return load_pem_private_key(HiddenBytes(_BLANK_LINES.sub(rb"\1\n", data)), password)
     except UnsupportedAlgorithm as error:
         problem = f"its kind is not supported ({printable(str(error))})"
     except (ValueError, TypeError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import ssl
 import threading
 import traceback
 from collections.abc import Callable
@@ -90,6 +91,27 @@ def test_a_key_and_chain_given_inline_with_spaces_for_line_ends() -> None:
     assert made.key.reveal().encode() == CLIENT.key_pem()
     assert made.chain == CLIENT.chain_pem
     make_context(TlsSettings(key=key))
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+def test_blank_lines_in_a_key_and_certificates_do_not_matter(tmp_path: Path, end: bytes) -> None:
+    """Catches: material that Java reads and that was refused, such as from a template with a line end after
+    the content."""
+    path = tmp_path / "both.pem"
+    pem = CLIENT.key_pem() + CLIENT.chain_pem
+    for content in (pem.replace(b"\n", 2 * end), pem.replace(b"\n-----END", end + b" " + end + b"-----END")):
+        path.write_bytes(content)
+        assert read_key(location(path)).chain == CLIENT.chain_pem
+        assert len(read_trust(location(path))) == 2
+
+
+def test_a_certificate_with_a_key_of_an_unknown_curve_is_told_from_that_of_the_key(tmp_path: Path) -> None:
+    """Catches: cryptography's own error, which names no option."""
+    p256, unknown = bytes.fromhex("06082a8648ce3d030107"), bytes.fromhex("06082a8648ce3d03017f")
+    der = CLIENT.certificate.public_bytes(Encoding.DER).replace(p256, unknown)
+    path = tmp_path / "both.pem"
+    path.write_bytes(CLIENT.key_pem() + ssl.DER_cert_to_PEM_cert(der).encode())
+    assert "is not for the private key" in problem(location(path))
 
 
 def test_pkcs12_is_read_whatever_java_calls_it(tmp_path: Path) -> None:
