@@ -44,7 +44,7 @@ class HttpClient:
         method: str,
         path: str,
         headers: Mapping[str, str],
-        body: str | None,
+        body: bytes | None,
         *,
         timeout_s: float,
         max_bytes: int,

@@ -26,7 +26,7 @@ from kafka_sink.clock import RANDOM, ExponentialBackoff
 from kafka_sink.errors import AuthenticationError, ConfigurationError
 from kafka_sink.printable import printable
 from kafka_sink.process_entries import ProcessEntries
-from kafka_sink.secret import HiddenValues, Secret
+from kafka_sink.secret import HiddenBytes, HiddenValues, Secret
 from kafka_sink.security.http import HttpClient
 from kafka_sink.security.key_material import content_of, named, read_private_key
 from kafka_sink.security.settings import AssertionSettings, Store, TokenSettings
@@ -135,13 +135,15 @@ class TokenEndpoint:
 
     def fetch(self) -> Token:
         """Fetch a token. Raises AuthenticationError if the endpoint refuses, ConfigurationError if the
-        assertion cannot be made, and TokenUnavailableError for other failures."""
+        assertion cannot be made or a file cannot be read, and TokenUnavailableError for other failures."""
         settings = self._settings
         proof = settings.client_secret or Secret("")
         if settings.assertion is not None:
             proof = assertion_of(settings.assertion, time.time())
         try:
             status, body = self._ask(proof)
+        except ConfigurationError:
+            raise
         except ssl.SSLError as error:
             why = explain(error, self._http.host)
             problem: Exception = AuthenticationError(
@@ -170,7 +172,7 @@ class TokenEndpoint:
             # are alive.
             self._sent = Secret.known(self._credentials(proof))
             headers["Authorization"] = f"Basic {self._sent.reveal()}"
-        body = urlencode(self._form(proof))
+        body = HiddenBytes(urlencode(self._form(proof)).encode())
         try:
             return self._http.request(
                 "POST", "", headers, body, timeout_s=settings.read_timeout_s, max_bytes=_MAX_BYTES

@@ -37,7 +37,7 @@ def get(url: str, timeout_s: float = 60.0) -> tuple[int, bytes]:
 def test_requests_share_a_connection(server: Server) -> None:
     client = HttpClient(f"{server.url}/root?a=b", ssl.create_default_context, 60.0, "some.option")
     for _ in range(3):
-        assert client.request("POST", "", {}, "body", timeout_s=60.0, max_bytes=10) == (200, b"{}")
+        assert client.request("POST", "", {}, b"body", timeout_s=60.0, max_bytes=10) == (200, b"{}")
     client.close()
     assert [one[:2] for one in server.requests] == [("POST", "/root?a=b")] * 3
     assert server.connections == 1

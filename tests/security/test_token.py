@@ -6,8 +6,10 @@ import base64
 import json
 import socket
 import threading
+import traceback
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
@@ -30,7 +32,14 @@ from kafka_sink.errors import AuthenticationError, ConfigurationError
 from kafka_sink.options import parse
 from kafka_sink.secret import Secret
 from kafka_sink.security.preparation import Security
-from kafka_sink.security.settings import AssertionSettings, SaslSettings, SecuritySettings, TokenSettings
+from kafka_sink.security.settings import (
+    AssertionSettings,
+    SaslSettings,
+    SecuritySettings,
+    Store,
+    TlsSettings,
+    TokenSettings,
+)
 from kafka_sink.security.token import (
     Token,
     TokenEndpoint,
@@ -395,6 +404,15 @@ def sent(endpoint: TokenServer) -> dict[str, Any]:
     *_, headers, body = endpoint.requests[-1]
     assert "Authorization" not in headers
     return {name: only for name, (only,) in parse_qs(body.decode()).items()}
+
+
+def test_no_frame_of_an_error_shows_an_assertion(tmp_path: Path) -> None:
+    given = tokens("https://127.0.0.1:1", claim_iss="me", private_key_file=key_file(tmp_path))
+    missing = TlsSettings(Store("trust", "PEM", str(tmp_path / "none")))
+    with pytest.raises(ConfigurationError, match="cannot be read") as caught:
+        TokenEndpoint(replace(given, tls=missing)).fetch()
+    shown = [repr(frame.f_locals) for frame, _ in traceback.walk_tb(caught.value.__traceback__)]
+    assert not [local for local in shown if "assertion=ey" in local]
 
 
 def test_client_credentials_are_proved_by_an_assertion(endpoint: TokenServer, tmp_path: Path) -> None:
