@@ -14,9 +14,6 @@ from kafka_sink.errors import TooManyDeadLettersError
 from kafka_sink.printable import one_line
 from kafka_sink.records.arrays import Int64s
 
-# Names of headers are bytes, because strings from Spark may not be valid UTF-8.
-Header = tuple[bytes, bytes | None]
-
 # The memory of a row in addition to its content: lengths, timestamp, partition.
 _ROW_BYTES = 32
 

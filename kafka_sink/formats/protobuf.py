@@ -178,8 +178,6 @@ class _Single:
 
     def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
         absent = nulls
-        if pa.types.is_null(column.type):
-            absent = np.ones(len(column), dtype=np.bool_)
         if self.is_required:
             columns.require_no_nulls(column, self.path)
         if not self.has_presence and self.value.zeros is not None:

@@ -9,16 +9,18 @@ import re
 import ssl
 import time
 from dataclasses import dataclass
+from typing import Annotated
 from urllib.parse import quote
 
 import msgspec
 import pyarrow as pa
 
 from kafka_sink.clock import RANDOM, ExponentialBackoff
-from kafka_sink.errors import ConfigurationError, KafkaSinkError, RegistryError, SchemaError
+from kafka_sink.errors import ConfigurationError, KafkaSinkError, RegistryError, SchemaError, is_final
 from kafka_sink.formats import avro_schema, json_schema, protobuf_schema, row_encoder
 from kafka_sink.formats.schemas import KINDS, RegisteredSchema, Schema, message_name
 from kafka_sink.options import SinkOptions
+from kafka_sink.options.values import INT_MAX
 from kafka_sink.printable import printable
 from kafka_sink.secret import HiddenValues, Secret
 from kafka_sink.security.http import HttpClient
@@ -56,7 +58,7 @@ class _Reference(msgspec.Struct):
 class _Response(msgspec.Struct, rename="camel"):
     """The fields of a response that are read. It is about a schema, or has the ``message`` of an error."""
 
-    id: int | None = None
+    id: Annotated[int, msgspec.Meta(ge=0, le=INT_MAX)] | None = None
     version: int | None = None
     guid: str | None = None
     schema_type: str | None = None
@@ -87,9 +89,10 @@ class Registry:
         self._options = options
         self._headers: HiddenValues | None = None
         user_info = options.schema_registry_basic_auth_user_info
-        # While these two secrets exist, the registry's messages show neither password nor login.
+        # While these secrets exist, the registry's messages show neither password nor login nor token.
         self._password = None if user_info is None else Secret.known(user_info.reveal().partition(":")[2])
         self._basic = None if user_info is None else Secret.known(_base64(user_info))
+        self._bearer = options.schema_registry_bearer_auth_token
         context = _context(options)
         self._clients = [
             HttpClient(url.strip().rstrip("/"), lambda: context, self._timeout_s, _BOUND)
@@ -177,12 +180,14 @@ class Registry:
             problem = self._explained(purpose, failure)
         raise problem
 
-    def _try_addresses(self, path: str, body: str | None) -> _Response:
+    def _try_addresses(self, path: str, body: bytes | None) -> _Response:
         """Try each address, several times if the failure may be temporary."""
-        for client in self._clients:
+        for left in range(len(self._clients), 0, -1):
+            # An address that does not respond must leave time for the addresses after it.
+            until_s = time.monotonic() + self._left_s() / left
             for number in range(1, _TRIES + 1):
                 try:
-                    return self._once(client, path, body)
+                    return self._once(self._clients[0], path, body, until_s)
                 except _RefusedError as error:
                     if error.status not in _TEMPORARY:
                         raise
@@ -192,19 +197,23 @@ class Registry:
                 except (OSError, http.client.HTTPException) as error:
                     last = error
                 if number < _TRIES:
-                    time.sleep(min(_BACKOFF.delay_ms(number) / 1000, self._left_s()))
-                if self._left_s() == 0:
-                    raise TimeoutError from last
+                    time.sleep(min(_BACKOFF.delay_ms(number) / 1000, max(0.0, until_s - time.monotonic())))
+                if time.monotonic() >= until_s:
+                    break
+            # The next request begins with the address that responds.
+            self._clients.append(self._clients.pop(0))
+        if self._left_s() == 0:
+            raise TimeoutError from last
         raise last
 
     def _left_s(self) -> float:
         return max(0.0, self._deadline_s - time.monotonic())
 
-    def _once(self, client: HttpClient, path: str, body: str | None) -> _Response:
+    def _once(self, client: HttpClient, path: str, body: bytes | None, until_s: float) -> _Response:
         headers = self._login()
-        method = "GET" if body is None else "POST"
+        method, timeout_s = "GET" if body is None else "POST", max(0.0, until_s - time.monotonic())
         status, content = client.request(
-            method, path, headers, body, timeout_s=self._left_s(), max_bytes=_MAX_RESPONSE
+            method, path, headers, body, timeout_s=timeout_s, max_bytes=_MAX_RESPONSE
         )
         no_registry = (
             "its response is not a schema registry's: check the address and path of schema.registry.url"
@@ -224,8 +233,9 @@ class Registry:
             headers = HiddenValues({"Accept": f"{_CONTENT}, application/json", "Content-Type": _CONTENT})
             if self._basic is not None:
                 headers["Authorization"] = f"Basic {self._basic.reveal()}"
-            elif token := options.schema_registry_bearer_auth_token or self._token():
-                headers["Authorization"] = f"Bearer {token.reveal()}"
+            elif bearer := self._bearer or self._token():
+                self._bearer = bearer
+                headers["Authorization"] = f"Bearer {bearer.reveal()}"
                 if cluster := options.schema_registry_bearer_auth_logical_cluster:
                     headers["target-sr-cluster"] = cluster
                 if pool := options.schema_registry_bearer_auth_identity_pool_id:
@@ -266,10 +276,12 @@ class Registry:
             reason = (
                 str(failure) if is_own else printable(str(failure) or type(failure).__name__, _MAX_REASON)
             )
+            # This error is raised if the token endpoint refuses the login or cannot prove its identity.
+            is_refused = is_final(failure)
+            check = "schema.registry.bearer.auth.*" if is_refused else "schema.registry.url"
             return RegistryError(
-                f"{where} cannot be reached: {reason}. The attempt was to {purpose}. "
-                "Check schema.registry.url",
-                is_temporary=True,
+                f"{where} cannot be reached: {reason}. The attempt was to {purpose}. Check {check}",
+                is_temporary=not is_refused and not isinstance(failure, ssl.SSLCertVerificationError),
             )
         status, message = failure.status, printable(str(failure), _MAX_REASON)
         if status in (401, 403):
@@ -304,10 +316,10 @@ def _subject(name: str) -> str:
     return f"/subjects/{quote(name, safe='')}"
 
 
-def _body(schema: Schema) -> str:
+def _body(schema: Schema) -> bytes:
     # Registries that support only Avro reject the field schemaType.
     kind = {} if schema.kind == "AVRO" else {"schemaType": schema.kind}
-    return json.dumps({"schema": schema.text, **kind})
+    return json.dumps({"schema": schema.text, **kind}).encode()
 
 
 def _registered(schema: Schema, response: _Response, subject: str = "") -> RegisteredSchema:
@@ -332,8 +344,10 @@ def _context(options: SinkOptions) -> ssl.SSLContext:
         options.schema_registry_ssl_key_location,
     )
     password = options.schema_registry_ssl_key_password
+    wrong = "Option 'schema.registry.ssl.ca.location' is"
     try:
         context = ssl.create_default_context(cafile=options.schema_registry_ssl_ca_location or None)
+        wrong = "Options 'schema.registry.ssl.certificate.location', '.key.location' or '.key.password' are"
         if certificate:
             # Without a function for the password, OpenSSL would ask for it on the terminal.
             context.load_cert_chain(
@@ -342,7 +356,7 @@ def _context(options: SinkOptions) -> ssl.SSLContext:
         return context
     except (OSError, ValueError) as error:
         problem = printable(str(error))
-    raise ConfigurationError(f"the options schema.registry.ssl.* are invalid: {problem}")
+    raise ConfigurationError(f"{wrong} invalid: {problem}")
 
 
 @dataclass(frozen=True, slots=True)

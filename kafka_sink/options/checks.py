@@ -28,12 +28,13 @@ def settle(given: Mapping[str, Any]) -> tuple[Values, list[str]]:
 
 
 def _needs(values: Values, given: Mapping[str, Any]) -> None:
-    """Refuse an option that has no effect without a certain value of another one (``OptionSpec.needs``)."""
+    """Refuse an option that has no effect without another one, or a value of it (``OptionSpec.needs``)."""
     for spec in SPECS:
         if spec.needs and spec.attribute in given:
-            name, _, wanted = spec.needs.partition("=")
+            name, equals, wanted = spec.needs.partition("=")
             other = BY_NAME[name.lower()]
-            if values[other.attribute] != other.kind.parse(wanted):
+            value = values[other.attribute]
+            if value != other.kind.parse(wanted) if equals else not value:
                 raise ConfigurationError(
                     f"Option '{spec.name}' has no effect without {spec.needs}: also set that, or remove "
                     f"'{spec.name}'"

@@ -49,8 +49,8 @@ class OptionSpec:
     """One row of the table.
 
     ``attribute`` is the field of SinkOptions, and ``name`` is the name that users write. An option without a
-    default is required. ``needs`` is another option and its value, as users write them, without which this
-    option has no effect. ``planning_only`` is True if no task reads the option.
+    default is required. ``needs`` is another option, or one with its value, as users write them, without
+    which this option has no effect. ``planning_only`` is True if no task reads the option.
     """
 
     kind: Kind
@@ -78,6 +78,8 @@ class OptionSpec:
         return self.kafka_default is not _SAME
 
 
+_ISSUER = "schema.registry.bearer.auth.issuer.endpoint.url"
+_CERTIFICATE = "schema.registry.ssl.certificate.location"
 _OAUTH = "org.apache.kafka.common.security.oauthbearer"
 _Row = ParamSpec("_Row")
 
@@ -302,7 +304,7 @@ class SinkOptions:
     sasl_login_refresh_window_jitter: float = _kafka(values.real(0.0, 0.25), 0.05, SECURITY)
     sasl_login_refresh_min_period_seconds: int = _kafka(values.integer(0, 900), 60, SECURITY)
     sasl_login_refresh_buffer_seconds: int = _kafka(values.integer(0, 3600), 300, SECURITY)
-    sasl_oauthbearer_token_endpoint_url: str = _kafka(values.TEXT, "", SECURITY)
+    sasl_oauthbearer_token_endpoint_url: str = _kafka(values.URL_OR_FILE, "", SECURITY)
     sasl_oauthbearer_client_credentials_client_id: str = _kafka(
         values.TEXT, "", SECURITY, aliases=("kafka.sasl.oauthbearer.client.id",),
     )
@@ -363,16 +365,18 @@ class SinkOptions:
         values.URL, "", FORMATS, aliases=("bearer.auth.issuer.endpoint.url",),
     )
     schema_registry_bearer_auth_client_id: str = _own(
-        values.STRING, "", FORMATS, aliases=("bearer.auth.client.id",),
+        values.STRING, "", FORMATS, aliases=("bearer.auth.client.id",), needs=_ISSUER,
     )
     schema_registry_bearer_auth_client_secret: Secret | None = _own(
-        values.SECRET, None, FORMATS, aliases=("bearer.auth.client.secret",),
+        values.SECRET, None, FORMATS, aliases=("bearer.auth.client.secret",), needs=_ISSUER,
     )
-    schema_registry_bearer_auth_scope: str = _own(values.STRING, "", FORMATS, aliases=("bearer.auth.scope",))
+    schema_registry_bearer_auth_scope: str = _own(
+        values.STRING, "", FORMATS, aliases=("bearer.auth.scope",), needs=_ISSUER,
+    )
     schema_registry_ssl_ca_location: str = _own(values.TEXT, "", FORMATS)
     schema_registry_ssl_certificate_location: str = _own(values.TEXT, "", FORMATS)
-    schema_registry_ssl_key_location: str = _own(values.TEXT, "", FORMATS)
-    schema_registry_ssl_key_password: Secret | None = _own(values.SECRET, None, FORMATS)
+    schema_registry_ssl_key_location: str = _own(values.TEXT, "", FORMATS, needs=_CERTIFICATE)
+    schema_registry_ssl_key_password: Secret | None = _own(values.SECRET, None, FORMATS, needs=_CERTIFICATE)
 
     coordinator_enabled: bool = _own(values.BOOLEAN, True, COORDINATOR, planning_only=True)
     coordinator_port: int = _own(values.integer(0, 65_535), 0, COORDINATOR, planning_only=True)
@@ -427,12 +431,16 @@ class SinkOptions:
         """The options that the job set to another value than the default, as users write them, for the live
         view. Addresses of brokers, logins, certificates and queries of URLs are left out."""
         return {
-            spec.name: values.without_query(text) if "://" in (text := spec.kind.show(value)) else text
+            spec.name: self._public_text(spec)
             for spec in SPECS
             if not (spec.secret or spec.required or spec.group == SECURITY)
             and spec.attribute in self.given.split(",")
-            and (value := getattr(self, spec.attribute)) != spec.default
+            and getattr(self, spec.attribute) != spec.default
         }
+
+    def _public_text(self, spec: OptionSpec) -> str:
+        text = spec.kind.show(getattr(self, spec.attribute))
+        return values.without_query(text) if "://" in text else text
 
     def identity_of_cluster(self) -> dict[str, str]:
         """The options that determine the cluster, the login, and what tasks share, as users write them.
@@ -455,10 +463,6 @@ class SinkOptions:
         written.update((name, text) for name, text in given if name in GROUP_OPTIONS)
         return written
 
-    def principal(self) -> dict[str, str]:
-        """The security options, which determine as whom and how the sink connects. Secrets are included."""
-        return self._written(lambda spec: spec.group == SECURITY and not _NAMES_OR_TIMES.match(spec.name))
-
     def _written(self, is_wanted: Callable[[OptionSpec], bool]) -> dict[str, str]:
         return HiddenValues(
             (spec.name, spec.kind.show(getattr(self, spec.attribute)))
@@ -467,9 +471,13 @@ class SinkOptions:
         )
 
     def redacted(self) -> dict[str, str]:
-        """The settings that differ from their defaults, by the names that users write, with secrets
-        hidden."""
-        shown = dict(self._written(lambda spec: not spec.secret))
+        """The settings that differ from their defaults, by the names that users write, with secrets hidden
+        and without queries of URLs."""
+        shown = {
+            spec.name: self._public_text(spec)
+            for spec in SPECS
+            if not spec.secret and getattr(self, spec.attribute) != spec.default
+        }
         shown.update((spec.name, HIDDEN) for spec in SPECS if spec.secret and getattr(self, spec.attribute))
         shown.update((f"{TOPIC_CONFIG_PREFIX}{name}", text) for name, text in self.topic_config)
         # A user's breaker class may have credentials as options, and does not declare which are secret.

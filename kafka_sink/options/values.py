@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from kafka_sink.errors import ConfigurationError
-from kafka_sink.secret import Secret
+from kafka_sink.secret import HIDDEN, Secret
 
 INT_MAX = 2**31 - 1
 LONG_MAX = 2**63 - 1
@@ -204,23 +204,27 @@ def _parse_strategy(text: str) -> str:
 STRATEGY = Kind("string", ", ".join(_STRATEGIES), _parse_strategy)
 
 
-def _parse_url(text: str) -> str:
-    if text:
-        check_url(text, ("http", "https"))
-    return text
+def _url(*allowed: str) -> Kind:
+    def parse(text: str) -> str:
+        if text:
+            _check_url(text, allowed)
+        return text
+
+    return Kind("string", " or ".join(f"{scheme}://" for scheme in allowed), parse)
 
 
 def _parse_urls(text: str) -> str:
     for entry in text.split(",") if text else ():
-        check_url(entry.strip(), ("http", "https"))
+        _check_url(entry.strip(), ("http", "https"))
     return text
 
 
-URL = Kind("string", "http:// or https://", _parse_url)
+URL = _url("http", "https")
+URL_OR_FILE = _url("https", "http", "file")
 URLS = Kind("list", "http:// or https://, comma-separated", _parse_urls)
 
 
-def check_url(text: str, allowed: Sequence[str]) -> None:
+def _check_url(text: str, allowed: Sequence[str]) -> None:
     """Raise ValueError, without the text, if it is not a URL of an ``allowed`` scheme with a host and a
     valid port. Files have no host."""
     if "@" in text:
@@ -332,11 +336,13 @@ def local_path(value: str, option: str) -> str:
     parts = urlsplit(value)
     if parts.scheme == "file" and parts.netloc in ("", "localhost"):
         return unquote(parts.path)
+    # An @ in a URL means that it contains a password.
+    shown = HIDDEN if "@" in value else value
     if parts.scheme:
         raise ConfigurationError(
-            f"Option '{option}' = {value}: only files on the driver's host are supported. Write to such "
+            f"Option '{option}' = {shown}: only files on the driver's host are supported. Write to such "
             "a file, and copy it afterwards"
         )
     if not os.path.isabs(value):
-        raise ConfigurationError(f"Option '{option}' = {value} must be an absolute path")
+        raise ConfigurationError(f"Option '{option}' = {shown} must be an absolute path")
     return value

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import SinkOptions
 from kafka_sink.options.unsupported import SHADED
-from kafka_sink.options.values import check_url, looks_like_key
+from kafka_sink.options.values import looks_like_key
 from kafka_sink.secret import Secret
 from kafka_sink.security.jaas import JAAS, LoginModule, parse_jaas
 
@@ -301,11 +301,6 @@ def _tokens(options: SinkOptions, login: LoginModule) -> TokenSettings:
     client_secret = options.sasl_oauthbearer_client_credentials_client_secret
     client_secret = client_secret or _secret(login, "clientSecret")
     scheme = url.partition("://")[0].lower()
-    try:
-        if url:
-            check_url(url, ("https", "http", "file"))
-    except ValueError as error:
-        raise ConfigurationError(f"Option 'kafka.sasl.oauthbearer.token.endpoint.url' {error}") from None
     assertion = _assertion(options, _retriever(options, scheme))
     if scheme in ("https", "http") and assertion is None and (not client_id or client_secret is None):
         raise ConfigurationError(

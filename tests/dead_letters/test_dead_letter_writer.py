@@ -17,7 +17,7 @@ from kafka_sink.dead_letters.dead_letter_writer import (
     dead_letter_table,
     slices,
 )
-from kafka_sink.dead_letters.rejected_rows import UNLIMITED, DeadLetters, Header, RejectedRows
+from kafka_sink.dead_letters.rejected_rows import UNLIMITED, DeadLetters, RejectedRows
 from kafka_sink.dead_letters.row_rejection import rows_of_records
 from kafka_sink.errors import BufferExhaustedError
 from kafka_sink.model import TopicPartition
@@ -41,6 +41,7 @@ def test_exhausted_memory_of_dead_letters_names_the_dead_letters_and_their_topic
     assert "buffer.memory" not in str(caught.value)
 
 
+Header = tuple[bytes, bytes | None]
 Content = tuple[bytes | None, bytes | None, tuple[Header, ...]]
 OWN: tuple[Header, ...] = ((b"own", b"1"),)
 MEGABYTE = 1_000_000

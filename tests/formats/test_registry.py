@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -27,9 +28,10 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from kafka_sink import doctor
 from kafka_sink.errors import ConfigurationError, RegistryError, SchemaError
 from kafka_sink.formats import planning
+from kafka_sink.formats import registry as registry_module
 from kafka_sink.formats.registry import Registry
 from kafka_sink.formats.row_encoder import RowEncoder
-from kafka_sink.formats.schemas import PartFormat, RegisteredSchema, RowEncoding
+from kafka_sink.formats.schemas import PartFormat, RegisteredSchema, RowEncoding, Schema
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
 from local_kafka.schema_registry import LocalRegistry
@@ -116,6 +118,8 @@ def test_a_registry_that_is_down_is_told_in_a_bound() -> None:
         ({"value__format": "bytes"}, "has no effect without value.format or key.format"),
         ({"key__schema__id": "1"}, "has no effect without key.format"),
         ({"schema__registry__basic__auth__user__info": "nobody"}, "is not user:password"),
+        ({"bearer__auth__client__secret": "x"}, "has no effect without schema.registry.bearer.auth.issuer"),
+        ({"schema__registry__ssl__key__location": "/k"}, "has no effect without schema.registry.ssl.cert"),
     ],
 )
 def test_options_that_contradict_each_other(given: dict[str, str], said: str) -> None:
@@ -255,6 +259,42 @@ def test_tokens_are_asked_for_with_client_credentials(fake: Server) -> None:
     assert (headers["target-sr-cluster"], headers["Confluent-Identity-Pool-Id"]) == ("lsrc-1", "pool-1")
 
 
+def test_a_registry_that_repeats_a_fetched_token_does_not_show_it(fake: Server) -> None:
+    """Catches: the token was known as a secret only until it was sent."""
+    fake.respond = lambda handler: (
+        400,
+        {},
+        json.dumps({"message": handler.headers["Authorization"]}).encode(),
+    )
+    with TokenServer() as issuer:
+        issuer.gives(lambda: "a-token")
+        given = {"schema__registry__bearer__auth__issuer__endpoint__url": issuer.url}
+        with pytest.raises(RegistryError, match=r"Bearer \[hidden\] \(HTTP 400"):
+            planned(options(schema__registry__url=fake.url, **given))
+
+
+def test_a_refused_login_at_the_token_endpoint_is_not_temporary(fake: Server) -> None:
+    """Catches: a write that went on with the schemas of the one before, with a login that is refused."""
+    with TokenServer() as issuer:
+        issuer.responds(401, b'{"error": "invalid_client"}')
+        given = {"schema__registry__bearer__auth__issuer__endpoint__url": issuer.url}
+        with pytest.raises(
+            RegistryError, match=r"invalid_client.*Check schema\.registry\.bearer\.auth\.\*"
+        ) as caught:
+            planned(options(schema__registry__url=fake.url, **given))
+    assert not caught.value.is_temporary
+
+
+def test_files_for_tls_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    url = {"schema__registry__url": "https://127.0.0.1:1"}
+    for name, said in (
+        ("ca", "'schema.registry.ssl.ca.location' is"),
+        ("certificate", r"certificate.location'.* are"),
+    ):
+        with pytest.raises(ConfigurationError, match=f"{said} invalid: .*No such file"):
+            planned(options(**url, **{f"schema__registry__ssl__{name}__location": f"{tmp_path}/none"}))
+
+
 def test_registry_requests_retry_transient_errors_and_other_addresses(fake: Server) -> None:
     answers = iter([503, 500, 200])
     fake.respond = lambda _: (next(answers), {}, b'{"id": 7, "version": 2}')
@@ -267,12 +307,41 @@ def test_registry_requests_retry_transient_errors_and_other_addresses(fake: Serv
     assert json.loads(fake.requests[0][3]).keys() == {"schema"}
 
 
+def test_an_address_that_does_not_respond_leaves_time_for_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Catches: the first address had all of schema.registry.timeout.ms, so the second was never asked."""
+    now_s, asked = [0.0], list[tuple[str, float]]()
+
+    class Client:
+        def __init__(self, url: str, *_: object) -> None:
+            self.shown = url
+
+        def request(self, *_: object, timeout_s: float, max_bytes: int) -> tuple[int, bytes]:
+            asked.append((self.shown, timeout_s))
+            if self.shown != "http://b":
+                now_s[0] += timeout_s
+                raise TimeoutError
+            return 200, b'{"id": 5, "version": 1}'
+
+    monkeypatch.setattr(registry_module, "HttpClient", Client)
+    monkeypatch.setattr(
+        registry_module, "time", SimpleNamespace(monotonic=lambda: now_s[0], sleep=now_s.append)
+    )
+    asking = Registry(options(schema__registry__url="http://a,http://b,http://c"))
+    for _ in range(2):
+        assert asking.register("s", Schema("AVRO", '"string"')).id == 5
+    assert [url for url, _ in asked] == ["http://a", "http://b", "http://b"]
+    assert [timeout_s for _, timeout_s in asked] == pytest.approx([10.0, 10.0, 20 / 3])
+
+
 def test_responses_of_other_servers_and_invalid_ones_are_refused(fake: Server) -> None:
     for body, said in (
         (b"<html>", "not a schema registry.s: check .*schema.registry.url"),
         (b"[" * 100_000, "not a schema registry.s: check .*schema.registry.url"),
         (b"[]", "not a schema registry.s: check .*schema.registry.url"),
         (b'{"id": "5", "version": 1}', "not a schema registry.s: check .*schema.registry.url"),
+        (b'{"id": 2147483648, "version": 1}', "not a schema registry.s: check .*schema.registry.url"),
         (b'{"version": 1}', "contains no id"),
         (gzip.compress(b'{"id": 5}', mtime=0), "not a schema registry.s: check .*schema.registry.url"),
         (b'{"id": 5, "x": "' + b"x" * (3 << 20) + b'"}', "the response has more than 2097152 bytes"),
@@ -341,7 +410,7 @@ def test_references_that_name_each_other_come_once_and_after_what_they_use(fake:
 
 
 def test_query_of_an_address_is_not_shown(fake: Server) -> None:
-    """Catches: errors and the live view showed the key in it."""
+    """Catches: errors, the live view and the options' repr showed the key in it."""
     says(fake, {"message": "no"}, 404)
     given = options(schema__registry__url=f"{fake.url}/path?key=s3cret", use__latest__version="true")
     with pytest.raises(RegistryError, match=r"/path failed to read") as caught:
@@ -349,6 +418,7 @@ def test_query_of_an_address_is_not_shown(fake: Server) -> None:
     assert "s3cret" not in str(caught.value)
     assert "Check schema.registry.url, and that this subject" in str(caught.value)
     assert given.shown()["schema.registry.url"] == f"{fake.url}/path"
+    assert "s3cret" not in repr(given)
 
 
 def test_schema_that_repeats_the_login_does_not_show_it(fake: Server) -> None:

@@ -150,14 +150,6 @@ def test_options_that_only_name_or_time_a_client_share_a_cluster() -> None:
         assert identity(**{name: value}) != identity(), name
 
 
-def test_the_principal_is_told_by_all_that_decides_who_connects_and_how() -> None:
-    base = {**BASE, "kafka.security.protocol": "SSL"}
-    others = {"kafka.bootstrap.servers": "i:1", "kafka.client.id": "me", "kafka.metadata.max.age.ms": "5"}
-    principal = parse(base).options.principal()
-    assert parse({**base, **others}).options.principal() == principal
-    assert parse({**base, "kafka.ssl.ca.location": "/x"}).options.principal() != principal
-
-
 def test_security_settings_make_a_cluster_whatever_they_are_called() -> None:
     """Catches: jobs with different credentials that share one coordinator's connections."""
     of_write = {table.TARGET, table.RATE, table.TRANSACTIONS, table.DELIVERY, table.ERRORS, table.BATCHING}

@@ -89,6 +89,7 @@ def test_a_full_disk_leaves_no_half_line_and_fails_no_write(
     [
         ("s3://bucket/report", "only files on the driver's host"),
         ("hdfs:/x", "only files on the driver's host"),
+        ("s3://key:secret@bucket/report", r"'delivery.report.path' = \[hidden\]: only files"),
         ("report.jsonl", "must be an absolute path"),
         ("/nowhere/report.jsonl", "No such file or directory"),
     ],

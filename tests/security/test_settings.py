@@ -218,7 +218,14 @@ def test_weak_settings_are_warned_of() -> None:
 
 
 # Logins at a registry, of which a write may have one.
-REGISTRY_LOGINS = {"schema.registry.basic.auth.user.info", "schema.registry.bearer.auth.token"}
+# The secret of each login at the registry, and the option that it needs.
+REGISTRY_LOGINS = {
+    "schema.registry.basic.auth.user.info": {},
+    "schema.registry.bearer.auth.token": {},
+    "schema.registry.bearer.auth.client.secret": {
+        "schema.registry.bearer.auth.issuer.endpoint.url": "https://issuer"
+    },
+}
 
 
 def secret_options(login: str) -> dict[str, str]:
@@ -229,8 +236,10 @@ def secret_options(login: str) -> dict[str, str]:
         "topic": "t",
         "value.format": "avro",
         "schema.registry.url": "https://registry",
+        "schema.registry.ssl.certificate.location": "/c.pem",
+        **REGISTRY_LOGINS[login],
     }
-    names = [spec.name for spec in SPECS if spec.secret and spec.name not in REGISTRY_LOGINS - {login}]
+    names = [spec.name for spec in SPECS if spec.secret and spec.name not in REGISTRY_LOGINS.keys() - {login}]
     return wanted | {name: f"{SECRET}:{index}" for index, name in enumerate(names)}
 
 
@@ -281,6 +290,7 @@ def test_no_frame_of_a_refusal_holds_a_secret() -> None:
         {**PLAIN, "sasl.jaas.config": SCRAM},
         {"sasl.password": SECRET, "linger.ms": "x"},
         {"sasl.password": f"two\n{SECRET}"},
+        URL_WITH_LOGIN,
         {"bootstrap.servers": f"u:{SECRET}@h:1"},
         {"producer.circuit.breaker.mute.retry.interval": f"u:{SECRET}@h"},
         {"sasl.password": SECRET, "acks": "0", "enable.idempotence": "true"},
