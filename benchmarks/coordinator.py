@@ -44,7 +44,7 @@ from benchmarks.processor_time import of_process
 from benchmarks.sampler import Sampler
 from benchmarks.surroundings import ROOT, environment, keep, kept, parser_of
 from kafka_sink.coordinator.client import ask
-from kafka_sink.coordinator.live.view import OpenView, ViewOpened
+from kafka_sink.coordinator.live.messages import OpenView, ViewOpened
 from kafka_sink.coordinator.rendezvous import LocationFolder
 from kafka_sink.driver import driver_process
 from kafka_sink.spark_application import SparkApplication, planning_for

@@ -1,4 +1,7 @@
-"""``kafka-chunked-doctor``: checks whether a job could fail, and reports the reasons and remedies."""
+"""``kafka-chunked-doctor``: checks whether a job could fail, and reports the reasons and remedies.
+
+This module imports no library, so that it can report one that is missing.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +16,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO
 
+from kafka_sink.clock import CONNECT_BOUND_MS
 from kafka_sink.driver.command_line import Finding, Level, given_options, note, ok, parser_of, problem
+from kafka_sink.driver.planning_client import PlanningClient
+from kafka_sink.driver.topic_preparation import TopicPreparation, named_topics
 from kafka_sink.errors import KafkaSinkError, MissingTopicError
 from kafka_sink.libraries import OF_DRIVER, OF_TASKS, others_may_write
+from kafka_sink.network import apis, requests
+from kafka_sink.options import SinkOptions, parse
+from kafka_sink.options.table import SPECS
 from kafka_sink.printable import printable, printable_list
 from kafka_sink.version import __version__
-
-if TYPE_CHECKING:
-    from kafka_sink.driver.topic_preparation import TopicPreparation
-    from kafka_sink.network.requests import MetadataResponse
-    from kafka_sink.options import SinkOptions
 
 __all__ = ["Finding", "Level", "check", "examine", "main"]
 
@@ -315,9 +319,6 @@ def _shared_import_folders() -> Iterator[Finding]:
 
 
 def _job(options: Mapping[str, str], environ: Mapping[str, str], spark: Any) -> Iterator[Finding]:
-    # Each check imports what it needs, so that the doctor can report a library that is missing.
-    from kafka_sink.options import parse
-
     try:
         parsed = parse(options)
     except KafkaSinkError as error:
@@ -336,11 +337,6 @@ def _job(options: Mapping[str, str], environ: Mapping[str, str], spark: Any) -> 
 
 def of_cluster(options: SinkOptions) -> Iterator[Finding]:
     """Connect as planning does, but create nothing. Raises KafkaSinkError if no broker can be used."""
-    from kafka_sink.clock import CONNECT_BOUND_MS
-    from kafka_sink.driver.planning_client import PlanningClient
-    from kafka_sink.driver.topic_preparation import TopicPreparation, named_topics
-    from kafka_sink.network import apis, requests
-
     asked = replace(options, topic_create=False, allow_auto_create_topics=False)
     usable, topics = "brokers, login and topic", list[str]()
     with closing(PlanningClient(asked, min(CONNECT_BOUND_MS, asked.max_block_ms))) as client:
@@ -353,7 +349,7 @@ def of_cluster(options: SinkOptions) -> Iterator[Finding]:
             except MissingTopicError as error:
                 usable = "brokers and login"
                 yield _of_missing(options, preparation, topic, option, error)
-        response: MetadataResponse | None = client.ask(
+        response: requests.MetadataResponse | None = client.ask(
             client.connect(),
             apis.METADATA,
             lambda version: requests.encode_metadata(version, tuple(topics), False),
@@ -369,7 +365,7 @@ def of_cluster(options: SinkOptions) -> Iterator[Finding]:
     yield ok(f"{usable}: usable")
 
 
-def _of_brokers(options: SinkOptions, response: MetadataResponse) -> Iterator[Finding]:
+def _of_brokers(options: SinkOptions, response: requests.MetadataResponse) -> Iterator[Finding]:
     nodes, cluster = response.update.nodes, response.update.cluster_id
     yield ok(f"cluster {cluster}: {len(nodes)} {'broker' if len(nodes) == 1 else 'brokers'}")
     for node in nodes:
@@ -388,8 +384,6 @@ def _of_brokers(options: SinkOptions, response: MetadataResponse) -> Iterator[Fi
 
 def _unreachable(options: SinkOptions, address: tuple[str, int]) -> KafkaSinkError | None:
     """Return the error of a connection to this address alone, or None if it works."""
-    from kafka_sink.driver.planning_client import PlanningClient
-
     alone = replace(options, bootstrap_servers=(address,))
     try:
         with closing(PlanningClient(alone, min(_ONE_BROKER_MS, options.max_block_ms))) as client:
@@ -434,15 +428,13 @@ def of_session(
     from kafka_sink import spark_application
     from kafka_sink.coordinator.placement import ADMINISTERED
     from kafka_sink.driver import driver_conf
-    from kafka_sink.driver.driver_conf import OWN_PREFIX, idle_timeout_problem
-    from kafka_sink.options.table import SPECS
 
     def conf(name: str) -> str | None:
         value = spark.conf.get(name, None)
         return None if value is None else str(value)
 
     yield ok(f"the session runs Spark {spark.version}")
-    timeout_problem = idle_timeout_problem(conf, options.delivery_timeout_ms)
+    timeout_problem = driver_conf.idle_timeout_problem(conf, options.delivery_timeout_ms)
     if timeout_problem is not None:
         yield problem(timeout_problem)
     known = {name: value for name in driver_conf.REDACTION_DEFAULTS if (value := conf(name)) is not None}
@@ -456,7 +448,8 @@ def of_session(
             "rows twice, unless delivery.guarantee=exactly-once"
         )
     for spec in SPECS:
-        own, variable = OWN_PREFIX + spec.name, "KAFKA_CHUNKED_" + spec.name.upper().replace(".", "_")
+        own = driver_conf.OWN_PREFIX + spec.name
+        variable = "KAFKA_CHUNKED_" + spec.name.upper().replace(".", "_")
         for name, value in ((variable, environ.get(variable)), (own, conf(own))):
             if value and spec.name in ADMINISTERED:
                 yield note(f"{name}={value} overrides the option '{spec.name}'")

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from kafka_sink import spark_application
 from kafka_sink.breaker.interface import load_breaker
 from kafka_sink.clock import ABORTING, COMMITTING, STARTING, TOPIC_RECHECK_S
@@ -21,8 +23,6 @@ from kafka_sink.options.table import COORDINATOR, SPECS
 from kafka_sink.reports import delivery_report
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from kafka_sink.transactions.batch import BatchOutcome
     from kafka_sink.transactions.planning import Clients, PlannedTransactions
     from kafka_sink.transactions.task_attempt import BeginTransaction, TaskAttempt

@@ -22,6 +22,8 @@ from kafka_sink.coordinator.address import (
     PlannedCoordinator,
     warn_of_no_coordinator,
 )
+from kafka_sink.coordinator.client import ask
+from kafka_sink.coordinator.live.messages import OpenView, ViewOpened
 from kafka_sink.coordinator.placement import Placement, is_enabled, placement, ui_placement
 from kafka_sink.coordinator.rendezvous import LocationFolder, RunningCoordinator, serving
 from kafka_sink.driver import driver_log, driver_process
@@ -116,10 +118,6 @@ def _has_view(running: RunningCoordinator, wanted: Placement | None) -> bool:
 
 def _open_view(place: LocationFolder, running: RunningCoordinator, view: Placement) -> RunningCoordinator:
     """Open the live view, wait until it serves, and log its address. The caller holds the lock."""
-    # Only the write that starts the coordinator needs these modules.
-    from kafka_sink.coordinator.client import ask
-    from kafka_sink.coordinator.live.view import OpenView, ViewOpened
-
     opened = ask(running.of_driver, OpenView(view.address, view.port), ViewOpened, _LIVE_VIEW_MS)
     running = replace(running, view_url=opened.url, view_port=opened.port, view_error=opened.error)
     place.publish(running)

@@ -22,7 +22,6 @@ from kafka_sink.driver import driver_log
 from kafka_sink.errors import RegistryError, SchemaError
 from kafka_sink.formats.schemas import (
     ID_HEADERS,
-    OWN,
     PartFormat,
     RegisteredSchema,
     RowEncoding,
@@ -31,7 +30,7 @@ from kafka_sink.formats.schemas import (
 )
 from kafka_sink.options import SinkOptions
 from kafka_sink.options.table import FORMATS, SPECS
-from kafka_sink.rows.column_plan import named_columns
+from kafka_sink.rows.column_plan import OWN, named_columns
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -275,8 +275,6 @@ def encoder_of(format_name: str, schema: Schema, kind: pa.DataType, path: str, m
 
         return avro.encoder(avro_schema.read(schema.text, schema.references), kind, path)
     if format_name == "json":
-        from kafka_sink.formats import json_values
-
         return json_values.encoder(schema.text, schema.references, kind, path)
     from kafka_sink.formats import protobuf, protobuf_schema
 

@@ -9,8 +9,6 @@ from kafka_sink.options import SinkOptions
 from kafka_sink.printable import first_of
 from kafka_sink.rows.column_plan import HEADERS_TYPE
 
-# The columns of the sink itself: the parts of a record other than its value.
-OWN = ("key", "topic", "headers", "partition", "timestamp")
 # The headers in which newer deserializers look for the schema's GUID or id.
 ID_HEADERS = {"value": "__value_schema_id", "key": "__key_schema_id"}
 # The default name of a derived schema's record, as in Spark's to_avro.

@@ -18,6 +18,8 @@ from kafka_sink.printable import first_of
 HEADERS_TYPE = "array<struct<key:string,value:binary>>"
 _TEXT_OR_BYTES = ("string", "binary")
 _OPTIONAL = ("key", "headers", "partition", "timestamp")
+# The columns of the sink itself: the parts of a record other than its value.
+OWN = ("topic", *_OPTIONAL)
 # How to rename a column in Spark.
 _RENAME = ".withColumnRenamed('{old}', '{new}')"
 # Errors list at most this many columns: wide tables have thousands, and Spark prints errors twice.

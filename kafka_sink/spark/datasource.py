@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NoReturn, TypeGuard
 
 from pyspark.sql.datasource import DataSource
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from kafka_sink.driver import driver_conf
 from kafka_sink.errors import ConfigurationError
@@ -104,9 +105,6 @@ class KafkaChunkedDataSource(DataSource):
         return StreamWriter(planned)
 
     def _of_sail(self, schema: pa.Schema) -> StructType:
-        # Spark itself passes its own schemas.
-        from pyspark.sql.pandas.types import from_arrow_schema
-
         if parse(self.options).options.exactly_once:
             raise ConfigurationError(
                 "Option 'delivery.guarantee' = exactly-once needs Spark: Sail does not provide the number of "

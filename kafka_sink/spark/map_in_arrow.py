@@ -19,6 +19,7 @@ import pyarrow as pa
 from pyspark import SparkContext, TaskContext
 from pyspark.accumulators import Accumulator, AccumulatorParam
 from pyspark.sql import DataFrame
+from pyspark.sql.pandas.utils import require_minimum_pandas_version
 
 from kafka_sink import spark_application
 from kafka_sink.errors import ConfigurationError
@@ -140,8 +141,6 @@ def _require_driver(df: DataFrame) -> None:
 
 
 def _require_pandas() -> None:
-    from pyspark.sql.pandas.utils import require_minimum_pandas_version
-
     try:
         require_minimum_pandas_version()
     except ImportError as error:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from kafka_sink import spark_application
@@ -24,7 +25,8 @@ from kafka_sink.coordinator.rendezvous import address_for_driver
 from kafka_sink.driver import driver_conf, driver_log
 from kafka_sink.options import SinkOptions, parse
 from kafka_sink.options.table import DEFAULT_BREAKER
-from kafka_sink.rows.column_plan import ColumnPlan, ignored_columns
+from kafka_sink.reports import delivery_report
+from kafka_sink.rows.column_plan import OWN, ColumnPlan, ignored_columns
 from kafka_sink.spark import worker
 from kafka_sink.spark.write import PlannedWrite
 
@@ -127,8 +129,6 @@ def _of_sink(names: list[str], options: SinkOptions) -> list[str]:
     """The columns that are not fields of an encoded value."""
     if options.value_format == "bytes" or "value" in names:
         return names
-    from kafka_sink.formats.schemas import OWN
-
     return [name for name in names if name in OWN]
 
 
@@ -142,8 +142,6 @@ def _warn(warnings: Sequence[str], query: str | None) -> None:
 def _check(options: SinkOptions) -> None:
     """Check settings that would fail only in tasks, or would hide the cause of a failure there."""
     if options.delivery_report_path:
-        from kafka_sink.reports import delivery_report
-
         delivery_report.check(options.delivery_report_path)
     driver_conf.warn_of_idle_timeout(options.delivery_timeout_ms)
     if options.breaker.class_path not in (None, DEFAULT_BREAKER):
@@ -156,8 +154,6 @@ def _check(options: SinkOptions) -> None:
 
 
 def _arrow_schema(schema: StructType) -> pa.Schema:
-    from pyspark.sql.pandas.types import to_arrow_schema
-
     # PySpark 4.3 requires the time zone of timestamps; older versions use UTC.
     asks = "timezone" in inspect.signature(to_arrow_schema).parameters
     return to_arrow_schema(schema, timezone="UTC") if asks else to_arrow_schema(schema)

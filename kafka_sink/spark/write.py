@@ -148,7 +148,6 @@ class PlannedWrite:
         # Imported here because the driver imports this module for every commit and needs none of these.
         with worker.explained():
             from kafka_sink.spark.executor_connection import acknowledged, executor_socket, watched
-            from kafka_sink.spark.worker import memory_kept
             from kafka_sink.task.producer_cache import task_producer
 
         executor = executor_socket()
@@ -163,7 +162,7 @@ class PlannedWrite:
                 again=self._is_run_again(),
             ) as producer,
             watched(executor, producer.abort) as check_executor,
-            memory_kept(),
+            worker.memory_kept(),
         ):
             rows = checked_batches(acknowledged(batches, executor), check_executor)
             rows = self._encoded(rows, producer, attempt)

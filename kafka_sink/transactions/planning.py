@@ -32,6 +32,7 @@ from kafka_sink import spark_application
 from kafka_sink.clock import wall_ms
 from kafka_sink.driver import driver_log
 from kafka_sink.errors import ConfigurationError, KafkaSinkError
+from kafka_sink.model import MetadataUpdate
 from kafka_sink.options import SinkOptions
 from kafka_sink.options.environment import has_variables
 from kafka_sink.process_entries import ProcessEntries
@@ -43,7 +44,6 @@ from kafka_sink.transactions.decision import BatchIdentity
 from kafka_sink.transactions.operations import ProducerEpoch, Scope
 
 if TYPE_CHECKING:
-    from kafka_sink.model import MetadataUpdate
     from kafka_sink.network.client import NetworkClient
     from kafka_sink.transactions.client import KnownBrokers, TransactionClient
 

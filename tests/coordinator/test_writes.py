@@ -10,8 +10,8 @@ from kafka_sink.coordinator import writes
 from kafka_sink.coordinator.address import CoordinatorAddress, PlannedCoordinator
 from kafka_sink.coordinator.client import CoordinatorClient, connect, tell
 from kafka_sink.coordinator.live.application import ApplicationMetrics, ReportService
-from kafka_sink.coordinator.live.messages import DriverWaits
-from kafka_sink.coordinator.live.view import OpenView, ViewService
+from kafka_sink.coordinator.live.messages import DriverWaits, OpenView
+from kafka_sink.coordinator.live.view import ViewService
 from kafka_sink.coordinator.schema import MESSAGES, Alive, Message, decode, deliver, encode
 from kafka_sink.coordinator.server import Services
 from kafka_sink.coordinator.transport import ServerBounds

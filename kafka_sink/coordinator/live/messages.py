@@ -1,4 +1,4 @@
-"""The reports of tasks and of the driver about a write, and a task's side of them.
+"""The messages of the live view: reports of tasks and of the driver about a write, and a task's side of them.
 
 A task reports about once a second. Its counts are totals since the task began, so a lost report does no harm.
 The driver reports a write's sums when it commits or aborts. They replace the tasks' sums.
@@ -225,6 +225,23 @@ class ReportEvery(Message, frozen=True):
     """To a task: report at this interval."""
 
     interval_ms: Annotated[float, Meta(ge=1_000, le=60_000)]
+
+
+class OpenView(Message, frozen=True):
+    """From planning: serve the live view at this address (ui.bind.address) and port (ui.port)."""
+
+    is_of_driver: ClassVar[bool] = True
+
+    address: Text
+    port: Annotated[int, Meta(ge=0, le=65_535)]
+
+
+class ViewOpened(Message, frozen=True):
+    """The live view's address. If it could not be opened, ``url`` is "" and ``error`` contains the reason."""
+
+    url: Text = ""
+    port: Annotated[int, Meta(ge=0, le=65_535)] = 0
+    error: Text = ""
 
 
 def cluster_name(options: SinkOptions) -> str:

@@ -10,37 +10,19 @@ import math
 import socket
 from collections.abc import Awaitable, Callable
 from importlib.resources import files
-from typing import Annotated, Any, ClassVar
-
-from msgspec import Meta
+from typing import Any
 
 from kafka_sink.clock import monotonic_ms
 from kafka_sink.coordinator.address import ANY_ADDRESSES
 from kafka_sink.coordinator.live.application import ApplicationMetrics
 from kafka_sink.coordinator.live.http_server import HttpServer, Response
+from kafka_sink.coordinator.live.messages import OpenView, ViewOpened
 from kafka_sink.coordinator.placement import Placement
-from kafka_sink.coordinator.schema import Message, Outbox, Service, ServiceScope, Text, cut, receives
+from kafka_sink.coordinator.schema import Outbox, Service, ServiceScope, cut, receives
 from kafka_sink.version import __version__
 
 _BACKLOG = 64
 _Render = Callable[[dict[str, Any]], Response]
-
-
-class OpenView(Message, frozen=True):
-    """From planning: serve the live view at this address (ui.bind.address) and port (ui.port)."""
-
-    is_of_driver: ClassVar[bool] = True
-
-    address: Text
-    port: Annotated[int, Meta(ge=0, le=65_535)]
-
-
-class ViewOpened(Message, frozen=True):
-    """The live view's address. If it could not be opened, ``url`` is "" and ``error`` contains the reason."""
-
-    url: Text = ""
-    port: Annotated[int, Meta(ge=0, le=65_535)] = 0
-    error: Text = ""
 
 
 class ViewService(Service):

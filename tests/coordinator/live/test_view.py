@@ -19,7 +19,8 @@ from kafka_sink.clock import monotonic_ms
 from kafka_sink.coordinator.live import view
 from kafka_sink.coordinator.live.application import ApplicationMetrics
 from kafka_sink.coordinator.live.http_server import Response
-from kafka_sink.coordinator.live.view import LivePages, OpenView, ViewOpened, ViewService
+from kafka_sink.coordinator.live.messages import OpenView, ViewOpened
+from kafka_sink.coordinator.live.view import LivePages, ViewService
 from kafka_sink.coordinator.schema import deliver
 from tests.support.fake_outbox import FakeOutbox
 from tests.support.looping import call, looping
