@@ -19,6 +19,8 @@ import sys
 import warnings
 from contextlib import suppress
 
+from kafka_sink.spark import worker
+
 _UNCHANGED = "pyspark.daemon"
 # The modules that a writing task needs, in the order of import. A missing one, such as pandas, is skipped.
 MODULES = (
@@ -89,8 +91,6 @@ def main() -> None:
     preload()
     if not is_single_threaded():
         _run_unchanged()
-    from kafka_sink.spark import worker
-
     worker.forget_spark_archives()
     os.register_at_fork(after_in_child=functools.partial(_reseed, os.getpid()))
     # A garbage collection in a worker would otherwise touch all these objects, and so copy their pages.

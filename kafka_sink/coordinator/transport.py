@@ -24,7 +24,6 @@ import struct
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta, timezone
 from enum import Enum
 from random import Random
 from typing import Any
@@ -33,7 +32,6 @@ from kafka_sink.clock import RANDOM
 from kafka_sink.coordinator.address import CoordinatorAddress
 from kafka_sink.coordinator.schema import MAX_MESSAGE_BYTES, Message, decode, encode
 from kafka_sink.errors import ProtocolError
-from kafka_sink.secret import Secret
 
 VERSION = 8
 TOKEN_BYTES = 32
@@ -67,42 +65,22 @@ class ServerIdentity:
 def new_identity() -> ServerIdentity:
     """Create a key of P-256, its certificate, and tokens. The key never leaves the process's memory."""
     # Tasks import this module as well, and only the server makes a certificate.
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    from kafka_sink.security.key_material import ClientKey
+    from kafka_sink.security.key_material import new_key
     from kafka_sink.security.tls_context import load_key
 
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "kafka-chunked")])
-    now = datetime.now(timezone.utc)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=3650))
-        .sign(key, hashes.SHA256())
-    )
-    pem = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
+    key, certificate = new_key("kafka-chunked")
     name = f"{secrets.token_hex(16)}.invalid"
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.num_tickets = 0
-    chain = certificate.public_bytes(serialization.Encoding.PEM)
-    load_key(context, ClientKey(Secret(pem.decode()), chain), "")
+    load_key(context, key, "")
 
     def check_name(_: object, given: str | None, __: object) -> int | None:
         # This is called before any costly step of the handshake.
         return None if given == name else ssl.ALERT_DESCRIPTION_UNRECOGNIZED_NAME
 
     context.sni_callback = check_name
-    fingerprint = hashlib.sha256(certificate.public_bytes(serialization.Encoding.DER)).digest()
+    fingerprint = hashlib.sha256(certificate).digest()
     tokens = secrets.token_bytes(TOKEN_BYTES), secrets.token_bytes(TOKEN_BYTES)
     return ServerIdentity(context, fingerprint, name, *tokens)
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from kafka_sink.security.preparation import Prepared, Security
     from kafka_sink.security.sasl import SaslExchange
+
 # For messages: the step at which setting up a connection has failed.
 STEPS = {
     ConnectionState.RESOLVING: "looking up its name",
@@ -42,6 +43,16 @@ _RENEW_AGAIN_MS = 1000.0
 # How long to wait for an address before the next one is also tried (RFC 8305).
 _NEXT_ADDRESS_MS = 250.0
 _MIN_SESSION_MS = 1000.0
+
+
+def security_of(settings: SecuritySettings) -> Security | None:
+    """The security of connections with these settings. None for plaintext without login, which needs none of
+    these modules."""
+    if settings.tls is None and settings.sasl is None:
+        return None
+    from kafka_sink.security.preparation import Security
+
+    return Security(settings)
 
 
 class BrokerConnection:

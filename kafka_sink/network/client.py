@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kafka_sink.clock import RANDOM, Clock
 from kafka_sink.errors import KafkaSinkError
@@ -17,7 +17,7 @@ from kafka_sink.kafka_errors import REBOOTSTRAP_REQUIRED, error_of
 from kafka_sink.model import Node
 from kafka_sink.network import requests
 from kafka_sink.network.apis import PUSH_TELEMETRY
-from kafka_sink.network.broker_connection import BrokerConnection
+from kafka_sink.network.broker_connection import BrokerConnection, security_of
 from kafka_sink.network.broker_protocol import ConnectionState, Request
 from kafka_sink.network.transport import PlaintextTransport
 from kafka_sink.options import SinkOptions
@@ -25,9 +25,6 @@ from kafka_sink.options.environment import expanded
 from kafka_sink.printable import first_of
 from kafka_sink.security.settings import SecuritySettings
 from kafka_sink.wakeup import WakeUp
-
-if TYPE_CHECKING:
-    from kafka_sink.security.preparation import Security
 
 _log = logging.getLogger(__name__)
 _RECEIVE_BYTES = 128 * 1024
@@ -64,7 +61,7 @@ class NetworkClient:
         # Brokers log this name, and some brokers choose leaders according to the zone in it.
         self.client_id = expanded("kafka.client.id", options.client_id)
         self._options = replace(options, client_id=self.client_id)
-        self._security = _security_of(SecuritySettings.from_options(options))
+        self._security = security_of(SecuritySettings.from_options(options))
         # Whether the bootstrap addresses are used again if no known broker can be reached (KIP-899).
         self._rebootstraps = options.metadata_recovery_strategy == "rebootstrap"
         self._clock_ms = clock_ms
@@ -396,12 +393,3 @@ class NetworkClient:
 
 def _ignore(*_: object) -> None:
     """The default callback, which does nothing."""
-
-
-def _security_of(settings: SecuritySettings) -> Security | None:
-    """The security settings. None for plaintext without login, which needs none of these modules."""
-    if settings.tls is None and settings.sasl is None:
-        return None
-    from kafka_sink.security.preparation import Security
-
-    return Security(settings)

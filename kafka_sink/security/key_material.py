@@ -1,22 +1,35 @@
-"""Reads certificates and private keys from PEM texts and PKCS12 stores."""
+"""Reads certificates and private keys from PEM texts and PKCS12 stores, signs with keys and makes new ones.
+
+No other module imports ``cryptography``. This one is imported when there is a store, an assertion to sign or
+a coordinator to start, because plaintext, TLS with the authorities of the system and passwords need none of
+it.
+"""
 
 from __future__ import annotations
 
 import re
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
+from datetime import datetime, timedelta, timezone
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa, utils
+from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+from cryptography.hazmat.primitives.serialization.pkcs12 import load_key_and_certificates
+from cryptography.x509 import Certificate, load_pem_x509_certificates
 
 from kafka_sink.errors import ConfigurationError
-from kafka_sink.printable import one_line, printable
+from kafka_sink.printable import printable
 from kafka_sink.secret import HiddenBytes, Secret
 from kafka_sink.security.settings import Store
-
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
-    from cryptography.x509 import Certificate
-
+from kafka_sink.security.stores import ClientKey, content_of, named
 
 _JKS_MAGIC = (b"\xfe\xed\xfe\xed", b"\xce\xce\xce\xce")
 # A PKCS12 store is a DER sequence, whose length takes several bytes or is indefinite.
@@ -28,22 +41,9 @@ _BEGIN_OF_KEY = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----(\s*Proc-Type: *
 _BLANK_LINES = re.compile(rb"(?m)^([ \t]*[A-Za-z0-9+/=]+)[ \t\r]*\n(?:[ \t\r]*\n)+")
 
 
-@dataclass(frozen=True)
-class ClientKey:
-    """A private key as unencrypted PKCS#8 PEM, and its certificate chain as PEM, with its own certificate
-    first."""
-
-    key: Secret
-    chain: bytes
-
-
 def read_trust(store: Store) -> list[bytes]:
     """Return the trusted certificates in DER. Raises ConfigurationError if the store cannot be read or
     contains no certificate."""
-    # Functions import what they need of cryptography, because TLS with the authorities of the system
-    # reads no store.
-    from cryptography.hazmat.primitives.serialization import Encoding
-
     data = content_of(store)
     if _is_pem(store, data):
         certificates = _pem_certificates(store, data)
@@ -57,8 +57,6 @@ def read_trust(store: Store) -> list[bytes]:
 def read_key(store: Store) -> ClientKey:
     """Return a private key with its chain. Raises ConfigurationError, also if the two do not belong
     together."""
-    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-
     data = content_of(store)
     if _is_pem(store, data):
         key = _pem_key(store, data)
@@ -83,48 +81,57 @@ def read_key(store: Store) -> ClientKey:
 
 
 def _is_for(certificate: Certificate, key: PrivateKeyTypes) -> bool:
-    from cryptography.exceptions import UnsupportedAlgorithm
-
     with suppress(UnsupportedAlgorithm, ValueError):
         return bool(certificate.public_key() == key.public_key())
     # The certificate's key is of a kind that cannot be read, unlike the private key.
     return False
 
 
-def read_private_key(store: Store) -> PrivateKeyTypes:
-    """Return a PEM key that has no certificate next to it. Raises ConfigurationError."""
+def new_key(common_name: str) -> tuple[ClientKey, bytes]:
+    """Create a key of P-256 with a certificate of its own. Return them, and the certificate in DER."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, common_name)])
+    now = datetime.now(timezone.utc)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=3650))
+        .sign(key, SHA256())
+    )
+    pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    chain = certificate.public_bytes(Encoding.PEM)
+    return ClientKey(Secret(pem.decode()), chain), certificate.public_bytes(Encoding.DER)
+
+
+def signature(store: Store, algorithm: str, signed: bytes) -> bytes:
+    """Sign a JWT with a PEM key that has no certificate next to it. Raises ConfigurationError."""
     key = _pem_key(store, content_of(store))
     if key is None:
         raise ConfigurationError(f"{named(store)} holds no private key in PEM")
-    return key
-
-
-def named(store: Store) -> str:
-    """The store's option and its file, for messages."""
-    where = f" = {one_line(store.location)}" if store.location else ""
-    return f"Option '{store.option}'{where}"
+    if algorithm == "RS256" and isinstance(key, rsa.RSAPrivateKey):
+        return key.sign(signed, padding.PKCS1v15(), SHA256())
+    # Keys of other curves may also have 256 bits.
+    if (
+        algorithm == "ES256"
+        and isinstance(key, ec.EllipticCurvePrivateKey)
+        and isinstance(key.curve, ec.SECP256R1)
+    ):
+        # A JWT contains the two numbers of the signature as they are, not in DER (RFC 7518, 3.4).
+        pair = utils.decode_dss_signature(key.sign(signed, ec.ECDSA(SHA256())))
+        return b"".join(number.to_bytes(32, "big") for number in pair)
+    wanted = "an RSA key" if algorithm == "RS256" else "a key of the curve P-256"
+    raise ConfigurationError(
+        f"{named(store)}: kafka.sasl.oauthbearer.assertion.algorithm={algorithm} needs {wanted}"
+    )
 
 
 def _option_of(store: Store, name: str) -> str:
     """The option for the type or the password of a store, whose own option is the one of its location."""
     return store.option.replace("store.location", f"store.{name}")
-
-
-def content_of(store: Store) -> HiddenBytes:
-    """Return the content of a store. Raises ConfigurationError if the file cannot be read."""
-    if store.text:
-        return HiddenBytes(store.text.reveal().encode())
-    path = Path(store.location)
-    try:
-        if not (path.is_fifo() or path.is_char_device()):
-            return HiddenBytes(path.read_bytes())
-        # Reading from a pipe or a device may never end.
-        reason = "it is a pipe or a device, not a file"
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-    except ValueError:
-        reason = "its name contains a null character"
-    raise ConfigurationError(f"{named(store)} cannot be read: {reason}")
 
 
 def _is_pem(store: Store, data: bytes) -> bool:
@@ -153,8 +160,6 @@ def _is_pem(store: Store, data: bytes) -> bool:
 
 
 def _pem_certificates(store: Store, data: bytes) -> list[Certificate]:
-    from cryptography.x509 import load_pem_x509_certificates
-
     if b"CERTIFICATE-----" not in data:
         return []
     try:
@@ -164,9 +169,6 @@ def _pem_certificates(store: Store, data: bytes) -> list[Certificate]:
 
 
 def _pem_key(store: Store, data: bytes) -> PrivateKeyTypes | None:
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key
-
     begin = _BEGIN_OF_KEY.search(data)
     if begin is None:
         return None
@@ -192,9 +194,6 @@ def _pem_key(store: Store, data: bytes) -> PrivateKeyTypes | None:
 
 def _pkcs12(store: Store, data: bytes) -> tuple[PrivateKeyTypes | None, list[Certificate]]:
     """Return the key, if there is one, and all certificates, with the key's own certificate first."""
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives.serialization.pkcs12 import load_key_and_certificates
-
     try:
         revealed = None if store.password is None else store.password.reveal().encode()
         key, own, others = load_key_and_certificates(data, revealed)

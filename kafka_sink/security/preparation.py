@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from kafka_sink.errors import AuthenticationError, KafkaSinkError
-from kafka_sink.security.sasl import SaslExchange, kerberos, oauthbearer, plain, scram
+from kafka_sink.security.sasl import SaslExchange, SaslSteps, kerberos, oauthbearer, plain, scram
 from kafka_sink.security.settings import SaslSettings, SecuritySettings
-
-# The modules of a protocol or mechanism are imported when they are used: most clusters need few of them.
-if TYPE_CHECKING:
-    import ssl
-
-    from kafka_sink.security.aws import IamLogin
-    from kafka_sink.security.tls_context import TlsContexts
+from kafka_sink.security.tls_context import TlsContexts
 
 # The TLS context and the SASL exchange of a connection; None if the settings need none.
-Prepared: TypeAlias = "tuple[ssl.SSLContext | None, SaslExchange | None]"
+Prepared: TypeAlias = tuple[ssl.SSLContext | None, SaslExchange | None]
 
 
 class Security:
@@ -34,16 +29,13 @@ class Security:
 
     def __init__(self, settings: SecuritySettings) -> None:
         self.settings = settings
-        self._contexts: TlsContexts | None = None
-        self._iam: IamLogin | None = None
-        if settings.tls is not None:
-            from kafka_sink.security.tls_context import TlsContexts
-
-            self._contexts = TlsContexts(settings.tls)
+        self._contexts = None if settings.tls is None else TlsContexts(settings.tls)
+        # Starts the login with a host. All logins share the credentials that are looked up.
+        self._iam_steps: Callable[[str], SaslSteps] | None = None
         if settings.sasl is not None and settings.sasl.iam is not None:
             from kafka_sink.security.aws import IamLogin
 
-            self._iam = IamLogin(settings.sasl.iam)
+            self._iam_steps = IamLogin(settings.sasl.iam).steps
 
     def check(self) -> None:
         """Read all files once, except those of tokens. Raises ConfigurationError."""
@@ -79,14 +71,13 @@ class Security:
         raises AuthenticationError if there are none."""
         mechanism = settings.mechanism
         if settings.tokens is not None:
-            # This module imports Python's HTTP client, which other mechanisms do not need.
             from kafka_sink.security.token import token_source
 
             steps = oauthbearer(token_source(settings.tokens).get().text, settings.tokens.extensions)
             return SaslExchange(mechanism, steps, "check the token's issuer, audience and lifetime")
-        if self._iam is not None:
+        if self._iam_steps is not None:
             remedy = "check that the role may kafka-cluster:Connect to this cluster"
-            return SaslExchange(mechanism, self._iam.steps(host), remedy)
+            return SaslExchange(mechanism, self._iam_steps(host), remedy)
         if settings.kerberos is not None:
             remedy = "check the principal, and kafka.sasl.kerberos.service.name"
             return SaslExchange(mechanism, kerberos(settings.kerberos, host), remedy)

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.secret import HiddenBytes
-from kafka_sink.security.key_material import ClientKey, read_key, read_trust
 from kafka_sink.security.settings import Store, TlsSettings
+from kafka_sink.security.stores import ClientKey
 
 # OpenSSL uses IANA's names for these. The two other suites of TLS 1.3 are off by default, and Python cannot
 # enable them.
@@ -154,6 +154,8 @@ def make_context(settings: TlsSettings) -> ssl.SSLContext:
                 "the system has no trusted authorities for this Python: set kafka.ssl.truststore.location"
             )
     else:
+        from kafka_sink.security.key_material import read_trust
+
         # Every certificate in the truststore is a trust anchor, not only self-signed roots, as in Java.
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         for certificate in read_trust(settings.trust):
@@ -161,6 +163,8 @@ def make_context(settings: TlsSettings) -> ssl.SSLContext:
     if settings.cipher_suites:
         _restrict_suites(context, settings)
     if settings.key is not None:
+        from kafka_sink.security.key_material import read_key
+
         load_key(context, read_key(settings.key), settings.key.option)
     return context
 

@@ -28,8 +28,8 @@ from kafka_sink.printable import printable
 from kafka_sink.process_entries import ProcessEntries
 from kafka_sink.secret import HiddenBytes, HiddenValues, Secret
 from kafka_sink.security.http import HttpClient
-from kafka_sink.security.key_material import content_of, named, read_private_key
 from kafka_sink.security.settings import AssertionSettings, Store, TokenSettings
+from kafka_sink.security.stores import content_of, named
 from kafka_sink.security.tls_context import TlsContexts, explain
 
 _MAX_TOKEN_CHARACTERS = 256 * 1024
@@ -371,7 +371,10 @@ def assertion_of(settings: AssertionSettings, now_s: float) -> Secret:
     if settings.jti:
         claims["jti"] = str(uuid.uuid4())
     signed = ".".join(_base64(json.dumps(part).encode()) for part in (header, claims))
-    return Secret.known(f"{signed}.{_base64(_signature(settings.key, settings.algorithm, signed.encode()))}")
+    from kafka_sink.security.key_material import signature
+
+    proof = signature(settings.key, settings.algorithm, signed.encode())
+    return Secret.known(f"{signed}.{_base64(proof)}")
 
 
 def _ready_made(store: Store) -> Secret:
@@ -400,29 +403,6 @@ def _template(store: Store) -> dict[str, dict[str, Any]]:
 
 def _no_number(text: str) -> None:
     raise ValueError(text)
-
-
-def _signature(store: Store, algorithm: str, signed: bytes) -> bytes:
-    # Only assertions are signed here. Other tokens need no cryptography.
-    from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa, utils
-    from cryptography.hazmat.primitives.hashes import SHA256
-
-    key = read_private_key(store)
-    if algorithm == "RS256" and isinstance(key, rsa.RSAPrivateKey):
-        return key.sign(signed, padding.PKCS1v15(), SHA256())
-    # Keys of other curves may also have 256 bits.
-    if (
-        algorithm == "ES256"
-        and isinstance(key, ec.EllipticCurvePrivateKey)
-        and isinstance(key.curve, ec.SECP256R1)
-    ):
-        # A JWT contains the two numbers of the signature as they are, not in DER (RFC 7518, 3.4).
-        pair = utils.decode_dss_signature(key.sign(signed, ec.ECDSA(SHA256())))
-        return b"".join(number.to_bytes(32, "big") for number in pair)
-    wanted = "an RSA key" if algorithm == "RS256" else "a key of the curve P-256"
-    raise ConfigurationError(
-        f"{named(store)}: kafka.sasl.oauthbearer.assertion.algorithm={algorithm} needs {wanted}"
-    )
 
 
 def _base64(data: bytes) -> str:

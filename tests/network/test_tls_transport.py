@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from kafka_sink.errors import AuthenticationError
 from kafka_sink.network.tls_transport import TlsStream, TlsTransport
 from kafka_sink.secret import Secret
-from kafka_sink.security.key_material import ClientKey
 from kafka_sink.security.settings import Store, TlsSettings
+from kafka_sink.security.stores import ClientKey
 from kafka_sink.security.tls_context import load_key, make_context
 from tests.support.effort import tries
 from tests.support.security.certificates import Authority

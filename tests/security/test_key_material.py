@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import ssl
-import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -167,24 +166,6 @@ def test_unusable_key_material_is_reported_with_the_reason(tmp_path: Path) -> No
     assert "holds no certificate" in said(CLIENT.key_pem(), trust=True)
     CLIENT.pkcs12_file(path, "x")
     assert "looks like PKCS12" in problem(location(path))
-
-
-def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    said: list[str] = []
-
-    def read() -> None:
-        try:
-            read_trust(location(tmp_path / "pipe"))
-        except ConfigurationError as error:
-            said.append(str(error))
-
-    reading = threading.Thread(target=read, daemon=True)
-    reading.start()
-    reading.join(10)
-    assert not reading.is_alive()
-    assert "not a file" in said[0]
-    assert "not a file" in problem(location(Path("/dev/null")))
 
 
 @pytest.mark.parametrize("case", ["type", "no chain", "not base64", "other chain", "no PEM chain"])
