@@ -180,9 +180,9 @@ class TopicState:
         # The event that marked the topic while the request was in flight may be newer than the response, and
         # the cache is newer than a response with lower epochs.
         is_late = incoming.name in response.marked or self.rewinds > 0
-        unmended = self.stale and is_late and not changed
-        helped = not electing and not unmended and (changed or not self.stale)
-        return helped, unmended or (electing and self.unhelpful < _ELECTION_TRIES)
+        is_still_stale = self.stale and is_late and not changed
+        helped = not electing and not is_still_stale and (changed or not self.stale)
+        return helped, is_still_stale or (electing and self.unhelpful < _ELECTION_TRIES)
 
     def merge_response(self, incoming: TopicMetadata, now_ms: float) -> bool:
         """Merge a broker's response. Return False if it describes a former topic of this name.
