@@ -17,11 +17,7 @@ from dataclasses import replace
 
 from kafka_sink import libraries, spark_application
 from kafka_sink.cluster.topic_state import MetadataSnapshot
-from kafka_sink.coordinator.address import (
-    UNAVAILABLE,
-    PlannedCoordinator,
-    warn_of_no_coordinator,
-)
+from kafka_sink.coordinator.address import UNAVAILABLE, PlannedCoordinator, warn_of_no_coordinator
 from kafka_sink.coordinator.client import ask
 from kafka_sink.coordinator.live.messages import OpenView, ViewOpened
 from kafka_sink.coordinator.placement import Placement, is_enabled, placement, ui_placement
@@ -113,13 +109,15 @@ def _find_or_start(
 
 
 def _has_view(running: RunningCoordinator, wanted: Placement | None) -> bool:
-    return wanted is None or bool(running.view_url or running.view_error)
+    # A place that failed is not tried again, because each micro-batch would warn.
+    return wanted is None or bool(running.view_url) or running.failed_view == (wanted.address, wanted.port)
 
 
 def _open_view(place: LocationFolder, running: RunningCoordinator, view: Placement) -> RunningCoordinator:
     """Open the live view, wait until it serves, and log its address. The caller holds the lock."""
     opened = ask(running.of_driver, OpenView(view.address, view.port), ViewOpened, _LIVE_VIEW_MS)
-    running = replace(running, view_url=opened.url, view_port=opened.port, view_error=opened.error)
+    failed = (view.address, view.port) if opened.error else None
+    running = replace(running, view_url=opened.url, view_port=opened.port, failed_view=failed)
     place.publish(running)
     if opened.error:
         driver_log.warn(f"kafka-chunked: the live view could not be opened: {opened.error}")

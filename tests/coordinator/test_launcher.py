@@ -400,6 +400,7 @@ def test_a_live_view_that_cannot_open_costs_one_warning(caplog: pytest.LogCaptur
     with socket.create_server(("127.0.0.1", 0)) as taken:
         for _ in range(3):
             assert not address_of(planned(ui_port=str(taken.getsockname()[1]))).has_view
+        assert address_of(planned(ui_port="0")).has_view, "another port is tried"
     assert len([line for line in caplog.messages if "the live view could not be opened" in line]) == 1
 
 
