@@ -139,7 +139,7 @@ def tune(spark: SparkSession, row_bytes: int) -> dict[str, str]:
         The settings that were made, by name. They are also logged.
 
     Raises:
-        ValueError: ``row_bytes`` is less than 1.
+        ValueError: ``row_bytes`` is not a number, or less than 1.
 
     Examples:
         >>> kafka_sink.tune(spark, row_bytes=1000)

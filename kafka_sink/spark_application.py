@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import SupportsFloat, TypeVar
 
 import msgspec
 
@@ -235,9 +235,10 @@ def rows_of_good_batch(row_bytes: float) -> int:
 
 
 def arrow_batch_settings(row_bytes: int) -> dict[str, str]:
-    """The session settings, by name, for rows of about this many bytes. Raises ValueError below 1."""
-    if row_bytes < 1:
-        raise ValueError(f"row_bytes is {row_bytes}; give the bytes that a row has on average")
+    """The session settings, by name, for rows of about this many bytes. Raises ValueError if it is not a
+    number, or below 1."""
+    if not isinstance(row_bytes, SupportsFloat) or not float(row_bytes) >= 1:
+        raise ValueError(f"row_bytes is {row_bytes!r}: give the bytes that a row has on average, as a number")
     wanted = {_ROWS: str(min(_MOST_ROWS, rows_of_good_batch(row_bytes)))}
     if row_bytes < LARGE_ROW_BYTES:
         # For larger rows the sum costs little, and the limit matters, as some may be much larger still.

@@ -22,6 +22,7 @@ def register(spark: SparkSession) -> None:
     A data source is registered once, and only if it is not installed. Otherwise Spark warns that a data
     source "replaced a previously registered" or "a statically registered data source".
     """
+    _require_session(spark)
     if not hasattr(spark, "dataSource"):
         raise ConfigurationError(f"PySpark {spark.version} has no data sources in Python: {USE_WRITE}")
     # Before PySpark 4.0 this module cannot be imported.
@@ -33,6 +34,11 @@ def register(spark: SparkSession) -> None:
     # Spark looks for Python data sources only in the active session, and a new thread has none. This is the
     # only public call that sets it (checked on PySpark 4.1.1 and 4.3.0).
     spark.createDataFrame([], "value string")
+
+
+def _require_session(spark: object) -> None:
+    if not hasattr(spark, "conf"):
+        raise ConfigurationError(f"the first argument must be a SparkSession, not {type(spark).__name__}")
 
 
 def _is_installed(spark: SparkSession, name: str) -> bool:
@@ -50,6 +56,7 @@ def _is_installed(spark: SparkSession, name: str) -> bool:
 
 def tune(spark: SparkSession, row_bytes: int) -> dict[str, str]:
     """See ``kafka_sink.tune``."""
+    _require_session(spark)
     made, kept = {}, []
     for name, value in spark_application.arrow_batch_settings(row_bytes).items():
         present = spark.conf.get(name, None)

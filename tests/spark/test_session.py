@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import cast
 
@@ -10,6 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import kafka_sink
+from kafka_sink.errors import ConfigurationError
 
 ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
@@ -67,5 +69,12 @@ def test_settings_follow_the_size_of_rows(session: SparkSession) -> None:
         made = kafka_sink.tune(session, row_bytes)
         assert made[ROWS] == rows
         assert made.get(BYTES) == ("2147483647" if row_bytes < 512 else None)
-    with pytest.raises(ValueError, match="row_bytes is 0; give the bytes"):
-        kafka_sink.tune(session, 0)
+    for wrong in (0, "10kB", None, float("nan")):
+        with pytest.raises(ValueError, match=f"row_bytes is {wrong!r}: give the bytes"):
+            kafka_sink.tune(session, cast("int", wrong))
+
+
+def test_an_argument_that_is_not_a_session_is_an_error() -> None:
+    for call in (kafka_sink.register, partial(kafka_sink.tune, row_bytes=1000)):
+        with pytest.raises(ConfigurationError, match="must be a SparkSession, not NoneType"):
+            call(cast("SparkSession", None))
