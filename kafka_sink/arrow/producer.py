@@ -64,7 +64,8 @@ def record_batches(data: Any) -> tuple[pa.Schema | None, Batches]:
         except pa.ArrowException as error:
             raise _unreadable(data, error) from None
     # Iterating over a frame without Arrow's interface would return columns or rows.
-    is_frame = hasattr(data, "columns") or hasattr(data, "collect_schema")
+    # Polars warns if a LazyFrame is asked for its columns.
+    is_frame = hasattr(data, "collect_schema") or hasattr(data, "columns")
     if isinstance(data, Iterable) and not isinstance(data, str | bytes | dict) and not is_frame:
         return None, _batches_of_each(data)
     raise _unfit(data)
@@ -139,6 +140,8 @@ def _unfit(data: Any, why: str = "") -> SchemaError:
     remedy = ""
     if hasattr(data, "collect"):
         remedy = " Collect it first, or write its batches, as with collect_batches() of Polars."
+    elif isinstance(data, dict):
+        remedy = " pyarrow.Table.from_pylist(rows) makes a table of a list of dicts, one for each row."
     elif hasattr(data, "itertuples"):
         remedy = " Use pandas 2.2 or newer, or pyarrow.Table.from_pandas(frame)."
     return SchemaError(

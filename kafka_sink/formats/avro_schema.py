@@ -14,7 +14,7 @@ import pyarrow as pa
 from kafka_sink import varint
 from kafka_sink.errors import SchemaError
 from kafka_sink.formats.columns import is_list, is_uuid, joined, missing_type, plain_type, require_text_keys
-from kafka_sink.formats.schemas import StepBudget
+from kafka_sink.formats.schemas import StepBudget, not_json
 from kafka_sink.printable import printable
 
 PRIMITIVES = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
@@ -68,7 +68,7 @@ def _parsed(text: str) -> Any:
         # A schema may consist of a type's name only.
         if _NAME.fullmatch(text.strip()):
             return text.strip()
-        raise SchemaError(f"the Avro schema is not JSON: {printable(text, 100)}") from None
+        raise not_json("Avro", text) from None
 
 
 class _AvroReader:

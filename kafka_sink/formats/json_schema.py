@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from kafka_sink.errors import SchemaError
 from kafka_sink.formats.columns import is_list, is_uuid, joined, missing_type, plain_type, unsupported_type
-from kafka_sink.formats.schemas import StepBudget
+from kafka_sink.formats.schemas import StepBudget, not_json
 from kafka_sink.printable import printable
 
 _DRAFT = "http://json-schema.org/draft-07/schema#"
@@ -28,7 +28,7 @@ def parsed(text: str) -> JsonSchema:
     try:
         schema = json.loads(text)
     except (ValueError, RecursionError):
-        raise SchemaError(f"the JSON schema is not JSON: {printable(text, 100)}") from None
+        raise not_json("JSON", text) from None
     if not isinstance(schema, dict | bool):
         raise SchemaError("the JSON schema is neither an object nor true or false")
     return schema

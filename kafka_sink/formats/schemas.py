@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from kafka_sink.errors import SchemaError
 from kafka_sink.options import SinkOptions
-from kafka_sink.printable import first_of
+from kafka_sink.printable import first_of, printable
 from kafka_sink.rows.column_plan import HEADERS_TYPE
 
 # The headers in which newer deserializers look for the schema's GUID or id.
@@ -27,6 +27,13 @@ class Schema:
     kind: str
     text: str
     references: tuple[tuple[str, str], ...] = ()
+
+
+def not_json(kind: str, text: str) -> SchemaError:
+    return SchemaError(
+        f"the {kind} schema is not JSON: {printable(text, 100)}. Options 'value.schema' and 'key.schema' "
+        "contain the text of a schema, not the path of its file"
+    )
 
 
 class StepBudget:

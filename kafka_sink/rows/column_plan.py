@@ -142,6 +142,11 @@ def _conversion(name: str, spark_type: str, wanted: str) -> str:
             "convert the map, as in .withColumn('headers', expr(\"transform(map_entries(headers), h -> "
             "named_struct('key', h.key, 'value', cast(h.value AS binary)))\"))"
         )
+    if name == "headers" and not spark_type.startswith("array<struct<"):
+        return (
+            "build it, as in .withColumn('headers', expr(\"array(named_struct('key', 'source', 'value', "
+            "cast('shop' AS binary)))\"))"
+        )
     if name == "timestamp" and spark_type in ("bigint", "int"):
         # Spark's cast takes a number as seconds, but Kafka's timestamps are milliseconds.
         return (

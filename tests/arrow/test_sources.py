@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -63,7 +62,9 @@ def test_the_schema_is_known_before_rows_are_read_and_an_iterator_is_read_as_its
 
 def test_record_batches_rejects_lazy_frames_and_data_that_is_not_arrow() -> None:
     with pytest.raises(SchemaError, match="Collect it first"):
-        record_batches(SimpleNamespace(collect=None, collect_schema=None))
+        record_batches(pl.LazyFrame({"value": ["a"]}))
+    with pytest.raises(SchemaError, match=r"pyarrow\.Table\.from_pylist"):
+        list(record_batches([{"value": "a"}])[1])
     for data in (None, 7, "text", b"bytes", {"value": ["a"]}, [{"value": "a"}], ["a"], TABLE.column(0)):
         with pytest.raises(SchemaError, match="is not Arrow data"):
             list(record_batches(data)[1])

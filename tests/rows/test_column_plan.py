@@ -76,6 +76,7 @@ def test_refusals_end_with_what_to_write() -> None:
         ([("value", "variant")], "t", "to_json('value'))"),
         ([VALUE, ("partition", "bigint")], "t", "col('partition').cast('int'))"),
         ([VALUE, ("headers", "map<string,string>")], "t", "'value', cast(h.value AS binary)))\"))"),
+        ([VALUE, ("headers", "string")], "t", "'value', cast('shop' AS binary)))\"))"),
         ([("Value", "string")], "t", rename),
         ([VALUE, ("TOPIC", "string")], None, ".withColumnRenamed('TOPIC', 'topic'))"),
         (
