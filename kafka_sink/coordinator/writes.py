@@ -18,15 +18,7 @@ from msgspec import Meta
 from kafka_sink import spark_application
 from kafka_sink.coordinator.address import CoordinatorAddress
 from kafka_sink.coordinator.client import ask, tell
-from kafka_sink.coordinator.schema import (
-    Channel,
-    Message,
-    Name,
-    Outbox,
-    Service,
-    ServiceScope,
-    receives,
-)
+from kafka_sink.coordinator.schema import Channel, Message, Name, Outbox, Service, ServiceScope, receives
 from kafka_sink.errors import KafkaSinkError, WriteOverError
 from kafka_sink.printable import printable
 

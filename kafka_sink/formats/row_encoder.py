@@ -18,14 +18,7 @@ from kafka_sink.errors import InvalidRowError, SchemaError
 from kafka_sink.formats import byte_columns, json_values
 from kafka_sink.formats.byte_columns import Piece, Word
 from kafka_sink.formats.columns import Encoder, UnfitRowsError, plain, present_only, reject
-from kafka_sink.formats.schemas import (
-    ID_HEADERS,
-    KINDS,
-    PartFormat,
-    RegisteredSchema,
-    RowEncoding,
-    Schema,
-)
+from kafka_sink.formats.schemas import ID_HEADERS, KINDS, PartFormat, RegisteredSchema, RowEncoding, Schema
 from kafka_sink.records.arrays import (
     Int64s,
     as_binary,

@@ -12,16 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kafka_sink.records import arrays, varint_columns
-from kafka_sink.records.arrays import (
-    Bytes,
-    Int32s,
-    Int64s,
-    as_binary,
-    grouped,
-    indices,
-    lengths,
-    null_mask,
-)
+from kafka_sink.records.arrays import Bytes, Int32s, Int64s, as_binary, grouped, indices, lengths, null_mask
 from kafka_sink.varint import signed
 
 Ints = Int32s | Int64s
