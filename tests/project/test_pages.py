@@ -4,11 +4,13 @@ another. Then the rows must be in Kafka. ``make matrix`` tries the calls of spar
 
 from __future__ import annotations
 
+import code
 import json
 import re
 import uuid
 from collections.abc import Callable
 from pathlib import Path
+from types import CodeType
 
 import pytest
 
@@ -46,6 +48,25 @@ def read(broker: LocalBroker, project_environment: dict[str, str], tmp_path: Pat
         return run([python, script], environ, folder=tmp_path).stdout
 
     return run_page
+
+
+class Prompt(code.InteractiveConsole):
+    """Python's prompt, which runs nothing."""
+
+    def runcode(self, code: CodeType) -> None:
+        pass
+
+    def showsyntaxerror(self, *_: object, **__: object) -> None:
+        raise AssertionError(f"the prompt refuses {self.buffer[-1]!r}")
+
+
+@pytest.mark.parametrize("page", ["README", "docs/quickstart", "docs/how-to", "docs/arrow", "docs/spark-3.5"])
+def test_blocks_can_be_pasted_at_the_prompt(page: str) -> None:
+    """Catches: a statement directly after the body of a ``with`` or ``for``."""
+    for block in blocks(ROOT / f"{page}.md", "python"):
+        prompt = Prompt()
+        waits = [prompt.push(line) for line in [*block.splitlines(), ""]]
+        assert not waits[-1], block
 
 
 def test_the_readme_runs(read: Reader, broker: LocalBroker) -> None:
