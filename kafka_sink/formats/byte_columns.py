@@ -187,64 +187,64 @@ def join(pieces: Iterable[Piece], rows: int, nulls: Bools | None = None) -> pa.A
             parts[-1].append(piece)
         else:
             parts.append([piece])
+    parts = [_packed(part) if isinstance(part, list) else part for part in parts]
     is_one = len(parts) == 1 and isinstance(parts[0], pa.Array)
     joined = parts[0] if is_one else _gathered(parts or [[]], rows)
     return joined if nulls is None else with_nulls(joined, nulls)
 
 
 def _gathered(parts: Sequence[list[Word] | pa.Array], rows: int) -> pa.Array:
-    # The next word overwrites the bytes that a word writes after its size. The last word needs room for them.
-    stride = sum(word.widest for part in parts if isinstance(part, list) for word in part) + _WORD
-    size = stride * rows + sum(_size(part) for part in parts if not isinstance(part, list))
+    size = sum(_size(part, rows) for part in parts)
     if size > _MAX_BYTES:
         raise OverflowError(f"rows encode to {size} bytes; a table must stay below 2 GiB")
     data = np.empty(size, dtype=np.uint8)
-    slots = np.arange(0, stride * rows, stride)
-    # For each row and part, its first byte and the byte after its last. Gaps are skipped later.
-    edges = np.empty(2 * rows * len(parts) + 1, dtype=np.int32)
+    # For each part and row, its first byte and the byte after its last. Gaps are skipped later.
+    bounds = np.empty((len(parts), 2, rows), dtype=np.int32)
+    at = 0
+    for part, (starts, ends) in zip(parts, bounds, strict=True):
+        own = _size(part, rows)
+        if isinstance(part, list):
+            slots = np.arange(at, at + own, _stride(part))
+            starts[:], ends[:] = slots, _write(part, data, slots)
+        else:
+            first = int(offsets(part)[0])
+            data[at : at + own] = values_buffer(part)[first : first + own]
+            np.add(offsets(part)[:-1], at - first, out=starts, casting="same_kind")
+            np.add(starts, lengths(part), out=ends, casting="same_kind")
+        at += own
+    edges = np.empty(bounds.size + 1, dtype=np.int32)
+    edges[:-1].reshape(rows, -1)[:] = bounds.reshape(-1, rows).T
     # The parts of a row may lie in any order, but Arrow requires that the last edge is not before the first.
     edges[-1] = size
-    bounds = edges[:-1].reshape(rows, len(parts), 2)
-    at, text_at = 0, stride * rows
-    for number, part in enumerate(parts):
-        starts, ends = bounds[:, number, 0], bounds[:, number, 1]
-        if isinstance(part, list):
-            # If the bytes are the same in all rows, only the slot of the first row contains them.
-            is_same = all(isinstance(word.value, int) and isinstance(word.size, int) for word in part)
-            own = slots[:1] if is_same else slots
-            starts[:], ends[:] = own + at, _write(part, data, at, own)
-            at += sum(word.widest for word in part)
-        else:
-            first, size = int(offsets(part)[0]), _size(part)
-            data[text_at : text_at + size] = values_buffer(part)[first : first + size]
-            np.add(offsets(part)[:-1], text_at - first, out=starts, casting="same_kind")
-            np.add(starts, lengths(part), out=ends, casting="same_kind")
-            text_at += size
     taken = every_second(edges, data)
-    own = np.ascontiguousarray(offsets(taken)[:: len(parts)], dtype=np.int32)
-    return pa.Array.from_buffers(pa.binary(), rows, [None, pa.py_buffer(own), taken.buffers()[2]])
+    firsts = np.ascontiguousarray(offsets(taken)[:: len(parts)], dtype=np.int32)
+    return pa.Array.from_buffers(pa.binary(), rows, [None, pa.py_buffer(firsts), taken.buffers()[2]])
 
 
-def _size(text: pa.Array) -> int:
-    ends = offsets(text)
-    return int(ends[-1]) - int(ends[0])
+def _size(part: list[Word] | pa.Array, rows: int) -> int:
+    """The bytes of all slots of a part, or of all its texts."""
+    if not isinstance(part, list):
+        return int(offsets(part)[-1]) - int(offsets(part)[0])
+    # If the bytes are the same in all rows, there is only one slot.
+    is_same = all(isinstance(word.value, int) and isinstance(word.size, int) for word in part)
+    return _stride(part) * (1 if is_same else rows)
 
 
-def _write(words: Sequence[Word], data: Bytes, at: int, slots: Int64s) -> Int64s:
-    """Write the words of each row from position ``at`` of its slot; return the positions where they end."""
-    rows, stride = len(slots), int(slots[-1]) // max(1, len(slots) - 1)
-    rest = iter(words)
+def _stride(words: Sequence[Word]) -> int:
+    """The size of a slot. Each word is written as eight bytes, so the last one needs room for these."""
+    return sum(word.widest for word in words[:-1]) + _WORD
+
+
+def _write(words: Sequence[Word], data: Bytes, slots: Int64s) -> Int64s:
+    """Write the words of each row from the start of its slot; return the positions where they end."""
+    rest, ends = iter(words), slots
     for word in rest:
-        np.ndarray((rows,), "<u8", data.data, at, (stride,))[:] = word.value
+        np.ndarray((len(ends),), "<u8", data.data, int(ends[0]), (_stride(words),))[:] = word.value
+        ends = ends + word.size
         if not isinstance(word.size, int):
             break
-        at += word.size
-    else:
-        return slots + at
-    ends = slots + at
-    ends += word.size
     anywhere: UInt64s = np.ndarray((len(data) - _WORD + 1,), "<u8", data.data, 0, (1,))
-    for word in _packed(rest):
+    for word in rest:
         anywhere[ends] = word.value
         ends += word.size
     return ends
