@@ -113,7 +113,9 @@ def encode(rows: RecordColumns, timestamps: Int64s | int, runs: Sequence[RowRang
     first = 1 if rows.headers is None else 0
     columns = _columns(rows, heads)
     pieces: ScatteredBytes | None = None
-    if size >= _SLICED_ROW_BYTES * count and not rows.has_nulls:
+    if heads.has_values:
+        pieces = _joined(columns)
+    elif size >= _SLICED_ROW_BYTES * count and not rows.has_nulls:
         pieces = _sliced(columns)
     elif size >= _JOINED_ROW_BYTES * count and rows.order is None:
         pieces = _joined(columns)
@@ -133,7 +135,8 @@ def _columns(rows: RecordColumns, heads: Heads) -> _Columns:
     columns: _Columns = [([heads.prefix], here)]
     if heads.middle is not None:
         columns += [([as_binary(rows.key)], there), ([heads.middle], here)]
-    columns.append(([as_binary(chunk) for chunk in rows.value], there))
+    if not heads.has_values:
+        columns.append(([as_binary(chunk) for chunk in rows.value], there))
     if rows.headers is not None:
         columns.append(([rows.headers], there))
     return columns
@@ -160,8 +163,10 @@ def _sliced(columns: _Columns) -> ScatteredBytes:
 
 
 def _joined(columns: _Columns) -> ScatteredBytes:
-    """All records of rows in their original order, joined with one copy, followed by a header count of 0."""
-    joined = join([arrays[0] if len(arrays) == 1 else pa.chunked_array(arrays) for arrays, _ in columns])
+    """All records of rows in their original order, joined with one copy, followed by a header count of 0. A
+    single column is not copied."""
+    parts = [arrays[0] if len(arrays) == 1 else pa.chunked_array(arrays) for arrays, _ in columns]
+    joined = parts[0] if len(parts) == 1 else join(parts)
     chunks = joined.chunks if isinstance(joined, pa.ChunkedArray) else [joined]
     sources = [values_buffer(chunk).data[: int(offsets(chunk)[-1])] for chunk in chunks]
     sources.append(memoryview(b"\0"))
@@ -194,7 +199,8 @@ def _interleave(rows: RecordColumns, columns: _Columns) -> pa.Buffer:
 #
 # There are two ways to make them. If the rows form a few ranges within which each number takes the same
 # number of bytes in every row, each range is a matrix of bytes, its numbers come from tables, and it can also
-# contain the keys. Otherwise, columns of varints are laid out with a mask.
+# contain keys and values that all have the same length. Otherwise, columns of varints are laid out with a
+# mask.
 
 
 # A range costs about as much as the mask costs for this many rows.
@@ -223,14 +229,16 @@ class Heads:
     """The bytes that surround keys and values, in writing order.
 
     ``prefix`` contains the bytes before each key, ``middle`` the bytes between key and value. ``middle`` is
-    None if there are no keys, or if ``prefix`` contains everything before the value, including the key.
-    Without headers, each prefix begins with the last byte of the previous record, its header count of 0.
-    ``ends`` has, for each run, the number of bytes of all records up to the end of the run.
+    None if there are no keys, or if ``prefix`` contains everything before the value, including the key. With
+    ``has_values``, ``prefix`` contains whole records. Without headers, each prefix begins with the last byte
+    of the previous record, its header count of 0. ``ends`` has, for each run, the number of bytes of all
+    records up to the end of the run.
     """
 
     prefix: pa.Array
     middle: pa.Array | None
     ends: list[int]
+    has_values: bool = False
 
 
 # -- a matrix for each range ----------------------------------------------------------------------------
@@ -253,6 +261,8 @@ _LOW_BYTES = _table(2, continued=True)
 # The fields of a row, one after the other: a template that has zeros for the fields that differ from row to
 # row, and these fields as columns, each with its position in the template.
 _Layout = tuple[bytes, list[tuple[int, npt.NDArray[Any]]]]
+# Values of consecutive rows, which all have the same length, and the first of these rows.
+_Values = tuple[int, npt.NDArray[np.void]]
 
 
 def _layout(fields: Sequence[Field]) -> _Layout:
@@ -282,15 +292,15 @@ def by_ranges(rows: RecordColumns, timestamp: int, runs: Sequence[RowRange]) -> 
     shared: list[Field] = [key_length]
     if key is not None:
         shared.append(key)
-    if key is not None or rows.key is None:
-        shared.append(value_length)
     ranges = _ranges(rows, timestamp, runs)
     if ranges is None:
         return None
-    middle = None
     if rows.key is not None and key is None:
         middle = _filled([(0, rows.payload.count, _layout(()))], _layout([value_length]))
-    return Heads(_filled(ranges[0], _layout(shared)), middle, ranges[1])
+        return Heads(_filled(ranges[0], _layout(shared)), middle, ranges[1])
+    shared.append(value_length)
+    values = _inline_values(rows) if ranges[1][-1] <= _MAX_JOIN else []
+    return Heads(_filled(ranges[0], _layout(shared), values), None, ranges[1], has_values=bool(values))
 
 
 def _ranges(
@@ -347,34 +357,62 @@ def _field(lengths: ColumnLengths, extra: int = 0) -> Field | None:
     return _TABLES[widest - 1][extra:].take(lengths.each)
 
 
+def _entries(array: pa.Array, size: int) -> npt.NDArray[np.void]:
+    """The entries of an array in which all have ``size`` bytes."""
+    first = int(offsets(array)[0])
+    return values_buffer(array)[first : first + len(array) * size].view(f"V{size}")
+
+
 def _inline_key(key: pa.Array, lengths: ColumnLengths, order: Int32s | None) -> Field | None:
     """The keys in writing order if all have the same short length, or None. No key is null."""
-    size = lengths.largest
-    if lengths.each is not None or not 0 < size <= _MAX_INLINE_KEY:
+    if lengths.each is not None or not 0 < lengths.largest <= _MAX_INLINE_KEY:
         return None
-    first = int(offsets(key)[0])
-    keys = values_buffer(key)[first : first + len(key) * size].view(f"V{size}")
+    keys = _entries(key, lengths.largest)
     return keys if order is None else keys.take(order)
 
 
-def _filled(ranges: Sequence[tuple[int, int, _Layout]], shared: _Layout) -> pa.Array:
-    """One entry for each row: the fields of its range, followed by those of ``shared``. The ranges cover the
-    rows in order. A range's own columns contain only its rows."""
+def _inline_values(rows: RecordColumns) -> list[_Values]:
+    """The values in writing order if all have the same length and are the last bytes of their records. The
+    list is empty otherwise, and if the rows are not in long spans of their original order, as rows without
+    keys are: numpy would copy scattered values twice, as ``take`` does. No value is null."""
+    size, order = rows.value_lengths.largest, rows.order
+    if rows.headers is not None or rows.value_lengths.each is not None or not 0 < size < _SLICED_ROW_BYTES:
+        return []
+    chunks = [_entries(chunk, size) for chunk in rows.value]
+    if order is None:
+        return list(zip(accumulate(map(len, chunks), initial=0), chunks, strict=False))
+    edges = np.flatnonzero(np.diff(order, prepend=-2, append=-2) != 1)
+    if len(edges) * _MIN_RANGE_ROWS > len(order):
+        return []
+    whole = chunks[0] if len(chunks) == 1 else np.concatenate(chunks)
+    return [(start, whole[order[start] :][: stop - start]) for start, stop in pairwise(edges.tolist())]
+
+
+def _filled(
+    ranges: Sequence[tuple[int, int, _Layout]], shared: _Layout, values: Sequence[_Values] = ()
+) -> pa.Array:
+    """One entry for each row: the fields of its range, followed by those of ``shared`` and, if there are any,
+    by its value. The ranges cover the rows in order. A range's own columns contain only its rows."""
     count = ranges[-1][1]
     shared_template, shared_columns = shared
-    sizes = [(stop - start) * (len(own) + len(shared_template)) for start, stop, (own, _) in ranges]
+    more = len(shared_template) + (values[0][1].itemsize if values else 0)
+    sizes = [(stop - start) * (len(own) + more) for start, stop, (own, _) in ranges]
     data = np.empty(sum(sizes), dtype=np.uint8)
     ends = np.empty(count + 1, dtype=np.int32)
     at = 0
     for (start, stop, (own, own_columns)), size in zip(ranges, sizes, strict=True):
         template = own + shared_template
-        width = len(template)
+        width = len(own) + more
         ends[start:stop] = np.arange(at, at + size, width, dtype=np.int32)
-        data[at : at + size].view(f"V{width}")[:] = np.void(template)
-        columns = [*own_columns]
-        columns += ((len(own) + place, column[start:stop]) for place, column in shared_columns)
-        for place, column in columns:
-            np.ndarray((stop - start,), column.dtype, data.data, at + place, (width,))[:] = column
+        np.ndarray((stop - start,), f"V{len(template)}", data.data, at, (width,))[:] = np.void(template)
+        columns = [(place, start, column) for place, column in own_columns]
+        columns += ((len(own) + place, 0, column) for place, column in shared_columns)
+        columns += ((len(template), first, column) for first, column in values)
+        for place, first, column in columns:
+            low, high = max(start, first), min(stop, first + len(column))
+            if low < high:
+                cells = data.data, at + (low - start) * width + place, (width,)
+                np.ndarray((high - low,), column.dtype, *cells)[:] = column[low - first : high - first]
         at += size
     ends[count] = at
     return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(ends), pa.py_buffer(data)])

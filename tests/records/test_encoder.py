@@ -146,6 +146,21 @@ def test_a_part_of_the_rows_is_encoded_as_the_whole(is_ordered: bool) -> None:
         assert bytes(encoded[:]) == b"".join(expected)
 
 
+def test_values_of_one_length_are_in_the_matrix_unless_they_are_scattered() -> None:
+    """Catches: two copies where one is enough, or numpy's slow copy of scattered values; a value of another
+    row at the edge of a range or a chunk."""
+    rows = [{"key": None, "value": b"v%09d" % n, "headers": None} for n in range(2000)]
+    runs = [RowRange(0, 900, 8000, NOW), RowRange(900, 2000, 50, NOW)]
+    numbers = np.arange(len(rows))
+    scattered = numbers.reshape(2, -1).T.reshape(-1)
+    for order, is_inline in ((None, True), (np.roll(numbers, 700), True), (scattered, False)):
+        columns = columns_of(rows, 3, pa.binary())
+        heads = encoder.by_ranges(columns if order is None else columns.ordered(order), NOW, runs)
+        assert heads is not None
+        assert heads.has_values is is_inline
+        check(rows, None if order is None else order.tolist(), NOW, runs)
+
+
 def test_keys_that_are_alike_and_short_travel_with_the_numbers() -> None:
     """Two parts a record instead of four."""
     rows = [{"key": b"k%05d" % n, "value": b"v%d" % n, "headers": None} for n in range(2000)]
