@@ -338,10 +338,11 @@ def _job(options: Mapping[str, str], environ: Mapping[str, str], spark: Any) -> 
 def of_cluster(options: SinkOptions) -> Iterator[Finding]:
     """Connect as planning does, but create nothing. Raises KafkaSinkError if no broker can be used."""
     asked = replace(options, topic_create=False, allow_auto_create_topics=False)
-    usable, topics = "brokers, login and topic", list[str]()
+    named, topics = named_topics(asked), list[str]()
+    usable = "brokers, login and topic" if named else "brokers and login"
     with closing(PlanningClient(asked, min(CONNECT_BOUND_MS, asked.max_block_ms))) as client:
         # Without a topic, only the brokers and the login are checked.
-        for topic, option in named_topics(asked).items() or (("", ""),):
+        for topic, option in named.items() or (("", ""),):
             preparation = TopicPreparation(asked, client, {topic: option} if topic else {})
             try:
                 preparation.run()

@@ -192,6 +192,7 @@ def test_options_brokers_and_topics_are_tried_and_nothing_is_created(
     with FakeCluster({"there": 1}) as cluster:
         base = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "kafka.max.block.ms": "10000"}
         assert problems(here, base | {"topic": "there"}) == ""
+        assert any("brokers and login: usable" in one.text for one in found(here, base)), "no topic was tried"
         never = {"kafka.allow.auto.create.topics": "false"}
         assert "there is no topic 'missing'" in problems(here, base | never | {"topic": "missing"})
         dead_letters = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": "dead-letters"}
