@@ -53,7 +53,7 @@ _NO_OPTIONS = (
     "pass those of a table to a data source in Python. In SQL, write INSERT INTO orders WITH "
     "('kafka.bootstrap.servers' = 'host:port', 'topic' = 'orders') SELECT ..., or give them to a temporary "
     "view: CREATE TEMPORARY VIEW orders (key STRING, value STRING) USING `kafka-chunked` OPTIONS (...). In "
-    "Python, saveAsTable and writeTo(...).append() pass options, insertInto does not"
+    "Python, saveAsTable, writeTo(...).append() and, on Spark 4.1 and later, insertInto pass options"
 )
 
 
