@@ -218,6 +218,6 @@ def test_missing_pandas_is_said_before_anything_starts(
 
 
 def test_register_on_spark_3_5_names_what_to_use() -> None:
-    of_3_5: Any = SimpleNamespace(version="3.5.9")
+    of_3_5: Any = SimpleNamespace(version="3.5.9", conf={})
     with pytest.raises(ConfigurationError, match=r"has no data sources in Python: use kafka_sink\.write"):
         kafka_sink.register(of_3_5)
