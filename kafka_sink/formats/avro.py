@@ -353,6 +353,10 @@ def _scaled(numbers: Any, unit: int, wanted: int) -> Any:
     return numbers // (unit // wanted) if unit > wanted else numbers.astype(np.int64) * (wanted // unit)
 
 
+# The schema must not decide how much memory a row takes. No number needs more than 16 bytes.
+_MAX_DECIMAL_BYTES = 256
+
+
 def _decimal(schema: AvroType, kind: pa.DataType, path: str) -> Encoder | None:
     """Avro's fixed, or as few bytes as possible after their count."""
     precision, scale = int(schema.get("precision", 0)), int(schema.get("scale", 0))
@@ -360,9 +364,10 @@ def _decimal(schema: AvroType, kind: pa.DataType, path: str) -> Encoder | None:
     if schema["type"] not in ("bytes", "fixed") or not fits or precision > 38 or kind.bit_width > 128:
         return None
     size = schema["size"] if schema["type"] == "fixed" else None
-    if size is not None and 10**precision > 1 << (8 * size - 1):
+    if size is not None and not (10**precision).bit_length() < 8 * size <= 8 * _MAX_DECIMAL_BYTES:
         raise SchemaError(
-            f"the schema's fixed of {size} bytes at '{path}' is too small for {precision} digits"
+            f"the schema's fixed of {size} bytes at '{path}' is too small for {precision} digits, or larger "
+            f"than {_MAX_DECIMAL_BYTES} bytes"
         )
     wanted = pa.decimal128(precision, scale)
 

@@ -55,7 +55,7 @@ def read(text: str, references: Iterable[tuple[str, str]] = ()) -> AvroSchema:
         return AvroSchema(_AvroReader(named).read(_parsed(text), "", 0), named, StepBudget())
     except SchemaError:
         raise
-    except (TypeError, ValueError, AttributeError, RecursionError) as error:
+    except (TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         raise SchemaError(
             f"the Avro schema cannot be read ({printable(str(error))}): {printable(text, 100)}"
         ) from None
@@ -231,7 +231,8 @@ def _leaf(kind: pa.DataType) -> Any:
 
 # -- defaults, for fields without a column -----------------------------------------------------------------
 
-_WRONG = (KeyError, TypeError, ValueError, AttributeError, struct.error, IndexError)
+_WRONG = (KeyError, TypeError, ValueError, AttributeError, OverflowError, struct.error, IndexError)
+_END_OF = {"int": 1 << 31, "long": 1 << 63}
 
 
 def encoded_default(schema: AvroSchema, kind: AvroType, value: Any, path: str) -> bytes:
@@ -296,7 +297,7 @@ def _encoded_scalar(name: str, kind: AvroType, value: Any) -> bytes:
         encoded = b""
     elif name == "boolean" and isinstance(value, bool):
         encoded = b"\1" if value else b"\0"
-    elif name in ("int", "long") and is_number and value == int(value):
+    elif name in _END_OF and is_number and -_END_OF[name] <= value < _END_OF[name] and value == int(value):
         encoded = varint.signed(int(value))
     elif name in ("float", "double") and is_number:
         encoded = struct.pack("<f" if name == "float" else "<d", value)

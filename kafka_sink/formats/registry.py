@@ -16,7 +16,7 @@ import msgspec
 import pyarrow as pa
 
 from kafka_sink.clock import RANDOM, ExponentialBackoff
-from kafka_sink.errors import ConfigurationError, KafkaSinkError, RegistryError, SchemaError, is_final
+from kafka_sink.errors import ConfigurationError, RegistryError, SchemaError, is_final
 from kafka_sink.formats import avro_schema, json_schema, protobuf_schema, row_encoder
 from kafka_sink.formats.schemas import KINDS, RegisteredSchema, Schema, message_name
 from kafka_sink.options import SinkOptions
@@ -271,11 +271,8 @@ class Registry:
                 is_temporary=True,
             )
         if not isinstance(failure, _RefusedError):
-            # The errors of this package are printable. Those of libraries may quote headers.
-            is_own = isinstance(failure, KafkaSinkError)
-            reason = (
-                str(failure) if is_own else printable(str(failure) or type(failure).__name__, _MAX_REASON)
-            )
+            # The errors of libraries may quote headers.
+            reason = printable(str(failure) or type(failure).__name__, _MAX_REASON)
             # This error is raised if the token endpoint refuses the login or cannot prove its identity.
             is_refused = is_final(failure)
             check = "schema.registry.bearer.auth.*" if is_refused else "schema.registry.url"

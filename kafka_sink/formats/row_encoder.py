@@ -52,8 +52,8 @@ def dead_letter_values(column: pa.Array) -> pa.Array:
 def _shown(entry: pa.Scalar) -> str:
     try:
         return str(entry)
-    except (OverflowError, ValueError):
-        # Python's dates end with the year 9999.
+    except (LookupError, OverflowError, ValueError):
+        # Python's dates end with the year 9999, and this host may not know the time zone.
         return str(pa.repeat(entry, 1).to_string())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pyarrow as pa
@@ -28,7 +29,11 @@ def _doubling(levels: int) -> dict[str, Any]:
         ("[" * 100_000, "cannot be read"),
         (record(1), "cannot be read"),
         (record(field("x", {"type": "fixed", "name": "F", "size": "many"})), "cannot be read"),
+        (record(field("x", {"type": "fixed", "name": "F", "size": math.inf})), "cannot be read"),
         (record(field("x", "int"), field("y", "Row", default={"x": 1})), "does not have the field's type"),
+        (record(field("x", "int"), field("y", "float", default=1e300)), "does not have the field's type"),
+        (record(field("x", "int"), field("y", "int", default=1 << 31)), "does not have the field's type"),
+        (record(field("x", "int"), field("y", "long", default=1e300)), "does not have the field's type"),
         (record(field("x", "int"), field("y", _doubling(30), default={})), "too often"),
     ],
 )
@@ -36,6 +41,14 @@ def test_no_schema_costs_more_than_a_second(schema: str, said: str) -> None:
     """Catches: errors of Python, and defaults without an end."""
     with pytest.raises(SchemaError, match=said):
         avro.encoder(avro_schema.read(schema), pa.struct([("x", pa.int32())]), "")
+
+
+@pytest.mark.parametrize("size", [0, 2, 1 << 30])
+def test_a_decimal_is_written_as_a_fixed_of_no_unreasonable_size(size: int) -> None:
+    """Catches: a schema that made each row a gigabyte, and Python's own error for a fixed without bytes."""
+    kind = {"type": "fixed", "name": "D", "size": size, "logicalType": "decimal", "precision": 5, "scale": 2}
+    with pytest.raises(SchemaError, match=f"the schema's fixed of {size} bytes at 'x' is too small"):
+        avro.encoder(avro_schema.read(json.dumps(kind)), pa.decimal128(5, 2), "x")
 
 
 def test_references_define_names() -> None:

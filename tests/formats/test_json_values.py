@@ -61,6 +61,13 @@ def test_dates_that_the_formats_have_not(kind: pa.DataType) -> None:
         assert dead_letter_values(row)[0].as_py()
 
 
+def test_a_dead_letter_of_a_host_that_does_not_know_the_time_zone() -> None:
+    """Catches: a row that JSON cannot represent failed the task, instead of becoming a dead letter."""
+    times = pa.array([0]).view(pa.timestamp("us", "Nowhere/City"))
+    row = pa.StructArray.from_arrays([times, pa.array([math.nan])], ["time", "number"])
+    assert b"1970-01-01" in dead_letter_values(row)[0].as_py()
+
+
 def test_a_number_that_json_has_not_is_an_error_of_its_row() -> None:
     column = pa.array([{"x": [1.0]}, {"x": [2.0, math.nan]}, {"x": []}, {"x": [math.inf]}])
     schema = _derived(column)
