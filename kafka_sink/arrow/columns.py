@@ -290,7 +290,6 @@ class EncodedColumns:
     """The counterpart of ArrowColumns for batches whose key or value is encoded."""
 
     def __init__(self, schema: pa.Schema, options: SinkOptions, reject: Reject | None) -> None:
-        # Few writes encode their columns, and only these need a registry.
         from kafka_sink.formats import planning
         from kafka_sink.formats.row_encoder import RowEncoder
 

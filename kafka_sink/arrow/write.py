@@ -58,7 +58,6 @@ def plan(options: SinkOptions, given: Mapping[str, str]) -> WriteTransaction | N
         _prepare_topics(options)
         if not options.exactly_once:
             return None
-        # Most writes have no transactions and need not import this.
         from kafka_sink.transactions import planning as transactions
 
         planned = transactions.plan(options, given, is_streaming=False, for_tasks=True)

@@ -29,7 +29,6 @@ from kafka_sink.coordinator.schema import Alive, Channel, Full, Hello, Message, 
 from kafka_sink.errors import ProtocolError
 from kafka_sink.wakeup import WakeUp
 
-# The client's thread imports TLS when it makes a connection.
 if TYPE_CHECKING:
     from kafka_sink.coordinator.transport import Connection
 

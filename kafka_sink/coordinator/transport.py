@@ -64,7 +64,6 @@ class ServerIdentity:
 
 def new_identity() -> ServerIdentity:
     """Create a key of P-256, its certificate, and tokens. The key never leaves the process's memory."""
-    # Tasks import this module as well, and only the server makes a certificate.
     from kafka_sink.security.key_material import new_key
     from kafka_sink.security.tls_context import load_key
 

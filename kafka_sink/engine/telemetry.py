@@ -142,7 +142,6 @@ class ClientTelemetry:
             # no new one follows, so the wait has an end of its own.
             self._due_ms = now_ms + self._interval_ms
         elif self._subscription is None:
-            # Few brokers collect metrics of clients.
             from kafka_sink.network.admin_requests import encode_get_subscription
 
             body = encode_get_subscription(self._instance_id)

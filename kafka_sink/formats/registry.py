@@ -248,7 +248,6 @@ class Registry:
         url = options.schema_registry_bearer_auth_issuer_endpoint_url
         if not url:
             return None
-        # Only a registry with OAuth needs this module.
         from kafka_sink.security.token import TokenEndpoint
 
         settings = TokenSettings(

@@ -263,7 +263,6 @@ def encoder_of(format_name: str, schema: Schema, kind: pa.DataType, path: str, m
     if schema.kind != KINDS[format_name]:
         raise SchemaError(f"the schema is {schema.kind}, but {path or 'value'}.format={format_name}")
     if format_name == "avro":
-        # A task imports the modules of its formats only.
         from kafka_sink.formats import avro, avro_schema
 
         return avro.encoder(avro_schema.read(schema.text, schema.references), kind, path)

@@ -182,7 +182,6 @@ class BrokerConnection:
     def _new_transport(self, address: SocketAddress) -> PlaintextTransport:
         if self._context is None:
             return self._plaintext(address)
-        # This module imports ssl, which connections without TLS do not need.
         from kafka_sink.network.tls_transport import TlsTransport
 
         suites = self._options.ssl_cipher_suites

@@ -269,7 +269,6 @@ class BrokerProtocol:
         self._begin_login(exchange, now_ms)
 
     def _begin_login(self, exchange: SaslExchange, now_ms: float) -> None:
-        # Imported here, because most clusters need no login.
         from kafka_sink.network.authentication import Login
 
         self._login = Login(exchange, self._name, self.api_versions)

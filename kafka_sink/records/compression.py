@@ -127,7 +127,6 @@ class SnappyCodec(BlockCodec):
 
 def zstd_codec(level: int) -> WholeCodec:
     """Zstandard, in one frame. All batches of a thread share its context, which takes about 1 MiB."""
-    # Few jobs use Zstandard, so the library is imported when it is needed.
     import zstandard
 
     contexts = threading.local()

@@ -86,7 +86,6 @@ def _advise(ended: EndedWrite) -> None:
 
 def _to_live_view(options: SinkOptions, coordinator: PlannedCoordinator, ended: EndedWrite) -> None:
     if coordinator.address is not None and coordinator.address.has_view:
-        # Writes without a coordinator need none of it.
         from kafka_sink.coordinator.rendezvous import address_for_driver
 
         address = address_for_driver()

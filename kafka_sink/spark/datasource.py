@@ -83,7 +83,6 @@ class KafkaChunkedDataSource(DataSource):
         driver_conf.warn_of_shown_secrets(self.options)
         if not _is_of_spark(schema):
             schema = self._of_sail(schema)
-        # Imported here, because tasks import this module for its writers and do not plan.
         from kafka_sink.spark.planning import plan
 
         return BatchWriter(plan(self.options, schema))

@@ -109,7 +109,6 @@ def looked_up(
     done = f"topics are there: {options.redacted()}"
     if is_repeated and spark_application.happened_within(done, TOPIC_RECHECK_S):
         return None
-    # Imported here, because few micro-batches ask brokers, and the client takes 0.1 s to import.
     from kafka_sink.driver.topic_preparation import prepare_topic
 
     keep = None
@@ -145,7 +144,6 @@ def _check(options: SinkOptions) -> None:
         delivery_report.check(options.delivery_report_path)
     driver_conf.warn_of_idle_timeout(options.delivery_timeout_ms)
     if options.breaker.class_path not in (None, DEFAULT_BREAKER):
-        # Imported here, because the types of the breaker's interface load what a task needs.
         from kafka_sink.breaker.interface import load_breaker
 
         breaker = load_breaker(options)

@@ -34,7 +34,6 @@ def rows_of_spark(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
 
     Spark does so if an expression, a UDF or a source of the user fails. Arrow's own error would hide that.
     """
-    # Commits also import this module, and need no Arrow.
     from pyarrow import ArrowInvalid
 
     try:

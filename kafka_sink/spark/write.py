@@ -32,7 +32,6 @@ from kafka_sink.spark import worker
 from kafka_sink.spark.reading import SPARK_FAILED, checked_batches, rows_of_spark, send_tables
 from kafka_sink.spark.short_tracebacks import log_failure, message_of
 
-# Planning and commits also import this module, and few writes use transactions.
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.datasource import WriterCommitMessage
@@ -138,7 +137,6 @@ class PlannedWrite:
         name, attempt = self._name_in_task(), context.attemptNumber()
         if not spark_application.first_time(f"failed: {name}, stage {context.stageId()}, attempt {attempt}"):
             return
-        # Imported here and below, because few tasks fail, and planning also imports this module.
         from kafka_sink.coordinator.writes import report_failure
 
         where = f"task {context.partitionId()} on {socket.gethostname()}"

@@ -55,7 +55,6 @@ class WorkerParts:
         identity: ProducerIdentity | None = None
         self.transactional_identity: TransactionalIdentity | None = None
         if options.exactly_once:
-            # Only tasks that write in transactions import this module.
             from kafka_sink.engine.transactional_identity import TransactionalIdentity
 
             identity = TransactionalIdentity(network, options.request_timeout_ms, backoff)

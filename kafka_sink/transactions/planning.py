@@ -84,7 +84,6 @@ def client_of(options: SinkOptions, brokers: KnownBrokers | None = None) -> Iter
 
     It is closed if the caller's code fails. A new client learns ``brokers``.
     """
-    # Imported here because most jobs use no transactions, and planning runs in every micro-batch.
     from kafka_sink.transactions.client import TransactionClient
 
     with _idle_clients.lock:

@@ -108,7 +108,6 @@ def as_json(snapshot: dict[str, Any]) -> Response:
 
 
 def _metrics(snapshot: dict[str, Any]) -> Response:
-    # Imported at the first request, because most applications are not scraped.
     from kafka_sink.coordinator.live.prometheus import exposition
 
     body, content_type = exposition(snapshot)
