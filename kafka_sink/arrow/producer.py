@@ -140,6 +140,8 @@ def _unfit(data: Any, why: str = "") -> SchemaError:
     remedy = ""
     if hasattr(data, "collect"):
         remedy = " Collect it first, or write its batches, as with collect_batches() of Polars."
+    elif "DuckDBPyConnection" in kind:
+        remedy = " Give the relation that sql(query) returns, instead of the connection from execute(query)."
     elif isinstance(data, dict):
         remedy = " pyarrow.Table.from_pylist(rows) makes a table of a list of dicts, one for each row."
     elif hasattr(data, "itertuples"):

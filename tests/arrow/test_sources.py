@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
+import duckdb
 import pandas as pd
 import polars as pl
 import pyarrow as pa
@@ -63,6 +64,8 @@ def test_the_schema_is_known_before_rows_are_read_and_an_iterator_is_read_as_its
 def test_record_batches_rejects_lazy_frames_and_data_that_is_not_arrow() -> None:
     with pytest.raises(SchemaError, match="Collect it first"):
         record_batches(pl.LazyFrame({"value": ["a"]}))
+    with duckdb.connect() as connection, pytest.raises(SchemaError, match=r"sql\(query\)"):
+        record_batches(connection.execute("SELECT 'a' AS value"))
     with pytest.raises(SchemaError, match=r"pyarrow\.Table\.from_pylist"):
         list(record_batches([{"value": "a"}])[1])
     for data in (None, 7, "text", b"bytes", {"value": ["a"]}, [{"value": "a"}], ["a"], TABLE.column(0)):
