@@ -15,12 +15,7 @@ import pyarrow.compute as pc
 from kafka_sink import clock
 from kafka_sink.clock import Clock
 from kafka_sink.cluster.producer_metadata import ProducerMetadata
-from kafka_sink.dead_letters.rejected_rows import (
-    HEADER_OVERHEAD,
-    DeadLetters,
-    OwnHeaders,
-    RejectedRows,
-)
+from kafka_sink.dead_letters.rejected_rows import HEADER_OVERHEAD, DeadLetters, OwnHeaders, RejectedRows
 from kafka_sink.errors import InvalidRowError, MetadataTimeoutError, MissingPartitionError, TopicRefusedError
 from kafka_sink.model import NO_TIMESTAMP, TopicMetadata, TopicPartition
 from kafka_sink.records import varint_columns

@@ -22,12 +22,7 @@ from kafka_sink.engine.deliveries import WrittenBatch
 from kafka_sink.engine.identity import ProducerIdentity
 from kafka_sink.engine.response_classifier import Action, AttemptFacts, Verdict
 from kafka_sink.engine.splitting import split, take_out
-from kafka_sink.errors import (
-    BrokerRefusedError,
-    DeliveryError,
-    RecordTooLargeError,
-    TooManyDeadLettersError,
-)
+from kafka_sink.errors import BrokerRefusedError, DeliveryError, RecordTooLargeError, TooManyDeadLettersError
 from kafka_sink.kafka_errors import TOPIC_AUTHORIZATION_FAILED, error_of
 from kafka_sink.model import Node, TopicPartition
 from kafka_sink.network import produce
