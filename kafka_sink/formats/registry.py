@@ -37,9 +37,8 @@ _MAX_REASON = 1000
 _OK, _NOT_FOUND, _CONFLICT = 200, 404, 409
 # Codes of the registry's API: the subject, its version or the schema is not registered.
 _MISSING = range(40401, 40404)
-_SERVER_ERROR = 500
-# The HTTP statuses after which a request is tried again.
-_TEMPORARY = frozenset({408, 429, 500, 502, 503, 504})
+# The HTTP statuses after which another attempt may succeed.
+_TEMPORARY = frozenset({408, 429, *range(500, 600)})
 _TRIES = 4
 _BACKOFF = ExponentialBackoff(200, 2000, RANDOM.random)
 _CONTENT = "application/vnd.schemaregistry.v1+json"
@@ -298,7 +297,7 @@ class Registry:
         )
         return RegistryError(
             f"{where} failed to {purpose}: {message} (HTTP {status}){check if status == _NOT_FOUND else ''}",
-            is_temporary=status >= _SERVER_ERROR,
+            is_temporary=status in _TEMPORARY,
             # A server that has no such path also responds with 404, but with another code in the body.
             is_missing=failure.code in _MISSING,
         )
@@ -335,10 +334,8 @@ def _checked(response: _Response) -> str:
 
 def _context(options: SinkOptions) -> ssl.SSLContext:
     """The TLS settings. Without schema.registry.ssl.ca.location, the system's authorities are trusted."""
-    certificate, key = (
-        options.schema_registry_ssl_certificate_location,
-        options.schema_registry_ssl_key_location,
-    )
+    certificate = options.schema_registry_ssl_certificate_location
+    key = options.schema_registry_ssl_key_location
     password = options.schema_registry_ssl_key_password
     wrong = "Option 'schema.registry.ssl.ca.location' is"
     try:

@@ -430,17 +430,13 @@ class SinkOptions:
     def shown(self) -> dict[str, str]:
         """The options that the job set to another value than the default, as users write them, for the live
         view. Addresses of brokers, logins, certificates and queries of URLs are left out."""
-        return {
-            spec.name: self._public_text(spec)
-            for spec in SPECS
-            if not (spec.secret or spec.required or spec.group == SECURITY)
-            and spec.attribute in self.given.split(",")
-            and getattr(self, spec.attribute) != spec.default
-        }
+        given = self.given.split(",")
 
-    def _public_text(self, spec: OptionSpec) -> str:
-        text = spec.kind.show(getattr(self, spec.attribute))
-        return values.without_query(text) if "://" in text else text
+        def is_shown(spec: OptionSpec) -> bool:
+            is_private = spec.secret or spec.required or spec.group == SECURITY
+            return spec.attribute in given and not is_private
+
+        return dict(self._written(is_shown, is_public=True))
 
     def identity_of_cluster(self) -> dict[str, str]:
         """The options that determine the cluster, the login, and what tasks share, as users write them.
@@ -463,21 +459,20 @@ class SinkOptions:
         written.update((name, text) for name, text in given if name in GROUP_OPTIONS)
         return written
 
-    def _written(self, is_wanted: Callable[[OptionSpec], bool]) -> dict[str, str]:
+    def _written(self, is_wanted: Callable[[OptionSpec], bool], *, is_public: bool = False) -> dict[str, str]:
+        """The settings that differ from their defaults. The queries of public URLs are left out, because they
+        may be keys or logins."""
         return HiddenValues(
-            (spec.name, spec.kind.show(getattr(self, spec.attribute)))
+            (spec.name, values.without_query(text) if is_public and "://" in text else text)
             for spec in SPECS
-            if is_wanted(spec) and getattr(self, spec.attribute) != spec.default
+            if is_wanted(spec) and (value := getattr(self, spec.attribute)) != spec.default
+            for text in (spec.kind.show(value),)
         )
 
     def redacted(self) -> dict[str, str]:
-        """The settings that differ from their defaults, by the names that users write, with secrets hidden
-        and without queries of URLs."""
-        shown = {
-            spec.name: self._public_text(spec)
-            for spec in SPECS
-            if not spec.secret and getattr(self, spec.attribute) != spec.default
-        }
+        """The settings that differ from their defaults, by the names that users write, with secrets
+        hidden."""
+        shown = dict(self._written(lambda spec: not spec.secret, is_public=True))
         shown.update((spec.name, HIDDEN) for spec in SPECS if spec.secret and getattr(self, spec.attribute))
         shown.update((f"{TOPIC_CONFIG_PREFIX}{name}", text) for name, text in self.topic_config)
         # A user's breaker class may have credentials as options, and does not declare which are secret.
