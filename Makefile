@@ -50,7 +50,7 @@ quick: $(COMPILED)  ## run in a minute the tests of single modules that start no
 	@$(BIN)/python -m pytest -q -m "not slow" -n $(LANES) --dist loadgroup --no-loadscope-reorder --not-run "$(NOT_QUICK)" $(ARGS)
 
 test: $(COMPILED) classes chromium  ## run all tests, on real brokers, four at a time (ARGS="-k name" picks some)
-	@$(BIN)/python $(if $(COVERAGE),tools/with_coverage.py,-m) pytest $(IN_LANES) --not-run "$(NOT_TESTED)" $(ARGS)
+	@$(BIN)/python $(if $(filter yes,$(COVERAGE)),tools/with_coverage.py,-m) pytest $(IN_LANES) --not-run "$(NOT_TESTED)" $(ARGS)
 
 coverage:  ## make test, which then prints the modules whose lines and branches it covers least
 	@$(MAKE) --no-print-directory test COVERAGE=yes

@@ -17,7 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-COVERAGE = [sys.executable, "-m", "coverage"]
+SETTINGS = Path(__file__).parents[1] / "pyproject.toml"
 COUNT = 10
 
 
@@ -25,7 +25,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="coverage-", ignore_cleanup_errors=True) as folder:
         # Processes in all working directories write their data into this folder.
         environ = {**os.environ, "COVERAGE_FILE": str(Path(folder, "data"))}
-        with subprocess.Popen([*COVERAGE, "run", "-m", *sys.argv[1:]], env=environ) as running:
+        # Not by `coverage run`: its exit code is not the module's if it cannot write its data.
+        measured = {**environ, "COVERAGE_PROCESS_START": str(SETTINGS)}
+        with subprocess.Popen([sys.executable, "-m", *sys.argv[1:]], env=measured) as running:
             # Ctrl-C also reaches the module, which ends what it has started.
             signal.signal(signal.SIGINT, lambda *_: None)
             code = running.wait()
@@ -40,7 +42,7 @@ def print_least(folder: Path, environ: dict[str, str]) -> None:
     path = folder / "report.json"
     # A process that was killed may leave half a file, which coverage.py skips with a warning.
     for arguments in (["combine", "--quiet"], ["json", "--quiet", "-o", str(path)]):
-        subprocess.run([*COVERAGE, *arguments], env=environ, check=True)
+        subprocess.run([sys.executable, "-m", "coverage", *arguments], env=environ, check=True)
     report = json.loads(path.read_text(encoding="utf-8"))
     shares = sorted(
         (module["summary"]["percent_covered"], module["summary"]["missing_lines"], name)
