@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from kafka_sink.errors import ConfigurationError
-from kafka_sink.model import IDEMPOTENT_IN_FLIGHT
+from kafka_sink.model import IDEMPOTENT_IN_FLIGHT, CompressionType
 from kafka_sink.options.table import BY_NAME, FORMATS, SECURITY, SPECS
 from kafka_sink.options.values import INT_MAX
 
@@ -135,6 +135,12 @@ def _request_size(values: Values, _: Mapping[str, Any]) -> Iterator[str]:
             f"kafka.batch.size ({batch}) is larger than kafka.max.request.size ({request}): each full batch "
             "needs its own request, and the topic's max.message.bytes must allow it"
         )
+
+
+def _compression_level(values: Values, given: Mapping[str, Any]) -> Iterator[str]:
+    levels = [codec for codec in ("gzip", "lz4", "zstd") if f"compression_{codec}_level" in given]
+    if levels and values["compression_type"] is CompressionType.NONE:
+        yield f"kafka.compression.{levels[0]}.level has no effect without kafka.compression.type={levels[0]}"
 
 
 def _reconnect_backoff(values: Values, given: Mapping[str, Any]) -> None:
@@ -324,6 +330,7 @@ _RULES: tuple[Callable[[Values, Mapping[str, Any]], Iterable[str] | None], ...] 
     _delivery_timeout,
     _memory,
     _request_size,
+    _compression_level,
     _reconnect_backoff,
     _capped,
     _topic_creation,

@@ -69,6 +69,12 @@ def test_a_batch_must_fit_the_memory_and_a_request() -> None:
     assert parsed({"batch.size": "4194304", "max.request.size": "4194304"}).warnings == ()
 
 
+def test_a_level_without_its_codec_is_reported() -> None:
+    warning = "kafka.compression.zstd.level has no effect without kafka.compression.type=zstd"
+    assert parsed({"compression.zstd.level": "5"}).warnings == (warning,)
+    assert parsed({"compression.zstd.level": "5", "compression.type": "zstd"}).warnings == ()
+
+
 def test_a_time_above_its_limit_is_the_limit() -> None:
     for name in ("retry.backoff", "reconnect.backoff", "socket.connection.setup.timeout"):
         found = parsed({f"{name}.ms": "900", f"{name}.max.ms": "800"})
