@@ -138,7 +138,7 @@ def load_breaker(options: SinkOptions) -> PartitionCircuitBreaker | None:
     module, _, name = path.rpartition(".")
     if not module:
         raise ConfigurationError(
-            f"Option '{option}' must be a dotted path such as package.module.Class, got '{path}'"
+            f"Option '{option}' must be a dotted path such as package.module.Class, or none, got '{path}'"
         )
     problem = f"Option '{option}': '{path}' cannot be loaded: module '{module}'"
     try:

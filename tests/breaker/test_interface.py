@@ -76,7 +76,7 @@ def test_an_own_class_gets_its_options_and_may_refuse_them() -> None:
 @pytest.mark.parametrize(
     ("path", "reason"),
     [
-        ("nodots", "must be a dotted path"),
+        ("off", "must be a dotted path such as package.module.Class, or none, got 'off'"),
         ("no.such.module.Class", r"module 'no\.such\.module' cannot be imported: ModuleNotFoundError"),
         (f"{__name__}.Absent", "has no class 'Absent'"),
         ("kafka_sink.model.Node", "is not a subclass of"),
