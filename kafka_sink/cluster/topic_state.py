@@ -142,12 +142,7 @@ class TopicState:
         """
         return self.metadata is None and error_of(self.error).final_for_topic
 
-    def settle(
-        self,
-        incoming: TopicMetadata | None,
-        code: int | None,
-        response: ResponseFacts,
-    ) -> bool:
+    def settle(self, incoming: TopicMetadata | None, code: int | None, response: ResponseFacts) -> bool:
         """Take the metadata, the error code or neither from a response, and return whether the topic has
         changed.
 

@@ -22,10 +22,7 @@ _LAST_EPOCH = (1 << 15) - 1
 # Further failures do not increase the backoff.
 _MAX_BACKOFFS = 6
 _FINAL_ERRORS = frozenset(
-    {
-        kafka_errors.CLUSTER_AUTHORIZATION_FAILED,
-        kafka_errors.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-    }
+    {kafka_errors.CLUSTER_AUTHORIZATION_FAILED, kafka_errors.TRANSACTIONAL_ID_AUTHORIZATION_FAILED}
 )
 _WITHOUT_ID = (
     "Set kafka.enable.idempotence=false if a row may be written twice when a response is lost; "
