@@ -133,8 +133,8 @@ class _Checker:
         elif is_list(kind) and isinstance(schema.get("items"), dict | bool):
             # A list of schemas applies to elements by position, so only values can break it.
             self.check(schema["items"], kind.value_type, f"{path}[]", depth + 1)
-        elif pa.types.is_map(kind) and "additionalProperties" in schema:
-            self.check(schema["additionalProperties"], kind.item_type, f"{path}{{}}", depth + 1)
+        elif pa.types.is_map(kind):
+            self.check(_of_others(schema), kind.item_type, f"{path}{{}}", depth + 1)
 
     def _check_any(self, choices: Sequence[JsonSchema], kind: pa.DataType, path: str, depth: int) -> None:
         problems = []
@@ -165,7 +165,7 @@ class _Checker:
                     f"the schema requires field '{joined(path, name)}', for which there is no column: add one"
                 )
         properties = schema.get("properties", {})
-        more = schema.get("additionalProperties", True)
+        more = _of_others(schema)
         for name, field in own.items():
             if name in properties:
                 self.check(properties[name], field.type, joined(path, name), depth + 1)
@@ -186,6 +186,11 @@ class _Checker:
         if target is None:
             raise SchemaError(f"the JSON schema refers to {name!r}, which is not in it or a reference")
         return target
+
+
+def _of_others(schema: Mapping[str, Any]) -> JsonSchema:
+    """The schema of properties that are not listed. Which of them match a pattern depends on the rows."""
+    return "patternProperties" in schema or schema.get("additionalProperties", True)
 
 
 def _name_of(kind: pa.DataType) -> str:

@@ -31,3 +31,13 @@ _DOUBLING = {str(one): {"allOf": [{"$ref": f"#/d/{one - 1}"}] * 2} for one in ra
 def test_planning_reports_columns_that_do_not_fit_the_schema(schema: dict[str, Any], said: str) -> None:
     with pytest.raises(SchemaError, match=said):
         json_schema.check(json.dumps(schema), (), pa.struct([("x", pa.int64())]), "")
+
+
+@pytest.mark.parametrize("kind", [pa.struct([("x", pa.int64())]), pa.map_(pa.string(), pa.int64())])
+def test_a_name_that_may_match_a_pattern_is_left_to_validators(kind: pa.DataType) -> None:
+    """Catches: "the schema allows no others" for the usual schema of a map."""
+    schema = {"type": "object", "patternProperties": {"^x": {}}, "additionalProperties": False}
+    json_schema.check(json.dumps(schema), (), kind, "")
+    del schema["patternProperties"]
+    with pytest.raises(SchemaError, match="allows no"):
+        json_schema.check(json.dumps(schema), (), kind, "")
