@@ -95,6 +95,8 @@ def parse(raw: Mapping[str, str]) -> ParsedOptions:
         failure_rate_settings(
             HiddenValues(options.breaker.given), options.max_in_flight_requests_per_connection
         )
+    elif options.breaker.class_path is None:
+        given.ineffective += [breaker_option_name(name) for name in given.breaker if name != "class"]
     if options.topic_config and not options.topic_create:
         name = TOPIC_CONFIG_PREFIX + options.topic_config[0][0]
         raise ConfigurationError(f"Option '{name}' has no effect without topic.create=true")

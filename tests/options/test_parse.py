@@ -129,6 +129,9 @@ def test_breaker_options_go_to_the_breaker() -> None:
     options = parsed(**{f"{prefix}{name}": value for name, value in given.items()}).options
     assert options.breaker.given == (("a", "1"), ("b", "2"), ("class", "a.users.Class"))
     assert "Unknown option" in error_of({**SERVERS, "kafka.producer.circuit.breaker.": "1"})
+    # Catches: options of a breaker that is switched off were silently ignored.
+    (warning,) = parsed(**{f"{prefix}class": "none", f"{prefix}a": "1"}).warnings
+    assert warning.endswith("no effect on this sink: kafka.producer.circuit.breaker.a")
 
 
 def test_options_are_values() -> None:
