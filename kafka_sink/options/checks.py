@@ -281,6 +281,10 @@ def _schema_login(values: Values) -> Iterator[str]:
     user = values["schema_registry_basic_auth_user_info"]
     if user and ":" not in user.reveal():
         raise ConfigurationError("Option 'schema.registry.basic.auth.user.info' is not user:password")
+    has_token = bool(logins) and logins[0].startswith("bearer.")
+    for name in ("bearer.auth.logical.cluster", "bearer.auth.identity.pool.id"):
+        if values[f"schema_registry_{name.replace('.', '_')}"] and not has_token:
+            yield f"schema.registry.{name} has no effect without a token for the registry"
     issuer = "schema.registry.bearer.auth.issuer.endpoint.url"
     urls = {"schema.registry.url": values["schema_registry_url"]} if logins else {}
     urls |= {issuer: values[issuer.replace(".", "_")]}

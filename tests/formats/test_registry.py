@@ -245,6 +245,14 @@ def test_a_login_in_clear_is_warned_of(login: str) -> None:
         assert ("http://" in warnings) is is_warned
 
 
+@pytest.mark.parametrize("login", LOGINS)
+def test_options_that_accompany_a_token_are_warned_of_without_one(login: str) -> None:
+    given = {"value.format": "avro", "topic": "t", "schema.registry.bearer.auth.identity.pool.id": "pool"}
+    given |= {name.replace("__", "."): value for name, value in LOGINS[login].items()}
+    made = parse({"kafka.bootstrap.servers": "b:1", "schema.registry.url": "https://a", **given})
+    assert any("pool.id has no effect without a token" in one for one in made.warnings) is (login == "basic")
+
+
 def test_tokens_are_asked_for_with_client_credentials(fake: Server) -> None:
     says(fake, {"id": 5, "version": 1})
     with TokenServer() as issuer:
