@@ -160,11 +160,10 @@ class _Union:
     path: str
 
     def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
-        value = varint.signed(self.branch)
         if not column.null_count or pa.types.is_null(column.type):
-            lead: list[Piece] = list(byte_columns.constant(value))
+            lead = byte_columns.constant(varint.signed(self.branch))
             if nulls is not None:
-                lead = list(byte_columns.nothing_where(nulls, byte_columns.constant(value)))
+                lead = byte_columns.nothing_where(nulls, lead)
             return [*lead, *self.value.pieces(column, nulls)]
         if self.null is None:
             columns.require_no_nulls(column, self.path, nulls)
