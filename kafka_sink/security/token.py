@@ -12,6 +12,7 @@ import base64
 import http.client
 import importlib
 import json
+import math
 import ssl
 import threading
 import time
@@ -66,7 +67,8 @@ def jwt_expiry(text: str) -> float | None:
         return None
     try:
         claims = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
-        return float(claims["exp"])
+        expiry = float(claims["exp"])
+        return expiry if math.isfinite(expiry) else None
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
 
