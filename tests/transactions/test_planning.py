@@ -218,7 +218,7 @@ def test_planning_asks_no_broker_right_after_a_commit_that_left_nothing_open(tmp
     """
     ours, taken = ProducerEpoch(1, 7), ProducerEpoch(1, 9)
     scope = Scope("p-query", "t", 1, "t")
-    handover = TaskHandover(ours, LastDecision(3, "query x"), taken_over_ms=round(wall_ms()))
+    handover = TaskHandover(ours, LastDecision(3, "query x"), taken_over_ms=int(wall_ms()))
     run = BatchRun(BatchIdentity.of_query("x", 2), scope, handover)
     report = AttemptReport(run, 0, TaskRole.WRITE, RowsDigest(), None)
     asks = by(lambda _: Ownership(taken))
@@ -288,7 +288,7 @@ def test_an_abort_in_another_process_knows_what_planning_took(tmp_path: Path) ->
 def test_notes_of_another_version_count_as_absent(tmp_path: Path) -> None:
     """Catches: after an upgrade, one planning and one abort failed with msgspec's own error."""
     scope, options = Scope("p-query", "t", 1, "t"), parse(BASE).options
-    handover = TaskHandover(ProducerEpoch(1, 7), taken_over_ms=round(wall_ms()))
+    handover = TaskHandover(ProducerEpoch(1, 7), taken_over_ms=int(wall_ms()))
     run = BatchRun(BatchIdentity.of_query("x", 2), scope, handover)
     report = AttemptReport(run, 0, TaskRole.WRITE, RowsDigest(), None)
     outcome = by(lambda _: BatchOutcome(next_handover=handover))
