@@ -168,8 +168,8 @@ def _topics(plan: ColumnPlan, table: pa.Table) -> tuple[tuple[str, ...], Int32s 
     column = _whole(table, plan.topic_column)
     if column.null_count:
         raise InvalidRowError(
-            "The Kafka message data sent to the producer contains a null topic. "
-            "Use the `topic` option for setting a default topic. "
+            "The Kafka message data sent to the producer contains a null topic. Give such rows one, as in "
+            "coalesce(topic, 'orders'): the option 'topic' would replace the topics of all rows "
             f"(column 'topic' is null in {column.null_count} of {len(column)} rows)",
             null_mask(column),
             "column 'topic' is null",

@@ -181,10 +181,11 @@ def test_a_header_key_that_is_no_utf8_is_refused(of_keys: pa.DataType) -> None:
 
 def test_topics_that_are_refused() -> None:
     message = refused(topic=pa.array(["a", None, None]))
-    # What spark-sql-kafka-0-10_2.13 4.1.1 says, and then where.
+    # Begins as in spark-sql-kafka-0-10_2.13 4.1.1, which then advises the option that overrides the column.
     assert message == (
-        "The Kafka message data sent to the producer contains a null topic. "
-        "Use the `topic` option for setting a default topic. (column 'topic' is null in 2 of 3 rows)"
+        "The Kafka message data sent to the producer contains a null topic. Give such rows one, as in "
+        "coalesce(topic, 'orders'): the option 'topic' would replace the topics of all rows "
+        "(column 'topic' is null in 2 of 3 rows)"
     )
     # Kafka does not take these.
     for name in ("", "..", "größe", f"a {SECRET}", SECRET * 20):
