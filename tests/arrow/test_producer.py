@@ -398,6 +398,8 @@ def test_options_are_checked_at_once_and_may_be_numbers_and_booleans() -> None:
             kafka_sink.producer({"kafka.bootstrap.servers": "h:1", **given})
     with pytest.raises(ConfigurationError, match=r"options must be a mapping .*, not NoneType"):
         kafka_sink.producer(None)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=r"not int: use kafka_sink\.foreach_batch"):
+        kafka_sink.producer(7)  # type: ignore[arg-type]  # foreachBatch(kafka_sink.write) gives a number
     numbers = {"kafka.bootstrap.servers": "h:1", "kafka.linger.ms": 7, "topic.create": True, "topic": "t"}
     found = kafka_sink.producer(numbers).options
     assert (found.linger_ms, found.topic_create) == (7, True)
