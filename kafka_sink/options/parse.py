@@ -50,9 +50,9 @@ def texts(options: Mapping[str, Any]) -> dict[str, str]:
     ignored. Raises ConfigurationError if ``options`` is not a mapping, or if a value is not a text, number,
     True or False."""
     if not isinstance(options, Mapping):
-        kind = "int: use kafka_sink.foreach_batch({...})" if type(options) is int else type(options).__name__
         raise ConfigurationError(
-            f"options must be a mapping of names to values, such as {{'topic': 'orders'}}, not {kind}"
+            "options must be a mapping of names to values, such as {'topic': 'orders'}, not "
+            + ("int: use kafka_sink.foreach_batch({...})" if type(options) is int else type(options).__name__)
         )
     given: dict[str, str] = {}
     for name, value in options.items():
