@@ -40,9 +40,10 @@ def main() -> int:
 
 def print_least(folder: Path, environ: dict[str, str]) -> None:
     path = folder / "report.json"
-    # A process that was killed may leave half a file, which coverage.py skips with a warning.
+    # A process that was killed may leave half a file, which coverage.py skips. Its warnings are left out.
     for arguments in (["combine", "--quiet"], ["json", "--quiet", "-o", str(path)]):
-        subprocess.run([sys.executable, "-m", "coverage", *arguments], env=environ, check=True)
+        command = [sys.executable, "-W", "ignore", "-m", "coverage", *arguments]
+        subprocess.run(command, env=environ, check=True)
     report = json.loads(path.read_text(encoding="utf-8"))
     shares = sorted(
         (module["summary"]["percent_covered"], module["summary"]["missing_lines"], name)
