@@ -245,7 +245,8 @@ def test_a_batch_is_read_and_written_block_by_block() -> None:
     pieces, _ = take_out(refused.batch, [6_000], 1 << 20)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert peak < refused.batch.raw_bytes // 10
+    # A piece takes a mebibyte, and what is in work at a time some blocks.
+    assert peak < refused.batch.raw_bytes // 4
     assert [piece.record_count for piece in pieces] == [11_999]
 
 
