@@ -110,14 +110,15 @@ def _find_or_start(
 
 def _has_view(running: RunningCoordinator, wanted: Placement | None) -> bool:
     # A place that failed is not tried again, because each micro-batch would warn.
-    return wanted is None or bool(running.view_url) or running.failed_view == (wanted.address, wanted.port)
+    return wanted is None or bool(running.view_url) or (wanted.address, wanted.port) in running.failed_views
 
 
 def _open_view(place: LocationFolder, running: RunningCoordinator, view: Placement) -> RunningCoordinator:
     """Open the live view, wait until it serves, and log its address. The caller holds the lock."""
     opened = ask(running.of_driver, OpenView(view.address, view.port), ViewOpened, _LIVE_VIEW_MS)
-    failed = (view.address, view.port) if opened.error else None
-    running = replace(running, view_url=opened.url, view_port=opened.port, failed_view=failed)
+    failed = ((view.address, view.port),) if opened.error else ()
+    failed_views = running.failed_views + failed
+    running = replace(running, view_url=opened.url, view_port=opened.port, failed_views=failed_views)
     place.publish(running)
     if opened.error:
         driver_log.warn(f"kafka-chunked: the live view could not be opened: {opened.error}")

@@ -41,7 +41,7 @@ class RunningCoordinator:
 
     ``address``: the address for tasks on its host. ``driver_token``: the token that the driver uses in place
     of the tasks' token. ``bound_to``: the address that it listens on. ``view_url``: the live view's URL.
-    ``view_port``: its port. ``failed_view``: the address and port at which it could not be opened.
+    ``view_port``: its port. ``failed_views``: the addresses and ports at which it could not be opened.
     """
 
     address: CoordinatorAddress
@@ -50,7 +50,7 @@ class RunningCoordinator:
     bound_to: str
     view_url: str = ""
     view_port: int = 0
-    failed_view: tuple[str, int] | None = None
+    failed_views: tuple[tuple[str, int], ...] = ()
 
     @property
     def of_driver(self) -> CoordinatorAddress:
