@@ -34,7 +34,8 @@ def _needs(values: Values, given: Mapping[str, Any]) -> None:
             name, equals, wanted = spec.needs.partition("=")
             other = BY_NAME[name.lower()]
             value = values[other.attribute]
-            if value != other.kind.parse(wanted) if equals else not value:
+            has_effect = value == other.kind.parse(wanted) if equals else bool(value)
+            if not has_effect:
                 raise ConfigurationError(
                     f"Option '{spec.name}' has no effect without {spec.needs}: also set that, or remove "
                     f"'{spec.name}'"
@@ -138,9 +139,10 @@ def _request_size(values: Values, _: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _compression_level(values: Values, given: Mapping[str, Any]) -> Iterator[str]:
-    levels = [codec for codec in ("gzip", "lz4", "zstd") if f"compression_{codec}_level" in given]
-    if levels and values["compression_type"] is CompressionType.NONE:
-        yield f"kafka.compression.{levels[0]}.level has no effect without kafka.compression.type={levels[0]}"
+    for codec in (CompressionType.GZIP, CompressionType.LZ4, CompressionType.ZSTD):
+        name = codec.name.lower()
+        if f"compression_{name}_level" in given and values["compression_type"] is not codec:
+            yield f"kafka.compression.{name}.level has no effect without kafka.compression.type={name}"
 
 
 def _reconnect_backoff(values: Values, given: Mapping[str, Any]) -> None:

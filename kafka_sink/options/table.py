@@ -462,12 +462,14 @@ class SinkOptions:
     def _written(self, is_wanted: Callable[[OptionSpec], bool], *, is_public: bool = False) -> dict[str, str]:
         """The settings that differ from their defaults. The queries of public URLs are left out, because they
         may be keys or logins."""
-        return HiddenValues(
-            (spec.name, values.without_query(text) if is_public and "://" in text else text)
+        written = HiddenValues(
+            (spec.name, spec.kind.show(getattr(self, spec.attribute)))
             for spec in SPECS
-            if is_wanted(spec) and (value := getattr(self, spec.attribute)) != spec.default
-            for text in (spec.kind.show(value),)
+            if is_wanted(spec) and getattr(self, spec.attribute) != spec.default
         )
+        for name in [name for name, text in written.items() if is_public and "://" in text]:
+            written[name] = values.without_query(written[name])
+        return written
 
     def redacted(self) -> dict[str, str]:
         """The settings that differ from their defaults, by the names that users write, with secrets

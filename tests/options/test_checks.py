@@ -71,7 +71,8 @@ def test_a_batch_must_fit_the_memory_and_a_request() -> None:
 
 def test_a_level_without_its_codec_is_reported() -> None:
     warning = "kafka.compression.zstd.level has no effect without kafka.compression.type=zstd"
-    assert parsed({"compression.zstd.level": "5"}).warnings == (warning,)
+    for codec in ("none", "lz4"):
+        assert parsed({"compression.zstd.level": "5", "compression.type": codec}).warnings == (warning,)
     assert parsed({"compression.zstd.level": "5", "compression.type": "zstd"}).warnings == ()
 
 
