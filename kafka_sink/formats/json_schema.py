@@ -134,7 +134,7 @@ class _Checker:
             # A list of schemas applies to elements by position, so only values can break it.
             self.check(schema["items"], kind.value_type, f"{path}[]", depth + 1)
         elif pa.types.is_map(kind):
-            self.check(_of_others(schema), kind.item_type, f"{path}{{}}", depth + 1)
+            self.check(_of_unlisted(schema), kind.item_type, f"{path}{{}}", depth + 1)
 
     def _check_any(self, choices: Sequence[JsonSchema], kind: pa.DataType, path: str, depth: int) -> None:
         problems = []
@@ -165,7 +165,7 @@ class _Checker:
                     f"the schema requires field '{joined(path, name)}', for which there is no column: add one"
                 )
         properties = schema.get("properties", {})
-        more = _of_others(schema)
+        more = _of_unlisted(schema)
         for name, field in own.items():
             if name in properties:
                 self.check(properties[name], field.type, joined(path, name), depth + 1)
@@ -188,7 +188,7 @@ class _Checker:
         return target
 
 
-def _of_others(schema: Mapping[str, Any]) -> JsonSchema:
+def _of_unlisted(schema: Mapping[str, Any]) -> JsonSchema:
     """The schema of properties that are not listed. Which of them match a pattern depends on the rows."""
     return "patternProperties" in schema or schema.get("additionalProperties", True)
 

@@ -364,6 +364,8 @@ def assertion_of(settings: AssertionSettings, now_s: float) -> Secret:
     the file that cannot be used."""
     if settings.file is not None:
         return _ready_made(settings.file)
+    from kafka_sink.security.key_material import signature
+
     assert settings.key is not None
     template = {} if settings.template is None else _template(settings.template)
     header = template.get("header", {}) | {"alg": settings.algorithm, "typ": "JWT"}
@@ -373,8 +375,6 @@ def assertion_of(settings: AssertionSettings, now_s: float) -> Secret:
     if settings.jti:
         claims["jti"] = str(uuid.uuid4())
     signed = ".".join(_base64(json.dumps(part).encode()) for part in (header, claims))
-    from kafka_sink.security.key_material import signature
-
     proof = signature(settings.key, settings.algorithm, signed.encode())
     return Secret.known(f"{signed}.{_base64(proof)}")
 
