@@ -13,7 +13,6 @@ output says. Daft 0.7 has no sink of its own for Kafka.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import random
@@ -32,19 +31,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from benchmarks import charts
+from benchmarks import charts, python_clients
 from benchmarks.direct_producer import BATCH_ROWS, row_batches
 from benchmarks.surroundings import environment, keep, machine, parser_of, rows_in
 from local_kafka import LocalBroker
 from tests.support.http_server import Server
 
 PARTITIONS = 4
-LIBRDKAFKA = {
-    "linger.ms": 20,
-    "batch.size": 1 << 20,
-    "compression.type": "lz4",
-    "queue.buffering.max.messages": 1_000_000,
-}
 OURS, BOUND = "kafka-chunked write_arrow", "LZ4, CRC and a copy alone"
 # Goals, at 110 bytes: rows a second of ours by the best other's, processor time of ours by the bound's.
 TIMES_FASTER, TIMES_BOUND = 2.0, 1.3
@@ -81,7 +74,7 @@ def ours(table: pa.Table, bootstrap: str, topic: str) -> None:
 def _confluent(bootstrap: str) -> Any:
     from confluent_kafka import Producer
 
-    return Producer({"bootstrap.servers": bootstrap, **LIBRDKAFKA})
+    return Producer({"bootstrap.servers": bootstrap, **python_clients.LIBRDKAFKA})
 
 
 def produce(table: pa.Table, bootstrap: str, topic: str) -> None:
@@ -112,53 +105,14 @@ def produce_batch(table: pa.Table, bootstrap: str, topic: str) -> None:
     assert producer.flush() == 0
 
 
-def produce_asyncio(table: pa.Table, bootstrap: str, topic: str) -> None:
-    """Messages are gathered and given to ``produce_batch`` in a pool of threads. Each row has a future."""
-    from confluent_kafka.aio import AIOProducer
+def by_row(client: Callable[[python_clients.Rows, str, str], None]) -> Callable[[pa.Table, str, str], None]:
+    """A client that takes one row at a time."""
 
-    async def write() -> None:
-        producer = AIOProducer({"bootstrap.servers": bootstrap, **LIBRDKAFKA}, batch_size=BATCH_ROWS)
+    def write(table: pa.Table, bootstrap: str, topic: str) -> None:
         rows = zip(table["key"].to_pylist(), table["value"].to_pylist(), strict=True)
-        sent = [await producer.produce(topic, value, key) for key, value in rows]
-        await producer.flush()
-        await asyncio.gather(*sent)
-        await producer.close()
+        client(rows, bootstrap, topic)
 
-    asyncio.run(write())
-
-
-def kafka_python(table: pa.Table, bootstrap: str, topic: str) -> None:
-    from kafka import KafkaProducer
-
-    producer = KafkaProducer(
-        bootstrap_servers=bootstrap, compression_type="lz4", linger_ms=20, batch_size=1 << 20, acks="all"
-    )
-    for key, value in zip(table["key"].to_pylist(), table["value"].to_pylist(), strict=True):
-        producer.send(topic, value.encode(), key.encode())
-    producer.flush()
-    producer.close()
-
-
-def aiokafka(table: pa.Table, bootstrap: str, topic: str) -> None:
-    from aiokafka import AIOKafkaProducer
-
-    async def write() -> None:
-        producer = AIOKafkaProducer(
-            bootstrap_servers=bootstrap,
-            compression_type="lz4",
-            linger_ms=20,
-            max_batch_size=1 << 20,
-            acks="all",
-        )
-        async with producer:
-            last = None
-            for key, value in zip(table["key"].to_pylist(), table["value"].to_pylist(), strict=True):
-                last = await producer.send(topic, value.encode(), key.encode())
-            await producer.flush()
-            if last is not None:
-                await last
-
-    asyncio.run(write())
+    return write
 
 
 def arrow_kafka(table: pa.Table, bootstrap: str, topic: str) -> None:
@@ -185,7 +139,9 @@ def ray_data(table: pa.Table, bootstrap: str, topic: str) -> None:
     """Its sink alone, without Ray around it. It writes whole rows as JSON."""
     from ray.data._internal.datasource.kafka_datasink import KafkaDatasink
 
-    KafkaDatasink(topic, bootstrap, key_field="key", producer_config=LIBRDKAFKA).write([table], None)
+    KafkaDatasink(topic, bootstrap, key_field="key", producer_config=python_clients.LIBRDKAFKA).write(
+        [table], None
+    )
 
 
 def bound(table: pa.Table, _bootstrap: str, _topic: str) -> None:
@@ -218,11 +174,11 @@ CLIENTS = {
     OURS: Client(ours),
     "confluent-kafka produce_batch": Client(produce_batch, "confluent_kafka", 0.5),
     "confluent-kafka produce": Client(produce, "confluent_kafka", 0.25),
-    "confluent-kafka AIOProducer": Client(produce_asyncio, "confluent_kafka.aio", 0.05),
+    "confluent-kafka AIOProducer": Client(by_row(python_clients.aio_producer), "confluent_kafka.aio", 0.05),
     "arrow-kafka-pyo3, as Avro": Client(arrow_kafka, "arrow_kafka_pyo3", 0.25),
     "Ray Data's sink, rows as JSON": Client(ray_data, "ray", 0.05),
-    "aiokafka": Client(aiokafka, "aiokafka", 0.05),
-    "kafka-python": Client(kafka_python, "kafka", 0.05),
+    "aiokafka": Client(by_row(python_clients.aiokafka), "aiokafka", 0.05),
+    "kafka-python": Client(by_row(python_clients.kafka_python), "kafka", 0.05),
     BOUND: Client(bound, writes=False),
 }
 

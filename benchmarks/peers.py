@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,8 @@ from types import MappingProxyType
 from typing import Any
 
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
+
+from benchmarks import python_clients
 
 CACHE = Path.home() / ".cache" / "kafka-chunked" / "benchmark-jars"
 # The last Spark whose own sink can be had whole, and that the benchmarks compare with.
@@ -25,7 +26,6 @@ JVM_SINK = (
 )
 LZ4 = {"compression.type": "lz4"}
 TUNED = {"linger.ms": "20", "batch.size": str(1 << 20), **LZ4}
-LIBRDKAFKA_TUNED = {"queue.buffering.max.messages": 1_000_000, **TUNED}
 UNPREFIXED = ("coordinator.enabled", "delivery.guarantee")
 Write = Callable[[Any, str, str], None]
 
@@ -85,7 +85,7 @@ def _confluent(bootstrap: str, settings: Mapping[str, Any]) -> Any:
 
 def _produce(frame: Any, bootstrap: str, topic: str) -> None:
     def send(rows: Iterator[Any]) -> None:
-        producer = _confluent(bootstrap, LIBRDKAFKA_TUNED)
+        producer = _confluent(bootstrap, python_clients.LIBRDKAFKA)
         for row in rows:
             while True:
                 try:
@@ -148,60 +148,16 @@ def count_only(frame: Any, _bootstrap: str, _topic: str) -> None:
     frame.write.format("counting").mode("append").save()
 
 
-def _kafka_python(frame: Any, bootstrap: str, topic: str) -> None:
-    def send(rows: Iterator[Any]) -> None:
-        from kafka import KafkaProducer
+def _by_row(client: Callable[[python_clients.Rows, str, str], None]) -> Write:
+    """A client that takes one row at a time, in each partition of the frame."""
 
-        producer = KafkaProducer(
-            bootstrap_servers=bootstrap, compression_type="lz4", linger_ms=20, batch_size=1 << 20
-        )
-        for row in rows:
-            producer.send(topic, row.value.encode(), row.key.encode())
-        producer.flush()
-        producer.close()
+    def send(bootstrap: str, topic: str, rows: Iterator[Any]) -> None:
+        client(((row.key, row.value) for row in rows), bootstrap, topic)
 
-    frame.foreachPartition(send)
+    def write(frame: Any, bootstrap: str, topic: str) -> None:
+        frame.foreachPartition(partial(send, bootstrap, topic))
 
-
-def _aio_producer(frame: Any, bootstrap: str, topic: str) -> None:
-    """Messages are gathered and given to ``produce_batch`` in a pool of threads. Each row has a future."""
-
-    def send(rows: Iterator[Any]) -> None:
-        from confluent_kafka.aio import AIOProducer
-
-        async def write() -> None:
-            settings = {"bootstrap.servers": bootstrap, **LIBRDKAFKA_TUNED}
-            producer = AIOProducer(settings, batch_size=10_000)
-            sent = [await producer.produce(topic, row.value, row.key) for row in rows]
-            await producer.flush()
-            await asyncio.gather(*sent)
-            await producer.close()
-
-        asyncio.run(write())
-
-    frame.foreachPartition(send)
-
-
-def _aiokafka(frame: Any, bootstrap: str, topic: str) -> None:
-    def send(rows: Iterator[Any]) -> None:
-        from aiokafka import AIOKafkaProducer
-
-        async def write() -> None:
-            producer = AIOKafkaProducer(
-                bootstrap_servers=bootstrap,
-                compression_type="lz4",
-                linger_ms=20,
-                max_batch_size=1 << 20,
-                acks="all",
-            )
-            async with producer:
-                sent = [await producer.send(topic, row.value.encode(), row.key.encode()) for row in rows]
-                await producer.flush()
-                await asyncio.gather(*sent)
-
-        asyncio.run(write())
-
-    frame.foreachPartition(send)
+    return write
 
 
 CONTENDERS = (
@@ -210,9 +166,9 @@ CONTENDERS = (
     Contender("kafka-chunked, tuned", sink("kafka-chunked", TUNED)),
     Contender("JVM sink, tuned", sink("kafka", TUNED)),
     Contender("a sink that only counts", count_only, writes=False),
-    Contender("confluent-kafka produce_batch", produce_batches(LIBRDKAFKA_TUNED)),
+    Contender("confluent-kafka produce_batch", produce_batches(python_clients.LIBRDKAFKA)),
     Contender("confluent-kafka produce", _produce, 0.5),
-    Contender("confluent-kafka AIOProducer", _aio_producer, 0.05),
-    Contender("kafka-python", _kafka_python, 0.1),
-    Contender("aiokafka", _aiokafka, 0.05),
+    Contender("confluent-kafka AIOProducer", _by_row(python_clients.aio_producer), 0.05),
+    Contender("kafka-python", _by_row(python_clients.kafka_python), 0.1),
+    Contender("aiokafka", _by_row(python_clients.aiokafka), 0.05),
 )

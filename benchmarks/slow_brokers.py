@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks import charts, frozen_run, muted_together, paced_rows, peers
+from benchmarks import charts, frozen_run, muted_together, paced_rows, peers, python_clients
 from benchmarks.far_brokers import TAIL_EVERY, FarBrokers, far_brokers
 from benchmarks.frozen_run import Load
 from benchmarks.processor_time import Meter
@@ -50,7 +50,7 @@ IN_FLIGHT = 5
 # Requests that carry a batch of each partition. With the default of 1 MiB, a request carries one such batch.
 TUNED = {**peers.TUNED, "max.request.size": str(4 * MIB), "buffer.memory": str(64 * MIB)}
 # librdkafka's batches have at most 10,000 messages by default. The guarantee is that of the other two.
-CONFLUENT_TUNED = {**peers.LIBRDKAFKA_TUNED, "batch.num.messages": 100_000, "enable.idempotence": True}
+CONFLUENT_TUNED = {**python_clients.LIBRDKAFKA, "batch.num.messages": 100_000, "enable.idempotence": True}
 OURS, JVM, CONFLUENT = "kafka-chunked", "JVM sink", "confluent-kafka"
 _COLOURS = {OURS: charts.OURS, JVM: charts.OTHER, CONFLUENT: charts.SECOND}
 _LINES_MEAN = (
