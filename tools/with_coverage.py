@@ -25,7 +25,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="coverage-", ignore_cleanup_errors=True) as folder:
         # Processes in all working directories write their data into this folder.
         environ = {**os.environ, "COVERAGE_FILE": str(Path(folder, "data"))}
-        # Not by `coverage run`: its exit code is not the module's if it cannot write its data.
+        # `coverage run` would end with another exit code than the module if it could not write its data.
         measured = {**environ, "COVERAGE_PROCESS_START": str(SETTINGS)}
         with subprocess.Popen([sys.executable, "-m", *sys.argv[1:]], env=measured) as running:
             # Ctrl-C also reaches the module, which ends what it has started.

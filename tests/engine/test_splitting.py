@@ -245,8 +245,8 @@ def test_a_batch_is_read_and_written_block_by_block() -> None:
     pieces, _ = take_out(refused.batch, [6_000], 1 << 20)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    # A piece takes a mebibyte, and what is in work at a time some blocks.
-    assert peak < refused.batch.raw_bytes // 4
+    # The pieces have a chunk of a mebibyte. The rest are the blocks that are being read and written.
+    assert peak < refused.batch.raw_bytes // 8
     assert [piece.record_count for piece in pieces] == [11_999]
 
 

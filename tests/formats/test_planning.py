@@ -8,9 +8,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from kafka_sink.clock import ExponentialBackoff
 from kafka_sink.errors import RegistryError, SchemaError
-from kafka_sink.formats import planning, registry
+from kafka_sink.formats import planning
 from kafka_sink.options import parse
 from kafka_sink.spark_application import SparkApplication, planning_for
 from tests.support.http_server import Server
@@ -54,9 +53,8 @@ def test_a_note_of_another_version_does_not_count(known: Server, tmp_path: Path)
 
 @pytest.mark.parametrize("status", [429, 503])
 def test_a_write_goes_on_with_the_schemas_of_the_one_before_with_a_warning(
-    known: Server, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, status: int
+    known: Server, caplog: pytest.LogCaptureFixture, status: int
 ) -> None:
-    monkeypatch.setattr(registry, "_BACKOFF", ExponentialBackoff(1, 1, lambda: 0.0))
     made = options(schema__registry__url=known.url)
     first = planned(made)
     known.respond = lambda _: (status, {}, b"")

@@ -154,7 +154,6 @@ DOWNLOAD = """
 import sys
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from local_kafka import jars
 print(jars.find_jars(cache=Path(sys.argv[1]), pinned=json.loads(sys.argv[2])))
 """

@@ -192,7 +192,7 @@ def test_jwt_expiry_is_read_and_invalid_tokens_are_refused() -> None:
     assert jwt_expiry(TokenIssuer().token(exp=123)) == 123.0
     huge = base64.urlsafe_b64encode(b'{"exp":1' + b"0" * 400 + b"}").decode()
     middles = [huge, "b", base64.b64encode(b"[]").decode(), "W" * 9000]
-    # Such a token was fetched for every connection, or never renewed.
+    # A token with one of these expiries was fetched for each connection, or never renewed.
     middles += [base64.b64encode(f'{{"exp":{exp}}}'.encode()).decode() for exp in ("NaN", "1e999")]
     for text in ("", "a.b", *(f"a.{middle}.c" for middle in middles)):
         assert jwt_expiry(text) is None
